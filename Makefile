@@ -1,0 +1,52 @@
+# The two commands of the README are `make demo` and `make test`. Everything is made in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
+CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+
+.PHONY: demo test check lint native-test asan ubsan tsan clean help
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(VENV)/.locked: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r constraints.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.locked $(NATIVE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings=editable.rebuild=false --editable .
+	@touch $@
+
+demo: $(VENV)/.installed ## train a small GPT with four sealed workers, and watch an attack fail
+	$(BIN)/sealring demo
+
+test: $(VENV)/.installed lint native-test ## everything CI runs
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+native-test: $(VENV)/.locked ## the C++ tests
+	@$(CMAKE_NATIVE) -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
+	@$(BIN)/cmake --build build/native
+	@$(BIN)/ctest --test-dir build/native --output-on-failure
+
+asan: $(VENV)/.locked ## the C++ tests under AddressSanitizer
+	$(CMAKE_NATIVE) -B build/asan -DSEALRING_SANITIZE=address
+	$(BIN)/cmake --build build/asan && $(BIN)/ctest --test-dir build/asan --output-on-failure
+
+ubsan: $(VENV)/.locked ## ... under UndefinedBehaviorSanitizer
+	$(CMAKE_NATIVE) -B build/ubsan -DSEALRING_SANITIZE=undefined
+	$(BIN)/cmake --build build/ubsan && $(BIN)/ctest --test-dir build/ubsan --output-on-failure
+
+tsan: $(VENV)/.locked ## ... under ThreadSanitizer
+	$(CMAKE_NATIVE) -B build/tsan -DSEALRING_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan && $(BIN)/ctest --test-dir build/tsan --output-on-failure
+
+clean:
+	rm -rf build $(VENV)

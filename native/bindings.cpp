@@ -1,0 +1,217 @@
+// The native core as Python sees it: sealring._native. Nothing here decides anything.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <openssl/crypto.h>
+
+#include <cstring>
+
+#include "alert.hpp"
+#include "engine.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace sealring;
+
+namespace {
+
+template <size_t N>
+std::array<uint8_t, N> exactly(const nb::bytes& bytes, const char* what) {
+  if (bytes.size() != N) {
+    throw nb::value_error((std::string(what) + " must have " + std::to_string(N) + " bytes").c_str());
+  }
+  std::array<uint8_t, N> out;
+  std::memcpy(out.data(), bytes.c_str(), N);
+  return out;
+}
+
+const uint8_t* data(const nb::bytes& bytes) { return reinterpret_cast<const uint8_t*>(bytes.c_str()); }
+
+// (action, slot, peers, message, origin, source, after)
+using StepTuple = std::tuple<int, int, std::vector<int>, uint32_t, int, int, std::vector<int>>;
+
+std::unique_ptr<Program> make_program(uint8_t operation, uint8_t algorithm, int rank, int world,
+                                      int slots, std::vector<int> scratch,
+                                      const std::vector<StepTuple>& steps) {
+  std::vector<Step> out;
+  for (const auto& [action, slot, peers, message, origin, source, after] : steps) {
+    out.push_back({static_cast<Action>(action), slot, peers, message, origin, source, after});
+  }
+  return std::make_unique<Program>(operation, algorithm, rank, world, slots, std::move(scratch),
+                                   std::move(out));
+}
+
+nb::dict header_fields(const Header& header) {
+  nb::dict out;
+  out["kind"] = static_cast<int>(header.kind);
+  out["length"] = header.length;
+  out["count"] = header.count;
+  out["lane"] = header.lane;
+  out["generation"] = header.generation;
+  out["sender"] = header.sender;
+  out["receiver"] = header.receiver;
+  out["collective"] = header.collective;
+  out["operation"] = header.operation;
+  out["dtype"] = header.dtype;
+  out["reduction"] = header.reduction;
+  out["algorithm"] = header.algorithm;
+  out["message"] = header.message;
+  out["segment"] = header.segment;
+  out["total"] = header.total;
+  return out;
+}
+
+// What Python needs to build its own exception: (code, peer, collective, reported_by, text).
+nb::tuple failure_fields(const Failure& failure) {
+  return nb::make_tuple(static_cast<int>(failure.code), failure.peer, failure.collective,
+                        failure.reported_by, std::string(failure.what()));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "sealring's native core: records, links, reductions and the CPU engine.";
+
+  nb::class_<Program>(m, "Program")
+      .def(nb::new_(&make_program), "operation"_a, "algorithm"_a, "rank"_a, "world"_a, "slots"_a,
+           "scratch"_a, "steps"_a);
+
+  nb::class_<Engine>(m, "Engine")
+      .def(
+          "__init__",
+          [](Engine* self, int rank, int world, const nb::bytes& context, const nb::bytes& group_key,
+             size_t record_bytes, uint64_t rekey_bytes) {
+            if (world < 1 || rank < 0 || rank >= world) throw nb::value_error("rank outside the world");
+            if (record_bytes < 16 || record_bytes > kMaxPayload || record_bytes % 16 != 0) {
+              throw nb::value_error("record_bytes must be a multiple of 16, at most 1 MiB");
+            }
+            new (self) Engine(rank, world, exactly<kContextBytes>(context, "context"),
+                              exactly<kKeyBytes>(group_key, "group_key"), record_bytes, rekey_bytes);
+          },
+          "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a)
+      .def(
+          "add_tcp_link",
+          [](Engine& self, int peer, int socket, const nb::bytes& send_key,
+             const nb::bytes& receive_key, const nb::bytes& peer_group_key) {
+            self.add_link(peer, make_tcp_pipe(socket), exactly<kKeyBytes>(send_key, "send_key"),
+                          exactly<kKeyBytes>(receive_key, "receive_key"),
+                          exactly<kKeyBytes>(peer_group_key, "peer_group_key"));
+          },
+          "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a, "peer_group_key"_a)
+      .def(
+          "add_shm_link",
+          [](Engine& self, int peer, int socket, int memory, size_t ring_bytes, bool first,
+             const nb::bytes& send_key, const nb::bytes& receive_key,
+             const nb::bytes& peer_group_key) {
+            self.add_link(peer, make_shm_pipe(socket, memory, ring_bytes, first),
+                          exactly<kKeyBytes>(send_key, "send_key"),
+                          exactly<kKeyBytes>(receive_key, "receive_key"),
+                          exactly<kKeyBytes>(peer_group_key, "peer_group_key"));
+          },
+          "peer"_a, "socket"_a, "memory"_a, "ring_bytes"_a, "first"_a, "send_key"_a,
+          "receive_key"_a, "peer_group_key"_a)
+      .def(
+          "run",
+          // None when all went well, else the failure's fields.
+          [](Engine& self, const Program& program,
+             const std::vector<std::pair<uintptr_t, size_t>>& slots, uint64_t number, uint64_t total,
+             uint8_t dtype, uint8_t reduction, double factor, size_t segment_bytes,
+             double timeout_s) -> nb::object {
+            Call call{&program, {}, number, total, static_cast<DType>(dtype),
+                      static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s};
+            for (const auto& [address, bytes] : slots) {
+              call.slots.push_back({reinterpret_cast<uint8_t*>(address), bytes});
+            }
+            std::optional<Failure> failure;
+            {
+              nb::gil_scoped_release released;
+              try {
+                self.run(call);
+              } catch (const Failure& caught) {
+                failure = caught;
+              }
+            }
+            if (failure) return failure_fields(*failure);
+            return nb::none();
+          },
+          "program"_a, "slots"_a, "number"_a, "total"_a, "dtype"_a, "reduction"_a, "factor"_a,
+          "segment_bytes"_a, "timeout_s"_a)
+      .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("interrupt", &Engine::interrupt)
+      .def("account", [](const Engine& self) {
+        const Engine::Account account = self.account();
+        nb::dict out;
+        out["sealed_bytes"] = account.stats.sealed_bytes;
+        out["opened_bytes"] = account.stats.opened_bytes;
+        out["sealed_records"] = account.stats.sealed_records;
+        out["opened_records"] = account.stats.opened_records;
+        out["forwarded_records"] = account.stats.forwarded_records;
+        out["sleeps"] = account.stats.sleeps;
+        out["waited_s"] = account.waited_s;
+        out["memory_bytes"] = account.memory_bytes;
+        return out;
+      });
+
+  // ---- the pieces, for vectors, fuzzing and the reference's sake --------------------------------
+
+  m.def(
+      "reduce",
+      [](uintptr_t dst, uintptr_t src, size_t bytes, uint8_t dtype, uint8_t kind) {
+        const ReduceFn reduce =
+            reduce_function(static_cast<DType>(dtype), static_cast<ReduceKind>(kind));
+        if (reduce == nullptr) throw nb::value_error("this dtype has no such reduction");
+        reduce(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
+      },
+      "dst"_a, "src"_a, "bytes"_a, "dtype"_a, "kind"_a);
+  m.def(
+      "aead_seal",
+      [](const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
+         const nb::bytes& plain) {
+        Aead aead(exactly<kKeyBytes>(key, "key"), Aead::Direction::seal);
+        std::vector<uint8_t> out(plain.size() + kTagBytes);
+        aead.seal(exactly<kNonceBytes>(nonce, "nonce"), {data(associated), associated.size()},
+                  data(plain), plain.size(), out.data(), out.data() + plain.size());
+        return nb::bytes(out.data(), out.size());
+      },
+      "key"_a, "nonce"_a, "associated"_a, "plain"_a);
+  m.def(
+      "aead_open",
+      [](const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
+         const nb::bytes& sealed) -> nb::object {
+        if (sealed.size() < kTagBytes) return nb::none();
+        const size_t bytes = sealed.size() - kTagBytes;
+        Aead aead(exactly<kKeyBytes>(key, "key"), Aead::Direction::open);
+        std::vector<uint8_t> out(bytes);
+        if (!aead.open(exactly<kNonceBytes>(nonce, "nonce"), {data(associated), associated.size()},
+                       data(sealed), bytes, data(sealed) + bytes, out.data())) {
+          return nb::none();
+        }
+        return nb::bytes(out.data(), out.size());
+      },
+      "key"_a, "nonce"_a, "associated"_a, "sealed"_a);
+  m.def(
+      "ratchet",
+      [](const nb::bytes& key) {
+        const KeyBytes next = ratchet(exactly<kKeyBytes>(key, "key"));
+        return nb::bytes(next.data(), next.size());
+      },
+      "key"_a);
+  m.def(
+      "parse_header",
+      [](const nb::bytes& bytes) -> nb::object {
+        Header header;
+        if (bytes.size() < kHeaderBytes || !Header::decode(data(bytes), header)) return nb::none();
+        return header_fields(header);
+      },
+      "bytes"_a, "The fields of a record's header, or None where it is none.");
+  m.def(
+      "parse_alert",
+      [](const nb::bytes& bytes, int sender) {
+        return failure_fields(decode_alert({data(bytes), bytes.size()}, sender));
+      },
+      "bytes"_a, "sender"_a);
+  m.def("openssl_version", [] { return std::string(OpenSSL_version(OPENSSL_VERSION)); });
+}

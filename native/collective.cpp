@@ -1,0 +1,394 @@
+#include "collective.hpp"
+
+#include <poll.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "alert.hpp"
+
+namespace sealring {
+namespace {
+
+// Segments in the air at once. More hide each other's latency, fewer stay in the cache.
+constexpr size_t kWindow = 8;
+// How long to look again and again, lending the core to others, before going to sleep.
+constexpr std::chrono::microseconds kPatience{200};
+// A sleeper looks around this often even if nobody wakes it.
+constexpr int kNapMs = 100;
+
+std::string describe(uint64_t number, uint8_t operation, uint8_t algorithm, uint8_t dtype,
+                     uint8_t reduction, uint64_t total) {
+  // "operation/algorithm/..." in numbers; Python puts the names in (engine/failures.py).
+  return "collective " + std::to_string(number) + " {operation=" + std::to_string(operation) +
+         " algorithm=" + std::to_string(algorithm) + " dtype=" + std::to_string(dtype) +
+         " reduction=" + std::to_string(reduction) + " bytes=" + std::to_string(total) + "}";
+}
+
+}  // namespace
+
+Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
+                       Stats& stats, const std::atomic<bool>& interrupted)
+    : call_(call),
+      program_(*call.program),
+      links_(links),
+      keyring_(keyring),
+      pool_(pool),
+      stats_(stats),
+      interrupted_(interrupted),
+      reduce_(reduce_function(call.dtype, call.reduction)),
+      owed_(links.size(), 0) {
+  size_t longest = 0;
+  for (const Slot& slot : call.slots) longest = std::max(longest, slot.bytes);
+  if (longest != 0) segments_ = (longest + call.segment_bytes - 1) / call.segment_bytes;
+  window_.resize(std::min<uint64_t>(kWindow, segments_));
+  for (int peer : program_.sources) {
+    owed_[peer] = segments_ * static_cast<uint64_t>(program_.receives_from[peer]);
+    links_[peer]->expecting = true;
+  }
+}
+
+Collective::~Collective() {
+  for (int peer : program_.sources) {
+    if (links_[peer]) links_[peer]->expecting = false;
+  }
+}
+
+void Collective::run() {
+  last_progress_ = Clock::now();
+  open_segments();
+  for (;;) {
+    // Seal one, send, take one per link: so every link and both directions are kept moving.
+    bool moved = run_tasks();
+    moved |= flush_all();
+    moved |= receive_all();
+    if (finished_ == segments_ && !flush_all()) {
+      const bool sent = std::all_of(links_.begin(), links_.end(),
+                                    [](const auto& link) { return !link || link->idle(); });
+      if (sent) return;
+    }
+    if (moved) {
+      progressing_ = true;
+    } else {
+      wait();
+    }
+  }
+}
+
+// ---- segments and steps ------------------------------------------------------------------------
+
+void Collective::open_segments() {
+  while (opened_ < segments_ && opened_ < oldest_ + window_.size()) {
+    Segment& segment = window_[opened_ % window_.size()];
+    segment.number = opened_++;
+    segment.waits = program_.waits;
+    segment.done.assign(program_.steps.size(), false);
+    segment.left = program_.steps.size();
+    segment.scratch.resize(program_.scratch.size() * call_.segment_bytes);
+    if (segment.left == 0) {
+      ++finished_;
+      oldest_ = opened_;
+      continue;
+    }
+    for (size_t step = 0; step < program_.steps.size(); ++step) {
+      if (segment.waits[step] == 0) enable(segment, static_cast<int>(step));
+    }
+  }
+}
+
+// Receives run when their record comes, and forwards with the receive they belong to.
+void Collective::enable(Segment& segment, int step) {
+  const Action action = program_.steps[step].action;
+  if (!receives(action) && action != Action::forward) tasks_.push_back({&segment, step});
+}
+
+void Collective::finish(Segment& segment, int step) {
+  segment.done[step] = true;
+  for (int next : program_.successors[step]) {
+    if (--segment.waits[next] == 0) enable(segment, next);
+  }
+  if (--segment.left != 0) return;
+  ++finished_;
+  while (oldest_ < opened_ && window_[oldest_ % window_.size()].left == 0) ++oldest_;
+  open_segments();
+}
+
+uint8_t* Collective::at(Segment& segment, int slot) const {
+  if (slot >= program_.slots) {
+    return segment.scratch.data() + static_cast<size_t>(slot - program_.slots) * call_.segment_bytes;
+  }
+  return call_.slots[slot].data + segment.number * call_.segment_bytes;
+}
+
+size_t Collective::length(const Segment& segment, int slot) const {
+  if (slot >= program_.slots) slot = program_.scratch[slot - program_.slots];
+  const size_t from = segment.number * call_.segment_bytes;
+  const size_t bytes = call_.slots[slot].bytes;
+  return from >= bytes ? 0 : std::min(call_.segment_bytes, bytes - from);
+}
+
+// ---- what this rank does by itself -------------------------------------------------------------
+
+// Runs the first task that can run: a send must wait while its link is full.
+bool Collective::run_tasks() {
+  const auto runnable = [this](const Task& task) {
+    const std::vector<int>& peers = program_.steps[task.step].peers;
+    return std::all_of(peers.begin(), peers.end(),
+                       [this](int peer) { return links_[peer]->has_room(); });
+  };
+  const auto found = std::find_if(tasks_.begin(), tasks_.end(), runnable);
+  if (found == tasks_.end()) return false;
+  const Task task = *found;
+  tasks_.erase(found);
+  run_task(*task.segment, task.step);
+  return true;
+}
+
+void Collective::run_task(Segment& segment, int index) {
+  const Step& step = program_.steps[index];
+  const size_t bytes = length(segment, step.slot);
+  switch (step.action) {
+    case Action::send:
+    case Action::publish:
+      seal(segment, step);
+      break;
+    case Action::copy:
+      if (bytes != 0) std::memcpy(at(segment, step.slot), at(segment, step.source), bytes);
+      break;
+    case Action::reduce:
+      reduce_(at(segment, step.slot), at(segment, step.source), bytes);
+      break;
+    case Action::average:
+      average(call_.dtype, at(segment, step.slot), bytes, static_cast<uint32_t>(program_.world));
+      break;
+    case Action::premultiply:
+      premultiply(call_.dtype, at(segment, step.slot), bytes, call_.factor);
+      break;
+    case Action::forward:
+    case Action::receive:
+    case Action::receive_reduce:
+      break;  // never on the list
+  }
+  finish(segment, index);
+}
+
+Header Collective::new_header(const Segment& segment, const Step& step) const {
+  Header header;
+  header.length = static_cast<uint32_t>(length(segment, step.slot));
+  header.collective = call_.number;
+  header.operation = program_.operation;
+  header.dtype = static_cast<uint8_t>(call_.dtype);
+  header.reduction = static_cast<uint8_t>(call_.reduction);
+  header.algorithm = program_.algorithm;
+  header.message = step.message;
+  header.segment = segment.number;
+  header.total = call_.total;
+  return header;
+}
+
+void Collective::seal(Segment& segment, const Step& step) {
+  Header header = new_header(segment, step);
+  BufferRef record = pool_.take();
+  record->size = kRecordOverhead + header.length;
+  const uint8_t* plain = at(segment, step.slot);
+  if (step.action == Action::send) {
+    header.kind = Kind::pair;
+    links_[step.peers[0]]->seal(header, plain, record->record);
+  } else {
+    header.kind = Kind::group;
+    header.sender = static_cast<uint32_t>(keyring_.rank);
+    header.receiver = kEveryone;
+    seal_record(*keyring_.own_group, keyring_.context, header, plain, record->record);
+  }
+  ++stats_.sealed_records;
+  stats_.sealed_bytes += header.length;
+  for (int peer : step.peers) links_[peer]->enqueue(record);
+}
+
+// ---- what comes from others --------------------------------------------------------------------
+
+bool Collective::receive_all() {
+  bool moved = false;
+  for (int peer : program_.sources) {
+    if (owed_[peer] != 0) moved |= receive(*links_[peer]);
+  }
+  return moved;
+}
+
+// Reads from the link and takes at most one record.
+bool Collective::receive(Link& link) {
+  bool moved = link.fill();
+  if (link.ended() && owed_[link.peer] != 0) {
+    throw Failure(FailureCode::peer_lost, link.peer, "the peer left the group");
+  }
+  if (!link.ready()) return moved;
+  switch (link.header().kind) {
+    case Kind::alert: {
+      link.open(link.arrived_payload());
+      throw decode_alert({link.arrived_payload(), link.header().length}, link.peer);
+    }
+    case Kind::bye:
+      link.open(link.arrived_payload());
+      link.said_bye = true;
+      link.take();
+      return true;
+    case Kind::pair:
+    case Kind::group:
+      return take_data(link) || moved;
+  }
+  return moved;
+}
+
+void Collective::require_same(const Link& link) const {
+  const Header& header = link.header();
+  const std::string mine =
+      describe(call_.number, program_.operation, program_.algorithm,
+               static_cast<uint8_t>(call_.dtype), static_cast<uint8_t>(call_.reduction), call_.total);
+  const std::string theirs = describe(header.collective, header.operation, header.algorithm,
+                                      header.dtype, header.reduction, header.total);
+  if (mine != theirs) {
+    throw Failure(FailureCode::out_of_step, link.peer,
+                  "rank " + std::to_string(header.sender) + " is in " + theirs + ", rank " +
+                      std::to_string(keyring_.rank) + " is in " + mine);
+  }
+}
+
+// Takes the record at the head of the link if its place in the program has come.
+bool Collective::take_data(Link& link) {
+  const Header& header = link.header();
+  if (header.collective > call_.number && owed_[link.peer] == 0) return false;  // it is ahead of us
+  if (header.collective < call_.number) {
+    throw Failure(FailureCode::replayed, link.peer, "a record of an earlier collective came again");
+  }
+  if (header.collective != call_.number || header.operation != program_.operation ||
+      header.algorithm != program_.algorithm || header.total != call_.total ||
+      header.dtype != static_cast<uint8_t>(call_.dtype) ||
+      header.reduction != static_cast<uint8_t>(call_.reduction)) {
+    require_same(link);
+  }
+  if (header.segment >= opened_ && header.segment < segments_) return false;
+  const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
+  const int index = program_.receiving_step(link.peer, origin, header.message);
+  Segment& segment = window_[header.segment % window_.size()];
+  if (index < 0 || header.segment >= segments_) {
+    throw Failure(FailureCode::out_of_step, link.peer, "the peer runs another program");
+  }
+  if (segment.number != header.segment || segment.done[index]) {
+    throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");
+  }
+  const Step& step = program_.steps[index];
+  if (header.length != length(segment, step.slot)) {
+    throw Failure(FailureCode::out_of_step, link.peer, "the peer cuts the tensor differently");
+  }
+  if (segment.waits[index] != 0) return false;
+  const std::vector<int>& forwards = program_.forwards[index];
+  for (int forward : forwards) {
+    for (int peer : program_.steps[forward].peers) {
+      if (!links_[peer]->has_room()) return false;
+    }
+  }
+  // Opened where only we can see it, and checked, before anything is made of it.
+  uint8_t* plain = link.arrived_payload();
+  if (!forwards.empty()) {
+    if (!plain_) plain_ = pool_.take();
+    plain = plain_->payload();
+  }
+  link.open(plain);
+  ++stats_.opened_records;
+  stats_.opened_bytes += header.length;
+  apply(segment, index, plain);
+  if (--owed_[link.peer] == 0) link.expecting = false;
+  const BufferRef record = link.take();
+  for (int forward : forwards) {
+    for (int peer : program_.steps[forward].peers) links_[peer]->enqueue(record);
+    ++stats_.forwarded_records;
+    finish(segment, forward);
+  }
+  finish(segment, index);
+  return true;
+}
+
+void Collective::apply(Segment& segment, int index, const uint8_t* plain) {
+  const Step& step = program_.steps[index];
+  const size_t bytes = length(segment, step.slot);
+  if (bytes == 0) return;
+  if (step.action == Action::receive_reduce) {
+    reduce_(at(segment, step.slot), plain, bytes);
+  } else {
+    std::memcpy(at(segment, step.slot), plain, bytes);
+  }
+}
+
+bool Collective::flush_all() {
+  bool moved = false;
+  for (const auto& link : links_) {
+    if (link && !link->idle()) moved |= link->flush();
+  }
+  return moved;
+}
+
+// ---- waiting -----------------------------------------------------------------------------------
+
+void Collective::wait() {
+  const Clock::time_point now = Clock::now();
+  if (progressing_) {
+    progressing_ = false;
+    last_progress_ = now;
+  }
+  if (now - last_progress_ < kPatience) {
+    // With more ranks than cores, whoever we wait for may need this very core.
+    sched_yield();
+    return;
+  }
+  sleep();
+}
+
+void Collective::sleep() {
+  if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
+  const double silent = std::chrono::duration<double>(Clock::now() - last_progress_).count();
+  if (silent > call_.timeout_s) give_up();
+  std::vector<pollfd> polled;
+  std::vector<Link*> sleepers;
+  bool quiet = true;
+  for (const auto& link : links_) {
+    if (!link || link->ended()) continue;
+    quiet &= link->arm();
+    polled.push_back({link->socket(), link->poll_events(), 0});
+    sleepers.push_back(link.get());
+  }
+  if (quiet) {
+    ++stats_.sleeps;
+    const double left_ms = (call_.timeout_s - silent) * 1e3;
+    const Clock::time_point before = Clock::now();
+    ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs)));
+    const auto slept = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - before);
+    for (Link* link : sleepers) {
+      if (owed_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
+    }
+  }
+  for (Link* link : sleepers) link->disarm();
+  // Alerts and ends come over any link, not only those that the program reads.
+  for (Link* link : sleepers) {
+    if (receive(*link)) progressing_ = true;
+  }
+}
+
+void Collective::give_up() {
+  int peer = -1;
+  const char* what = "nothing came from the peer";
+  for (const auto& link : links_) {
+    if (link && owed_[link->peer] != 0 && !link->ready()) peer = link->peer;
+  }
+  if (peer < 0) {
+    what = "the peer takes nothing";
+    for (const auto& link : links_) {
+      if (link && !link->idle()) peer = link->peer;
+    }
+  }
+  throw Failure(FailureCode::peer_silent, peer,
+                std::string(what) + " for " + std::to_string(call_.timeout_s) + " s");
+}
+
+}  // namespace sealring

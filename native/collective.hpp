@@ -1,0 +1,114 @@
+// One collective under way: which segments are open, which steps are done, what may run next.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "buffers.hpp"
+#include "link.hpp"
+#include "program.hpp"
+#include "reduce.hpp"
+
+namespace sealring {
+
+struct Slot {
+  uint8_t* data;
+  size_t bytes;
+};
+
+// What to run, and on which memory.
+struct Call {
+  const Program* program;
+  std::vector<Slot> slots;
+  uint64_t number;
+  uint64_t total;  // bytes of the user's tensor; all ranks must say the same
+  DType dtype;
+  ReduceKind reduction;
+  double factor;
+  size_t segment_bytes;
+  double timeout_s;
+};
+
+struct Stats {
+  uint64_t sealed_bytes = 0;
+  uint64_t opened_bytes = 0;
+  uint64_t sealed_records = 0;
+  uint64_t opened_records = 0;
+  uint64_t forwarded_records = 0;
+  uint64_t sleeps = 0;
+};
+
+using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
+
+class Collective {
+ public:
+  Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Stats& stats,
+             const std::atomic<bool>& interrupted);
+  ~Collective();
+
+  // Returns when this rank's part is done and everything it had to send has left.
+  void run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Segment {
+    uint64_t number = 0;
+    std::vector<int> waits;        // how many steps each step still waits for
+    std::vector<bool> done;
+    size_t left = 0;               // steps that are not done
+    std::vector<uint8_t> scratch;
+  };
+  struct Task {
+    Segment* segment;
+    int step;
+  };
+
+  void open_segments();
+  void finish(Segment& segment, int step);
+  void enable(Segment& segment, int step);
+
+  bool run_tasks();
+  void run_task(Segment& segment, int index);
+  void seal(Segment& segment, const Step& step);
+  bool receive_all();
+  bool receive(Link& link);
+  bool take_data(Link& link);
+  void apply(Segment& segment, int step, const uint8_t* plain);
+  bool flush_all();
+  void wait();
+  void sleep();
+  [[noreturn]] void give_up();
+
+  uint8_t* at(Segment& segment, int slot) const;
+  size_t length(const Segment& segment, int slot) const;
+  void require_same(const Link& link) const;
+  Header new_header(const Segment& segment, const Step& step) const;
+
+  const Call& call_;
+  const Program& program_;
+  Links& links_;
+  Keyring& keyring_;
+  BufferPool& pool_;
+  Stats& stats_;
+  const std::atomic<bool>& interrupted_;
+  const ReduceFn reduce_;
+
+  uint64_t segments_ = 1;
+  uint64_t opened_ = 0;    // segments started
+  uint64_t finished_ = 0;  // segments done; they finish in any order
+  uint64_t oldest_ = 0;    // the first segment that is not done
+  std::vector<Segment> window_;
+  std::deque<Task> tasks_;
+  std::vector<uint64_t> owed_;  // records still to come, by rank
+  BufferRef plain_;             // where a record is opened whose ciphertext goes on
+
+  Clock::time_point last_progress_;
+  bool progressing_ = true;
+};
+
+}  // namespace sealring

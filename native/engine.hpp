@@ -1,0 +1,62 @@
+// A group's engine: its links and keys, from the handshake's end to the last goodbye.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "buffers.hpp"
+#include "collective.hpp"
+#include "link.hpp"
+
+namespace sealring {
+
+class Engine {
+ public:
+  Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
+         size_t record_bytes, uint64_t rekey_bytes);
+  ~Engine();
+
+  void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
+                const KeyBytes& receive_key, const KeyBytes& peer_group_key);
+
+  // Runs one collective to its end. On a Failure the other ranks are told, the links closed and
+  // the keys wiped before it is thrown on.
+  void run(const Call& call);
+
+  // Ends the group in order: says goodbye to every peer and wipes the keys.
+  void close();
+  // Makes a run under way in another thread end with FailureCode::closed.
+  void interrupt() { interrupted_ = true; }
+
+  struct Account {
+    Stats stats;
+    std::vector<double> waited_s;  // by rank
+    size_t memory_bytes;           // beyond the user's tensors
+  };
+  Account account() const;
+
+ private:
+  void tell_everyone(Kind kind, std::span<const uint8_t> payload);
+  void wipe();
+  void update_account();
+
+  const int rank_;
+  const uint64_t rekey_bytes_;
+  Keyring keyring_;
+  BufferPool pool_;
+  Links links_;
+  std::mutex running_;
+  std::atomic<bool> interrupted_{false};
+  std::optional<Failure> failure_;
+  bool closed_ = false;
+  Stats stats_;
+  mutable std::mutex account_lock_;
+  Account account_;
+};
+
+}  // namespace sealring

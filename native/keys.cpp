@@ -1,0 +1,142 @@
+#include "keys.hpp"
+
+#include <openssl/core_names.h>
+#include <openssl/crypto.h>
+#include <openssl/kdf.h>
+#include <openssl/params.h>
+
+#include <cstring>
+#include <stdexcept>
+
+namespace sealring {
+namespace {
+
+void require(bool good, const char* what) {
+  // OpenSSL refuses these calls only when out of memory or wrongly built: no record is involved.
+  if (!good) throw std::runtime_error(std::string("OpenSSL failed in ") + what);
+}
+
+}  // namespace
+
+Nonce make_nonce(uint32_t lane, uint64_t count) {
+  Nonce nonce;
+  for (int i = 0; i < 4; ++i) nonce[i] = static_cast<uint8_t>(lane >> (8 * i));
+  for (int i = 0; i < 8; ++i) nonce[4 + i] = static_cast<uint8_t>(count >> (8 * i));
+  return nonce;
+}
+
+KeyBytes ratchet(const KeyBytes& key) {
+  static constexpr char kInfo[] = "sealring 1 ratchet";
+  static constexpr char kDigest[] = "SHA256";
+  std::unique_ptr<EVP_KDF, decltype(&EVP_KDF_free)> hkdf(
+      EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr), EVP_KDF_free);
+  require(hkdf != nullptr, "EVP_KDF_fetch");
+  std::unique_ptr<EVP_KDF_CTX, decltype(&EVP_KDF_CTX_free)> context(EVP_KDF_CTX_new(hkdf.get()),
+                                                                   EVP_KDF_CTX_free);
+  require(context != nullptr, "EVP_KDF_CTX_new");
+  int mode = EVP_KDF_HKDF_MODE_EXPAND_ONLY;
+  // The parameters' constructors take pointers to non-const; the derivation only reads them.
+  OSSL_PARAM params[] = {
+      OSSL_PARAM_construct_int(OSSL_KDF_PARAM_MODE, &mode),
+      OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, const_cast<char*>(kDigest), 0),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, const_cast<uint8_t*>(key.data()),
+                                        key.size()),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, const_cast<char*>(kInfo),
+                                        sizeof kInfo - 1),
+      OSSL_PARAM_construct_end(),
+  };
+  KeyBytes next;
+  require(EVP_KDF_derive(context.get(), next.data(), next.size(), params) == 1, "EVP_KDF_derive");
+  return next;
+}
+
+Aead::Aead(const KeyBytes& key, Direction direction) : context_(EVP_CIPHER_CTX_new()) {
+  require(context_ != nullptr, "EVP_CIPHER_CTX_new");
+  require(EVP_CipherInit_ex(context_.get(), EVP_aes_256_gcm(), nullptr, key.data(), nullptr,
+                            direction == Direction::seal ? 1 : 0) == 1,
+          "EVP_CipherInit_ex");
+}
+
+void Aead::seal(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* plain,
+                size_t bytes, uint8_t* cipher, uint8_t* tag) {
+  EVP_CIPHER_CTX* context = context_.get();
+  int written = 0;
+  require(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "seal: nonce");
+  require(EVP_EncryptUpdate(context, nullptr, &written, associated.data(),
+                            static_cast<int>(associated.size())) == 1,
+          "seal: associated data");
+  if (bytes != 0) {
+    require(EVP_EncryptUpdate(context, cipher, &written, plain, static_cast<int>(bytes)) == 1,
+            "seal: payload");
+  }
+  require(EVP_EncryptFinal_ex(context, tag, &written) == 1, "seal: final");
+  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag) == 1, "seal: tag");
+}
+
+bool Aead::open(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* cipher,
+                size_t bytes, const uint8_t* tag, uint8_t* plain) {
+  EVP_CIPHER_CTX* context = context_.get();
+  int written = 0;
+  require(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "open: nonce");
+  require(EVP_DecryptUpdate(context, nullptr, &written, associated.data(),
+                            static_cast<int>(associated.size())) == 1,
+          "open: associated data");
+  if (bytes != 0) {
+    require(EVP_DecryptUpdate(context, plain, &written, cipher, static_cast<int>(bytes)) == 1,
+            "open: payload");
+  }
+  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, kTagBytes,
+                              const_cast<uint8_t*>(tag)) == 1,
+          "open: tag");
+  uint8_t nothing[kTagBytes];
+  return EVP_DecryptFinal_ex(context, nothing, &written) == 1;
+}
+
+SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes)
+    : key_(key), aead_(key, Aead::Direction::seal), rekey_bytes_(rekey_bytes) {}
+
+SealingKey::~SealingKey() { OPENSSL_cleanse(key_.data(), key_.size()); }
+
+SealingKey::Place SealingKey::advance(size_t bytes) {
+  // A record longer than the limit still goes out under a key of its own.
+  if (sealed_bytes_ != 0 && sealed_bytes_ + bytes > rekey_bytes_) {
+    KeyBytes next = ratchet(key_);
+    aead_ = Aead(next, Aead::Direction::seal);
+    key_ = next;
+    OPENSSL_cleanse(next.data(), next.size());
+    sealed_bytes_ = 0;
+    ++generation_;
+  }
+  // An empty record counts too: its tags are made with the key.
+  sealed_bytes_ += bytes + kTagBytes;
+  return {generation_, count_++};
+}
+
+OpeningKey::OpeningKey(const KeyBytes& key) : key_(key), aead_(key, Aead::Direction::open) {}
+
+OpeningKey::~OpeningKey() { OPENSSL_cleanse(key_.data(), key_.size()); }
+
+bool OpeningKey::authentic(uint32_t generation, const Nonce& nonce,
+                           std::span<const uint8_t> associated, const uint8_t* tag) {
+  if (generation == generation_) {
+    return aead_.open(nonce, associated, nullptr, 0, tag, nullptr);
+  }
+  if (generation_ + 1 == 0 || generation != generation_ + 1) return false;
+  KeyBytes next = ratchet(key_);
+  Aead candidate(next, Aead::Direction::open);
+  const bool good = candidate.open(nonce, associated, nullptr, 0, tag, nullptr);
+  if (good) {
+    aead_ = std::move(candidate);
+    key_ = next;
+    generation_ = generation;
+  }
+  OPENSSL_cleanse(next.data(), next.size());
+  return good;
+}
+
+bool OpeningKey::open(const Nonce& nonce, std::span<const uint8_t> associated,
+                      const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain) {
+  return aead_.open(nonce, associated, cipher, bytes, tag, plain);
+}
+
+}  // namespace sealring

@@ -1,0 +1,97 @@
+// AES-256-GCM keys that count their nonces and ratchet themselves forward.
+#pragma once
+
+#include <openssl/evp.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace sealring {
+
+inline constexpr size_t kKeyBytes = 32;
+inline constexpr size_t kNonceBytes = 12;
+inline constexpr size_t kTagBytes = 16;
+
+using KeyBytes = std::array<uint8_t, kKeyBytes>;
+using Nonce = std::array<uint8_t, kNonceBytes>;
+
+// 32-bit lane, 64-bit count, little-endian. A (key, lane, count) triple is used once.
+Nonce make_nonce(uint32_t lane, uint64_t count);
+
+// The next key of the chain: HKDF-Expand(key, "sealring 1 ratchet"). The old one cannot be found
+// from it.
+KeyBytes ratchet(const KeyBytes& key);
+
+// One AES-256-GCM key in one direction, as OpenSSL holds it.
+class Aead {
+ public:
+  enum class Direction { seal, open };
+  Aead(const KeyBytes& key, Direction direction);
+
+  void seal(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* plain,
+            size_t bytes, uint8_t* cipher, uint8_t* tag);
+  // False when the tag does not match. `plain` then holds bytes that must not be used; it must
+  // be memory that nobody else can see.
+  [[nodiscard]] bool open(const Nonce& nonce, std::span<const uint8_t> associated,
+                          const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain);
+
+ private:
+  struct Free {
+    void operator()(EVP_CIPHER_CTX* context) const { EVP_CIPHER_CTX_free(context); }
+  };
+  std::unique_ptr<EVP_CIPHER_CTX, Free> context_;
+};
+
+// The sealing end: gives out each nonce once and ratchets before the key has sealed too much.
+class SealingKey {
+ public:
+  SealingKey(const KeyBytes& key, uint64_t rekey_bytes);
+  ~SealingKey();
+  SealingKey(const SealingKey&) = delete;
+  SealingKey& operator=(const SealingKey&) = delete;
+
+  struct Place {
+    uint32_t generation;
+    uint64_t count;
+  };
+  // Reserves the place of the next record. The count goes on across ratchets, so that a nonce
+  // would not repeat even under a key that did.
+  Place advance(size_t bytes);
+  Aead& aead() { return aead_; }
+
+ private:
+  KeyBytes key_;
+  Aead aead_;
+  uint64_t rekey_bytes_;
+  uint64_t sealed_bytes_ = 0;
+  uint32_t generation_ = 0;
+  uint64_t count_ = 0;
+};
+
+// The opening end: follows the ratchet one generation at a time, and only for a record that
+// proves to be sealed under the next key.
+class OpeningKey {
+ public:
+  explicit OpeningKey(const KeyBytes& key);
+  ~OpeningKey();
+  OpeningKey(const OpeningKey&) = delete;
+  OpeningKey& operator=(const OpeningKey&) = delete;
+
+  // Checks the tag over `associated` alone.
+  [[nodiscard]] bool authentic(uint32_t generation, const Nonce& nonce,
+                               std::span<const uint8_t> associated, const uint8_t* tag);
+  [[nodiscard]] bool open(const Nonce& nonce, std::span<const uint8_t> associated,
+                          const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain);
+
+  uint64_t expected_count = 0;  // of the next record
+
+ private:
+  KeyBytes key_;
+  Aead aead_;
+  uint32_t generation_ = 0;
+};
+
+}  // namespace sealring

@@ -1,0 +1,164 @@
+#include "link.hpp"
+
+#include <algorithm>
+
+namespace sealring {
+
+Link::Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
+           const KeyBytes& receive_key, uint64_t rekey_bytes, Keyring& keyring, BufferPool& pool)
+    : peer(peer),
+      pipe_(std::move(pipe)),
+      send_key_(send_key, rekey_bytes),
+      receive_key_(receive_key),
+      keyring_(keyring),
+      pool_(pool) {}
+
+void Link::enqueue(BufferRef record) { out_.push_back(std::move(record)); }
+
+void Link::seal(Header& header, const uint8_t* plain, uint8_t* out) {
+  header.sender = static_cast<uint32_t>(keyring_.rank);
+  header.receiver = static_cast<uint32_t>(peer);
+  seal_record(send_key_, keyring_.context, header, plain, out);
+}
+
+bool Link::flush() {
+  if (out_.empty()) return false;
+  bool moved = false;
+  try {
+    while (!out_.empty()) {
+      std::array<iovec, kMaxQueued> parts;
+      size_t n = 0;
+      size_t offered = 0;
+      for (const BufferRef& record : out_) {
+        if (n == parts.size()) break;
+        const size_t skip = n == 0 ? out_offset_ : 0;
+        parts[n++] = {record->record + skip, record->size - skip};
+        offered += record->size - skip;
+      }
+      size_t written = pipe_->write({parts.data(), n});
+      if (written == 0) break;
+      moved = true;
+      const bool full = written < offered;
+      while (written != 0) {
+        const size_t left = out_.front()->size - out_offset_;
+        if (written < left) {
+          out_offset_ += written;
+          break;
+        }
+        written -= left;
+        out_offset_ = 0;
+        out_.pop_front();
+      }
+      if (full) break;
+    }
+  } catch (const PipeEnded&) {
+    if (said_bye) throw Failure(FailureCode::peer_lost, peer, "the peer left the group");
+    // What it wrote before it went is still to be read, and may say why; then comes the end.
+    out_.clear();
+    out_offset_ = 0;
+    moved = true;
+  } catch (const PipeCorrupted& bad) {
+    throw Failure(FailureCode::tampered, peer, bad.what());
+  }
+  return moved;
+}
+
+bool Link::fill() {
+  if (ready()) return false;
+  if (!in_) {
+    in_ = pool_.take();
+    have_ = next_have_;
+    next_have_ = 0;
+    std::copy_n(next_.begin(), have_, in_->record);
+    in_->size = kSealedHeaderBytes;
+    header_known_ = false;
+  }
+  if (postponed()) return false;
+  bool moved = false;
+  try {
+    while (!ready()) {
+      if (!header_known_ && have_ == kSealedHeaderBytes) {
+        if (postponed()) break;
+        check_header();
+        moved = true;
+        continue;
+      }
+      std::array<iovec, 2> parts{{{in_->record + have_, in_->size - have_}, {next_.data(), next_.size()}}};
+      size_t n = pipe_->read({parts.data(), header_known_ ? 2u : 1u});
+      if (n == 0) break;
+      moved = true;
+      const size_t mine = std::min(n, in_->size - have_);
+      have_ += mine;
+      next_have_ = n - mine;
+    }
+  } catch (const PipeEnded& end) {
+    if (have_ != 0 || !said_bye) {
+      const char* where = have_ != 0 ? " in the middle of a record" : "";
+      throw Failure(FailureCode::peer_lost, peer, std::string(end.what()) + where);
+    }
+    ended_ = true;
+    moved = true;
+  } catch (const PipeCorrupted& bad) {
+    throw Failure(FailureCode::tampered, peer, bad.what());
+  }
+  return moved;
+}
+
+bool Link::postponed() const {
+  return in_ && !header_known_ && have_ == kSealedHeaderBytes && !expecting &&
+         in_->record[3] == static_cast<uint8_t>(Kind::group);
+}
+
+OpeningKey& Link::key_of(const Header& header) {
+  if (header.kind != Kind::group) return receive_key_;
+  if (header.sender >= keyring_.groups.size() || !keyring_.groups[header.sender]) {
+    throw Failure(FailureCode::tampered, peer, "a record names a sealer that is not in the group");
+  }
+  return *keyring_.groups[header.sender];
+}
+
+void Link::check_header() {
+  const char* forged = "a record's header was changed on the way, or sealed under other keys";
+  if (!Header::decode(in_->record, header_)) throw Failure(FailureCode::tampered, peer, forged);
+  OpeningKey& key = key_of(header_);
+  if (!authentic_header(key, keyring_.context, header_, in_->record)) {
+    throw Failure(FailureCode::tampered, peer, forged);
+  }
+  // From here on the header is what a member of the group wrote. It must still be for us, and
+  // the next of its sequence.
+  const uint32_t receiver =
+      header_.kind == Kind::group ? kEveryone : static_cast<uint32_t>(keyring_.rank);
+  const bool own_words = header_.kind == Kind::group || header_.sender == static_cast<uint32_t>(peer);
+  if (header_.receiver != receiver || !own_words || header_.lane != 0) {
+    throw Failure(FailureCode::tampered, peer, "a record meant for another link came over this one");
+  }
+  if (header_.count > key.expected_count) {
+    throw Failure(FailureCode::missing, peer,
+                  "record " + std::to_string(key.expected_count) + " did not come; record " +
+                      std::to_string(header_.count) + " came in its place");
+  }
+  if (header_.count < key.expected_count) {
+    throw Failure(FailureCode::replayed, peer,
+                  "record " + std::to_string(header_.count) + " came a second time");
+  }
+  if (header_.length > pool_.payload_bytes()) {
+    throw Failure(FailureCode::out_of_step, peer, "the peer's records are longer than agreed");
+  }
+  ++key.expected_count;
+  in_->size = kRecordOverhead + header_.length;
+  header_known_ = true;
+}
+
+void Link::open(uint8_t* plain) {
+  if (!open_payload(key_of(header_), keyring_.context, header_, in_->record, plain)) {
+    throw Failure(FailureCode::tampered, peer, "a record's payload was changed on the way");
+  }
+}
+
+BufferRef Link::take() {
+  header_known_ = false;
+  have_ = 0;
+  return std::move(in_);
+}
+
+}  // namespace sealring

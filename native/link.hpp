@@ -1,0 +1,97 @@
+// One peer: the pipe to it, the keys of the pair, the records waiting to leave and the one
+// arriving.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "buffers.hpp"
+#include "failure.hpp"
+#include "keys.hpp"
+#include "pipe.hpp"
+#include "record.hpp"
+
+namespace sealring {
+
+// What every link of a group needs to know a header for authentic.
+struct Keyring {
+  int rank;
+  Context context;
+  std::unique_ptr<SealingKey> own_group;
+  std::vector<std::unique_ptr<OpeningKey>> groups;  // by rank; empty for our own
+};
+
+class Link {
+ public:
+  Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key, const KeyBytes& receive_key,
+       uint64_t rekey_bytes, Keyring& keyring, BufferPool& pool);
+
+  // ---- out
+  void enqueue(BufferRef record);
+  bool has_room() const { return out_.size() < kMaxQueued; }
+  bool idle() const { return out_.empty(); }
+  // Writes what the pipe takes. True if anything moved.
+  bool flush();
+  void seal(Header& header, const uint8_t* plain, uint8_t* out);
+
+  // ---- in
+  // Reads what is there. True if anything moved.
+  bool fill();
+  // A record is here, whole, and its header is authentic and in sequence.
+  bool ready() const { return in_ && have_ == in_->size && header_known_; }
+  const Header& header() const { return header_; }
+  // Opens the record into `plain`, or in place; throws on a bad tag.
+  void open(uint8_t* plain);
+  uint8_t* arrived_payload() const { return in_->payload(); }
+  // Hands the record over (to be forwarded, or dropped) and makes way for the next one.
+  BufferRef take();
+
+  // Whether the collective under way takes records from this peer. A published record's header
+  // is looked at only then: before, its sealer's earlier records may still be on their way over
+  // other links, and the sequence could not be told.
+  bool expecting = false;
+
+  // ---- waiting
+  bool wants_read() const { return !ready() && !ended_ && !postponed(); }
+  bool arm() { return pipe_->arm(wants_read(), !idle()); }
+  void disarm() { pipe_->disarm(); }
+  short poll_events() const { return pipe_->poll_events(wants_read(), !idle()); }
+  int socket() const { return pipe_->socket(); }
+  void end_writing() { pipe_->end_writing(); }
+
+  const int peer;
+  bool said_bye = false;  // the peer closed its end in order
+  bool ended() const { return ended_; }
+  uint64_t waited_ns = 0;
+  size_t memory_bytes() const { return pipe_->memory_bytes(); }
+
+ private:
+  static constexpr size_t kMaxQueued = 4;  // records sealed ahead of what the pipe takes
+
+  bool postponed() const;
+  void check_header();
+  OpeningKey& key_of(const Header& header);
+
+  std::unique_ptr<Pipe> pipe_;
+  SealingKey send_key_;
+  OpeningKey receive_key_;
+  Keyring& keyring_;
+  BufferPool& pool_;
+
+  std::deque<BufferRef> out_;
+  size_t out_offset_ = 0;
+
+  BufferRef in_;
+  size_t have_ = 0;
+  bool header_known_ = false;
+  bool ended_ = false;
+  Header header_;
+  // The next record's header is read along with the end of this one, to save a system call.
+  std::array<uint8_t, kSealedHeaderBytes> next_;
+  size_t next_have_ = 0;
+};
+
+}  // namespace sealring

@@ -1,0 +1,57 @@
+// A pipe carries bytes between two workers: a TCP connection, or two rings of shared memory.
+//
+// Pipes know nothing of records. Reading copies bytes into the reader's private memory exactly
+// once, so whatever is checked and used afterwards cannot be changed from outside any more.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+
+namespace sealring {
+
+// The other end is gone. The message says how that was seen.
+struct PipeEnded : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Shared memory holds what no honest peer writes there.
+struct PipeCorrupted : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Pipe {
+ public:
+  virtual ~Pipe() = default;
+
+  // Both move as many bytes as can be moved without waiting, and return how many.
+  virtual size_t read(std::span<iovec> into) = 0;
+  virtual size_t write(std::span<iovec> from) = 0;
+
+  // Waiting: arm() announces that this end is about to sleep and returns false if there is
+  // something to do after all; then socket() becomes readable (or writable, for TCP with bytes
+  // left to write) when the peer has moved something. disarm() ends it.
+  virtual bool arm(bool wants_read, bool wants_write) = 0;
+  virtual void disarm() = 0;
+  virtual short poll_events(bool wants_read, bool wants_write) const = 0;
+  virtual int socket() const = 0;
+  // Tells the peer that nothing more will be written.
+  virtual void end_writing() = 0;
+  virtual size_t memory_bytes() const = 0;
+};
+
+// Takes over the socket. It must be connected and non-blocking.
+std::unique_ptr<Pipe> make_tcp_pipe(int socket);
+
+// Takes over the socket, which only rings the peer's bell and shows whether it lives. `memory`
+// stays the caller's: two rings, each kRingControlBytes and ring_bytes long, of which the
+// `first` end writes the first.
+std::unique_ptr<Pipe> make_shm_pipe(int socket, int memory, size_t ring_bytes, bool first);
+
+inline constexpr size_t kRingControlBytes = 4096;
+
+}  // namespace sealring

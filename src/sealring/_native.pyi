@@ -1,0 +1,72 @@
+from collections.abc import Sequence
+from typing import TypedDict
+
+class Account(TypedDict):
+    sealed_bytes: int
+    opened_bytes: int
+    sealed_records: int
+    opened_records: int
+    forwarded_records: int
+    sleeps: int
+    waited_s: list[float]
+    memory_bytes: int
+
+class Program:
+    def __init__(
+        self,
+        operation: int,
+        algorithm: int,
+        rank: int,
+        world: int,
+        slots: int,
+        scratch: Sequence[int],
+        steps: Sequence[tuple[int, int, Sequence[int], int, int, int, Sequence[int]]],
+    ) -> None: ...
+
+class Engine:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        context: bytes,
+        group_key: bytes,
+        record_bytes: int,
+        rekey_bytes: int,
+    ) -> None: ...
+    def add_tcp_link(
+        self, peer: int, socket: int, send_key: bytes, receive_key: bytes, peer_group_key: bytes
+    ) -> None: ...
+    def add_shm_link(
+        self,
+        peer: int,
+        socket: int,
+        memory: int,
+        ring_bytes: int,
+        first: bool,
+        send_key: bytes,
+        receive_key: bytes,
+        peer_group_key: bytes,
+    ) -> None: ...
+    def run(
+        self,
+        program: Program,
+        slots: Sequence[tuple[int, int]],
+        number: int,
+        total: int,
+        dtype: int,
+        reduction: int,
+        factor: float,
+        segment_bytes: int,
+        timeout_s: float,
+    ) -> tuple[int, int, int, int, str] | None: ...
+    def close(self) -> None: ...
+    def interrupt(self) -> None: ...
+    def account(self) -> Account: ...
+
+def reduce(dst: int, src: int, bytes: int, dtype: int, kind: int) -> None: ...
+def aead_seal(key: bytes, nonce: bytes, associated: bytes, plain: bytes) -> bytes: ...
+def aead_open(key: bytes, nonce: bytes, associated: bytes, sealed: bytes) -> bytes | None: ...
+def ratchet(key: bytes) -> bytes: ...
+def parse_header(bytes: bytes) -> dict[str, int] | None: ...
+def parse_alert(bytes: bytes, sender: int) -> tuple[int, int, int, int, str]: ...
+def openssl_version() -> str: ...

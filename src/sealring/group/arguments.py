@@ -1,0 +1,105 @@
+"""From torch's tensors and options to the engine's memory and numbers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from sealring.engine.datatypes import DType, ReduceKind, supported, supported_kinds
+from sealring.errors import Unsupported
+
+DTYPES: Final = {
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.int8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.uint8: DType.UINT8,
+    torch.uint16: DType.UINT16,
+    torch.uint32: DType.UINT32,
+    torch.uint64: DType.UINT64,
+    torch.bool: DType.BOOL,
+    torch.complex64: DType.COMPLEX64,
+    torch.complex128: DType.COMPLEX128,
+}
+
+_KINDS: Final = {
+    dist.ReduceOp.RedOpType.SUM: ReduceKind.SUM,
+    dist.ReduceOp.RedOpType.PRODUCT: ReduceKind.PRODUCT,
+    dist.ReduceOp.RedOpType.MIN: ReduceKind.MIN,
+    dist.ReduceOp.RedOpType.MAX: ReduceKind.MAX,
+    dist.ReduceOp.RedOpType.BAND: ReduceKind.BAND,
+    dist.ReduceOp.RedOpType.BOR: ReduceKind.BOR,
+    dist.ReduceOp.RedOpType.BXOR: ReduceKind.BXOR,
+    dist.ReduceOp.RedOpType.AVG: ReduceKind.AVG,
+    dist.ReduceOp.RedOpType.PREMUL_SUM: ReduceKind.PREMUL_SUM,
+}
+
+
+def one(tensors: list[torch.Tensor], operation: str) -> torch.Tensor:
+    """The only tensor of a list that c10d made for several GPUs per process."""
+    if len(tensors) != 1:
+        raise Unsupported(f"{operation} takes one tensor per call, not {len(tensors)}")
+    return tensors[0]
+
+
+def check_tensor(tensor: torch.Tensor, operation: str) -> None:
+    if tensor.device.type != "cpu":
+        raise Unsupported(
+            f"{operation}: the tensor is on {tensor.device}; this version of sealring seals CPU "
+            "tensors. Move it with .cpu() first."
+        )
+    if tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"{operation}: {tensor.layout} tensors are not supported. Use .to_dense() first."
+        )
+
+
+def moved_dtype(tensor: torch.Tensor) -> DType:
+    """The dtype as bound into records; one that cannot be reduced still can be moved."""
+    return DTYPES.get(tensor.dtype, DType.BYTES)
+
+
+def reduction(op: Any, tensor: torch.Tensor, operation: str) -> tuple[DType, ReduceKind, float]:
+    """(dtype, kind, factor) of a reduction, refused where it has no meaning."""
+    red_op = op.op if hasattr(op, "op") else op
+    kind = _KINDS.get(red_op)
+    dtype = DTYPES.get(tensor.dtype)
+    if kind is None:
+        raise Unsupported(f"{operation}: {red_op} is not a reduction that sealring knows")
+    if dtype is None:
+        raise Unsupported(f"{operation}: {tensor.dtype} tensors can be moved but not reduced")
+    if not supported(dtype, kind):
+        allowed = ", ".join(sorted(other.name for other in supported_kinds(dtype)))
+        raise Unsupported(
+            f"{operation}: {kind.name} is not defined for {tensor.dtype}; it has {allowed}"
+        )
+    factor = 1.0
+    if kind is ReduceKind.PREMUL_SUM:
+        factor = float(op.__getstate__()[1])
+    return dtype, kind, factor
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if its memory is one run in its own order, else a copy that is.
+
+    Lazy conjugation and negation are bits on the tensor, not in its memory: they are resolved too.
+    """
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def slot(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def timeout_seconds(opts: Any, default: timedelta) -> float:
+    timeout = getattr(opts, "timeout", None)
+    if timeout is None or timeout <= timedelta(0):
+        timeout = default
+    return float(timeout.total_seconds())

@@ -1,0 +1,79 @@
+"""One thread per group that runs its collectives in the order they were called.
+
+DDP calls all_reduce from the thread that computes the backward pass: the call must return at once,
+or nothing would overlap.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sealring.engine.cpu import Collective, CpuEngine
+from sealring.errors import GroupClosed
+from sealring.group.work import SealedWork
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One collective, and what keeps its memory alive until it is done."""
+
+    name: str
+    collective: Collective
+    timeout_s: float
+    work: SealedWork
+    tensors: tuple[torch.Tensor, ...]
+    on_success: Callable[[], None] | None
+    """Copies the result to where the user wants it, if it could not be written there at once."""
+
+
+class Dispatcher:
+    def __init__(self, engine: CpuEngine, label: str) -> None:
+        self._engine = engine
+        self._number = 0
+        self._submitting = threading.Lock()
+        self._closed = False
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        with self._submitting:
+            if self._closed:
+                raise GroupClosed("this process group was destroyed. Make a new one.")
+            self._jobs.put(job)
+
+    def close(self, *, abort: bool = False) -> None:
+        """Lets what was called run to its end (or, aborting, cuts it short) and stops."""
+        with self._submitting:
+            if self._closed:
+                return
+            self._closed = True
+        if abort:
+            self._engine.interrupt()
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._run(job)
+            # The last reference to a tensor must not be kept by an idle thread.
+            del job
+        self._engine.close()
+
+    def _run(self, job: Job) -> None:
+        self._number += 1
+        error: BaseException | None = None
+        try:
+            with torch.profiler.record_function(job.name):
+                self._engine.run(self._number, job.collective, job.timeout_s)
+            if job.on_success is not None:
+                job.on_success()
+        except BaseException as raised:  # whatever it is belongs to the one who waits
+            error = raised
+        job.work.finish(error)

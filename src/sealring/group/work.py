@@ -1,0 +1,76 @@
+"""A collective in the queue, as torch sees it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from sealring.errors import PeerSilent
+
+
+class SealedWork(dist.Work):
+    """Done when every byte of the result has been opened, checked and written."""
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._result = result
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._on_done: list[Callable[[], None]] = []
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Called once, by the thread that ran the collective."""
+        with self._lock:
+            self._error = error
+            self._done.set()
+            callbacks, self._on_done = self._on_done, []
+        for callback in callbacks:
+            callback()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        limit = timeout.total_seconds() if timeout > timedelta(0) else None
+        if not self._done.wait(limit):
+            raise PeerSilent(f"the collective was not done after {limit} s, as wait() asked")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+
+        def resolve() -> None:
+            if self._error is None:
+                future.set_result(self._result)
+            else:
+                future.set_exception(self._error)
+
+        with self._lock:
+            if not self._done.is_set():
+                self._on_done.append(resolve)
+                resolve = None  # type: ignore[assignment]
+        if resolve is not None:
+            resolve()
+        # DDP's C++ reads a future's value without asking for its error: an exception set from
+        # Python is invisible to it, and it would take the exception object for tensors. One raised
+        # in a callback is a C++ error of the new future, which DDP rethrows in backward().
+        return future.then(lambda done: done.wait())

@@ -1,0 +1,38 @@
+"""The protocol's constants, apart from those that only tune it.
+
+A change above the line below is a change of the protocol and of docs/spec.md; a change beneath it
+is a matter of speed, and every rank must make it alike only where the comment says so.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+SUITE: Final = "AES-256-GCM"
+KEY_EXCHANGE: Final = "X25519MLKEM768"
+
+KEY_BYTES: Final = 32
+TAG_BYTES: Final = 16
+HEADER_BYTES: Final = 64
+MAX_PAYLOAD_BYTES: Final = 1 << 20
+MAX_WORLD: Final = 65536
+REKEY_BYTES: Final = 64 << 30
+"""A key seals at most this much before it is ratcheted forward."""
+
+MIN_SECRET_BYTES: Final = 32
+MAX_SETUP_BYTES: Final = 16 << 10
+"""The largest set-up message a peer may send over TLS."""
+
+# ---- tuning -------------------------------------------------------------------------------------
+
+RECORD_BYTES: Final = 128 << 10
+"""Plaintext per record. All ranks of a group must agree; the handshake checks it."""
+RING_BYTES: Final = 512 << 10
+"""Shared memory per direction of a link."""
+RING_CONTROL_BYTES: Final = 4096
+"""The control page in front of each direction's ring. A link's memory is two of control + ring."""
+RING_NONCE_OFFSET: Final = 64
+"""Where in the first control page the dialer writes the nonce that proves which memory it is."""
+CERTIFICATE_HOURS: Final = 24.0
+"""How long a certificate lives unless its issuer says otherwise."""

@@ -1,0 +1,45 @@
+"""Where a tensor is cut: into chunks for the ranks, and chunks into segments of one record each.
+
+Whole numbers only, so that every rank computes the same from the same sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CACHE_LINE_BYTES: Final = 64
+"""Also a multiple of every element's size, so no element is ever cut in two."""
+MIN_SEGMENT_BYTES: Final = 16 << 10
+"""Below this a record's fixed cost (header, tag, system call) outweighs what overlap gains."""
+MIN_SEGMENTS: Final = 4
+"""So many records at least, where they are not too small, let sealing and sending overlap."""
+
+
+def chunks(
+    elements: int, world: int, itemsize: int, align_bytes: int = CACHE_LINE_BYTES
+) -> list[tuple[int, int]]:
+    """(offset, length) in bytes of each rank's chunk, nearly equal; some may be empty.
+
+    Chunks start at multiples of `align_bytes` unless the tensor is too small to give every rank
+    that much; then they are cut between elements.
+    """
+    aligned = align_bytes % itemsize == 0 and elements * itemsize >= world * align_bytes
+    quantum = align_bytes if aligned else itemsize
+    total = elements * itemsize
+    quanta, longer = divmod(-(-total // quantum), world)
+    starts = [min(total, (rank * quanta + min(rank, longer)) * quantum) for rank in range(world)]
+    ends = [*starts[1:], total]
+    return [(start, end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+def segment_bytes(longest_slot_bytes: int, record_bytes: int) -> int:
+    """Plaintext per record for a collective whose longest slot has so many bytes.
+
+    Segments come out equally long, so that the last one is not a straggler's remainder.
+    """
+    largest = record_bytes // CACHE_LINE_BYTES * CACHE_LINE_BYTES
+    if largest == 0:
+        raise ValueError(f"a record of {record_bytes} bytes holds no {CACHE_LINE_BYTES}-byte line")
+    segments = max(MIN_SEGMENTS, -(-longest_slot_bytes // largest))
+    lines = -(-longest_slot_bytes // (segments * CACHE_LINE_BYTES))
+    return min(largest, max(MIN_SEGMENT_BYTES, lines * CACHE_LINE_BYTES))

@@ -1,0 +1,194 @@
+"""A collective as a small program of steps: pure data, no torch, no I/O.
+
+A program is written for one rank of one world and says nothing about sizes. The engine cuts each
+slot (a stretch of memory: a chunk of a tensor, one tensor of a list, or scratch) into segments of
+one record each and runs the whole program once per segment, several segments at a time. A step may
+run when the steps in its ``after`` are done in the same segment; nothing else orders it, except
+that the records of one link leave in the order in which their steps became ready.
+
+Two ranks' programs meet in ``message``: a SEND or PUBLISH and the RECEIVE that takes it carry the
+same number. A (sealer, message) pair occurs once per program, so a record names its place exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from sealring.errors import Unsupported
+
+
+class Action(IntEnum):
+    """What a step does. The numbers are shared with the native engine (native/program.hpp)."""
+
+    SEND = 0
+    """Seal ``slot`` under the pair's key and send it to the one rank in ``peers``."""
+    PUBLISH = 1
+    """Seal ``slot`` once under this rank's group key; send that same record to all ``peers``."""
+    FORWARD = 2
+    """Send the record that step ``source`` received on to ``peers``, sealed as it came."""
+    RECEIVE = 3
+    """Open a record from the one rank in ``peers`` and write it to ``slot``."""
+    RECEIVE_REDUCE = 4
+    """Open a record from the one rank in ``peers`` and reduce it into ``slot``."""
+    COPY = 5
+    """Copy slot ``source`` to ``slot``."""
+    REDUCE = 6
+    """Reduce slot ``source`` into ``slot``."""
+    AVERAGE = 7
+    """Divide ``slot`` by the number of ranks."""
+    PREMULTIPLY = 8
+    """Multiply ``slot`` by the factor given with the call."""
+
+
+class Operation(IntEnum):
+    """Which collective a program performs; bound into every record."""
+
+    ALL_REDUCE = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    BROADCAST = 4
+    BARRIER = 5
+
+
+class Algorithm(IntEnum):
+    """How it performs it; bound into every record too."""
+
+    RING = 1
+    DIRECT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    action: Action
+    slot: int
+    peers: tuple[int, ...] = ()
+    message: int = 0
+    origin: int = -1
+    """Who sealed the record to receive, if it was PUBLISHed; -1 for a record of the pair."""
+    source: int = -1
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    operation: Operation
+    algorithm: Algorithm
+    rank: int
+    world: int
+    slots: int
+    """How many slots the caller provides; scratch slots are numbered after them."""
+    scratch: tuple[int, ...]
+    """For each scratch slot the provided slot whose length it takes."""
+    steps: tuple[Step, ...]
+
+
+@dataclass
+class ProgramWriter:
+    """Writes steps in order and works out which earlier steps each must wait for.
+
+    A step waits for the last writer of what it reads, and for the last writer and all readers since
+    of what it overwrites. So an author writes plain sequential code and the engine may overlap all
+    that is independent.
+    """
+
+    operation: Operation
+    algorithm: Algorithm
+    rank: int
+    world: int
+    slots: int
+    _scratch: list[int] = field(default_factory=list)
+    _steps: list[Step] = field(default_factory=list)
+    _writer: dict[int, int] = field(default_factory=dict)
+    _readers: dict[int, set[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise Unsupported(f"rank {self.rank} is not in a world of {self.world}")
+
+    def scratch(self, like: int) -> int:
+        """A new scratch slot, as long as the provided slot `like`."""
+        self._scratch.append(like)
+        return self.slots + len(self._scratch) - 1
+
+    def send(self, slot: int, to: int, message: int) -> None:
+        self._add(Step(Action.SEND, slot, (to,), message), reads=(slot,))
+
+    def publish(self, slot: int, to: Iterable[int], message: int) -> None:
+        if peers := tuple(to):
+            self._add(Step(Action.PUBLISH, slot, peers, message), reads=(slot,))
+
+    def forward(self, receive: int, to: Iterable[int]) -> None:
+        if peers := tuple(to):
+            received = self._steps[receive]
+            step = Step(
+                Action.FORWARD, received.slot, peers, received.message, received.origin, receive
+            )
+            self._add(step, after=(receive,))
+
+    def receive(self, slot: int, source: int, message: int, origin: int = -1) -> int:
+        return self._add(Step(Action.RECEIVE, slot, (source,), message, origin), writes=slot)
+
+    def receive_reduce(self, slot: int, source: int, message: int, origin: int = -1) -> int:
+        return self._add(
+            Step(Action.RECEIVE_REDUCE, slot, (source,), message, origin),
+            reads=(slot,),
+            writes=slot,
+        )
+
+    def copy(self, slot: int, source: int) -> None:
+        self._add(Step(Action.COPY, slot, source=source), reads=(source,), writes=slot)
+
+    def reduce(self, slot: int, source: int) -> None:
+        self._add(Step(Action.REDUCE, slot, source=source), reads=(slot, source), writes=slot)
+
+    def average(self, slot: int) -> None:
+        self._add(Step(Action.AVERAGE, slot), reads=(slot,), writes=slot)
+
+    def premultiply(self, slot: int) -> None:
+        self._add(Step(Action.PREMULTIPLY, slot), reads=(slot,), writes=slot)
+
+    def program(self) -> Program:
+        return Program(
+            self.operation,
+            self.algorithm,
+            self.rank,
+            self.world,
+            self.slots,
+            tuple(self._scratch),
+            tuple(self._steps),
+        )
+
+    def _add(
+        self,
+        step: Step,
+        *,
+        reads: tuple[int, ...] = (),
+        writes: int | None = None,
+        after: tuple[int, ...] = (),
+    ) -> int:
+        index = len(self._steps)
+        waits = set(after)
+        waits.update(self._writer[slot] for slot in reads if slot in self._writer)
+        if writes is not None:
+            waits.update(self._readers.get(writes, ()))
+            if writes in self._writer:
+                waits.add(self._writer[writes])
+            self._writer[writes] = index
+            self._readers[writes] = set()
+        for slot in reads:
+            if slot != writes:
+                self._readers.setdefault(slot, set()).add(index)
+        self._steps.append(
+            Step(
+                step.action,
+                step.slot,
+                step.peers,
+                step.message,
+                step.origin,
+                step.source,
+                tuple(sorted(waits)),
+            )
+        )
+        return index
