@@ -6,6 +6,8 @@ gives him a function from the bytes that came to the bytes that go on.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import socket
 import threading
@@ -17,8 +19,12 @@ from typing import Any
 import numpy as np
 
 from sealring.engine.cpu import Collective, CpuEngine
+from sealring.limits import RING_CONTROL_BYTES
 
 RING_BYTES = 256 << 10
+
+Change = Callable[[bytes], bytes | None]
+"""What came -> what goes on; None cuts the link."""
 
 
 @dataclass
@@ -35,30 +41,38 @@ class LocalLink:
 
 
 class Middle(threading.Thread):
-    """Carries bytes from one socket to another through `change`; closes when either end does."""
+    """Carries bytes one way, from one socket to another, through `change`.
 
-    def __init__(
-        self, source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes | None]
-    ) -> None:
+    An end in one direction is passed on as just that, as a router would: what the other direction
+    still carries (an alert, say) arrives. `change` returning None cuts both.
+    """
+
+    def __init__(self, source: socket.socket, sink: socket.socket, change: Change) -> None:
         super().__init__(daemon=True)
         self.source, self.sink, self.change = source, sink, change
+        self._sending = threading.Lock()
         self.start()
 
+    def inject(self, data: bytes) -> None:
+        """Sends bytes of the attacker's own, between two that came."""
+        with self._sending:
+            self.sink.sendall(data)
+
     def run(self) -> None:
-        try:
+        cut = False
+        with contextlib.suppress(OSError):
             while data := self.source.recv(1 << 20):
                 changed = self.change(data)
                 if changed is None:
+                    cut = True
                     break
-                self.sink.sendall(changed)
-        except OSError:
-            pass
-        for end in (self.source, self.sink):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            end.close()
+                with self._sending:
+                    self.sink.sendall(changed)
+        with contextlib.suppress(OSError):
+            self.sink.shutdown(socket.SHUT_RDWR if cut else socket.SHUT_WR)
+        if cut:
+            with contextlib.suppress(OSError):
+                self.source.shutdown(socket.SHUT_RDWR)
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -70,19 +84,27 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
+def untouched(data: bytes) -> bytes:
+    return data
+
+
 @dataclass
 class LocalWorld:
     world: int
     transport: str = "tcp"
     record_bytes: int = 64 << 10
     rekey_bytes: int = 64 << 30
-    middle: dict[tuple[int, int], Callable[[bytes], bytes | None]] = field(default_factory=dict)
+    middle: dict[tuple[int, int], Change] = field(default_factory=dict)
     """(sender, receiver) -> what happens to the bytes on their way."""
     keys_seed: bytes = b"test"
     context: bytes = b"c" * 32
+    contexts: dict[int, bytes] = field(default_factory=dict)
+    """Ranks that take themselves to be in another group than the rest."""
 
     def __post_init__(self) -> None:
-        self.memories: list[int] = []
+        self.memories: dict[tuple[int, int], int] = {}
+        self.middles: dict[tuple[int, int], Middle] = {}
+        self._relays: list[socket.socket] = []
         self.number = 0
         ends: dict[tuple[int, int], LocalLink] = {}
         for low in range(self.world):
@@ -92,7 +114,7 @@ class LocalWorld:
             CpuEngine(
                 rank,
                 self.world,
-                context=self.context,
+                context=self.contexts.get(rank, self.context),
                 group_key=self._key("group", rank),
                 links=[(peer, ends[rank, peer]) for peer in range(self.world) if peer != rank],
                 record_bytes=self.record_bytes,
@@ -107,30 +129,38 @@ class LocalWorld:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         # Goodbyes need the other side's attention only if links are full: close side by side.
         list(self.pool.map(lambda engine: engine.close(), self.engines))
         self.pool.shutdown()
-        for memory in self.memories:
+        for memory in self.memories.values():
             os.close(memory)
+        self.memories.clear()
+        for middle in self.middles.values():
+            middle.join(10)
+        for end in self._relays:
+            end.close()
 
     def _key(self, *words: object) -> bytes:
-        import hashlib
-
         return hashlib.sha256(repr((self.keys_seed, words)).encode()).digest()
 
     def _connect(self, low: int, high: int) -> tuple[LocalLink, LocalLink]:
         a, b = tcp_pair()
         if (low, high) in self.middle or (high, low) in self.middle:
-            inner_a, inner_b = tcp_pair()
-            # a <-> b is now a's link to the middle; inner is the middle's link to b's engine.
-            Middle(b, inner_a, self.middle.get((low, high), lambda data: data))
-            Middle(inner_a, b, self.middle.get((high, low), lambda data: data))
-            b = inner_b
+            # a <-> near is the low rank's link to the middle, far <-> b the middle's to the high's.
+            near, far = b, None
+            far, b = tcp_pair()
+            self._relays += [near, far]
+            for (source, sink), way in (((near, far), (low, high)), ((far, near), (high, low))):
+                change = self.middle.get(way, untouched)
+                self.middles[way] = Middle(source, sink, change)
         memory: int | None = None
         if self.transport == "shm":
             memory = os.memfd_create("sealring-test")
-            os.ftruncate(memory, 2 * (4096 + RING_BYTES))
-            self.memories.append(memory)
+            os.ftruncate(memory, 2 * (RING_CONTROL_BYTES + RING_BYTES))
+            self.memories[low, high] = memory
         links = []
         for me, peer, end in ((low, high, a), (high, low, b)):
             end.setblocking(False)
@@ -147,16 +177,31 @@ class LocalWorld:
             )
         return links[0], links[1]
 
+    def ring_offset(self, sender: int, receiver: int) -> int:
+        """Where in the pair's shared memory the ring that `sender` writes begins."""
+        return 0 if sender > receiver else RING_CONTROL_BYTES + RING_BYTES
+
     def run(
-        self, collectives: Sequence[Collective], timeout_s: float = 10.0
+        self,
+        collectives: Sequence[Collective | None],
+        timeout_s: float = 10.0,
+        numbers: Sequence[int] | None = None,
     ) -> list[BaseException | None]:
-        """Every rank runs its collective; the errors they end with, in rank order."""
+        """Every rank runs its collective; the errors they end with, in rank order.
+
+        A rank whose collective is None does not call at all. `numbers` are the collectives' numbers
+        as the ranks count them, where a test has them disagree.
+        """
         self.number += 1
-        number = self.number
+        counted = numbers if numbers is not None else [self.number] * self.world
+        self.number = max(counted)
 
         def one(rank: int) -> BaseException | None:
+            collective = collectives[rank]
+            if collective is None:
+                return None
             try:
-                self.engines[rank].run(number, collectives[rank], timeout_s)
+                self.engines[rank].run(counted[rank], collective, timeout_s)
             except BaseException as error:
                 return error
             return None

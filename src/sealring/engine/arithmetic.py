@@ -5,7 +5,7 @@ A step combines as ``new = dst op incoming`` with ``dst`` on the left. One step 
 - float32, float64: the IEEE 754 operation, to nearest even, subnormals kept, nothing fused.
 - float16, bfloat16: both widened to float32, one float32 operation, rounded to nearest even back.
 - MIN, MAX: the incoming element is taken if it is smaller (larger) or a NaN, else ``dst`` stays. So
-  a NaN once seen stays, and of two equal ones (-0.0 and 0.0) ``dst`` stays.
+  a NaN once seen stays. -0.0 is smaller than 0.0, whichever came first.
 - Integers wrap around.
 - bool: SUM, MAX, BOR are `or`; PRODUCT, MIN, BAND are `and`; BXOR is `xor`.
 - Complex: parts are added each; (a+bi)(c+di) is (ac - bd) + (ad + bc)i, every product, difference
@@ -119,6 +119,9 @@ def _keep_smaller_or_larger(dst: Array, incoming: Array, dtype: DType, kind: Red
     if dtype is DType.BFLOAT16:
         old, new = _widened(dst, dtype), _widened(incoming, dtype)
     wins = new < old if kind is ReduceKind.MIN else new > old
+    if old.dtype.kind == "f":
+        negative = new if kind is ReduceKind.MIN else old
+        wins |= (new == old) & np.signbit(negative)
     # Only a NaN differs from itself.
     np.copyto(dst, incoming, where=wins | (new != new))
 

@@ -34,9 +34,10 @@ class Job:
 class Dispatcher:
     def __init__(self, engine: CpuEngine, label: str) -> None:
         self._engine = engine
-        self._number = 0
+        self._finished = 0
         self._submitting = threading.Lock()
         self._closed = False
+        self._submitted = 0
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
         self._thread.start()
@@ -45,7 +46,13 @@ class Dispatcher:
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
+            self._submitted += 1
             self._jobs.put(job)
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was called is done."""
+        return self._finished == self._submitted
 
     def close(self, *, abort: bool = False) -> None:
         """Lets what was called run to its end (or, aborting, cuts it short) and stops."""
@@ -67,13 +74,13 @@ class Dispatcher:
         self._engine.close()
 
     def _run(self, job: Job) -> None:
-        self._number += 1
         error: BaseException | None = None
         try:
             with torch.profiler.record_function(job.name):
-                self._engine.run(self._number, job.collective, job.timeout_s)
+                self._engine.run(self._finished + 1, job.collective, job.timeout_s)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
+        self._finished += 1
         job.work.finish(error)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from sealring._native import Account
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.errors import Unsupported
 from sealring.group import arguments
@@ -21,6 +20,9 @@ from sealring.group.arguments import contiguous, one, slot
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.work import SealedWork
 from sealring.schedule import Algorithm, Operation, choose, chunks
+
+if TYPE_CHECKING:
+    from sealring._native import Account
 
 
 class SealedProcessGroup(dist.ProcessGroup):
@@ -260,6 +262,10 @@ class SealedProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Ends at once; what is under way fails with GroupClosed here and on every peer."""
         self._dispatcher.close(abort=True)
+
+    def leave(self) -> None:
+        """At the process's exit: nobody waits any more for what is still in the queue."""
+        self._dispatcher.close(abort=not self._dispatcher.idle)
 
     # ---- in and out of the queue
 

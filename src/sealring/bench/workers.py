@@ -1,0 +1,120 @@
+"""A world of worker processes on this machine, for measurements and the demo.
+
+Each worker gets the environment that torchrun would give it, and an identity: a job secret that
+exists only in these processes' memory.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import secrets
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from sealring.errors import SealringError
+
+Report = Callable[[Any], None]
+"""A worker calls it with whatever it wants its parent to have."""
+
+
+class WorkerFailed(SealringError):
+    """A worker process ended with an error; the message is its traceback."""
+
+
+def run_workers(
+    count: int,
+    target: Callable[..., None],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Starts `count` processes that call target(rank, report, *arguments); yields (rank, report).
+
+    Ends when all have ended. If one fails, the rest are ended too and WorkerFailed is raised.
+    """
+    context = multiprocessing.get_context("spawn")
+    reports: multiprocessing.Queue[tuple[str, int, Any]] = context.Queue()
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(count),
+        "SEALRING_SECRET": secrets.token_hex(32),
+        "SEALRING_JOB": "local",
+        **(environment or {}),
+    }
+    processes = [
+        context.Process(
+            target=_worker,
+            args=(rank, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, reports, target,
+                  arguments),
+            name=f"sealring-worker-{rank}",
+        )
+        for rank in range(count)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        yield from _reports_of(processes, reports)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+        for process in processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _reports_of(processes: list[Any], reports: Any) -> Iterator[tuple[int, Any]]:
+    running = len(processes)
+    while running:
+        try:
+            kind, rank, value = reports.get(timeout=0.5)
+        except queue.Empty:
+            for rank, process in enumerate(processes):
+                if process.exitcode not in (None, 0):
+                    raise WorkerFailed(
+                        f"worker {rank} ended with exit status {process.exitcode}"
+                    ) from None
+            continue
+        if kind == "done":
+            running -= 1
+        elif kind == "failed":
+            raise WorkerFailed(f"worker {rank} failed:\n{value}")
+        else:
+            yield rank, value
+
+
+def _worker(
+    rank: int,
+    environment: Mapping[str, str],
+    reports: Any,
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    os.environ.update(environment)
+    import torch
+
+    # One core's worth each: the workers themselves are the parallelism.
+    torch.set_num_threads(1)
+    try:
+        target(rank, lambda value: reports.put(("report", rank, value)), *arguments)
+    except BaseException:
+        reports.put(("failed", rank, traceback.format_exc()))
+        sys.exit(1)
+    reports.put(("done", rank, None))
+    with suppress(ValueError):
+        reports.close()
+    reports.join_thread()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port

@@ -1,0 +1,43 @@
+"""The command line: one file per verb."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from sealring import __version__
+from sealring.cli import bench, ca, demo, doctor, run
+from sealring.cli.terminal import errors
+from sealring.errors import SealringError
+
+app = typer.Typer(
+    name="sealring",
+    help="Train PyTorch models over links that are encrypted and authenticated.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("run", context_settings=run.PASS_ON)(run.run)
+app.command("doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")
+app.add_typer(ca.app, name="ca")
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The console script. An error of ours is a sentence, not a traceback; exit status 2."""
+    try:
+        app()
+    except SealringError as error:
+        errors.print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False)
+        sys.exit(2)

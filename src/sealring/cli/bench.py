@@ -1,0 +1,105 @@
+"""`sealring bench`: what protection costs on this machine."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from sealring.bench.allreduce import Result, measure_allreduce
+from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
+from sealring.errors import ConfigurationError
+
+app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_MAX_RANKS = 64
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "4096", "4KiB" or "25MiB"; a multiple of 4, as the benchmark reduces float32."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ConfigurationError(f"{text!r} is not a size; write bytes, or 4KiB, 25MiB, 1GiB")
+    size = int(match[1]) * unit
+    if size == 0 or size % 4:
+        raise ConfigurationError(f"a size of {size} bytes is not a whole number of float32 values")
+    return size
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ConfigurationError(f"{text!r} is not a list of world sizes; write 2,3,4,8")
+    return [check_ranks(int(part)) for part in text.split(",")]
+
+
+def check_ranks(ranks: int) -> int:
+    if not 2 <= ranks <= _MAX_RANKS:
+        raise ConfigurationError(f"{ranks} ranks: the benchmark runs 2 to {_MAX_RANKS} of them")
+    return ranks
+
+
+@app.callback()
+def bench() -> None:
+    """Measure what protection costs on this machine."""
+
+
+@app.command()
+def allreduce(
+    ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 2,
+    size: Annotated[str, typer.Option(help="Tensor size: 4096, 4KiB, 25MiB.")] = "25MiB",
+    transport: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
+    world_sizes: Annotated[
+        str | None, typer.Option(help="Several numbers of ranks, e.g. 2,3,4,8.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")] = 15,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Sealed all-reduce against torch's plaintext Gloo, alternately in one run (medians)."""
+    if transport not in ("shm", "tcp"):
+        raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")
+    worlds = parse_world_sizes(world_sizes) if world_sizes else [check_ranks(ranks)]
+    size_bytes = parse_size(size)
+    results = []
+    with progress_bar() as bar:
+        for world in worlds:
+            task = bar.add_task(f"{world} ranks, {human_bytes(size_bytes)}, {transport}", total=1.0)
+            results.append(
+                measure_allreduce(
+                    world,
+                    size_bytes,
+                    transport,
+                    blocks=blocks,
+                    progress=lambda part, task=task: bar.update(task, completed=part),
+                )
+            )
+    if json:
+        rows = [result.as_json() for result in results]
+        print_json({"cases": rows} if world_sizes else rows[0])
+        return
+    console.print(_table(results))
+
+
+def _table(results: list[Result]) -> Table:
+    table = Table(title="All-reduce: sealed by sealring, plaintext by Gloo (medians)")
+    table.add_column("ranks", justify="right")
+    table.add_column("size", justify="right")
+    table.add_column("transport")
+    table.add_column("sealed", justify="right")
+    table.add_column("Gloo", justify="right")
+    table.add_column("sealed : Gloo", justify="right", style="bold")
+    table.add_column("sealed a rank", justify="right")
+    for result in results:
+        table.add_row(
+            str(result.ranks),
+            human_bytes(result.bytes),
+            result.transport,
+            f"{result.sealed_us:,.0f} µs ±{result.sealed_spread:.0%}",
+            f"{result.gloo_us:,.0f} µs ±{result.gloo_spread:.0%}",
+            f"{result.ratio:.3f}",
+            human_bytes(result.sealed_bytes),
+        )
+    return table

@@ -1,0 +1,133 @@
+"""`sealring ca`: an operator's own authority, and certificates from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from rich.table import Table
+from rich.text import Text
+
+from sealring.cli.terminal import console, print_json
+from sealring.errors import BadCertificate
+from sealring.identity import authority
+from sealring.identity.certificates import claims_of
+from sealring.identity.names import WorkerName
+from sealring.identity.private_files import read_public
+from sealring.limits import CERTIFICATE_HOURS
+
+app = typer.Typer(
+    name="ca",
+    help="Make an authority and issue certificates to workers.",
+    no_args_is_help=True,
+)
+
+Job = Annotated[str, typer.Option("--job", help="The job that the certificate is for.")]
+Rank = Annotated[int, typer.Option("--rank", help="The worker's rank in the job.")]
+Out = Annotated[Path, typer.Option("--out", help="The directory to write to.")]
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where to keep it.")] = Path("sealring-ca"),
+    name: Annotated[str, typer.Option(help="The authority's name.")] = "sealring authority",
+) -> None:
+    """Make a new authority; its key stays in DIRECTORY."""
+    path = authority.create_authority(directory, name)
+    _say(f"The authority is in {directory}; guard {directory / 'authority.key'}.")
+    _say(f"Give every worker {path} as SEALRING_AUTHORITY.")
+
+
+@app.command()
+def request(job: Job, rank: Rank, out: Out = Path()) -> None:
+    """On the worker's machine: make its key, and a request to take to the authority."""
+    csr, key = authority.request(WorkerName(job, rank), out)
+    _say(f"Take {csr} to the authority: sealring ca issue --job {job} --rank {rank} --request ...")
+    _say(f"The key stays here: SEALRING_KEY={key}")
+
+
+@app.command()
+def issue(
+    job: Job,
+    rank: Rank,
+    ca: Annotated[Path, typer.Option("--ca", help="The authority.")] = Path("sealring-ca"),
+    world_size: Annotated[
+        int | None, typer.Option(help="Bind the certificate to a world of this size.")
+    ] = None,
+    request_file: Annotated[
+        Path | None, typer.Option("--request", help="The worker's request; else a key is made.")
+    ] = None,
+    hours: Annotated[float, typer.Option(help="How long it is valid.")] = CERTIFICATE_HOURS,
+    out: Out = Path(),
+) -> None:
+    """Issue a worker's certificate."""
+    issued = authority.issue_from_directory(
+        ca,
+        WorkerName(job, rank),
+        out,
+        world=world_size,
+        hours=hours,
+        request_file=request_file,
+    )
+    _say(f"SEALRING_CERTIFICATE={issued.certificate}, valid until {issued.not_after.isoformat()}")
+    if issued.key is not None:
+        _say(
+            f"SEALRING_KEY={issued.key}: the key was made on this machine, move it to the worker "
+            "over a channel you trust (`sealring ca request` there avoids that)."
+        )
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A PEM file with certificates.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+) -> None:
+    """Show what a certificate says."""
+    content = read_public(file, "the certificate", BadCertificate)
+    try:
+        rows = [_described(one) for one in x509.load_pem_x509_certificates(content)]
+    except ValueError as problem:
+        raise BadCertificate(f"{file} holds no PEM certificate") from problem
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        table = Table(show_header=False)
+        for label, value in row.items():
+            table.add_row(label, Text("-" if value is None else str(value)))
+        console.print(table)
+
+
+def _described(certificate: x509.Certificate) -> dict[str, str | int | None]:
+    row: dict[str, str | int | None] = {
+        "kind": "worker",
+        "job": None,
+        "rank": None,
+        "world_size": None,
+        "subject": certificate.subject.rfc4514_string() or None,
+        "issuer": certificate.issuer.rfc4514_string(),
+        "not_before": certificate.not_valid_before_utc.isoformat(),
+        "not_after": certificate.not_valid_after_utc.isoformat(),
+        "sha256": certificate.fingerprint(SHA256()).hex(),
+    }
+    try:
+        claims = claims_of(certificate)
+    except ValueError as problem:
+        row["kind"] = "authority" if _is_authority(certificate) else f"not a worker's: {problem}"
+        return row
+    return row | {"job": claims.name.job, "rank": claims.name.rank, "world_size": claims.world}
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+
+
+def _say(text: str) -> None:
+    # No markup and no wrapping: the text names files, and people copy it.
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,241 @@
+"""`sealring doctor`: what this machine has, what it lacks, and how to mend it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+from rich.table import Table
+
+from sealring import limits
+from sealring.cli.terminal import console, print_json
+from sealring.errors import SealringError
+
+Verdict = Literal["ok", "warning", "problem"]
+SUPPORTED_TORCH: Final = ((2, 11), (2, 15))
+SLOW_AEAD: Final = 0.5e9
+"""Bytes a second below which AES surely is not done by instructions of its own."""
+BUILT: Final = 1_790_000_000
+"""A moment before this release: a clock that shows less is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    check: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Check that this machine can run sealed training; exit status 1 if it cannot."""
+    findings = [finding for check in CHECKS for finding in check()]
+    healthy = all(finding.verdict != "problem" for finding in findings)
+    if json:
+        print_json({"healthy": healthy, "checks": [asdict(finding) for finding in findings]})
+    else:
+        console.print(_table(findings))
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(title="sealring doctor")
+    for column in ("check", "", "found", "how to fix"):
+        table.add_column(column, overflow="fold")
+    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
+    for finding in findings:
+        table.add_row(finding.check, marks[finding.verdict], finding.found, finding.fix)
+    return table
+
+
+def _aes() -> Iterator[Finding]:
+    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
+    multiply = "pmull" if platform.machine() == "aarch64" else "pclmulqdq"
+    missing = [name for name in ("aes", multiply) if name not in words]
+    rate = _aead_rate()
+    found = f"{rate / 1e9:.1f} GB/s of {limits.SUITE} on one core"
+    if missing or rate < SLOW_AEAD:
+        yield Finding(
+            "AES instructions",
+            "warning",
+            f"{found}; the CPU lacks {', '.join(missing) or 'speed'}",
+            "sealing works but is slow; pass the host's CPU flags on to the virtual machine",
+        )
+    else:
+        yield Finding("AES instructions", "ok", found)
+
+
+def _aead_rate() -> float:
+    from sealring import _native
+
+    block, calls = bytes(1 << 20), 16
+    start = time.perf_counter()
+    for _ in range(calls):
+        _native.aead_seal(bytes(32), bytes(12), b"", block)
+    return calls * len(block) / (time.perf_counter() - start)
+
+
+def _openssl() -> Iterator[Finding]:
+    from OpenSSL import SSL
+
+    from sealring import _native
+
+    yield Finding("OpenSSL, records", "ok", _native.openssl_version())
+    handshake = SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode()
+    number = SSL.OPENSSL_VERSION_NUMBER
+    if number >= 0x30500000:
+        yield Finding("OpenSSL, handshake", "ok", f"{handshake}, {limits.KEY_EXCHANGE}")
+    else:
+        yield Finding(
+            "OpenSSL, handshake",
+            "problem",
+            f"{handshake} has no {limits.KEY_EXCHANGE}",
+            "pip install --upgrade cryptography pyOpenSSL",
+        )
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+    import torch.distributed as dist
+
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    low, high = SUPPORTED_TORCH
+    if low <= version <= high:
+        yield Finding("torch", "ok", torch.__version__)
+    else:
+        yield Finding(
+            "torch",
+            "warning",
+            torch.__version__,
+            f"sealring is tested with torch {low[0]}.{low[1]} to {high[0]}.{high[1]}",
+        )
+    if "sealring" in dist.Backend.backend_list:
+        yield Finding("backend", "ok", '"sealring" is known to torch.distributed')
+    else:
+        yield Finding(
+            "backend",
+            "problem",
+            "torch does not know the backend",
+            "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall: pip install --force-reinstall "
+            "sealring",
+        )
+
+
+def _identity() -> Iterator[Finding]:
+    from sealring.errors import NoIdentity
+    from sealring.identity import load_credentials
+
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        credentials = load_credentials(rank, int(os.environ.get("WORLD_SIZE", str(rank + 1))))
+    except NoIdentity as error:
+        yield Finding("identity", "warning", "none configured in this shell", str(error))
+    except SealringError as error:
+        yield Finding("identity", "problem", type(error).__name__, str(error))
+    else:
+        until = credentials.certificate.not_valid_after_utc
+        yield Finding(
+            "identity", "ok", f"job {credentials.job}, rank {rank}, until {until:%Y-%m-%d %H:%M}Z"
+        )
+
+
+def _ports() -> Iterator[Finding]:
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        name = f"ports, {'IPv4' if family == socket.AF_INET else 'IPv6'}"
+        try:
+            with socket.create_server((address, 0), family=family) as server:
+                server.settimeout(2)
+                with socket.create_connection(server.getsockname()[:2], timeout=2):
+                    server.accept()[0].close()
+        except OSError as error:
+            verdict: Verdict = "problem" if family == socket.AF_INET else "warning"
+            yield Finding(name, verdict, str(error), "allow TCP on the loopback interface")
+        else:
+            yield Finding(name, "ok", f"can listen and connect on {address}")
+    yield _listening_address()
+
+
+def _listening_address() -> Finding:
+    from sealring.links.addresses import own_addresses
+
+    try:
+        return Finding(
+            "interface", "ok", f"would listen on {', '.join(own_addresses(os.environ))}"
+        )
+    except SealringError as error:
+        return Finding("interface", "problem", type(error).__name__, str(error))
+
+
+def _shared_memory() -> Iterator[Finding]:
+    size = 2 * (4096 + limits.RING_BYTES)
+    try:
+        memory = os.memfd_create("sealring-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(memory, size)
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            other = os.open(f"/proc/{os.getpid()}/fd/{memory}", os.O_RDWR)
+            try:
+                mmap.mmap(other, size).close()
+            finally:
+                os.close(other)
+        finally:
+            os.close(memory)
+    except OSError as error:
+        yield Finding(
+            "shared memory",
+            "warning",
+            str(error),
+            "ranks of one host will use TCP, which is slower; allow memfd_create and /proc",
+        )
+    else:
+        yield Finding("shared memory", "ok", "sealed memory files can be made and shared")
+
+
+class _Timex(ctypes.Structure):
+    # Only the size and the first two fields matter: with modes 0 the call changes nothing.
+    _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_byte * 252))
+
+
+def _clock() -> Iterator[Finding]:
+    now = time.time()
+    shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
+    if now < BUILT:
+        yield Finding(
+            "clock", "problem", f"{shown} is before this release", "set the clock (NTP)"
+        )
+        return
+    # adjtimex returns 5 (TIME_ERROR) while nothing keeps the clock right.
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex()))
+    if state == 5:
+        yield Finding(
+            "clock",
+            "warning",
+            f"{shown}, not synchronised",
+            "run an NTP client: certificates live for hours, and a wrong clock refuses them",
+        )
+    else:
+        yield Finding("clock", "ok", f"{shown}, synchronised")
+
+
+CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
+    _aes,
+    _openssl,
+    _torch,
+    _identity,
+    _ports,
+    _shared_memory,
+    _clock,
+)

@@ -1,0 +1,86 @@
+"""`sealring run`: torchrun's own launcher, with an identity for every worker."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from sealring.errors import ConfigurationError, NoIdentity
+from sealring.group.settings import read_settings
+from sealring.identity.secret import read_secret
+
+# Whatever follows the script's name is the script's, options and all.
+PASS_ON: Final[dict[str, Any]] = {
+    "allow_extra_args": True,
+    "allow_interspersed_args": False,
+    "ignore_unknown_options": False,
+}
+
+
+def run(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="The training script; its arguments follow it.")],
+    nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", min=1, help="Workers here.")] = 1,
+    nnodes: Annotated[int, typer.Option(min=1, help="How many machines take part.")] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option(help="host:port of one machine, the same on all of them.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(help="The job's secret (mode 0600), the same on all machines.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="The job's name, the same everywhere.")] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="auto (the default), tcp or shm.")
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
+) -> None:
+    """Run a training script with one worker per process, each with an identity of its own."""
+    os.environ.update(_identity(nnodes, secret_file))
+    if job is not None:
+        os.environ["SEALRING_JOB"] = job
+    if transport is not None:
+        os.environ["SEALRING_TRANSPORT"] = transport
+    read_settings(os.environ)
+    from torch.distributed.run import main as torchrun
+
+    arguments = ["--nproc-per-node", str(nproc), "--nnodes", str(nnodes)]
+    if nnodes == 1 and rdzv_endpoint is None:
+        arguments.append("--standalone")
+    else:
+        if rdzv_endpoint is None:
+            raise ConfigurationError(
+                "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a "
+                "host that all of them reach, the same on every machine"
+            )
+        arguments += [
+            "--node-rank", str(node_rank),
+            "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", rdzv_endpoint,
+            "--rdzv-id", os.environ.get("SEALRING_JOB", "sealring"),
+        ]  # fmt: skip
+    if module:
+        arguments.append("--module")
+    torchrun([*arguments, script, *context.args])
+
+
+def _identity(nnodes: int, secret_file: Path | None) -> dict[str, str]:
+    """What to add to the workers' environment so that they can prove who they are."""
+    if secret_file is not None:
+        chosen = {"SEALRING_SECRET_FILE": str(secret_file.resolve())}
+        read_secret(chosen)  # a bad file is better refused here than once per worker
+        return chosen
+    if read_secret(os.environ) is not None or "SEALRING_CERTIFICATE" in os.environ:
+        return {}
+    if nnodes > 1:
+        raise NoIdentity(
+            "workers on several machines need a common identity. Make a secret once "
+            "(umask 077; openssl rand -hex 32 > job.secret), copy it to every machine and pass "
+            "--secret-file job.secret, or give each worker a certificate (sealring ca --help)."
+        )
+    # All workers are our own children: a secret that lives as long as they do is enough.
+    return {"SEALRING_SECRET": secrets.token_hex(32)}

@@ -1,0 +1,38 @@
+"""Where the verbs print: tables and progress to people, JSON to programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """Plain JSON: no colours, no wrapping, so that any program can read it."""
+    print(json.dumps(value))
+
+
+def progress_bar(*columns: str) -> Progress:
+    """A bar on stderr, where it does not mix with what the command prints."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        *(TextColumn(column) for column in columns),
+        TimeRemainingColumn(),
+        console=errors,
+        expand=True,
+        transient=True,
+    )
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.4g} {unit}"
+        count /= 1024
+    raise AssertionError

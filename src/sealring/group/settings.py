@@ -1,0 +1,52 @@
+"""What can be set from outside, read once when a group is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, cast
+
+from sealring import limits
+from sealring.errors import ConfigurationError
+
+Transport = Literal["auto", "tcp", "shm"]
+TRANSPORTS: Final = ("auto", "tcp", "shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    transport: Transport = "auto"
+    """Shared memory between ranks of one host and TCP otherwise, or one of them for all."""
+    record_bytes: int = limits.RECORD_BYTES
+    rekey_bytes: int = limits.REKEY_BYTES
+
+    @property
+    def shared(self) -> dict[str, int]:
+        """What every rank must have set alike; the handshake compares it."""
+        return {"record_bytes": self.record_bytes, "ring_bytes": limits.RING_BYTES}
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    transport = environ.get("SEALRING_TRANSPORT", "auto")
+    if transport not in TRANSPORTS:
+        raise ConfigurationError(
+            f"SEALRING_TRANSPORT is {transport!r}; set it to one of {', '.join(TRANSPORTS)}"
+        )
+    record_bytes = _bytes(
+        environ, "SEALRING_RECORD_BYTES", limits.RECORD_BYTES, 1 << 10, limits.MAX_PAYLOAD_BYTES
+    )
+    if record_bytes % 64:
+        raise ConfigurationError("SEALRING_RECORD_BYTES must be a multiple of 64")
+    rekey_bytes = _bytes(
+        environ, "SEALRING_REKEY_BYTES", limits.REKEY_BYTES, 1, limits.REKEY_BYTES
+    )
+    return Settings(cast(Transport, transport), record_bytes, rekey_bytes)
+
+
+def _bytes(environ: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = environ.get(name)
+    if not text:
+        return default
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise ConfigurationError(f"{name} is {text!r}; it must be a number from {low} to {high}")
+    return int(text)

@@ -1,0 +1,136 @@
+"""How an error on one side becomes the same error on the other.
+
+Over TLS a refusal names its class and says why; the class is looked up in a fixed table and the
+text is cut and cleaned, so a peer chooses among our errors and can do nothing else. Where TLS
+itself fails there is only an alert or a verify code, and the tables for those are here too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from OpenSSL.SSL import X509VerificationCodes as Code
+
+from sealring.errors import (
+    CertificateExpired,
+    CertificateNotYetValid,
+    DuplicateRank,
+    HandshakeError,
+    MalformedSetup,
+    PeerUnreachable,
+    ProtocolMismatch,
+    SealringError,
+    SettingsMismatch,
+    SuiteMismatch,
+    UnknownAuthority,
+    Unsupported,
+    WrongGroup,
+    WrongJob,
+    WrongRank,
+    WrongWorldSize,
+)
+from sealring.handshake.messages import Message, exactly, text
+
+_MAX_TEXT: Final = 600
+
+_REFUSALS: Final[dict[str, type[HandshakeError]]] = {
+    error.__name__: error
+    for error in (
+        WrongJob,
+        WrongRank,
+        WrongWorldSize,
+        WrongGroup,
+        DuplicateRank,
+        CertificateExpired,
+        CertificateNotYetValid,
+        UnknownAuthority,
+        ProtocolMismatch,
+        SuiteMismatch,
+        SettingsMismatch,
+        MalformedSetup,
+        PeerUnreachable,
+    )
+}
+
+_BAD_CERTIFICATE: Final = (
+    UnknownAuthority,
+    "refused this worker's certificate: give all ranks one job secret or one SEALRING_AUTHORITY",
+)
+_ALERTS: Final[dict[int, tuple[type[HandshakeError], str]]] = {
+    40: (SuiteMismatch, "shares no cipher suite or key exchange with this worker"),
+    42: _BAD_CERTIFICATE,
+    43: _BAD_CERTIFICATE,
+    44: _BAD_CERTIFICATE,
+    45: (CertificateExpired, "says that this worker's certificate, or its authority, has expired"),
+    46: _BAD_CERTIFICATE,
+    48: _BAD_CERTIFICATE,
+    51: _BAD_CERTIFICATE,
+    70: (ProtocolMismatch, "does not speak TLS 1.3"),
+    71: (SuiteMismatch, "shares no cipher suite or key exchange with this worker"),
+    116: (UnknownAuthority, "got no certificate from this worker"),
+    120: (ProtocolMismatch, "does not speak sealring's protocol"),
+}
+"""TLS alerts, by RFC 8446's number, as received from the peer."""
+
+_REASONS: Final[dict[str, tuple[type[HandshakeError], str]]] = {
+    "peer did not return a certificate": (UnknownAuthority, "showed no certificate"),
+    "unsupported protocol": (ProtocolMismatch, "does not speak TLS 1.3"),
+    "no shared cipher": (SuiteMismatch, "shares no cipher suite with this worker"),
+    "no suitable key share": (SuiteMismatch, "shares no key exchange with this worker"),
+    "no suitable groups": (SuiteMismatch, "shares no key exchange with this worker"),
+}
+"""What OpenSSL itself found wrong with what the peer sent."""
+
+
+def refusal_of(error: SealringError) -> Message:
+    name = type(error).__name__
+    # Other errors are ours alone: the peer learns that we are gone, not what happened here.
+    known = name if name in _REFUSALS or isinstance(error, Unsupported) else "PeerUnreachable"
+    return {"type": "refusal", "error": known, "text": _clean(str(error))}
+
+
+def error_of(message: Message, who: str, peer: int) -> SealringError:
+    """The error that a verified peer's refusal stands for."""
+    exactly(message, frozenset({"type", "error", "text"}))
+    name, reason = text(message, "error"), f"{who} says: {_clean(text(message, 'text'))}"
+    if name == Unsupported.__name__:
+        return Unsupported(reason)
+    if name not in _REFUSALS:
+        return MalformedSetup(
+            f"{who} refused this worker for a reason unknown here", peer=peer, proven=True
+        )
+    return _REFUSALS[name](reason, peer=peer, proven=True)
+
+
+def from_verify_code(code: int, who: str, claimed: int | None) -> HandshakeError:
+    """The certificate's chain did not verify, so its claims are claims and no more."""
+    claim = "" if claimed is None else f" (it claims to be rank {claimed})"
+    if code == Code.ERR_CERT_HAS_EXPIRED:
+        return CertificateExpired(
+            f"the authority of {who}{claim} has expired: make a new one", peer=claimed
+        )
+    if code == Code.ERR_CERT_NOT_YET_VALID:
+        return CertificateNotYetValid(
+            f"the authority of {who}{claim} is not valid yet: set this machine's clock",
+            peer=claimed,
+        )
+    return UnknownAuthority(
+        f"{who}{claim} has a certificate that this job's authority did not sign (verify code "
+        f"{code}): give all ranks one job secret or one SEALRING_AUTHORITY",
+        peer=claimed,
+    )
+
+
+def from_alert(number: int, who: str) -> HandshakeError:
+    kind, reason = _ALERTS.get(number, (MalformedSetup, f"ended TLS with alert {number}"))
+    return kind(f"{who} {reason}")
+
+
+def from_reason(reason: str, who: str) -> HandshakeError:
+    kind, said = _REASONS.get(reason, (MalformedSetup, f"did not speak TLS 1.3 properly: {reason}"))
+    return kind(f"{who} {said}")
+
+
+def _clean(reason: str) -> str:
+    cut = reason if len(reason) <= _MAX_TEXT else reason[: _MAX_TEXT - 1] + "…"
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)

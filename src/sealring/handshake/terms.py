@@ -1,0 +1,131 @@
+"""What two workers must agree on before they share keys, and the digests that bind it.
+
+Every digest is SHA-256 over fields that each carry their length, so no two different lists of
+fields have the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sealring.errors import ConfigurationError
+from sealring.identity.names import check_job
+from sealring.limits import MAX_WORLD, PROTOCOL_VERSION, SUITE
+
+MAX_NAME = 255
+_INSTANCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """A group, epoch or host: short, printable, and the same bytes for everybody."""
+    return 1 <= len(text) <= MAX_NAME and text.isprintable()
+
+
+def is_instance(text: str) -> bool:
+    return _INSTANCE.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One worker's view of the group it is about to join."""
+
+    job: str
+    group: str
+    epoch: str
+    world: int
+    """How many workers the job has, in this group or not."""
+    members: tuple[int, ...]
+    """The job's ranks that are in this group, in the group's order."""
+    rank: int
+    """This worker's rank in the job."""
+    settings: Mapping[str, int]
+    """What all members must have set alike."""
+    instance: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Random per attempt: tells a worker that reconnects from a second one with its rank."""
+    host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
+    """For people to read; nothing is decided by it."""
+
+    def __post_init__(self) -> None:
+        check_job(self.job)
+        for what, text in (("group", self.group), ("epoch", self.epoch), ("host", self.host)):
+            if not is_name(text):
+                raise ConfigurationError(
+                    f"the {what} {text[:80]!r} must have 1 to {MAX_NAME} printable characters"
+                )
+        if not 1 <= self.world <= MAX_WORLD:
+            raise ConfigurationError(f"a world of {self.world} is not between 1 and {MAX_WORLD}")
+        members = set(self.members)
+        if len(members) != len(self.members) or not members <= set(range(self.world)):
+            raise ConfigurationError(
+                f"the group's members are not different ranks of a world of {self.world}"
+            )
+        if self.rank not in members:
+            raise ConfigurationError(f"rank {self.rank} is not a member of group {self.group}")
+        if not is_instance(self.instance):
+            raise ConfigurationError("an instance is 16 bytes in lower-case hexadecimal")
+
+
+def members_digest(members: tuple[int, ...]) -> str:
+    return _digest([_ranks(members)]).hex()
+
+
+def group_context(terms: Terms) -> bytes:
+    """32 bytes that every member computes alike; records carry them as associated data."""
+    return _digest(_group_fields(terms))
+
+
+def link_context(
+    terms: Terms,
+    *,
+    dialer: int,
+    acceptor: int,
+    dialer_fingerprint: bytes,
+    acceptor_fingerprint: bytes,
+    dialer_hello: bytes,
+    acceptor_hello: bytes,
+) -> bytes:
+    """32 bytes that both ends of one connection compute alike; the exporter's context."""
+    return _digest(
+        [
+            *_group_fields(terms),
+            _integer(dialer),
+            _integer(acceptor),
+            dialer_fingerprint,
+            acceptor_fingerprint,
+            dialer_hello,
+            acceptor_hello,
+        ]
+    )
+
+
+def _group_fields(terms: Terms) -> list[bytes]:
+    return [
+        _integer(PROTOCOL_VERSION),
+        SUITE.encode(),
+        terms.job.encode(),
+        terms.group.encode(),
+        terms.epoch.encode(),
+        _integer(terms.world),
+        _ranks(terms.members),
+    ]
+
+
+def _digest(fields: Iterable[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for value in fields:
+        digest.update(len(value).to_bytes(4, "big"))
+        digest.update(value)
+    return digest.digest()
+
+
+def _ranks(members: tuple[int, ...]) -> bytes:
+    return b"".join(_integer(rank) for rank in members)
+
+
+def _integer(value: int) -> bytes:
+    return value.to_bytes(8, "big")

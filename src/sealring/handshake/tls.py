@@ -1,0 +1,233 @@
+"""One TLS 1.3 connection on a connected socket, with a deadline.
+
+The socket is handed on to the native records when TLS is done with it, so TLS must not read a byte
+past its own records. OpenSSL reads a record's header and then just its body as long as read-ahead
+is off, which is its default; test_raw_bytes_after_detach holds it to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from cryptography import x509
+from OpenSSL import SSL, crypto
+
+from sealring.errors import MalformedSetup, PeerUnreachable, ProtocolMismatch, SuiteMismatch
+from sealring.handshake.refusals import from_alert, from_reason, from_verify_code
+from sealring.identity.certificates import claims_of
+from sealring.identity.credentials import Credentials
+from sealring.limits import KEY_EXCHANGE
+
+ALPN: Final = b"sealring"
+_CIPHERSUITES: Final = b"TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+_DATES: Final = (
+    SSL.X509VerificationCodes.ERR_CERT_HAS_EXPIRED,
+    SSL.X509VerificationCodes.ERR_CERT_NOT_YET_VALID,
+)
+LINGER_SECONDS: Final = 1.0
+_LINGER_BYTES: Final = 64 << 10
+
+T = TypeVar("T")
+
+
+class TlsConnection:
+    """Blocking calls over a non-blocking socket; each ends by the deadline or raises."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        credentials: Credentials,
+        *,
+        dialer: bool,
+        who: str,
+        deadline: float,
+    ) -> None:
+        self.who = who
+        """The peer in errors: its address, and its rank from the moment it is known."""
+        self.deadline = deadline
+        self.verified_rank: int | None = None
+        """Set by whoever verified the certificate that `handshake` returned."""
+        self.established = False
+        self._socket = sock
+        self._alert: int | None = None
+        self._verify_code: int | None = None
+        self._claimed_rank: int | None = None
+        sock.setblocking(False)
+        # A context of its own per connection: its ticket keys go with it, so that no session can
+        # ever be resumed, and its callbacks can write to this object without locks.
+        self._tls = SSL.Connection(self._context(credentials, dialer=dialer), sock)
+        self._tls.set_info_callback(self._on_info)
+        if dialer:
+            self._tls.set_connect_state()
+        else:
+            self._tls.set_accept_state()
+
+    def handshake(self) -> x509.Certificate:
+        """Run TLS's handshake; returns the certificate whose key the peer has used.
+
+        Its chain is checked, its dates are not: see `_on_certificate`.
+        """
+        self._run(self._tls.do_handshake)
+        self.established = True
+        certificate = self._tls.get_peer_certificate(as_cryptography=True)
+        if certificate is None:  # VERIFY_FAIL_IF_NO_PEER_CERT makes this impossible
+            raise MalformedSetup(f"{self.who} showed no certificate")
+        return certificate
+
+    def check_negotiated(self) -> None:
+        """Refuse what TLS would have agreed to and we do not."""
+        group = self._tls.get_group_name()
+        if group != KEY_EXCHANGE:
+            raise SuiteMismatch(
+                f"{self.who} agreed on the key exchange {group}, and only {KEY_EXCHANGE} is "
+                "accepted: its OpenSSL is too old, install the same sealring and pyOpenSSL there"
+            )
+        if self._tls.get_alpn_proto_negotiated() != ALPN:
+            raise ProtocolMismatch(f"{self.who} speaks TLS but not sealring's protocol")
+
+    def export(self, label: bytes, length: int, context: bytes) -> bytes:
+        return self._tls.export_keying_material(label, length, context)
+
+    def send(self, data: bytes) -> None:
+        while data:
+            sent = self._run(functools.partial(self._tls.send, data))
+            data = data[sent:]
+
+    def receive(self, count: int) -> bytes:
+        """Exactly `count` bytes."""
+        received = bytearray()
+        while len(received) < count:
+            received += self._run(functools.partial(self._tls.recv, count - len(received)))
+        return bytes(received)
+
+    def detach(self) -> socket.socket:
+        """The socket, without a word to the peer: no close_notify may precede the records."""
+        # Dropping the connection frees OpenSSL's state and keys; it does not own the descriptor.
+        del self._tls
+        return self._socket
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._socket
+
+    def close(self, until: float | None = None) -> None:
+        """Close so that the peer can still read what was sent last.
+
+        A socket closed with unread bytes in it sends a reset, which destroys a refusal or an alert
+        that the peer has not read yet. So: end our direction, then read on for a short while.
+        """
+        end = time.monotonic() + LINGER_SECONDS if until is None else until
+        budget = _LINGER_BYTES
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            while budget > 0 and _ready(self._socket, select.POLLIN, end):
+                chunk = self._socket.recv(min(budget, 16 << 10))
+                if not chunk:
+                    break
+                budget -= len(chunk)
+        self._socket.close()
+
+    def _run(self, call: Callable[[], T]) -> T:
+        while True:
+            try:
+                return call()
+            except SSL.WantReadError:
+                self._wait(select.POLLIN)
+            except SSL.WantWriteError:
+                self._wait(select.POLLOUT)
+            except (SSL.ZeroReturnError, SSL.SysCallError, OSError) as problem:
+                if self._alert is not None:
+                    raise from_alert(self._alert, self.who) from None
+                raise PeerUnreachable(
+                    f"{self.who} closed the connection during set-up"
+                ) from problem
+            except SSL.Error as problem:
+                # Our own verdict first: after it the peer's alert, if any, is only an answer.
+                if self._verify_code is not None:
+                    raise from_verify_code(
+                        self._verify_code, self.who, self._claimed_rank
+                    ) from None
+                if self._alert is not None:
+                    raise from_alert(self._alert, self.who) from None
+                raise from_reason(_reason(problem), self.who) from problem
+
+    def _wait(self, event: int) -> None:
+        if not _ready(self._socket, event, self.deadline):
+            raise PeerUnreachable(f"{self.who} did not finish the set-up in time")
+
+    def _context(self, credentials: Credentials, *, dialer: bool) -> SSL.Context:
+        context = SSL.Context(SSL.TLS_METHOD)
+        context.set_min_proto_version(SSL.TLS1_3_VERSION)
+        context.set_max_proto_version(SSL.TLS1_3_VERSION)
+        context.set_tls13_ciphersuites(_CIPHERSUITES)
+        context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+        context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
+        context.use_certificate(credentials.certificate)
+        context.use_privatekey(credentials.private_key)
+        context.check_privatekey()
+        store = context.get_cert_store()
+        assert store is not None
+        for authority in credentials.authorities:
+            store.add_cert(crypto.X509.from_cryptography(authority))
+        # PARTIAL_CHAIN: what the operator named is the trust anchor, self-signed or not.
+        store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._on_certificate)
+        # `identity.verify` allows nothing between a worker and its authority. Here one step more is
+        # allowed, because at 0 OpenSSL answers "too long" where "unknown issuer" is meant.
+        context.set_verify_depth(1)
+        if dialer:
+            context.set_alpn_protos([ALPN])
+        else:
+            context.set_alpn_select_callback(_choose_protocol)
+        return context
+
+    def _on_certificate(
+        self, _: SSL.Connection, certificate: crypto.X509, code: int, depth: int, ok: int
+    ) -> bool:
+        """OpenSSL's verdict on each certificate of the chain, which stands, with one delay.
+
+        A worker's own dates are not judged here but in `identity.verify`, which each end calls as
+        soon as TLS is up and without which there is no VerifiedPeer. By then the peer has proved to
+        hold the key, so an old certificate that somebody replays cannot pass for a member's, and
+        the refusal can say "expired" or "not yet valid", for which TLS has one alert.
+        """
+        if depth == 0 and self._claimed_rank is None:
+            # Only for the log; a strange certificate must not choose which exception we raise.
+            with contextlib.suppress(Exception):
+                self._claimed_rank = claims_of(certificate.to_cryptography()).name.rank
+        if ok or (depth == 0 and code in _DATES):
+            return True
+        self._verify_code = code
+        return False
+
+    def _on_info(self, _: SSL.Connection, where: int, value: int) -> None:
+        # The low byte is the alert; 0 is close_notify, which is no failure.
+        if where == SSL.SSL_CB_READ_ALERT and value & 0xFF:
+            self._alert = value & 0xFF
+
+
+def _ready(sock: socket.socket, event: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, event)
+    remaining = deadline - time.monotonic()
+    return remaining > 0 and bool(poll.poll(remaining * 1000))
+
+
+def _choose_protocol(
+    _: SSL.Connection, offered: list[bytes]
+) -> bytes | SSL._NoOverlappingProtocols:
+    return ALPN if ALPN in offered else SSL.NO_OVERLAPPING_PROTOCOLS
+
+
+def _reason(problem: SSL.Error) -> str:
+    """OpenSSL's words for the first error in its queue."""
+    queue = problem.args[0] if problem.args else []
+    if isinstance(queue, list) and queue and len(queue[0]) == 3:
+        return str(queue[0][2])
+    return "unknown"

@@ -1,0 +1,16 @@
+"""Who a worker is and why we believe it.
+
+names          job names, ranks and the URI that states both
+private_files  secrets on disk: who may read them, how they are written
+certificates   what a certificate says, and how one is made
+secret         the job secret, and the authority that every holder derives from it
+credentials    what this worker proves itself with, from its environment
+authority      an operator's own authority: `sealring ca`
+verification   the only maker of a VerifiedPeer
+"""
+
+from sealring.identity.credentials import Credentials, load_credentials
+from sealring.identity.names import WorkerName
+from sealring.identity.verification import VerifiedPeer, verify
+
+__all__ = ["Credentials", "VerifiedPeer", "WorkerName", "load_credentials", "verify"]

@@ -1,0 +1,180 @@
+"""What a worker's certificate says, and how one is made.
+
+    authority   CA, path length 0, may only name URIs on the host `sealring`
+    worker      not a CA; one URI, spiffe://sealring/<job>/rank/<n>; usable at both ends of TLS;
+                the world size it was issued for, in an extension of ours
+
+`claims_of` only reads. Whether to believe what it read is for `verification` to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from sealring.errors import BadCertificate
+from sealring.identity.names import URI_HOST, WorkerName
+from sealring.limits import MAX_WORLD
+
+# 2.25 is the arc for UUIDs: no registry is needed, and nobody else has this number.
+WORLD_SIZE_OID: Final = x509.ObjectIdentifier("2.25.147685129265757417221629964167862304279")
+
+CLOCK_SKEW: Final = timedelta(minutes=5)
+"""A fresh certificate starts this long ago, for peers whose clocks are behind ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a certificate says of its holder. Not proof of anything."""
+
+    name: WorkerName
+    world: int | None
+
+
+def claims_of(certificate: x509.Certificate) -> Claims:
+    """Read a worker's certificate; ValueError says in what it is not one."""
+    try:
+        extensions = certificate.extensions
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as problem:
+        raise ValueError("its extensions cannot be read") from problem
+    return Claims(_name_in(extensions), _world_in(extensions))
+
+
+def make_authority(
+    key: Ed25519PrivateKey,
+    common_name: str,
+    serial: int,
+    not_before: datetime,
+    not_after: datetime,
+) -> x509.Certificate:
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "sealring"),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name),
+        ]
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(not_before)
+        .not_valid_after(not_after)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(
+            x509.NameConstraints([x509.UniformResourceIdentifier(URI_HOST)], None), critical=True
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, None)
+    )
+
+
+def issue(
+    authority: x509.Certificate,
+    authority_key: Ed25519PrivateKey,
+    holder: Ed25519PublicKey,
+    name: WorkerName,
+    world: int | None,
+    lifetime: timedelta,
+    now: datetime | None = None,
+) -> x509.Certificate:
+    """A worker's certificate. The subject is empty: the URI is the name, and the only one."""
+    if world is not None and not (1 <= world <= MAX_WORLD and name.rank < world):
+        raise BadCertificate(f"rank {name.rank} does not exist in a world of {world}")
+    now = now or datetime.now(UTC)
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(authority.subject)
+        .public_key(holder)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(max(now - CLOCK_SKEW, authority.not_valid_before_utc))
+        .not_valid_after(min(now + lifetime, authority.not_valid_after_utc))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name.uri)]), critical=True
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage(
+                [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+            ),
+            critical=False,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(holder), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
+            critical=False,
+        )
+    )
+    if world is not None:
+        builder = builder.add_extension(
+            x509.UnrecognizedExtension(WORLD_SIZE_OID, encode_integer(world)), critical=False
+        )
+    return builder.sign(authority_key, None)
+
+
+def encode_integer(value: int) -> bytes:
+    """A DER INTEGER that is not negative."""
+    body = value.to_bytes(value.bit_length() // 8 + 1, "big")
+    return bytes((2, len(body))) + body
+
+
+def decode_integer(der: bytes) -> int:
+    # Decode, then encode again: only the one canonical form of a number passes.
+    if 3 <= len(der) <= 10 and der[0] == 2 and der[1] == len(der) - 2:
+        value = int.from_bytes(der[2:], "big")
+        if encode_integer(value) == der:
+            return value
+    raise ValueError("it is not a DER INTEGER")
+
+
+def _name_in(extensions: x509.Extensions) -> WorkerName:
+    try:
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise ValueError("it has no subject alternative name") from None
+    entries = list(names)
+    # A second name would let one certificate speak for two workers.
+    if len(entries) != 1 or not isinstance(entries[0], x509.UniformResourceIdentifier):
+        raise ValueError("its subject alternative name is not exactly one URI")
+    name = WorkerName.parse(entries[0].value)
+    if name is None:
+        raise ValueError("its URI is not spiffe://sealring/<job>/rank/<n>")
+    return name
+
+
+def _world_in(extensions: x509.Extensions) -> int | None:
+    try:
+        extension = extensions.get_extension_for_oid(WORLD_SIZE_OID).value
+    except x509.ExtensionNotFound:
+        return None
+    try:
+        world = decode_integer(extension.public_bytes())
+    except ValueError as problem:
+        raise ValueError(f"its world size cannot be read: {problem}") from None
+    if not 1 <= world <= MAX_WORLD:
+        raise ValueError(f"its world size is not between 1 and {MAX_WORLD}")
+    return world
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )

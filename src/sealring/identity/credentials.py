@@ -1,0 +1,189 @@
+"""What this worker proves itself with, read from its environment.
+
+    a job secret        SEALRING_SECRET or SEALRING_SECRET_FILE [, SEALRING_JOB]
+    an operator's CA    SEALRING_CERTIFICATE, SEALRING_KEY, SEALRING_AUTHORITY [, SEALRING_JOB]
+
+In SEALRING_CERTIFICATE and SEALRING_KEY, `{rank}` stands for the worker's rank, so that one
+environment serves all of them. There is no third way, and none without a proof.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from sealring.errors import BadCertificate, ConfigurationError, NoIdentity
+from sealring.identity.certificates import Claims, claims_of
+from sealring.identity.names import WorkerName, check_job
+from sealring.identity.private_files import read_private, read_public
+from sealring.identity.secret import derive_authority, read_secret
+from sealring.identity.verification import is_issued_by
+
+PrivateKey: TypeAlias = (
+    Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
+)
+
+_FILES = ("SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A worker's certificate and key, and the authorities it believes. Printing it is safe."""
+
+    job: str
+    rank: int
+    certificate: x509.Certificate
+    authorities: tuple[x509.Certificate, ...]
+    private_key: PrivateKey = field(repr=False)
+
+    @property
+    def fingerprint(self) -> bytes:
+        return self.certificate.fingerprint(hashes.SHA256())
+
+
+def load_credentials(
+    rank: int, world: int, environ: Mapping[str, str] | None = None
+) -> Credentials:
+    """This worker's identity, or the ConfigurationError that says what to set.
+
+    Dates are left to the peers: they refuse an expired certificate, and then every rank learns of
+    it by name, where an exit here would leave the others waiting.
+    """
+    environ = os.environ if environ is None else environ
+    if not 0 <= rank < world:
+        raise ConfigurationError(f"rank {rank} does not exist in a world of {world}")
+    job = environ.get("SEALRING_JOB")
+    if job is not None:
+        check_job(job)
+    files = [name for name in _FILES if name in environ]
+    secret = read_secret(environ)
+    if secret is not None and files:
+        raise ConfigurationError(
+            f"a job secret and {' and '.join(files)} are set: a worker has one identity, "
+            "unset one or the other"
+        )
+    if secret is not None:
+        return _from_secret(secret, job, rank, world)
+    if files:
+        return _from_files(environ, job, rank, world)
+    raise NoIdentity(
+        "this worker has no identity. Give all ranks one job secret: run `umask 077; openssl rand "
+        "-hex 32 > job.secret` once, copy job.secret to each machine and set "
+        "SEALRING_SECRET_FILE=job.secret; or give each rank a certificate from `sealring ca` in "
+        "SEALRING_CERTIFICATE, SEALRING_KEY and SEALRING_AUTHORITY"
+    )
+
+
+def _from_secret(secret: bytes, job: str | None, rank: int, world: int) -> Credentials:
+    authority = derive_authority(secret)
+    name = WorkerName(job or authority.default_job, rank)
+    certificate, key = authority.issue_to_self(name, world)
+    return Credentials(name.job, rank, certificate, (authority.certificate,), key)
+
+
+def _from_files(environ: Mapping[str, str], job: str | None, rank: int, world: int) -> Credentials:
+    if missing := [name for name in _FILES if name not in environ]:
+        raise ConfigurationError(
+            f"{' and '.join(missing)} must be set too: {', '.join(_FILES)} go together"
+        )
+    certificate_path, key_path = (
+        Path(environ[name].replace("{rank}", str(rank))) for name in _FILES[:2]
+    )
+    certificate = _one_certificate(certificate_path)
+    authorities = _authorities(Path(environ[_FILES[2]]))
+    key = _private_key(key_path)
+    if key.public_key() != certificate.public_key():
+        raise BadCertificate(f"the key {key_path} is not the one of {certificate_path}")
+    claims = _own_claims(certificate, certificate_path)
+    _check_claims(claims, certificate_path, job, rank, world)
+    if not any(is_issued_by(certificate, authority) for authority in authorities):
+        raise BadCertificate(
+            f"the certificate {certificate_path} was not issued by an authority in "
+            f"{environ[_FILES[2]]}: its issuer itself must be in that file"
+        )
+    return Credentials(claims.name.job, rank, certificate, authorities, key)
+
+
+def _check_claims(claims: Claims, path: Path, job: str | None, rank: int, world: int) -> None:
+    if job is not None and claims.name.job != job:
+        raise BadCertificate(
+            f"the certificate {path} is for job {claims.name.job}, and SEALRING_JOB is {job}"
+        )
+    if claims.name.rank != rank:
+        raise BadCertificate(
+            f"the certificate {path} is for rank {claims.name.rank}, and this worker is rank "
+            f"{rank}: put {{rank}} into SEALRING_CERTIFICATE and SEALRING_KEY"
+        )
+    if claims.world is not None and claims.world != world:
+        raise BadCertificate(
+            f"the certificate {path} is for a world of {claims.world}, and this one has {world}"
+        )
+
+
+def _one_certificate(path: Path) -> x509.Certificate:
+    certificates = _certificates(path, "the certificate")
+    if len(certificates) != 1:
+        raise BadCertificate(
+            f"{path} holds {len(certificates)} certificates: put the worker's alone there and its "
+            "issuer into SEALRING_AUTHORITY"
+        )
+    return certificates[0]
+
+
+def _authorities(path: Path) -> tuple[x509.Certificate, ...]:
+    authorities = tuple(_certificates(path, "the authority"))
+    for authority in authorities:
+        try:
+            constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
+        except (ValueError, x509.ExtensionNotFound):
+            constraints = None
+        # Whatever is in this file is trusted, so a worker's certificate must never be.
+        if constraints is None or not constraints.ca:
+            raise BadCertificate(
+                f"a certificate in {path} ({authority.subject.rfc4514_string() or 'unnamed'}) is "
+                "not an authority's"
+            )
+    return authorities
+
+
+def _certificates(path: Path, what: str) -> list[x509.Certificate]:
+    content = read_public(path, what, BadCertificate)
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as problem:
+        raise BadCertificate(f"{what} {path} is not a PEM certificate") from problem
+
+
+def _private_key(path: Path) -> PrivateKey:
+    content = read_private(path, "the key", BadCertificate)
+    try:
+        key = load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # The parser's own words may quote the file; they are left out with intent.
+        raise BadCertificate(f"the key {path} is not an unencrypted PEM private key") from None
+    if not isinstance(
+        key, Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
+    ):
+        raise BadCertificate(f"the key {path} is of a kind that TLS 1.3 cannot sign with")
+    return key
+
+
+def _own_claims(certificate: x509.Certificate, path: Path) -> Claims:
+    try:
+        return claims_of(certificate)
+    except ValueError as problem:
+        raise BadCertificate(
+            f"the certificate {path} is not a sealring worker's: {problem}"
+        ) from None

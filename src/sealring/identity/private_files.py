@@ -1,0 +1,102 @@
+"""Secrets on disk: read only where nobody else can, written so that nobody else ever could."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from sealring.errors import ConfigurationError
+
+_MAX_FILE_BYTES = 1 << 20
+
+
+def read_private(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
+    """The content of a file that only this user can read, or `error`.
+
+    The checks are made on the opened file, not on its name, so it cannot be exchanged between the
+    check and the read. O_NONBLOCK keeps a FIFO placed there from hanging the worker.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as problem:
+        raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise error(f"{what} {path} is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise error(
+                f"{what} {path} belongs to user {status.st_uid}, and this worker runs as user "
+                f"{os.geteuid()}: run `chown {os.geteuid()} {path}`"
+            )
+        if status.st_mode & 0o077:
+            raise error(
+                f"{what} {path} can be used by others than its owner "
+                f"(mode {stat.S_IMODE(status.st_mode):04o}): run `chmod 600 {path}`"
+            )
+        return _read_bounded(file.read(_MAX_FILE_BYTES + 1), path, what, error)
+
+
+def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as problem:
+        raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
+    return _read_bounded(content, path, what, error)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file of mode 0600. It appears whole or not at all, and replaces nothing."""
+    temporary = _write_temporary(path, content, 0o600)
+    try:
+        # link(), unlike rename(), fails if the name is taken.
+        os.link(temporary, path)
+    except FileExistsError:
+        raise ConfigurationError(
+            f"{path} is there already and will not be overwritten: move it away first"
+        ) from None
+    except OSError as problem:
+        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+    finally:
+        os.unlink(temporary)
+
+
+def write_public(path: Path, content: bytes) -> None:
+    """Write a file of mode 0644, whole or not at all; an older one is replaced."""
+    temporary = _write_temporary(path, content, 0o644)
+    try:
+        os.replace(temporary, path)
+    except OSError as problem:
+        os.unlink(temporary)
+        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+
+
+def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        fd = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+    except OSError as problem:
+        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+    try:
+        with open(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(fd)
+    except OSError as problem:
+        os.unlink(temporary)
+        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+    return temporary
+
+
+def _read_bounded(content: bytes, path: Path, what: str, error: type[ConfigurationError]) -> bytes:
+    if len(content) > _MAX_FILE_BYTES:
+        raise error(
+            f"{what} {path} is larger than {_MAX_FILE_BYTES} bytes, so it is something else"
+        )
+    return content

@@ -1,0 +1,145 @@
+"""The only maker of a VerifiedPeer.
+
+The caller brings a certificate whose private key the peer has just used (TLS's CertificateVerify);
+everything else is decided here and nowhere else: the signature, the dates, the job, the rank and
+the world size. The answer is a value that cannot be made otherwise, so that code which needs a
+verified peer says so in its signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+
+from sealring.errors import (
+    CertificateExpired,
+    CertificateNotYetValid,
+    UnknownAuthority,
+    WrongJob,
+    WrongRank,
+    WrongWorldSize,
+)
+from sealring.identity.certificates import Claims, claims_of
+
+_SEAL = object()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedPeer:
+    """Proof that a peer is the worker it says it is. Only `verify` can make one."""
+
+    job: str
+    rank: int
+    world: int | None
+    fingerprint: bytes
+    """SHA-256 of its certificate."""
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        if seal is not _SEAL:
+            raise TypeError("a VerifiedPeer comes from sealring.identity.verify only")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a VerifiedPeer cannot be copied or unpickled: verify the peer instead")
+
+
+def verify(
+    certificate: x509.Certificate,
+    authorities: Sequence[x509.Certificate],
+    *,
+    job: str,
+    world: int,
+    rank: int | None,
+    where: str,
+    now: datetime | None = None,
+) -> VerifiedPeer:
+    """Check everything a certificate must say to be admitted; `rank` is None if any rank will do.
+
+    `where` names the peer's address in errors. The order matters: what fails before the job is
+    known to be ours is not `proven`, because anybody can cause it.
+    """
+    claims = _signed_claims(certificate, authorities, where)
+    name = claims.name
+    who = f"rank {name.rank} at {where}"
+    if name.job != job:
+        raise WrongJob(
+            f"{who} is of job {name.job}, and this is {job}: check SEALRING_JOB and the rendezvous "
+            "address on both",
+            peer=name.rank,
+        )
+    _check_dates(certificate, now or datetime.now(UTC), who, name.rank)
+    if rank is not None and name.rank != rank:
+        raise WrongRank(
+            f"the peer at {where} was to be rank {rank} and proved to be rank {name.rank}: the "
+            "rendezvous store is wrong, or two workers were started with each other's rank",
+            peer=name.rank,
+            proven=True,
+        )
+    if claims.world is not None and claims.world != world:
+        raise WrongWorldSize(
+            f"{who} has a certificate for a world of {claims.world}, and this worker counts "
+            f"{world}: start all workers with one WORLD_SIZE",
+            peer=name.rank,
+            proven=True,
+        )
+    if name.rank >= world:
+        raise WrongRank(
+            f"{who} does not exist in a world of {world}: start all workers with one WORLD_SIZE",
+            peer=name.rank,
+            proven=True,
+        )
+    fingerprint = certificate.fingerprint(hashes.SHA256())
+    return VerifiedPeer(name.job, name.rank, claims.world, fingerprint, _SEAL)
+
+
+def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether `authority` signed this very certificate, with no other in between."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _signed_claims(
+    certificate: x509.Certificate, authorities: Sequence[x509.Certificate], where: str
+) -> Claims:
+    if not any(is_issued_by(certificate, authority) for authority in authorities):
+        raise UnknownAuthority(
+            f"the peer at {where} has a certificate that this job's authority did not sign: give "
+            "all ranks one job secret or one SEALRING_AUTHORITY"
+        )
+    try:
+        claims = claims_of(certificate)
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (ValueError, x509.ExtensionNotFound) as problem:
+        raise UnknownAuthority(
+            f"the peer at {where} has a certificate of this authority that is not a sealring "
+            f"worker's: {problem}"
+        ) from None
+    if constraints.ca:
+        raise UnknownAuthority(f"the peer at {where} shows an authority's certificate as its own")
+    return claims
+
+
+def _check_dates(certificate: x509.Certificate, now: datetime, who: str, rank: int) -> None:
+    if now > certificate.not_valid_after_utc:
+        raise CertificateExpired(
+            f"the certificate of {who} ended at {certificate.not_valid_after_utc.isoformat()} and "
+            f"it is {now.isoformat(timespec='seconds')} here: issue it a new one, or set the clock",
+            peer=rank,
+            proven=True,
+        )
+    if now < certificate.not_valid_before_utc:
+        raise CertificateNotYetValid(
+            f"the certificate of {who} starts at {certificate.not_valid_before_utc.isoformat()} "
+            f"and it is {now.isoformat(timespec='seconds')} here: set the clocks of both machines",
+            peer=rank,
+            proven=True,
+        )

@@ -1,0 +1,125 @@
+"""Where this worker listens: the addresses of one interface or one address, never all of them.
+
+SEALRING_ADDRESS     that IP address
+SEALRING_INTERFACE   the IPv4 and global IPv6 addresses of that interface
+neither              the address from which this machine reaches MASTER_ADDR
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from sealring.errors import ConfigurationError
+
+MAX_ADDRESSES: Final = 8
+
+_SIOCGIFADDR: Final = 0x8915
+_INTERFACE_NAME_BYTES: Final = 16
+_IF_INET6: Final = Path("/proc/net/if_inet6")
+_SCOPE_LINK: Final = 0x20
+_UNUSABLE_FLAGS: Final = 0x08 | 0x40
+"""Duplicate address detection failed, or has not ended yet."""
+
+
+def own_addresses(environ: Mapping[str, str]) -> list[str]:
+    """The IP addresses to listen on, best first."""
+    address, interface = environ.get("SEALRING_ADDRESS"), environ.get("SEALRING_INTERFACE")
+    if address is not None and interface is not None:
+        raise ConfigurationError(
+            "both SEALRING_ADDRESS and SEALRING_INTERFACE are set: unset one of them"
+        )
+    if address is not None:
+        return [_literal(address)]
+    if interface is not None:
+        return interface_addresses(interface)[:MAX_ADDRESSES]
+    return [_address_towards(environ.get("MASTER_ADDR", "127.0.0.1"))]
+
+
+def interface_addresses(name: str) -> list[str]:
+    names = [known for _, known in socket.if_nameindex()]
+    if name not in names:
+        raise ConfigurationError(
+            f"SEALRING_INTERFACE is {name!r}, and this machine has {', '.join(names)}"
+        )
+    found = _ipv4_of(name) + _parse_if_inet6(_read(_IF_INET6), name)
+    if not found:
+        raise ConfigurationError(f"the interface {name} has no address that peers could reach")
+    return found
+
+
+def _parse_if_inet6(table: str, name: str) -> list[str]:
+    """The kernel's table: address, index, prefix, scope, flags (all hexadecimal), name."""
+    found = []
+    for line in table.splitlines():
+        address, _, _, scope, flags, owner = line.split()
+        # A link-local address means nothing without the reader's own interface.
+        if owner == name and int(scope, 16) != _SCOPE_LINK and not int(flags, 16) & _UNUSABLE_FLAGS:
+            found.append(str(ipaddress.IPv6Address(bytes.fromhex(address))))
+    return found
+
+
+def _ipv4_of(name: str) -> list[str]:
+    request = struct.pack(f"{_INTERFACE_NAME_BYTES}s240x", name.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
+        except OSError:
+            return []
+    # struct ifreq: the name, then a sockaddr_in of family, port and address.
+    start = _INTERFACE_NAME_BYTES + 4
+    return [socket.inet_ntop(socket.AF_INET, answer[start : start + 4])]
+
+
+def _address_towards(master: str) -> str:
+    """The source address the kernel would use; connecting a UDP socket sends nothing."""
+    try:
+        candidates = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as problem:
+        raise ConfigurationError(
+            f"MASTER_ADDR {master!r} cannot be resolved ({problem}): correct it, or set "
+            "SEALRING_ADDRESS or SEALRING_INTERFACE"
+        ) from problem
+    for family, kind, protocol, _, address in candidates:
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        try:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.connect(address)
+                found = str(sock.getsockname()[0])
+        except OSError:
+            continue
+        if not found.startswith("fe80:"):
+            return found
+    raise ConfigurationError(
+        f"this machine has no route to MASTER_ADDR {master!r}: set SEALRING_ADDRESS or "
+        "SEALRING_INTERFACE"
+    )
+
+
+def _literal(address: str) -> str:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        raise ConfigurationError(
+            f"SEALRING_ADDRESS {address!r} is not an IP address: give the one that peers "
+            "shall connect to"
+        ) from None
+    if parsed.is_unspecified or parsed.is_multicast or "%" in address:
+        raise ConfigurationError(
+            f"SEALRING_ADDRESS {address!r} is not one worker's address: give the one peers shall "
+            "connect to"
+        )
+    return str(parsed)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # a kernel without IPv6
+        return ""

@@ -1,0 +1,61 @@
+"""Why the mesh is not complete when its time is up: the most telling thing that was seen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sealring.errors import (
+    HandshakeError,
+    PeerUnreachable,
+    SealringError,
+    UnknownAuthority,
+    WrongJob,
+)
+from sealring.links.rendezvous import Address
+
+_NAMED = 8
+
+
+def time_is_up(
+    *,
+    missing: Sequence[int],
+    not_ready: Sequence[int],
+    timeout: float,
+    own_addresses: Sequence[Address],
+    problems: Mapping[int, SealringError],
+    strangers: Sequence[HandshakeError],
+) -> HandshakeError:
+    """The error to raise.
+
+    `missing` ranks have no link and `not_ready` ones miss a link of their own. `problems` is what
+    dialing met, `strangers` who was refused here; they decide nothing but the name of the error.
+    """
+    if not missing:
+        return PeerUnreachable(
+            f"all ranks are linked to this one, but {_ranks(not_ready)} did not finish within "
+            f"{timeout:g} s: look at the errors there",
+            peer=not_ready[0] if not_ready else None,
+        )
+    text = f"{_ranks(missing)} did not appear within {timeout:g} s"
+    for rank in missing:
+        problem = problems.get(rank)
+        if isinstance(problem, HandshakeError):
+            return type(problem)(f"{text}; the last attempt: {problem}", peer=rank)
+    for stranger in strangers:
+        telling = isinstance(stranger, UnknownAuthority | WrongJob)
+        if telling and (stranger.peer is None or stranger.peer in missing):
+            return type(stranger)(f"{text}, and somebody was refused: {stranger}", peer=missing[0])
+    where = " or ".join(f"{host} port {port}" for host, port in own_addresses)
+    hint = f"this worker listens at {where}" if where else "no address is in the rendezvous store"
+    refused = f"; the last connection refused: {strangers[-1]}" if strangers else ""
+    return PeerUnreachable(
+        f"{text} ({hint}{refused}): check that they run, that they use one rendezvous, and that "
+        "SEALRING_INTERFACE or SEALRING_ADDRESS names the network between the machines",
+        peer=missing[0],
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    named = ", ".join(str(rank) for rank in ranks[:_NAMED])
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"

@@ -1,0 +1,189 @@
+"""Reaches the ranks that this worker dials, some at a time, and tries again until told to stop.
+
+The store may be late, stale or hostile, so each attempt reads it anew. What one attempt meets
+either settles the matter (a verified peer's refusal, a certificate that is not ours) or says
+nothing about the peer (a closed port, rubbish), and then the next attempt follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sealring.errors import (
+    CertificateExpired,
+    CertificateNotYetValid,
+    DuplicateRank,
+    HandshakeError,
+    PeerUnreachable,
+    SealringError,
+    UnknownAuthority,
+    WrongJob,
+)
+from sealring.links.rendezvous import Address, AddressBook
+
+_LOG = logging.getLogger("sealring")
+
+_THREADS: Final = 16
+_CONNECT_SECONDS: Final = 10.0
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+
+
+def is_definitive(error: SealringError) -> bool:
+    """Whether trying the same rank again cannot help."""
+    if not isinstance(error, HandshakeError):
+        return True
+    if isinstance(error, PeerUnreachable):
+        return False
+    return error.proven or isinstance(
+        error, UnknownAuthority | WrongJob | CertificateExpired | CertificateNotYetValid
+    )
+
+
+class Dialer:
+    """`attempt` sets up one link on a connected socket and raises if it cannot.
+
+    What it gives back is called once stop() will no longer cut the socket.
+    """
+
+    def __init__(
+        self,
+        book: AddressBook,
+        attempt: Callable[[socket.socket, int], Callable[[], None]],
+        fail: Callable[[SealringError], None],
+    ) -> None:
+        self._book = book
+        self._attempt = attempt
+        self._fail = fail
+        self._lock = threading.Lock()
+        self._live: set[socket.socket] = set()
+        self._stopping = threading.Event()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self.problems: dict[int, SealringError] = {}
+        """The last thing that went wrong with each rank, for the message if time runs out."""
+
+    def dial(self, rank: int) -> None:
+        """Reach `rank`, however often that must be tried."""
+        self._put(functools.partial(self._reach, rank))
+
+    def probe(self, rank: int, then: Callable[[], None]) -> None:
+        """Try once whether our own rank answers elsewhere; only that it does is a failure."""
+        self._put(functools.partial(self._probe, rank, then))
+
+    def _put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+        if len(self._threads) < _THREADS:
+            thread = threading.Thread(target=self._run, name="sealring-dial", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Break off what is under way, and wait for the threads."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        for _ in self._threads:
+            self._jobs.put(None)
+        with self._lock:
+            for sock in self._live:
+                # Not close(): its thread may be waiting on the descriptor, and this wakes it.
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except SealringError as error:
+                self._fail(error)
+            except Exception as problem:  # a thread must not end without a word
+                _LOG.exception("sealring: dialing failed")
+                self._fail(PeerUnreachable(f"dialing failed: {problem!r}"))
+
+    def _reach(self, rank: int) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            try:
+                addresses = self._book.lookup(rank)
+            except HandshakeError as error:
+                self.problems[rank] = error
+                addresses = ()
+            for address in addresses:
+                if self._try(rank, address):
+                    return
+            self._stopping.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _probe(self, rank: int, then: Callable[[], None]) -> None:
+        try:
+            for address in self._book.lookup(rank):
+                self._try(rank, address)
+        except DuplicateRank:
+            raise
+        except SealringError as error:
+            _LOG.warning("sealring: not rank %d, whatever the store says: %s", rank, error)
+        then()
+
+    def _try(self, rank: int, address: Address) -> bool:
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        with self._lock:
+            self._live.add(sock)
+        try:
+            if self._stopping.is_set():
+                sock.close()
+                return True
+            _connect(sock, address, rank)
+            hand_over = self._attempt(sock, rank)
+        except SealringError as error:
+            sock.close()
+            if is_definitive(error):
+                raise
+            self.problems[rank] = error
+            _LOG.debug("sealring: rank %d at %s is tried again: %s", rank, address, error)
+            return False
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            with self._lock:
+                self._live.discard(sock)
+        hand_over()
+        return True
+
+
+def _connect(sock: socket.socket, address: Address, rank: int) -> None:
+    """Connect, without blocking where nobody could break it off."""
+    sock.setblocking(False)
+    problem = sock.connect_ex(address)
+    if problem:
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT)
+        end = time.monotonic() + _CONNECT_SECONDS
+        while not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            if time.monotonic() >= end:
+                raise PeerUnreachable(
+                    f"nothing answers at {address[0]} port {address[1]}, where rank {rank} is said "
+                    "to listen: check the firewall between the machines",
+                    peer=rank,
+                )
+        problem = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if problem:
+        raise PeerUnreachable(
+            f"rank {rank} cannot be connected to at {address[0]} port {address[1]}: "
+            f"{os.strerror(problem)}",
+            peer=rank,
+        )

@@ -1,0 +1,49 @@
+"""What set-up leaves behind: a plain socket, perhaps shared memory, and the keys for both."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from typing import Final
+
+_KEEPALIVE_IDLE_SECONDS: Final = 15
+_KEEPALIVE_INTERVAL_SECONDS: Final = 5
+_KEEPALIVE_COUNT: Final = 4
+_MIN_USER_TIMEOUT_SECONDS: Final = 30.0
+_MAX_USER_TIMEOUT_SECONDS: Final = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One peer of the group. Whoever holds it closes the socket and the memory."""
+
+    peer: int
+    """Its rank in the job."""
+    host: str
+    """Its own name for its machine, for people to read."""
+    address: str
+    socket: socket.socket
+    """Connected, non-blocking, no longer TLS. With shared memory: doorbell and sign of life."""
+    memory_fd: int | None
+    dialer: bool
+    """Whether this side dialed; it then writes the first ring, and the peer the second."""
+    send_key: bytes = field(repr=False)
+    receive_key: bytes = field(repr=False)
+    peer_group_key: bytes = field(repr=False)
+
+
+def prepare_socket(sock: socket.socket, timeout: float) -> None:
+    """Options for a socket that carries records for a group with this timeout."""
+    sock.setblocking(False)
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    tcp = socket.IPPROTO_TCP
+    sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
+    # Not less than the group's own timeout: Linux counts a peer that is alive but does not read
+    # (it computes, and its window is full) against this one too.
+    seconds = min(max(timeout, _MIN_USER_TIMEOUT_SECONDS), _MAX_USER_TIMEOUT_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

@@ -1,0 +1,171 @@
+"""Links that have their keys and wait for the others: the state that the mesh's threads share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError, WrongRank
+from sealring.handshake.channel import SecureChannel, address_of
+from sealring.handshake.messages import Hello
+from sealring.handshake.terms import Terms
+from sealring.links.agreement import Settled
+from sealring.links.link import Link
+
+_LOG = logging.getLogger("sealring")
+
+_LOGGED_STRANGERS: Final = 16
+FAREWELL_SECONDS: Final = 1.0
+"""How long a peer has to read why we end, before the socket is closed under it."""
+
+
+@dataclass(slots=True, eq=False)
+class WaitingLink:
+    channel: SecureChannel
+    settled: Settled
+    dialer: bool
+    ready: bool = False
+    """The peer has all its links too. Its next bytes are records, so TLS must not read again."""
+
+    @property
+    def rank(self) -> int:
+        return self.channel.peer.rank
+
+    def discard(self, until: float) -> None:
+        self.channel.close(until)
+        if self.settled.memory_fd is not None:
+            os.close(self.settled.memory_fd)
+
+    def link(self) -> Link:
+        channel = self.channel
+        return Link(
+            peer=channel.peer.rank,
+            host=channel.peer_hello.host,
+            address=address_of(channel.socket),
+            socket=channel.detach(),
+            memory_fd=self.settled.memory_fd,
+            dialer=self.dialer,
+            send_key=channel.link_keys.send,
+            receive_key=channel.link_keys.receive,
+            peer_group_key=self.settled.peer_group_key,
+        )
+
+
+class WaitingLinks:
+    """Every method may be called from any thread. Each change wakes whoever waits on `wake`."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._lock = threading.Lock()
+        self._links: dict[int, WaitingLink] = {}
+        self._instances: dict[int, str] = {}
+        self._replaced: list[WaitingLink] = []
+        self._strangers: deque[HandshakeError] = deque(maxlen=_LOGGED_STRANGERS)
+        self._refused = 0
+        self._failure: SealringError | None = None
+        self._closed = False
+        self._told: SealringError | None = None
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def admit(self, hello: Hello) -> None:
+        """The last word on a verified worker that dialed us."""
+        rank = hello.sender
+        if hello.instance == self._terms.instance:
+            raise PeerUnreachable(f"rank {rank} reached itself: the rendezvous store is wrong")
+        if rank <= self._terms.rank:
+            raise WrongRank(
+                f"rank {rank} dialed rank {self._terms.rank}: of each pair the higher one dials, "
+                "so it runs another version of sealring"
+            )
+        with self._lock:
+            known = self._instances.setdefault(rank, hello.instance)
+        if known != hello.instance:
+            raise DuplicateRank(
+                f"a second worker holds rank {rank}, on {hello.host}: two workers were started "
+                "with one RANK, or an earlier run is still alive"
+            )
+
+    def forget(self, hello: Hello) -> None:
+        """A worker that was admitted did not come through; its place is free again."""
+        with self._lock:
+            link = self._links.get(hello.sender)
+            linked = link is not None and link.channel.peer_hello.instance == hello.instance
+            if not linked and self._instances.get(hello.sender) == hello.instance:
+                del self._instances[hello.sender]
+
+    def add(self, link: WaitingLink) -> None:
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                # One instance that connects again has given up its earlier connection.
+                if link.rank in self._links:
+                    self._replaced.append(self._links[link.rank])
+                self._links[link.rank] = link
+        if closed:
+            if self._told is not None:
+                link.channel.tell(self._told)
+            link.discard(until=time.monotonic() + FAREWELL_SECONDS)
+        os.eventfd_write(self.wake, 1)
+
+    def remove(self, link: WaitingLink) -> bool:
+        """Take out a link whose connection is cut; False if it is too late to do without it."""
+        with self._lock:
+            if self._closed:
+                return False
+            if self._links.get(link.rank) is link:
+                del self._links[link.rank]
+                self._instances.pop(link.rank, None)
+                self._replaced.append(link)
+        return True
+
+    def fail(self, error: SealringError) -> None:
+        """What ends the set-up. The first one counts."""
+        with self._lock:
+            self._failure = self._failure or error
+        os.eventfd_write(self.wake, 1)
+
+    def note_stranger(self, error: HandshakeError) -> None:
+        with self._lock:
+            self._strangers.append(error)
+            self._refused += 1
+            count = self._refused
+        # All of the first few, then ever fewer: a stranger must not fill the disk either.
+        if count <= _LOGGED_STRANGERS or count.bit_count() == 1:
+            _LOG.warning("sealring: connection %d was refused: %s", count, error)
+
+    def strangers(self) -> list[HandshakeError]:
+        with self._lock:
+            return list(self._strangers)
+
+    def present(self) -> list[WaitingLink]:
+        """The links there are, in the order of their ranks; raises what ended the set-up."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            replaced, self._replaced = self._replaced, []
+            links = [self._links[rank] for rank in sorted(self._links)]
+        # Here and not where they were replaced: the caller may have been waiting on them.
+        for link in replaced:
+            link.discard(until=time.monotonic())
+        return links
+
+    def close(self) -> bool:
+        """Take no further link; True for the caller that closed it."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+        return first
+
+    def take_all(self, told: SealringError | None = None) -> list[WaitingLink]:
+        """Close, and leave all links to the caller. Who comes later is `told` why."""
+        with self._lock:
+            self._closed = True
+            self._told = told
+            links = [*self._links.values(), *self._replaced]
+            self._links.clear()
+            self._replaced.clear()
+        return links
