@@ -73,6 +73,8 @@ nb::tuple failure_fields(const Failure& failure) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A script may end without destroying its group; what it held is not a leak worth a message.
+  nb::set_leak_warnings(false);
   m.doc() = "sealring's native core: records, links, reductions and the CPU engine.";
 
   nb::class_<Program>(m, "Program")

@@ -13,7 +13,9 @@ namespace sealring {
 namespace {
 
 // Segments in the air at once. More hide each other's latency, fewer stay in the cache.
-constexpr size_t kWindow = 8;
+constexpr uint64_t kWindow = 8;
+// Sealed records that may wait on one link to be passed on, in bytes.
+constexpr uint64_t kForwardBudget = 8u << 20;
 // How long to look again and again, lending the core to others, before going to sleep.
 constexpr std::chrono::microseconds kPatience{200};
 // A sleeper looks around this often even if nobody wakes it.
@@ -43,7 +45,11 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
   size_t longest = 0;
   for (const Slot& slot : call.slots) longest = std::max(longest, slot.bytes);
   if (longest != 0) segments_ = (longest + call.segment_bytes - 1) / call.segment_bytes;
-  window_.resize(std::min<uint64_t>(kWindow, segments_));
+  const uint64_t forwarded = call.segment_bytes * std::max(program_.forwards_per_link, 1);
+  const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
+  window_.resize(std::min({kWindow, segments_, affordable}));
+  stats.scratch_bytes = std::max<uint64_t>(
+      stats.scratch_bytes, window_.size() * program_.scratch.size() * call.segment_bytes);
   for (int peer : program_.sources) {
     owed_[peer] = segments_ * static_cast<uint64_t>(program_.receives_from[peer]);
     links_[peer]->expecting = true;
@@ -65,8 +71,9 @@ void Collective::run() {
     moved |= flush_all();
     moved |= receive_all();
     if (finished_ == segments_ && !flush_all()) {
-      const bool sent = std::all_of(links_.begin(), links_.end(),
-                                    [](const auto& link) { return !link || link->idle(); });
+      const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
+        return !link || (link->idle() && !link->broken());
+      });
       if (sent) return;
     }
     if (moved) {
@@ -155,7 +162,9 @@ void Collective::run_task(Segment& segment, int index) {
       seal(segment, step);
       break;
     case Action::copy:
-      if (bytes != 0) std::memcpy(at(segment, step.slot), at(segment, step.source), bytes);
+      if (bytes != 0 && at(segment, step.slot) != at(segment, step.source)) {
+        std::memcpy(at(segment, step.slot), at(segment, step.source), bytes);
+      }
       break;
     case Action::reduce:
       reduce_(at(segment, step.slot), at(segment, step.source), bytes);
@@ -220,7 +229,7 @@ bool Collective::receive_all() {
 // Reads from the link and takes at most one record.
 bool Collective::receive(Link& link) {
   bool moved = link.fill();
-  if (link.ended() && owed_[link.peer] != 0) {
+  if (link.ended() && (owed_[link.peer] != 0 || !link.idle() || link.broken())) {
     throw Failure(FailureCode::peer_lost, link.peer, "the peer left the group");
   }
   if (!link.ready()) return moved;
@@ -259,9 +268,6 @@ void Collective::require_same(const Link& link) const {
 bool Collective::take_data(Link& link) {
   const Header& header = link.header();
   if (header.collective > call_.number && owed_[link.peer] == 0) return false;  // it is ahead of us
-  if (header.collective < call_.number) {
-    throw Failure(FailureCode::replayed, link.peer, "a record of an earlier collective came again");
-  }
   if (header.collective != call_.number || header.operation != program_.operation ||
       header.algorithm != program_.algorithm || header.total != call_.total ||
       header.dtype != static_cast<uint8_t>(call_.dtype) ||
@@ -273,7 +279,9 @@ bool Collective::take_data(Link& link) {
   const int index = program_.receiving_step(link.peer, origin, header.message);
   Segment& segment = window_[header.segment % window_.size()];
   if (index < 0 || header.segment >= segments_) {
-    throw Failure(FailureCode::out_of_step, link.peer, "the peer runs another program");
+    throw Failure(FailureCode::out_of_step, link.peer,
+                  "rank " + std::to_string(header.sender) + " sent what has no place in rank " +
+                      std::to_string(keyring_.rank) + "'s program: they disagree on the root");
   }
   if (segment.number != header.segment || segment.done[index]) {
     throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");
@@ -283,12 +291,9 @@ bool Collective::take_data(Link& link) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer cuts the tensor differently");
   }
   if (segment.waits[index] != 0) return false;
+  // A forward never waits for room: in a ring all ranks could then wait for each other. What
+  // queues up is bounded by the window instead.
   const std::vector<int>& forwards = program_.forwards[index];
-  for (int forward : forwards) {
-    for (int peer : program_.steps[forward].peers) {
-      if (!links_[peer]->has_room()) return false;
-    }
-  }
   // Opened where only we can see it, and checked, before anything is made of it.
   uint8_t* plain = link.arrived_payload();
   if (!forwards.empty()) {

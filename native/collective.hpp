@@ -40,6 +40,7 @@ struct Stats {
   uint64_t opened_records = 0;
   uint64_t forwarded_records = 0;
   uint64_t sleeps = 0;
+  uint64_t scratch_bytes = 0;  // the most that any one collective needed
 };
 
 using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own

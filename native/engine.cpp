@@ -114,6 +114,11 @@ void Engine::tell_everyone(Kind kind, std::span<const uint8_t> payload) {
   for (const auto& link : links_) {
     if (link) link->end_writing();
   }
+  const auto delivered = [this] {
+    return std::all_of(links_.begin(), links_.end(),
+                       [](const auto& link) { return !link || link->delivered(); });
+  };
+  while (!delivered() && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 1);
 }
 
 // The keys' destructors overwrite them.
@@ -127,7 +132,7 @@ void Engine::update_account() {
   const std::lock_guard<std::mutex> lock(account_lock_);
   account_.stats = stats_;
   account_.waited_s.resize(links_.size(), 0.0);
-  account_.memory_bytes = pool_.bytes();
+  account_.memory_bytes = pool_.bytes() + stats_.scratch_bytes;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;
     account_.waited_s[peer] = static_cast<double>(links_[peer]->waited_ns) * 1e-9;

@@ -56,6 +56,7 @@ bool Link::flush() {
     // What it wrote before it went is still to be read, and may say why; then comes the end.
     out_.clear();
     out_offset_ = 0;
+    broken_ = true;
     moved = true;
   } catch (const PipeCorrupted& bad) {
     throw Failure(FailureCode::tampered, peer, bad.what());
@@ -102,6 +103,14 @@ bool Link::fill() {
     throw Failure(FailureCode::tampered, peer, bad.what());
   }
   return moved;
+}
+
+bool Link::arm() {
+  try {
+    return pipe_->arm(wants_read(), !idle());
+  } catch (const PipeCorrupted& bad) {
+    throw Failure(FailureCode::tampered, peer, bad.what());
+  }
 }
 
 bool Link::postponed() const {

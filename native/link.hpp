@@ -33,6 +33,9 @@ class Link {
   void enqueue(BufferRef record);
   bool has_room() const { return out_.size() < kMaxQueued; }
   bool idle() const { return out_.empty(); }
+  // The pipe took no more, and what should have left is gone. Why is still to be read.
+  bool broken() const { return broken_; }
+  bool delivered() const { return pipe_->delivered(); }
   // Writes what the pipe takes. True if anything moved.
   bool flush();
   void seal(Header& header, const uint8_t* plain, uint8_t* out);
@@ -56,7 +59,7 @@ class Link {
 
   // ---- waiting
   bool wants_read() const { return !ready() && !ended_ && !postponed(); }
-  bool arm() { return pipe_->arm(wants_read(), !idle()); }
+  bool arm();
   void disarm() { pipe_->disarm(); }
   short poll_events() const { return pipe_->poll_events(wants_read(), !idle()); }
   int socket() const { return pipe_->socket(); }
@@ -83,6 +86,7 @@ class Link {
 
   std::deque<BufferRef> out_;
   size_t out_offset_ = 0;
+  bool broken_ = false;
 
   BufferRef in_;
   size_t have_ = 0;

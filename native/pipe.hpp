@@ -41,6 +41,8 @@ class Pipe {
   virtual int socket() const = 0;
   // Tells the peer that nothing more will be written.
   virtual void end_writing() = 0;
+  // Whether all that was written would survive this end's closing now.
+  virtual bool delivered() const = 0;
   virtual size_t memory_bytes() const = 0;
 };
 

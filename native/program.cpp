@@ -1,5 +1,7 @@
 #include "program.hpp"
 
+#include <algorithm>
+
 namespace sealring {
 namespace {
 
@@ -28,6 +30,7 @@ Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int 
     if (like < 0 || like >= slots) throw std::invalid_argument("scratch like a slot that is not there");
   }
   const int all_slots = slots + static_cast<int>(scratch.size());
+  std::vector<int> forwarded_to(receives_from.size(), 0);
   for (size_t i = 0; i < steps.size(); ++i) {
     const Step& step = steps[i];
     if (step.slot < 0 || step.slot >= all_slots) malformed(i, "no such slot");
@@ -50,6 +53,9 @@ Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int 
           malformed(i, "forwards what was not received");
         }
         forwards[step.source].push_back(static_cast<int>(i));
+        for (int peer : step.peers) {
+          forwards_per_link = std::max(forwards_per_link, ++forwarded_to[peer]);
+        }
         break;
       }
       case Action::copy:

@@ -13,9 +13,9 @@
 //                       infinities; no min, max or bitwise kinds
 //   bytes               moved, never reduced
 //
-// The one thing left open is which NaN: a NaN result is quiet, but hardware differs in the sign and
-// payload it picks when an operation makes or meets one. Rounding a NaN to 16 bits keeps its sign
-// and the top of its payload.
+// The one thing left open is which NaN: processors differ in the sign and payload they pick when an
+// operation makes or meets one. Rounding a NaN to 16 bits makes it quiet and keeps its sign and the
+// top of its payload.
 //
 // This holds in the default floating-point environment, compiled with -ffp-contract=off and without
 // -ffast-math. Pointers need no alignment. Nothing here allocates, and every ReduceFn is reentrant.

@@ -1,4 +1,5 @@
-// AVX2 with F16C, asked for at run time, where the compiler's own vectors fall short: 16-bit floats.
+// AVX2 with F16C, asked for at run time, where the compiler's own vectors fall short: the 16-bit
+// floats.
 
 #pragma once
 

@@ -141,9 +141,9 @@ struct Divide {
 
 template <std::integral T>
 struct Divide<T> {
-  // Integers of up to 32 bits divide as floats, which vectorise. Truncation is exact: a quotient a/d
-  // that is no integer lies at least 1/d away from one, and rounding moves it by less as long as a
-  // fits in the fraction (16 bits in float, 32 in double).
+  // Integers of up to 32 bits divide as floats, which vectorise. Truncation is exact: a quotient
+  // a/d that is no integer lies at least 1/d away from one, and rounding moves it by less as long
+  // as a fits in the fraction (16 bits in float, 32 in double).
   using Real = std::conditional_t<sizeof(T) <= 2, float, double>;
   using Work = std::conditional_t<
       sizeof(T) == 8, std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>, Real>;

@@ -129,7 +129,11 @@ class ShmPipe final : public Pipe {
       total += n;
       if (n < part.iov_len) break;
     }
-    if (total != 0 && out_.publish()) ring_bell();
+    if (total != 0) {
+      if (out_.publish()) ring_bell();
+    } else if (ended_) {
+      throw PipeEnded("the peer's process closed the link");  // nobody will make room any more
+    }
     return total;
   }
 
@@ -149,6 +153,7 @@ class ShmPipe final : public Pipe {
   short poll_events(bool, bool) const override { return ended_ ? 0 : POLLIN; }
   int socket() const override { return socket_; }
   void end_writing() override { ::shutdown(socket_, SHUT_WR); }
+  bool delivered() const override { return true; }
   size_t memory_bytes() const override { return mapped_; }
 
  private:

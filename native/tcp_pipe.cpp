@@ -1,4 +1,8 @@
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -37,6 +41,16 @@ class TcpPipe final : public Pipe {
   }
   int socket() const override { return socket_; }
   void end_writing() override { ::shutdown(socket_, SHUT_WR); }
+  // Closing a socket with bytes unread resets the connection, and what the other side's kernel
+  // has not acknowledged by then is lost.
+  bool delivered() const override {
+    int unacknowledged = 0;
+    if (::ioctl(socket_, SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0) return true;
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    const bool known = ::getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
+    return known && info.tcpi_state == TCP_CLOSE;  // the other side is gone: nobody will take it
+  }
   size_t memory_bytes() const override { return 0; }
 
  private:

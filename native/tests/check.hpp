@@ -1,7 +1,7 @@
 // A test runner small enough to read: TEST(name) { CHECK(condition); } and a main that calls run().
 //
 // A failed CHECK prints where it is and lets the test go on; CHECK_NOTE adds a printf-style note on
-// the values at hand. Any argument that does not start with "--" picks the tests whose name holds it.
+// the values at hand. An argument without leading "--" picks the tests whose name holds it.
 
 #pragma once
 

@@ -1,5 +1,5 @@
 // The same arithmetic as native/reduce.hpp promises, by slow and different means: integers in 128
-// bits, 16-bit floats by ldexp and nearbyint, nothing vectorised. Volatile keeps each operation apart.
+// bits, 16-bit floats by ldexp and nearbyint, nothing vectorised, volatile so that nothing fuses.
 
 #pragma once
 

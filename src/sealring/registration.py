@@ -9,9 +9,7 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and "SEALRING" not in dist.Backend._plugins:
-        dist.Backend.register_backend(
-            "sealring", _create_group, extended_api=True, devices=["cpu"]
-        )
+        dist.Backend.register_backend("sealring", _create_group, extended_api=True, devices=["cpu"])
 
 
 def _create_group(options: Any, _backend_options: Any = None) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
 from sealring import _native
 from sealring.limits import HEADER_BYTES, TAG_BYTES
+from tests.engine.local_world import Last
 
 SEALED_HEADER_BYTES: Final = HEADER_BYTES + TAG_BYTES
 EVERYONE: Final = 0xFFFFFFFF
@@ -117,28 +119,26 @@ class CutAt:
     offset: int
     _seen: int = 0
 
-    def __call__(self, data: bytes) -> bytes | None:
+    def __call__(self, data: bytes) -> bytes:
         left = self.offset - self._seen
-        if left == 0:
-            return None
-        self._seen += min(left, len(data))
-        return data[:left]
+        self._seen += len(data)
+        return data if len(data) < left else Last(data[:left])
 
 
 class ByRecord:
     """Hands each record and its index to `change`, and sends on what that returns."""
 
-    def __init__(self, change: Callable[[int, Record], bytes]) -> None:
+    def __init__(self, change: Callable[[int, Record], bytes], *, holds_open: bool = False) -> None:
+        self.holds_open = holds_open
+        """The receiver is kept from seeing that the sender has closed the link."""
         self._change = change
         self._splitter = Splitter()
         self._index = -1
 
-    def __call__(self, data: bytes) -> bytes:
-        out = b""
+    def __call__(self, data: bytes) -> Iterator[bytes]:
         for record in self._splitter.feed(data):
             self._index += 1
-            out += self._change(self._index, record)
-        return out
+            yield self._change(self._index, record)
 
 
 def drop(index: int) -> ByRecord:
@@ -167,8 +167,10 @@ def swap(index: int) -> ByRecord:
     return ByRecord(change)
 
 
-def drop_if(unwanted: Callable[[Record], bool]) -> ByRecord:
-    return ByRecord(lambda _, record: b"" if unwanted(record) else record.raw)
+def swallow_alerts(*, holds_open: bool) -> ByRecord:
+    return ByRecord(
+        lambda _, record: b"" if record.kind is Kind.ALERT else record.raw, holds_open=holds_open
+    )
 
 
 class Mailbox:
@@ -192,9 +194,16 @@ class Mailbox:
             assert self._changed.wait_for(lambda: len(self._records) > index, timeout=5)
             return self._records[index]
 
-    def put_in_place_of(self, index: int, of: int) -> ByRecord:
+    def put_in_place_of(self, index: int, of: int, delay_s: float = 0) -> ByRecord:
         """Collected record `of` goes where record `index` of this stream was to go."""
-        return ByRecord(lambda i, record: self.record(of).raw if i == index else record.raw)
+
+        def change(i: int, record: Record) -> bytes:
+            if i != index:
+                return record.raw
+            time.sleep(delay_s)
+            return self.record(of).raw
+
+        return ByRecord(change)
 
 
 def header(**fields: int) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,13 +143,3 @@ def values(case: Case, elements: int, rank: int, seed: int) -> Array:
         return floats
     limits = np.iinfo(kind)
     return random.integers(limits.min, limits.max, elements, dtype=kind, endpoint=True)
-
-
-def pattern(elements: int, text: bytes = b"PLAINTEXT-GRADIENT") -> npt.NDArray[np.uint8]:
-    """A tensor that would be recognised anywhere."""
-    repeated = text * (elements // len(text) + 1)
-    return np.frombuffer(repeated[:elements], np.uint8).copy()
-
-
-def same_bits(per_rank: Sequence[Tensors]) -> list[list[bytes]]:
-    return [tensors.bits() for tensors in per_rank]

@@ -11,10 +11,10 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,8 +23,15 @@ from sealring.limits import RING_CONTROL_BYTES
 
 RING_BYTES = 256 << 10
 
-Change = Callable[[bytes], bytes | None]
-"""What came -> what goes on; None cuts the link."""
+
+class Last(bytes):
+    """The last bytes that pass: after them the link is cut, both ways."""
+
+
+class Change(Protocol):
+    """What came -> what goes on, at once or piece by piece."""
+
+    def __call__(self, data: bytes, /) -> bytes | Iterator[bytes]: ...
 
 
 @dataclass
@@ -44,7 +51,7 @@ class Middle(threading.Thread):
     """Carries bytes one way, from one socket to another, through `change`.
 
     An end in one direction is passed on as just that, as a router would: what the other direction
-    still carries (an alert, say) arrives. `change` returning None cuts both.
+    still carries (an alert, say) arrives.
     """
 
     def __init__(self, source: socket.socket, sink: socket.socket, change: Change) -> None:
@@ -61,18 +68,19 @@ class Middle(threading.Thread):
     def run(self) -> None:
         cut = False
         with contextlib.suppress(OSError):
-            while data := self.source.recv(1 << 20):
+            while not cut and (data := self.source.recv(1 << 20)):
                 changed = self.change(data)
-                if changed is None:
-                    cut = True
-                    break
-                with self._sending:
-                    self.sink.sendall(changed)
+                for part in (changed,) if isinstance(changed, bytes) else changed:
+                    with self._sending:
+                        self.sink.sendall(part)
+                    cut = cut or isinstance(part, Last)
         with contextlib.suppress(OSError):
-            self.sink.shutdown(socket.SHUT_RDWR if cut else socket.SHUT_WR)
+            if not cut and not getattr(self.change, "holds_open", False):
+                self.sink.shutdown(socket.SHUT_WR)
         if cut:
-            with contextlib.suppress(OSError):
-                self.source.shutdown(socket.SHUT_RDWR)
+            for end in (self.source, self.sink):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -150,7 +158,7 @@ class LocalWorld:
         a, b = tcp_pair()
         if (low, high) in self.middle or (high, low) in self.middle:
             # a <-> near is the low rank's link to the middle, far <-> b the middle's to the high's.
-            near, far = b, None
+            near = b
             far, b = tcp_pair()
             self._relays += [near, far]
             for (source, sink), way in (((near, far), (low, high)), ((far, near), (high, low))):
@@ -184,7 +192,7 @@ class LocalWorld:
     def run(
         self,
         collectives: Sequence[Collective | None],
-        timeout_s: float = 10.0,
+        timeout_s: float | Sequence[float] = 10.0,
         numbers: Sequence[int] | None = None,
     ) -> list[BaseException | None]:
         """Every rank runs its collective; the errors they end with, in rank order.
@@ -195,13 +203,14 @@ class LocalWorld:
         self.number += 1
         counted = numbers if numbers is not None else [self.number] * self.world
         self.number = max(counted)
+        patience = [timeout_s] * self.world if isinstance(timeout_s, float | int) else timeout_s
 
         def one(rank: int) -> BaseException | None:
             collective = collectives[rank]
             if collective is None:
                 return None
             try:
-                self.engines[rank].run(counted[rank], collective, timeout_s)
+                self.engines[rank].run(counted[rank], collective, patience[rank])
             except BaseException as error:
                 return error
             return None

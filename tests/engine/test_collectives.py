@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -194,7 +195,7 @@ def tapped_world(world: int, **options: object) -> tuple[LocalWorld, dict[tuple[
 
 
 def by_sequence(taps: dict[tuple[int, int], Tap]) -> dict[tuple[int, int], list[Record]]:
-    """Each key's records by count; a published one, which crosses several links, is counted once."""
+    """Each key's records by count; a published one, though it crosses several links, once."""
     seen = {record.raw: record for tap in taps.values() for record in tap.records()}
     sequences: dict[tuple[int, int], list[Record]] = {}
     for record in sorted(seen.values(), key=lambda record: record.fields["count"]):
@@ -217,7 +218,7 @@ def test_keys_ratchet_forward_and_results_stay_right(rekey_bytes: int) -> None:
     for sequence, records in sequences.items():
         generations = [record.fields["generation"] for record in records]
         assert [record.fields["count"] for record in records] == list(range(len(records)))
-        steps = {b - a for a, b in zip(generations, generations[1:], strict=False)}
+        steps = {b - a for a, b in pairwise(generations)}
         assert generations[0] == 0
         assert steps <= {0, 1}
         if rekey_bytes == 1:
@@ -257,7 +258,7 @@ def test_published_records_are_sealed_once_and_forwarded_as_they_are() -> None:
         way = [(rank + hop) % world for hop in range(world)]
         copies = {
             record.raw
-            for here, there in zip(way, way[1:], strict=False)
+            for here, there in pairwise(way)
             for record in taps[here, there].records()
             if record.sequence == (rank, EVERYONE)
         }

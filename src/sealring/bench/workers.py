@@ -10,11 +10,10 @@ import multiprocessing
 import os
 import queue
 import secrets
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sealring.errors import SealringError
@@ -38,20 +37,34 @@ def run_workers(
     Ends when all have ended. If one fails, the rest are ended too and WorkerFailed is raised.
     """
     context = multiprocessing.get_context("spawn")
-    reports: multiprocessing.Queue[tuple[str, int, Any]] = context.Queue()
+    with meeting_place() as place:
+        yield from _run(context, count, target, arguments, {**place, **(environment or {})})
+
+
+def _run(
+    context: Any,
+    count: int,
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+    environment: Mapping[str, str],
+) -> Iterator[tuple[int, Any]]:
+    reports = context.Queue()
     shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(count),
         "SEALRING_SECRET": secrets.token_hex(32),
         "SEALRING_JOB": "local",
-        **(environment or {}),
+        **environment,
     }
     processes = [
         context.Process(
             target=_worker,
-            args=(rank, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, reports, target,
-                  arguments),
+            args=(
+                rank,
+                {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                reports,
+                target,
+                arguments,
+            ),
             name=f"sealring-worker-{rank}",
         )
         for rank in range(count)
@@ -114,7 +127,19 @@ def _worker(
     reports.join_thread()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+@contextmanager
+def meeting_place() -> Iterator[dict[str, str]]:
+    """A rendezvous store in this process, and the environment by which workers find it.
+
+    Its port is chosen by the system when it is opened, so that it cannot be taken meanwhile.
+    """
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    del store

@@ -97,7 +97,8 @@ def show(
     for row in rows:
         table = Table(show_header=False)
         for label, value in row.items():
-            table.add_row(label, Text("-" if value is None else str(value)))
+            # Folded, not cut: a fingerprint is there to be compared.
+            table.add_row(label, Text("-" if value is None else str(value), overflow="fold"))
         console.print(table)
 
 

@@ -172,9 +172,7 @@ def _listening_address() -> Finding:
     from sealring.links.addresses import own_addresses
 
     try:
-        return Finding(
-            "interface", "ok", f"would listen on {', '.join(own_addresses(os.environ))}"
-        )
+        return Finding("interface", "ok", f"would listen on {', '.join(own_addresses(os.environ))}")
     except SealringError as error:
         return Finding("interface", "problem", type(error).__name__, str(error))
 
@@ -213,9 +211,7 @@ def _clock() -> Iterator[Finding]:
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
     if now < BUILT:
-        yield Finding(
-            "clock", "problem", f"{shown} is before this release", "set the clock (NTP)"
-        )
+        yield Finding("clock", "problem", f"{shown} is before this release", "set the clock (NTP)")
         return
     # adjtimex returns 5 (TIME_ERROR) while nothing keeps the clock right.
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex()))

@@ -34,9 +34,7 @@ def run(
         Path | None, typer.Option(help="The job's secret (mode 0600), the same on all machines.")
     ] = None,
     job: Annotated[str | None, typer.Option(help="The job's name, the same everywhere.")] = None,
-    transport: Annotated[
-        str | None, typer.Option(help="auto (the default), tcp or shm.")
-    ] = None,
+    transport: Annotated[str | None, typer.Option(help="auto (the default), tcp or shm.")] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own."""

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sealring.engine.datatypes import COMPLEXES, SIGNED, DType, ReduceKind, supported_kinds
+from sealring.engine.datatypes import COMPLEXES, FLOATS, SIGNED, DType, ReduceKind, supported_kinds
 from sealring.errors import Unsupported
 
 Array = npt.NDArray[Any]
@@ -118,12 +118,13 @@ def _keep_smaller_or_larger(dst: Array, incoming: Array, dtype: DType, kind: Red
     old, new = dst, incoming
     if dtype is DType.BFLOAT16:
         old, new = _widened(dst, dtype), _widened(incoming, dtype)
-    wins = new < old if kind is ReduceKind.MIN else new > old
-    if old.dtype.kind == "f":
-        negative = new if kind is ReduceKind.MIN else old
-        wins |= (new == old) & np.signbit(negative)
-    # Only a NaN differs from itself.
-    np.copyto(dst, incoming, where=wins | (new != new))
+    taken = new < old if kind is ReduceKind.MIN else new > old
+    if dtype in FLOATS:
+        # Comparison takes the two zeros for equal, and finds nothing smaller or larger than a NaN.
+        lesser = np.signbit(new)
+        taken |= (new == old) & (lesser if kind is ReduceKind.MIN else ~lesser)
+        taken |= np.isnan(new)
+    np.copyto(dst, incoming, where=taken)
 
 
 def _widened(values: Array, dtype: DType) -> npt.NDArray[np.float32]:

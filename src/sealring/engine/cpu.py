@@ -6,12 +6,16 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import error_from
 from sealring.schedule import Algorithm, Operation, Program, program_for, segment_bytes
+
+
+FORWARD_BUDGET: Final = 8 << 20
+MIN_RECORD_BYTES: Final = 4 << 10
 
 
 class LinkEnds(Protocol):
@@ -66,7 +70,7 @@ class CpuEngine:
     ) -> None:
         self._rank = rank
         self._world = world
-        self._record_bytes = record_bytes
+        self._record_bytes = min(record_bytes, largest_segment(world))
         self._hosts: dict[int, str] = {}
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
         self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
@@ -113,9 +117,7 @@ class CpuEngine:
     def _program(self, collective: Collective) -> _native.Program:
         average = collective.reduction is ReduceKind.AVG
         premultiply = collective.reduction is ReduceKind.PREMUL_SUM
-        key = (
-            collective.operation, collective.algorithm, collective.root, average, premultiply
-        )
+        key = (collective.operation, collective.algorithm, collective.root, average, premultiply)
         if key not in self._programs:
             program = program_for(
                 collective.operation,
@@ -130,6 +132,15 @@ class CpuEngine:
         return self._programs[key]
 
 
+def largest_segment(world: int) -> int:
+    """Plaintext per record in a world so large that a ring passes on many records per segment.
+
+    A rank may have to keep world - 2 of them for one link; they must fit into the memory that a
+    link may take (native/collective.cpp, kForwardBudget).
+    """
+    return max(MIN_RECORD_BYTES, FORWARD_BUDGET // max(1, world - 2) // 64 * 64)
+
+
 def to_native(program: Program) -> _native.Program:
     return _native.Program(
         program.operation,
@@ -140,7 +151,12 @@ def to_native(program: Program) -> _native.Program:
         program.scratch,
         [
             (
-                step.action, step.slot, step.peers, step.message, step.origin, step.source,
+                step.action,
+                step.slot,
+                step.peers,
+                step.message,
+                step.origin,
+                step.source,
                 step.after,
             )
             for step in program.steps

@@ -44,9 +44,7 @@ _REMEDY: Final[dict[type[GroupError], str]] = {
     GroupClosed: "Make a new group.",
 }
 
-_VIEW = re.compile(
-    r"\{operation=(\d+) algorithm=(\d+) dtype=(\d+) reduction=(\d+) bytes=(\d+)\}"
-)
+_VIEW = re.compile(r"\{operation=(\d+) algorithm=(\d+) dtype=(\d+) reduction=(\d+) bytes=(\d+)\}")
 
 
 def error_from(

@@ -6,22 +6,18 @@ import atexit
 import os
 import secrets
 import weakref
-from collections import Counter
 from typing import Any
 
 import torch.distributed as dist
 
 from sealring import limits
 from sealring.engine.cpu import CpuEngine
+from sealring.group.backward import restore_errors_in_backward
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
 from sealring.links import build_mesh
-
-_incarnations: Counter[str] = Counter()
-"""How often this process has made a group of each name: all ranks count alike, and a second group
-never reads what the first one left in the store."""
 
 
 def create_group(options: Any) -> SealedProcessGroup:
@@ -34,8 +30,9 @@ def create_group(options: Any) -> SealedProcessGroup:
     credentials = load_credentials(rank=rank, world=world)
 
     name = options.group_id or "default"
-    _incarnations[name] += 1
-    incarnation = _incarnations[name]
+    # A store may outlive a group: the second one of a name must not read what the first one left.
+    # A store that lies here only makes the ranks disagree, which the handshake tells them.
+    incarnation = options.store.add(f"sealring/attempts/{rank}", 1)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     terms = Terms(
         job=credentials.job,
@@ -67,6 +64,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         rekey_bytes=settings.rekey_bytes,
     )
     group = SealedProcessGroup(group_rank, group_world, engine, options.timeout)
+    restore_errors_in_backward()
     _leave_in_order(group)
     return group
 

@@ -15,6 +15,7 @@ import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.errors import GroupClosed
+from sealring.group.backward import remember
 from sealring.group.work import SealedWork
 
 
@@ -82,5 +83,6 @@ class Dispatcher:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
+            remember(raised)
         self._finished += 1
         job.work.finish(error)

@@ -196,9 +196,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         own = contiguous(source)
         address, size = slot(own)
         # A rank may gather in place: its input already is its part of the output.
-        copies = [
-            copy for t, m in zip(outputs, memory, strict=True) if (copy := _copy_back(t, m))
-        ]
+        copies = [copy for t, m in zip(outputs, memory, strict=True) if (copy := _copy_back(t, m))]
         if on_success is not None:
             copies.append(on_success)
         return self._submit(

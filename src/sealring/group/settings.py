@@ -37,9 +37,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     )
     if record_bytes % 64:
         raise ConfigurationError("SEALRING_RECORD_BYTES must be a multiple of 64")
-    rekey_bytes = _bytes(
-        environ, "SEALRING_REKEY_BYTES", limits.REKEY_BYTES, 1, limits.REKEY_BYTES
-    )
+    rekey_bytes = _bytes(environ, "SEALRING_REKEY_BYTES", limits.REKEY_BYTES, 1, limits.REKEY_BYTES)
     return Settings(cast(Transport, transport), record_bytes, rekey_bytes)
 
 

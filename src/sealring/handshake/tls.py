@@ -30,6 +30,7 @@ _DATES: Final = (
     SSL.X509VerificationCodes.ERR_CERT_HAS_EXPIRED,
     SSL.X509VerificationCodes.ERR_CERT_NOT_YET_VALID,
 )
+_NO_AUTO_CHAIN: Final = 0x8  # SSL_MODE_NO_AUTO_CHAIN, which pyOpenSSL does not name
 LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 10
 
@@ -168,6 +169,8 @@ class TlsConnection:
         context.set_tls13_ciphersuites(_CIPHERSUITES)
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
+        # Every peer has the authority; what it needs is the worker's certificate alone.
+        context.set_mode(_NO_AUTO_CHAIN)
         context.use_certificate(credentials.certificate)
         context.use_privatekey(credentials.private_key)
         context.check_privatekey()

@@ -22,21 +22,15 @@ def read_private(path: Path, what: str, error: type[ConfigurationError]) -> byte
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as problem:
         raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise error(f"{what} {path} is not a regular file")
-        if status.st_uid != os.geteuid():
-            raise error(
-                f"{what} {path} belongs to user {status.st_uid}, and this worker runs as user "
-                f"{os.geteuid()}: run `chown {os.geteuid()} {path}`"
-            )
-        if status.st_mode & 0o077:
-            raise error(
-                f"{what} {path} can be used by others than its owner "
-                f"(mode {stat.S_IMODE(status.st_mode):04o}): run `chmod 600 {path}`"
-            )
-        return _read_bounded(file.read(_MAX_FILE_BYTES + 1), path, what, error)
+    try:
+        _check_private(os.fstat(fd), path, what, error)
+        with open(fd, "rb", closefd=False) as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as problem:
+        raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
+    finally:
+        os.close(fd)
+    return _bounded(content, path, what, error)
 
 
 def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
@@ -45,7 +39,7 @@ def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as problem:
         raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
-    return _read_bounded(content, path, what, error)
+    return _bounded(content, path, what, error)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -74,6 +68,23 @@ def write_public(path: Path, content: bytes) -> None:
         raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
 
 
+def _check_private(
+    status: os.stat_result, path: Path, what: str, error: type[ConfigurationError]
+) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise error(f"{what} {path} is not a regular file")
+    if status.st_uid != os.geteuid():
+        raise error(
+            f"{what} {path} belongs to user {status.st_uid}, and this worker runs as user "
+            f"{os.geteuid()}: run `chown {os.geteuid()} {path}`"
+        )
+    if status.st_mode & 0o077:
+        raise error(
+            f"{what} {path} can be used by others than its owner "
+            f"(mode {stat.S_IMODE(status.st_mode):04o}): run `chmod 600 {path}`"
+        )
+
+
 def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -94,7 +105,7 @@ def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
     return temporary
 
 
-def _read_bounded(content: bytes, path: Path, what: str, error: type[ConfigurationError]) -> bytes:
+def _bounded(content: bytes, path: Path, what: str, error: type[ConfigurationError]) -> bytes:
     if len(content) > _MAX_FILE_BYTES:
         raise error(
             f"{what} {path} is larger than {_MAX_FILE_BYTES} bytes, so it is something else"

@@ -37,7 +37,8 @@ class Listener:
     ) -> None:
         self._handle = handle
         self._lock = threading.Lock()
-        self._live: dict[socket.socket, threading.Thread] = {}
+        self._cuttable: set[socket.socket] = set()
+        self._threads: set[threading.Thread] = set()
         self._slots = threading.BoundedSemaphore(_SLOTS)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -67,12 +68,12 @@ class Listener:
         if self._thread is not None:
             self._thread.join()
         with self._lock:
-            live = dict(self._live)
-            for sock in live:
+            threads = list(self._threads)
+            for sock in self._cuttable:
                 # Not close(): its thread may be waiting on the descriptor, and this wakes it.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
-        for thread in live.values():
+        for thread in threads:
             thread.join()
         for sock in self._sockets:
             sock.close()
@@ -107,8 +108,16 @@ class Listener:
             target=self._serve, args=(sock,), name="sealring-accept", daemon=True
         )
         with self._lock:
-            self._live[sock] = thread
-        thread.start()
+            self._cuttable.add(sock)
+            self._threads.add(thread)
+            try:
+                thread.start()
+            except RuntimeError as problem:  # no more threads to be had
+                self._cuttable.discard(sock)
+                self._threads.discard(thread)
+                self._slots.release()
+                sock.close()
+                _LOG.warning("sealring: a connection cannot be served: %s", problem)
 
     def _serve(self, sock: socket.socket) -> None:
         hand_over = None
@@ -116,11 +125,13 @@ class Listener:
             hand_over = self._handle(sock)
         finally:
             with self._lock:
-                del self._live[sock]
+                self._cuttable.discard(sock)
+            # Only now that stop() will not cut it; but stop() still waits for this thread.
+            if hand_over is not None:
+                hand_over()
             self._slots.release()
-        # Only now that stop() will not cut it.
-        if hand_over is not None:
-            hand_over()
+            with self._lock:
+                self._threads.discard(threading.current_thread())
 
 
 def _listen(address: str) -> socket.socket:

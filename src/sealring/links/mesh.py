@@ -167,7 +167,7 @@ class _Mesh:
         return [link for link in links if link.channel.socket.fileno() in events]
 
     def _hear(self, link: WaitingLink) -> None:
-        has_bytes = _has_bytes(link.channel.socket)
+        has_bytes = link.has_bytes()
         if has_bytes is None:
             self._lost(link)
         elif has_bytes:
@@ -240,11 +240,25 @@ class _Mesh:
         )
         links = self._waiting.take_all(told)
         for link in links:
-            link.channel.tell(told)
+            self._waiting.tell(link)
+        if not isinstance(told, PeerUnreachable) and time.monotonic() < self._deadline:
+            self._stay_to_tell()
         self._stop()
         until = time.monotonic() + FAREWELL_SECONDS
         for link in links:
             link.discard(until)
+
+    def _stay_to_tell(self) -> None:
+        """Those that are still on their way here, or that we are still to dial, are told as well.
+
+        Without this they would find nobody, and learn at their own timeout only that.
+        """
+        until = time.monotonic() + FAREWELL_SECONDS
+        poll = select.poll()
+        poll.register(self._waiting.wake, select.POLLIN)
+        while not self._waiting.all_informed() and (left := until - time.monotonic()) > 0:
+            if poll.poll(left * 1000):
+                os.eventfd_read(self._waiting.wake)
 
     def _on_connected(self, sock: socket.socket, rank: int) -> HandOver:
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
@@ -285,13 +299,3 @@ class _Mesh:
         with contextlib.suppress(PeerUnreachable):
             self._book.publish(self._terms.rank, self._listener.addresses)
         self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
-
-
-def _has_bytes(sock: socket.socket) -> bool | None:
-    """Whether there is something to read; None if the connection is cut. Nothing is taken."""
-    try:
-        return True if sock.recv(1, socket.MSG_PEEK) else None
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
@@ -20,8 +21,8 @@ from sealring.links.link import Link
 _LOG = logging.getLogger("sealring")
 
 _LOGGED_STRANGERS: Final = 16
-FAREWELL_SECONDS: Final = 1.0
-"""How long a peer has to read why we end, before the socket is closed under it."""
+FAREWELL_SECONDS: Final = 2.0
+"""How long a worker whose set-up failed stays to tell the others why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +36,15 @@ class WaitingLink:
     @property
     def rank(self) -> int:
         return self.channel.peer.rank
+
+    def has_bytes(self) -> bool | None:
+        """Whether there is something to read; None if the connection is cut. Nothing is taken."""
+        try:
+            return True if self.channel.socket.recv(1, socket.MSG_PEEK) else None
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
 
     def discard(self, until: float) -> None:
         self.channel.close(until)
@@ -70,11 +80,15 @@ class WaitingLinks:
         self._failure: SealringError | None = None
         self._closed = False
         self._told: SealringError | None = None
+        self._informed: set[int] = set()
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def admit(self, hello: Hello) -> None:
         """The last word on a verified worker that dialed us."""
         rank = hello.sender
+        if self._told is not None:
+            self.mark_informed(rank)
+            raise type(self._told)(str(self._told))
         if hello.instance == self._terms.instance:
             raise PeerUnreachable(f"rank {rank} reached itself: the rendezvous store is wrong")
         if rank <= self._terms.rank:
@@ -107,8 +121,7 @@ class WaitingLinks:
                     self._replaced.append(self._links[link.rank])
                 self._links[link.rank] = link
         if closed:
-            if self._told is not None:
-                link.channel.tell(self._told)
+            self.tell(link)
             link.discard(until=time.monotonic() + FAREWELL_SECONDS)
         os.eventfd_write(self.wake, 1)
 
@@ -127,6 +140,14 @@ class WaitingLinks:
         """What ends the set-up. The first one counts."""
         with self._lock:
             self._failure = self._failure or error
+        # A refusal is known at both ends; of a rank held twice, there is another one to tell.
+        if (
+            isinstance(error, HandshakeError)
+            and error.proven
+            and error.peer is not None
+            and not isinstance(error, DuplicateRank | PeerUnreachable)
+        ):
+            self.mark_informed(error.peer)
         os.eventfd_write(self.wake, 1)
 
     def note_stranger(self, error: HandshakeError) -> None:
@@ -160,7 +181,22 @@ class WaitingLinks:
             first, self._closed = not self._closed, True
         return first
 
-    def take_all(self, told: SealringError | None = None) -> list[WaitingLink]:
+    def tell(self, link: WaitingLink) -> None:
+        """Let a peer know why there will be no group, if there will be none."""
+        if self._told is not None:
+            link.channel.tell(self._told)
+            self.mark_informed(link.rank)
+
+    def mark_informed(self, rank: int) -> None:
+        with self._lock:
+            self._informed.add(rank)
+        os.eventfd_write(self.wake, 1)
+
+    def all_informed(self) -> bool:
+        with self._lock:
+            return self._informed | {self._terms.rank} >= set(self._terms.members)
+
+    def take_all(self, told: SealringError) -> list[WaitingLink]:
         """Close, and leave all links to the caller. Who comes later is `told` why."""
         with self._lock:
             self._closed = True

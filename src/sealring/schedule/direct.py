@@ -97,24 +97,29 @@ def broadcast(world: int, rank: int, *, root: int) -> Program:
 def barrier(world: int, rank: int) -> Program:
     """Slot 0 is empty; what counts is that a record came from everybody."""
     writer = ProgramWriter(Operation.BARRIER, Algorithm.DIRECT, rank, world, slots=1)
-    writer.publish(0, _others(world, rank), message=0)
-    for peer in _others(world, rank):
-        writer.receive(0, peer, message=0, origin=peer)
+    others = _others(world, rank)
+    writer.publish(0, others, message=0)
+    if others:
+        # Not into slot 0: no receive shall wait until a slow peer has taken our record.
+        arrived = writer.scratch(like=0)
+        for peer in others:
+            writer.receive(arrived, peer, message=0, origin=peer)
     return writer.program()
 
 
 def _send_chunks(writer: ProgramWriter, *, premultiply: bool) -> None:
-    """Chunk p of the input goes to rank p, times the factor where there is one."""
-    peers = _others(writer.world, writer.rank)
-    if not premultiply:
-        for peer in peers:
-            writer.send(peer, peer, message=peer)
-    elif peers:
-        multiplied = writer.scratch(like=writer.world)
-        for peer in peers:
-            writer.copy(multiplied, peer)
-            writer.premultiply(multiplied)
-            writer.send(multiplied, peer, message=peer)
+    """Chunk p of the input goes to rank p, times the factor where there is one.
+
+    Each product gets scratch of its own. Sharing one would let a slow peer hold up what we send
+    to the others, and with links of limited room that can end in a circle of ranks waiting.
+    """
+    for peer in _others(writer.world, writer.rank):
+        chunk = peer
+        if premultiply:
+            chunk = writer.scratch(like=peer)
+            writer.copy(chunk, peer)
+            writer.premultiply(chunk)
+        writer.send(chunk, peer, message=peer)
 
 
 def _others(world: int, rank: int) -> list[int]:

@@ -16,6 +16,7 @@ from sealring.schedule.program import Action, Program, Step
 
 SENDING = frozenset({Action.SEND, Action.PUBLISH, Action.FORWARD})
 RECEIVING = frozenset({Action.RECEIVE, Action.RECEIVE_REDUCE})
+_DONE = -1
 
 
 class Turn(NamedTuple):
@@ -46,7 +47,8 @@ class Execution:
     step that takes it may run. With `link_records`, a link holds no more than so many, and a step
     that sends is done when its last record found room. A rank has at most `window` segments
     open, the oldest unfinished one among them. With `shuffle`, of all steps that can run any one
-    may be next, except that a rank's sends keep the order in which they became ready.
+    may be next, except that a rank's sends keep the order in which they became ready, and that a
+    step runs in the order of segments.
     """
 
     def __init__(
@@ -111,9 +113,14 @@ class Execution:
             segment = self._opened[rank]
             self._opened[rank] += 1
             self._undone[rank, segment] = len(steps)
-            self._waits[rank, segment] = [len(step.after) for step in steps]
-            for index, step in enumerate(steps):
-                if not step.after:
+            before = self._waits.get((rank, segment - 1), [_DONE] * len(steps))
+            waits = [
+                len(step.after) + (same_step_before != _DONE)
+                for step, same_step_before in zip(steps, before, strict=True)
+            ]
+            self._waits[rank, segment] = waits
+            for index, count in enumerate(waits):
+                if count == 0:
                     self._became_ready(Turn(rank, segment, index))
 
     def _became_ready(self, turn: Turn) -> None:
@@ -131,11 +138,11 @@ class Execution:
 
     def _complete(self, turn: Turn) -> None:
         rank, segment, step = turn
-        waits = self._waits[rank, segment]
+        self._waits[rank, segment][step] = _DONE
         for dependent in self._dependents[rank][step]:
-            waits[dependent] -= 1
-            if waits[dependent] == 0:
-                self._became_ready(Turn(rank, segment, dependent))
+            self._waits_for_one_less(Turn(rank, segment, dependent))
+        if (rank, segment + 1) in self._waits:
+            self._waits_for_one_less(Turn(rank, segment + 1, step))
         self._undone[rank, segment] -= 1
         if self._undone[rank, segment] == 0:
             del self._undone[rank, segment], self._waits[rank, segment]
@@ -145,6 +152,12 @@ class Execution:
             ):
                 self._oldest[rank] += 1
             self._open_segments(rank)
+
+    def _waits_for_one_less(self, turn: Turn) -> None:
+        waits = self._waits[turn.rank, turn.segment]
+        waits[turn.step] -= 1
+        if waits[turn.step] == 0:
+            self._became_ready(turn)
 
     def _send(self, turn: Turn, step: Step) -> None:
         origin = {Action.SEND: -1, Action.PUBLISH: turn.rank}.get(step.action, step.origin)

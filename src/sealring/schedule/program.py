@@ -3,8 +3,9 @@
 A program is written for one rank of one world and says nothing about sizes. The engine cuts each
 slot (a stretch of memory: a chunk of a tensor, one tensor of a list, or scratch) into segments of
 one record each and runs the whole program once per segment, several segments at a time. A step may
-run when the steps in its ``after`` are done in the same segment; nothing else orders it, except
-that the records of one link leave in the order in which their steps became ready.
+run when the steps in its ``after`` are done in the same segment. Two more rules order it, without
+which records could wait behind each other in a circle: a step runs in the order of segments, and
+the records of one link leave in the order in which their steps became ready.
 
 Two ranks' programs meet in ``message``: a SEND or PUBLISH and the RECEIVE that takes it carry the
 same number. A (sealer, message) pair occurs once per program, so a record names its place exactly.

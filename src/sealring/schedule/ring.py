@@ -44,7 +44,7 @@ def reduce_scatter(world: int, rank: int, *, average: bool, premultiply: bool) -
     output = world
     order = _chunks_as_they_pass(world, rank)
     # Partial sums live in scratch while they pass. Two of them, so that the next one can come in
-    # while the last one is still being sealed. Without a factor the first chunk leaves unchanged
+    # while the last one still waits to leave. Without a factor the first chunk leaves unchanged
     # and the last ends in the output: those need none.
     passing = max(0, world - 1 if premultiply else world - 2)
     buffers = [writer.scratch(like=output) for _ in range(min(2, passing))]

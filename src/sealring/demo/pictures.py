@@ -1,0 +1,213 @@
+"""The demo's results as people read them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Table
+
+from sealring import limits
+from sealring.demo.evidence import SHORTEST_RUN
+from sealring.demo.model import Shape, make_model
+from sealring.demo.story import Attacked, Outcome, Tapped, Training
+from sealring.demo.train import ATTACKED_STEPS, TAPPED_STEPS, Backend
+from sealring.demo.wiretap import GROUP, PAIR
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.schedule import Algorithm, Operation
+
+_ROW: Final = 12
+"""Bytes in a line of a dump: three floats."""
+_ROWS: Final = 4
+
+
+def opening(ranks: int, steps: int) -> Iterator[RenderableType]:
+    parameters = sum(value.numel() for value in make_model(Shape(), 0).parameters())
+    yield Rule("1. Training over sealed links")
+    yield (
+        f"{ranks} workers train a GPT of {parameters / 1e6:.2f} million parameters on the Python "
+        f"standard library's sources, {steps} steps over sealring and, in turn with them, the "
+        "same steps over plaintext Gloo.\n"
+    )
+
+
+def training(training: Training) -> Iterator[RenderableType]:
+    curve = training.curves["sealring"]
+    yield (
+        f"{len(curve)} steps: loss {curve[0].loss:.3f} -> [bold]{curve[-1].loss:.3f}[/] nats per "
+        f"byte. The ranks sealed {_size(training.sealed_bytes)} of gradients for it.\n"
+    )
+
+
+def wiretap(tapped: Tapped) -> Iterator[RenderableType]:
+    listener, lured = tapped.listener, tapped.lured
+    yield Rule(f"2. A wiretap between rank {listener} and rank {lured}")
+    yield (
+        f"The rendezvous store is the attacker's. It told rank {lured} a false address for rank "
+        f"{listener}, so {TAPPED_STEPS} more steps go through the attacker's relay. What it saw:\n"
+    )
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row(
+        "traffic",
+        f"{_size(tapped.bytes_seen)}: {_size(tapped.setup_bytes)} of TLS 1.3, then "
+        f"{tapped.records:,} records",
+    )
+    facts.add_row(
+        "entropy",
+        f"{tapped.entropy:.4f} bits per byte of sealed payload "
+        f"({tapped.plaintext_entropy:.4f} before)",
+    )
+    colour = "red" if tapped.longest_run else "green"
+    facts.add_row(
+        "plaintext",
+        f"longest run of plaintext found: [bold {colour}]{tapped.longest_run} bytes[/]\n"
+        f"(rank {listener}'s gradients and their sum, sought in "
+        f"{_size(tapped.searched_bytes)} of the last step's\npayload; "
+        f"no run of {SHORTEST_RUN} bytes or more can be missed)",
+    )
+    yield facts
+    yield ""
+    yield _dump(tapped)
+
+
+def _dump(tapped: Tapped) -> Table:
+    """The record's header field by field, then its payload beside what it hides."""
+    table = Table(title=f"One record from rank {tapped.listener} to rank {tapped.lured}")
+    table.add_column("at", justify="right", style="dim")
+    table.add_column("on the wire", style="cyan", no_wrap=True)
+    table.add_column("meaning")
+    header = tapped.header
+    for start, end, meaning in _meanings(tapped.record.fields):
+        table.add_row(str(start), _hex(header[start:end]), meaning)
+    table.add_section()
+    table.add_row("", "[dim]payload, sealed[/]", "[dim]before sealing[/]")
+    for row in range(_ROWS):
+        at = slice(row * _ROW, (row + 1) * _ROW)
+        values = struct.unpack(f"<{_ROW // 4}f", tapped.plain[at])
+        table.add_row(
+            str(len(header) + at.start),
+            _hex(tapped.sealed[at]),
+            " ".join(f"{value:+.2e}" for value in values),
+        )
+    return table
+
+
+def _meanings(fields: dict[str, int]) -> Iterator[tuple[int, int, str]]:
+    kind = {PAIR: "for one peer", GROUP: "for the group"}[fields["kind"]]
+    dtype, reduction = DType(fields["dtype"]), ReduceKind(fields["reduction"])
+    operation, algorithm = Operation(fields["operation"]), Algorithm(fields["algorithm"])
+    yield 0, 4, f'"SR", version 1, {kind}'
+    yield 4, 8, f"length: {fields['length']:,} bytes"
+    yield 8, 16, f"count: {fields['count']} under this key"
+    yield 16, 24, f"lane {fields['lane']}, key generation {fields['generation']}"
+    yield 24, 32, f"from rank {fields['sender']} to rank {fields['receiver']}"
+    yield 32, 40, f"collective {fields['collective']}"
+    words = " ".join(part.name.lower() for part in (operation, reduction, dtype, algorithm))
+    yield 40, 44, words
+    yield 44, 56, f"message {fields['message']}, segment {fields['segment']}"
+    yield 56, 64, f"of {fields['total']:,} bytes in all"
+    yield 64, 80, "the header's tag"
+
+
+def attack(attacked: Attacked) -> Iterator[RenderableType]:
+    yield ""
+    yield Rule("3. One flipped bit")
+    flipped = attacked.flipped
+    if flipped is None:
+        yield "[red]The attacker flipped no bit.[/]\n"
+    else:
+        fields = flipped.record.fields
+        yield (
+            "A new group of the same workers trains on; this time the relay flips bit "
+            f"{flipped.bit} of byte {flipped.offset - flipped.record.payload.start:,} of a sealed "
+            f"gradient (collective {fields['collective']}) on its way to rank {attacked.lured}.\n"
+        )
+    table = Table()
+    table.add_column("rank", justify="right")
+    table.add_column("ended with", no_wrap=True)
+    table.add_column("it says")
+    table.add_column("after", justify="right", no_wrap=True)
+    for rank, ending in sorted(attacked.endings.items()):
+        caught = rank in attacked.caught_by
+        table.add_row(
+            f"[bold]{rank}[/]" if caught else str(rank),
+            escape(ending.error or ending.raised or f"nothing, in {ATTACKED_STEPS} steps"),
+            escape(_first_sentence(ending.message)),
+            f"{attacked.milliseconds(rank):.0f} ms" if ending.raised else "",
+            style="bold" if caught else "",
+        )
+    yield table
+    for rank in attacked.caught_by:
+        ending = attacked.endings[rank]
+        yield (
+            f"[bold green]Rank {rank} caught it[/] in step {ending.whole_steps + 1}; the run ended "
+            "on every rank."
+            if all(e.raised for e in attacked.endings.values())
+            else f"[red]Rank {rank} caught it, and the run did not end on every rank.[/]"
+        )
+    held = {ending.weights[:8] for ending in attacked.endings.values()}
+    if attacked.weights_intact:
+        yield (
+            f"Nothing of the changed gradient was used: all ranks hold weights {held.pop()}, those "
+            "of the last whole step.\n"
+        )
+    else:
+        yield f"[red]The ranks hold weights {', '.join(sorted(held))}.[/]\n"
+
+
+def comparison(training: Training) -> Iterator[RenderableType]:
+    yield Rule("4. What it costs")
+    table = Table()
+    table.add_column("backend")
+    table.add_column("on the wire")
+    table.add_column("time per step", justify="right")
+    table.add_column("final loss", justify="right")
+    rows: tuple[tuple[Backend, str], ...] = (
+        ("gloo", "plaintext"),
+        ("sealring", f"sealed with {limits.SUITE}"),
+    )
+    for backend, wire in rows:
+        samples = training.time_per_step(backend)
+        table.add_row(
+            backend,
+            wire,
+            f"{samples.median * 1e3:.0f} ms ±{samples.spread:.0%}",
+            f"{training.curves[backend][-1].loss:.4f}",
+        )
+    yield table
+    yield (
+        f"sealring : Gloo = [bold]{training.overhead:.3f}[/] (medians of {training.steps} steps "
+        f"each). The losses never differ by more than {training.largest_difference:.1g}.\n"
+    )
+
+
+def verdict(outcome: Outcome, seconds: float) -> Iterator[RenderableType]:
+    surprises = outcome.surprises()
+    if not surprises:
+        yield f"[green]All of it went as sealring promises[/], in {seconds:.0f} s."
+        return
+    yield f"[bold red]Not as promised[/], after {seconds:.0f} s:"
+    for surprise in surprises:
+        yield f"  - {escape(surprise)}"
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(". ", 1)[0]
+
+
+def _hex(data: bytes) -> str:
+    if len(data) > _ROW:
+        return f"{data[: _ROW - 1].hex(' ')} .."
+    return data.hex(" ")
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"

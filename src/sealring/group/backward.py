@@ -1,0 +1,42 @@
+"""Makes a failure inside DDP's backward pass arrive in the script as the exception it is.
+
+DDP waits for its all-reduces in C++, inside the autograd engine, and torch turns whatever fails
+there into a RuntimeError that has our text but not our type: `except sealring.errors.PeerLost`
+would not see it. The engine object that `backward()` calls is a plain attribute of torch's; ours
+is torch's own with one addition, that on the way out it puts the original exception back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from torch.autograd import Variable
+
+from sealring.errors import GroupError
+
+_recent_failures: Final[deque[GroupError]] = deque(maxlen=16)
+
+
+def remember(failure: BaseException) -> None:
+    """Keep a collective's failure for the backward pass that may be waiting for it."""
+    if isinstance(failure, GroupError):
+        _recent_failures.append(failure)
+
+
+def restore_errors_in_backward() -> None:
+    """Called when a group is made; once per process is enough."""
+    if not isinstance(Variable._execution_engine, _RestoringEngine):
+        Variable._execution_engine = _RestoringEngine()
+
+
+class _RestoringEngine(type(Variable._execution_engine)):  # type: ignore[misc]
+    def run_backward(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().run_backward(*arguments, **options)
+        except RuntimeError as error:
+            text = str(error)
+            for failure in reversed(_recent_failures):
+                if str(failure) in text:
+                    raise failure from error
+            raise

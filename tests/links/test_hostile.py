@@ -1,0 +1,132 @@
+"""Strangers at the door and a store that lies: the job comes up all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from sealring.errors import PeerUnreachable
+from sealring.handshake import dial
+from tests.handshake.meeting import soon
+from tests.links.test_mesh import assert_linked
+from tests.links.worlds import ISSUER, World, world
+
+
+def stranger(address: tuple[str, int], send: Callable[[socket.socket], None]) -> threading.Thread:
+    """Connects, does as it likes, and stays until it is thrown out."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=20) as sock:
+            send(sock)
+            while sock.recv(65536):
+                pass
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def say_nothing(_: socket.socket) -> None:
+    pass
+
+
+def talk_http(sock: socket.socket) -> None:
+    sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+def flood(sock: socket.socket) -> None:
+    for _ in range(64):
+        sock.sendall(b"\xa5" * (1 << 16))
+
+
+def claim_a_huge_record(sock: socket.socket) -> None:
+    sock.sendall(b"\x16\x03\x01\x40\x00\x01\xff\xff\xff" + bytes(1 << 14))
+
+
+def hang_up(sock: socket.socket) -> None:
+    sock.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("behaviour", [say_nothing, talk_http, flood, claim_a_huge_record, hang_up])
+def test_strangers_do_no_harm(
+    behaviour: Callable[[socket.socket], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "sealring"), world(3) as mesh:
+        mesh.start(0)
+        strangers = [stranger(mesh.store.address(0), behaviour) for _ in range(5)]
+        if behaviour is not say_nothing:
+            for thread in strangers:
+                thread.join()
+        mesh.start(1)
+        mesh.start(2)
+        mesh.join()
+        assert_linked(mesh)
+        for thread in strangers:
+            thread.join()
+    assert "was refused" in caplog.text
+
+
+def test_a_member_that_stops_half_way_can_come_again() -> None:
+    """The same worker connects, is admitted and vanishes; then it comes as it should."""
+    with world(2) as mesh:
+        own = mesh.terms(1)
+        mesh.start(0)
+        sock = socket.create_connection(mesh.store.address(0))
+        channel = dial(sock, ISSUER.credentials(1, world=2), own, 0, soon())
+        channel.close(until=0)
+        mesh.start(1, own_terms=own)
+        mesh.join()
+        assert_linked(mesh)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        b'[["127.0.0.1",1]]',
+        b"rubbish",
+        b"[" * 5000,
+        b'[["0.0.0.0",80]]',
+    ],
+)
+def test_a_stale_or_wrong_address_is_corrected(lie: bytes) -> None:
+    with world(2) as mesh:
+        key = "sealring/1/address/0"
+        mesh.store.overlay[key] = lie
+        mesh.start(1)
+        mesh.start(0)
+        mesh.store.address(0)
+        del mesh.store.overlay[key]
+        mesh.join()
+        assert_linked(mesh)
+
+
+def test_an_address_that_was_overwritten_is_put_back() -> None:
+    with world(2) as mesh:
+        mesh.start(0)
+        mesh.store.address(0)
+        mesh.store.set("sealring/1/address/0", '[["127.0.0.1",1]]')
+        mesh.start(1)
+        mesh.join()
+        assert_linked(mesh)
+
+
+def test_a_store_that_fails() -> None:
+    class Broken:
+        def set(self, *_: object) -> bytes:
+            raise OSError("store is gone")
+
+        get = check = set
+
+    mesh = World(2)
+    mesh.store = Broken()  # type: ignore[assignment]
+    mesh.start(0)
+    mesh.start(1, timeout=0.5)
+    mesh.close()
+    assert mesh.errors() == {0: PeerUnreachable, 1: PeerUnreachable}
+    for outcome in mesh.outcomes.values():
+        assert "store is gone" in str(outcome)

@@ -1,0 +1,137 @@
+"""A few workers in one process, with a store that tests can tamper with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sealring.handshake import Terms
+from sealring.identity import Credentials
+from sealring.links import Link, build_mesh
+from tests.handshake.meeting import terms
+from tests.identity.issuing import Issuer
+
+ISSUER = Issuer()
+LOOPBACK = {"SEALRING_ADDRESS": "127.0.0.1"}
+
+
+class DictStore:
+    """As hostile as a test likes: `overlay` is what readers see instead."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.overlay: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return (self.values | self.overlay)[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values or key in self.overlay for key in keys)
+
+    def address(self, rank: int) -> tuple[str, int]:
+        """Where a rank listens, once it does."""
+        key = f"sealring/{INCARNATION}/address/{rank}"
+        end = time.monotonic() + 10
+        while key not in self.values:
+            assert time.monotonic() < end, f"rank {rank} published nothing"
+            time.sleep(0.005)
+        host, port = eval(self.values[key])[0]
+        return host, port
+
+
+INCARNATION = "1"
+
+
+class World:
+    """Starts workers as threads and keeps what each of them returned or raised."""
+
+    def __init__(self, size: int, **options: Any) -> None:
+        self.size = size
+        self.store = DictStore()
+        self.options: dict[str, Any] = {
+            "timeout": 20.0,
+            "environ": LOOPBACK,
+            "incarnation": INCARNATION,
+        } | options
+        self.group_keys = [secrets.token_bytes(32) for _ in range(size)]
+        self.outcomes: dict[object, list[Link] | BaseException] = {}
+        self._threads: list[threading.Thread] = []
+
+    def terms(self, rank: int, **changes: Any) -> Terms:
+        agreed: dict[str, Any] = {"world": self.size, "members": tuple(range(self.size))}
+        return terms(rank, **(agreed | changes))
+
+    def start(
+        self,
+        rank: int,
+        *,
+        name: object = None,
+        credentials: Credentials | None = None,
+        own_terms: Terms | None = None,
+        **options: Any,
+    ) -> None:
+        name = rank if name is None else name
+
+        def run() -> None:
+            try:
+                self.outcomes[name] = build_mesh(
+                    self.store,
+                    credentials or ISSUER.credentials(rank, world=self.size),
+                    own_terms or self.terms(rank),
+                    self.group_keys[rank],
+                    **(self.options | options),
+                )
+            except BaseException as error:
+                self.outcomes[name] = error
+
+        thread = threading.Thread(target=run)
+        self._threads.append(thread)
+        thread.start()
+
+    def start_all(self, *but: int) -> None:
+        for rank in range(self.size):
+            if rank not in but:
+                self.start(rank)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def links(self, rank: int) -> list[Link]:
+        outcome = self.outcomes[rank]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def errors(self) -> dict[object, type]:
+        return {name: type(outcome) for name, outcome in self.outcomes.items()}
+
+    def close(self) -> None:
+        self.join()
+        for outcome in self.outcomes.values():
+            if isinstance(outcome, list):
+                for link in outcome:
+                    link.socket.close()
+                    if link.memory_fd is not None:
+                        os.close(link.memory_fd)
+
+
+@contextlib.contextmanager
+def world(size: int, **options: Any) -> Iterator[World]:
+    """Nothing may be left of it: neither descriptors nor threads."""
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    one = World(size, **options)
+    try:
+        yield one
+    finally:
+        one.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads

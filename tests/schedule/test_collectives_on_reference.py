@@ -1,0 +1,216 @@
+"""Every operation and algorithm on the reference engine, against results computed otherwise."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from expectations import (
+    NUMPY_TYPE,
+    Array,
+    assert_same_bits,
+    programs,
+    random_array,
+    reduced,
+)
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
+from sealring.engine.reference import run_reference
+from sealring.errors import Unsupported
+from sealring.schedule import Algorithm, Operation, chunks
+
+REDUCTIONS = [(dtype, kind) for dtype in DType for kind in sorted(supported_kinds(dtype))]
+FACTOR = 0.3
+
+worlds = st.integers(1, 9)
+lengths = st.sampled_from([0, 1, 2, 3, 7, 8, 9, 31, 64, 65, 129])
+seeds = st.integers(0, 2**32 - 1)
+segments = st.sampled_from([16, 64, 208, 4096])
+algorithms = st.sampled_from(list(Algorithm))
+reductions = st.sampled_from(REDUCTIONS)
+windows = st.integers(1, 5)
+roomy_or_tight_links = st.sampled_from([None, 1, 3])
+light = settings(max_examples=150, deadline=None)
+
+
+def options_of(kind: ReduceKind) -> dict[str, bool]:
+    return {"average": kind is ReduceKind.AVG, "premultiply": kind is ReduceKind.PREMUL_SUM}
+
+
+def split(tensor: Array, world: int) -> list[Array]:
+    pieces = chunks(tensor.size, world, tensor.itemsize)
+    return [
+        tensor[offset // tensor.itemsize : (offset + length) // tensor.itemsize]
+        for offset, length in pieces
+    ]
+
+
+@given(worlds, lengths, algorithms, reductions, seeds, segments, windows, roomy_or_tight_links)
+@light
+def test_all_reduce(world, length, algorithm, reduction, seed, segment, window, link_records):
+    dtype, kind = reduction
+    rng = np.random.default_rng(seed)
+    inputs = [random_array(dtype, length, rng) for _ in range(world)]
+    tensors = [each.copy() for each in inputs]
+    if algorithm is Algorithm.RING:
+        slots = [split(tensor, world) for tensor in tensors]
+        wanted = np.concatenate(
+            [
+                reduced([split(x, world)[c] for x in inputs], c, algorithm, dtype, kind, FACTOR)
+                for c in range(world)
+            ]
+        )
+    else:
+        slots = [[tensor] for tensor in tensors]
+        wanted = reduced(inputs, 0, algorithm, dtype, kind, FACTOR)
+
+    run_reference(
+        programs(Operation.ALL_REDUCE, algorithm, world, **options_of(kind)),
+        slots,
+        kind,
+        dtype=dtype,
+        segment_bytes=segment,
+        factor=FACTOR,
+        window=window,
+        link_records=link_records,
+        shuffle=random.Random(seed),
+    )
+
+    for tensor in tensors:
+        assert_same_bits(tensor, wanted, dtype)
+        assert tensor.tobytes() == tensors[0].tobytes(), "ranks differ"
+
+
+# Deadlocked while a step could overtake itself in an earlier segment.
+@example(3, 31, Algorithm.DIRECT, (DType.COMPLEX128, ReduceKind.PREMUL_SUM), 1, 16, False)
+@given(worlds, lengths, algorithms, reductions, seeds, segments, st.booleans())
+@light
+def test_reduce_scatter(world, length, algorithm, reduction, seed, segment, in_place):
+    dtype, kind = reduction
+    rng = np.random.default_rng(seed)
+    inputs = [[random_array(dtype, length, rng) for _ in range(world)] for _ in range(world)]
+    slots = [[chunk.copy() for chunk in chunk_list] for chunk_list in inputs]
+    for rank in range(world):
+        slots[rank].append(slots[rank][rank] if in_place else np.empty_like(slots[rank][rank]))
+
+    run_reference(
+        programs(Operation.REDUCE_SCATTER, algorithm, world, **options_of(kind)),
+        slots,
+        kind,
+        dtype=dtype,
+        segment_bytes=segment,
+        factor=FACTOR,
+        shuffle=random.Random(seed),
+    )
+
+    for rank in range(world):
+        contributions = [inputs[other][rank] for other in range(world)]
+        wanted = reduced(contributions, rank, algorithm, dtype, kind, FACTOR)
+        assert_same_bits(slots[rank][world], wanted, dtype)
+        for chunk in range(world):
+            if not (in_place and chunk == rank):
+                assert slots[rank][chunk].tobytes() == inputs[rank][chunk].tobytes()
+
+
+@given(worlds, lengths, algorithms, st.sampled_from(list(NUMPY_TYPE)), seeds, st.booleans())
+@light
+def test_all_gather(world, length, algorithm, dtype, seed, in_place):
+    rng = np.random.default_rng(seed)
+    inputs = [random_array(dtype, length, rng) for _ in range(world)]
+    slots = []
+    for rank in range(world):
+        outputs = [np.zeros_like(inputs[rank]) for _ in range(world)]
+        if in_place:
+            outputs[rank][:] = inputs[rank]
+        slots.append([*outputs, outputs[rank] if in_place else inputs[rank].copy()])
+
+    run_reference(
+        programs(Operation.ALL_GATHER, algorithm, world),
+        slots,
+        ReduceKind.NONE,
+        dtype=dtype,
+        segment_bytes=64,
+        shuffle=random.Random(seed),
+    )
+
+    for rank in range(world):
+        assert slots[rank][world].tobytes() == inputs[rank].tobytes()
+        for other in range(world):
+            assert slots[rank][other].tobytes() == inputs[other].tobytes()
+
+
+@given(worlds, lengths, algorithms, st.data(), seeds)
+@light
+def test_broadcast_from_every_root(world, length, algorithm, data, seed):
+    root = data.draw(st.integers(0, world - 1))
+    rng = np.random.default_rng(seed)
+    tensors = [rng.integers(0, 256, length).astype(np.uint8) for _ in range(world)]
+    wanted = tensors[root].tobytes()
+
+    run_reference(
+        programs(Operation.BROADCAST, algorithm, world, root=root),
+        [[tensor] for tensor in tensors],
+        ReduceKind.NONE,
+        dtype=DType.BYTES,
+        segment_bytes=16,
+        shuffle=random.Random(seed),
+    )
+
+    assert [tensor.tobytes() for tensor in tensors] == [wanted] * world
+
+
+@pytest.mark.parametrize("world", range(1, 10))
+def test_barrier_hears_from_everybody(world):
+    barriers = programs(Operation.BARRIER, Algorithm.DIRECT, world)
+    run_reference(barriers, [[np.empty(0, np.uint8)] for _ in range(world)], ReduceKind.NONE)
+    for rank, program in enumerate(barriers):
+        heard = {step.origin for step in program.steps if step.origin >= 0}
+        assert heard == set(range(world)) - {rank}
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_sum_agrees_with_numpy(algorithm):
+    rng = np.random.default_rng(7)
+    inputs = [rng.standard_normal(1000) for _ in range(5)]
+    tensors = [each.copy() for each in inputs]
+    ring = algorithm is Algorithm.RING
+    run_reference(
+        programs(Operation.ALL_REDUCE, algorithm, 5),
+        [split(tensor, 5) if ring else [tensor] for tensor in tensors],
+        ReduceKind.SUM,
+    )
+    np.testing.assert_allclose(tensors[3], np.sum(inputs, axis=0), rtol=1e-12, atol=1e-12)
+
+
+def test_an_undefined_reduction_is_refused_by_name():
+    with pytest.raises(Unsupported) as refused:
+        run_reference(
+            programs(Operation.ALL_REDUCE, Algorithm.DIRECT, 2),
+            [[np.zeros(3, np.complex64)], [np.zeros(3, np.complex64)]],
+            ReduceKind.MAX,
+        )
+    assert str(refused.value) == (
+        "MAX is not defined for COMPLEX64; defined are: SUM, PRODUCT, AVG, PREMUL_SUM"
+    )
+
+
+def test_premul_sum_needs_a_factor():
+    with pytest.raises(Unsupported, match=r"^PREMUL_SUM needs a factor$"):
+        run_reference(
+            programs(Operation.ALL_REDUCE, Algorithm.DIRECT, 1, premultiply=True),
+            [[np.zeros(3, np.float32)]],
+            ReduceKind.PREMUL_SUM,
+        )
+
+
+def test_segments_must_not_cut_elements():
+    with pytest.raises(Unsupported, match=r"^segments of 12 bytes would cut FLOAT64 elements$"):
+        run_reference(
+            programs(Operation.BROADCAST, Algorithm.DIRECT, 1),
+            [[np.zeros(3)]],
+            ReduceKind.NONE,
+            segment_bytes=12,
+        )

@@ -1,0 +1,122 @@
+"""Worker processes that are started once and reused, so that a multi-process test is cheap.
+
+A test hands over a module-level function; every worker calls it as fn(rank, world, *arguments) and
+the results come back in rank order. Workers keep their process group between calls that ask for
+the same one; a call that fails costs its group.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from sealring.bench.workers import meeting_place
+
+SECRET = "fedcba9876543210-a-secret-for-tests-only"
+
+
+class RemoteError(Exception):
+    """A worker's exception that was not asked for; shows its traceback."""
+
+
+class Workers:
+    def __init__(self, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._stack = ExitStack()
+        self._pipes = []
+        self.processes = []
+        for index in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=_loop, args=(there,), name=f"worker-{index}")
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self.processes.append(process)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *arguments: Any,
+        world: int = 2,
+        group: bool = True,
+        env: Mapping[str, str] | None = None,
+        rank_env: Mapping[int, Mapping[str, str]] | None = None,
+        errors: bool = False,
+    ) -> list[Any]:
+        """fn's results by rank. With errors=True exceptions are results too, else they raise.
+
+        Without a group, fn makes its own (dist.init_process_group finds its environment set).
+        """
+        shared = {
+            # Every call meets in a place of its own, whatever the calls before it left behind.
+            **self._stack.enter_context(meeting_place()),
+            "WORLD_SIZE": str(world),
+            "SEALRING_SECRET": SECRET,
+            "SEALRING_JOB": "tests",
+            **(env or {}),
+        }
+        for rank in range(world):
+            own = {**shared, "RANK": str(rank), **(rank_env or {}).get(rank, {})}
+            kept = tuple(sorted((env or {}).items())) if group and not rank_env else None
+            self._pipes[rank].send((fn, arguments, rank, world, own, group, kept))
+        results = []
+        for rank in range(world):
+            try:
+                results.append(self._pipes[rank].recv())
+            except EOFError:
+                results.append(("ended", None, f"worker {rank} ended"))
+        if not errors:
+            for kind, _, text in results:
+                if kind != "value":
+                    raise RemoteError(text)
+        return [value for _, value, _ in results]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.send(None)
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+        self._stack.close()
+
+
+def _loop(pipe: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    current = None
+    before = dict(os.environ)
+    while (order := pipe.recv()) is not None:
+        fn, arguments, rank, world, env, group, kept = order
+        try:
+            reuse = group and current == (rank, world, kept) and kept is not None
+            if not reuse:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                current = None
+                # torch names groups by a count that a failed init leaves raised, and workers
+                # that were not part of the failure would wait under another name.
+                dist.distributed_c10d._world.group_count = 0
+                os.environ.clear()
+                os.environ.update({**before, **env})
+                if group:
+                    dist.init_process_group("sealring")
+                    current = (rank, world, kept)
+            pipe.send(("value", fn(rank, world, *arguments), ""))
+        except BaseException as error:
+            current = None
+            with suppress(Exception):
+                dist.destroy_process_group()
+            pipe.send(("error", error, traceback.format_exc()))
+        if not group and dist.is_initialized():
+            with suppress(Exception):
+                dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
