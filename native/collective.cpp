@@ -280,7 +280,8 @@ bool Collective::take_data(Link& link) {
   Segment& segment = window_[header.segment % window_.size()];
   if (index < 0 || header.segment >= segments_) {
     throw Failure(FailureCode::out_of_step, link.peer,
-                  "rank " + std::to_string(header.sender) + " sent what has no place in rank " +
+                  "rank " + std::to_string(link.peer) + " sent a record of rank " +
+                      std::to_string(header.sender) + " that has no place in rank " +
                       std::to_string(keyring_.rank) + "'s program: they disagree on the root");
   }
   if (segment.number != header.segment || segment.done[index]) {

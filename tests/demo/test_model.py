@@ -16,7 +16,7 @@ def parameters(model: GPT) -> int:
 
 
 def test_the_demos_model_has_less_than_a_million_parameters() -> None:
-    assert parameters(make_model(Shape(), 0)) == 840_448
+    assert parameters(make_model(Shape(), 0)) == 832_256
 
 
 def test_logits_have_one_value_per_byte_value() -> None:

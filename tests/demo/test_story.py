@@ -17,10 +17,12 @@ from sealring.demo.wiretap import Flipped, Sighting
 RECORD = Sighting({"length": 64, "kind": 1, "collective": 9}, 0)
 
 
-def training(difference: float = 0.0) -> Training:
-    result = Training(ranks=2, steps=2)
-    losses: dict[Backend, float] = {"sealring": 3.0, "gloo": 3.0 + difference}
-    for number in range(2):
+def training(steps: int = 2, *, differ_from: int = 1 << 30) -> Training:
+    """Losses of 3 over both backends, and half a nat more over Gloo from some step on."""
+    result = Training(ranks=2, steps=steps)
+    for number in range(steps):
+        more = 0.5 if number >= differ_from else 0.0
+        losses: dict[Backend, float] = {"sealring": 3.0, "gloo": 3.0 + more}
         for backend, loss in losses.items():
             assert not result.add(Step(backend, number, loss - 1, 0.5, 100))
             assert result.add(Step(backend, number, loss + 1, 0.5, 100))
@@ -50,7 +52,10 @@ def test_a_run_as_promised_has_no_surprises() -> None:
 @pytest.mark.parametrize(
     ("outcome", "surprise"),
     [
-        (Outcome(training(0.5), tapped(), attacked(TOLD, CAUGHT)), "differ by 0.5"),
+        (
+            Outcome(training(40, differ_from=38), tapped(), attacked(TOLD, CAUGHT)),
+            "final losses over sealring and over Gloo differ by 0.1",
+        ),
         (Outcome(training(), tapped(longest_run=32), attacked(TOLD, CAUGHT)), "32 bytes of a"),
         (Outcome(training(), tapped(entropy=7.5), attacked(TOLD, CAUGHT)), "7.5000 bits"),
         (Outcome(training(), tapped(), attacked(TOLD, CAUGHT, flipped=False)), "no bit was"),
@@ -70,6 +75,14 @@ def test_whatever_is_not_as_promised_is_said(outcome: Outcome, surprise: str) ->
     (said,) = outcome.surprises()
     with pytest.raises(AssertionError, match=surprise):
         raise AssertionError(said)
+
+
+def test_losses_that_differ_from_the_first_are_said_twice() -> None:
+    outcome = Outcome(training(differ_from=0), tapped(), attacked(TOLD, CAUGHT))
+    assert [text[:26] for text in outcome.surprises()] == [
+        "the losses over sealring a",
+        "the final losses over seal",
+    ]
 
 
 def test_a_step_counts_over_all_ranks() -> None:

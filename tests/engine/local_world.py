@@ -200,19 +200,27 @@ class LocalWorld:
         A rank whose collective is None does not call at all. `numbers` are the collectives' numbers
         as the ranks count them, where a test has them disagree.
         """
-        self.number += 1
-        counted = numbers if numbers is not None else [self.number] * self.world
-        self.number = max(counted)
+        return self.run_one_after_another([[each] for each in collectives], timeout_s, numbers)
+
+    def run_one_after_another(
+        self,
+        sequences: Sequence[Sequence[Collective | None]],
+        timeout_s: float | Sequence[float] = 10.0,
+        numbers: Sequence[int] | None = None,
+    ) -> list[BaseException | None]:
+        """Every rank runs its collectives as fast as it can, up to its first error."""
+        counted = numbers if numbers is not None else [self.number + 1] * self.world
+        self.number = max(counted) + max(map(len, sequences)) - 1
         patience = [timeout_s] * self.world if isinstance(timeout_s, float | int) else timeout_s
 
         def one(rank: int) -> BaseException | None:
-            collective = collectives[rank]
-            if collective is None:
-                return None
-            try:
-                self.engines[rank].run(counted[rank], collective, patience[rank])
-            except BaseException as error:
-                return error
+            for number, collective in enumerate(sequences[rank], counted[rank]):
+                if collective is None:
+                    continue
+                try:
+                    self.engines[rank].run(number, collective, patience[rank])
+                except BaseException as error:
+                    return error
             return None
 
         return list(self.pool.map(one, range(self.world)))

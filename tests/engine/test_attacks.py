@@ -32,8 +32,6 @@ from sealring.schedule import Algorithm, Operation
 from tests.engine import attacker
 from tests.engine.attacker import (
     EVERYONE,
-    SEALED_HEADER_BYTES,
-    ByRecord,
     CutAt,
     Flip,
     Kind,

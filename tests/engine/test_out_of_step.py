@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.errors import GroupError, OutOfStep
+from sealring.errors import GroupError, MissingRecord, OutOfStep, PeerSilent
 from sealring.schedule import Algorithm, Operation
 from tests.engine.cases import Case, Tensors, tensors_of
 from tests.engine.local_world import LocalWorld
@@ -41,12 +41,16 @@ DISAGREEMENTS = {
     "average": (SUM, replace(SUM, kind=ReduceKind.AVG)),
     "algorithm": (SUM, replace(SUM, algorithm=DIRECT)),
     "algorithm of a gather": (GATHER, replace(GATHER, algorithm=DIRECT)),
-    "algorithm of a broadcast": (BROADCAST, replace(BROADCAST, algorithm=RING)),
 }
 
 
 def run_both(
-    local: LocalWorld, usual: Case, unusual: Case, odd: int, numbers: list[int] | None = None
+    local: LocalWorld,
+    usual: Case,
+    unusual: Case,
+    odd: int,
+    numbers: list[int] | None = None,
+    timeout_s: float = 10.0,
 ) -> list[BaseException | None]:
     """Rank `odd` calls `unusual`, all others `usual`. Then all meet in a barrier.
 
@@ -55,11 +59,11 @@ def run_both(
     """
     world = local.world
     first = [Tensors(unusual if rank == odd else usual, world, rank) for rank in range(world)]
-    errors = local.run([each.collective() for each in first], 10.0, numbers)
-    meet = tensors_of(BARRIER, world)
-    counted = [number + 1 for number in numbers] if numbers else None
-    later = local.run([each.collective() for each in meet], 10.0, counted)
-    return [early or late for early, late in zip(errors, later, strict=True)]
+    calls = [
+        [each.collective(), meet.collective()]
+        for each, meet in zip(first, tensors_of(BARRIER, world), strict=True)
+    ]
+    return local.run_one_after_another(calls, timeout_s, numbers)
 
 
 def assert_out_of_step(errors: list[BaseException | None]) -> list[GroupError]:
@@ -103,7 +107,7 @@ def test_rank_ahead_or_behind(numbers: list[int], case: Case, transport: str) ->
 @pytest.mark.parametrize("algorithm", Algorithm)
 @pytest.mark.parametrize(
     ("world", "odd", "root"),
-    [(w, odd, root) for w in (2, 3, 4) for odd in range(w) for root in range(1, w)],
+    [(w, odd, root) for w in (2, 3, 4) for odd in range(1, w) for root in range(1, w)],
 )
 def test_roots_differ(
     world: int, odd: int, root: int, algorithm: Algorithm, transport: str
@@ -112,5 +116,31 @@ def test_roots_differ(
     usual = replace(BROADCAST, algorithm=algorithm)
     with LocalWorld(world, transport) as local:
         errors = run_both(local, usual, replace(usual, root=root), odd)
-    for error in assert_out_of_step(errors):
-        assert VIEWS.search(str(error)) or "they disagree on the root" in str(error)
+    assert_out_of_step_or_a_gap(errors)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize(("world", "odd"), [(w, odd) for w in (2, 3, 4) for odd in range(w)])
+def test_algorithms_of_a_broadcast_differ(world: int, odd: int, transport: str) -> None:
+    with LocalWorld(world, transport) as local:
+        errors = run_both(local, BROADCAST, replace(BROADCAST, algorithm=RING), odd)
+    assert_out_of_step_or_a_gap(errors)
+
+
+def assert_out_of_step_or_a_gap(errors: list[BaseException | None]) -> None:
+    """Where ranks disagree on the way of a published record, one that it passes by sees a gap in
+    its sealer's numbers. It cannot know that nobody dropped a record, so it may say MissingRecord.
+    """
+    for error in errors:
+        if type(error) is not MissingRecord:
+            assert type(error) is OutOfStep, [str(error) for error in errors]
+            assert VIEWS.search(str(error)) or "they disagree on the root" in str(error)
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_nobody_takes_itself_to_be_the_root(algorithm: Algorithm) -> None:
+    """Nobody sends, so there is nothing from which anybody could learn why."""
+    usual = replace(BROADCAST, algorithm=algorithm)
+    with LocalWorld(3) as local:
+        errors = run_both(local, usual, replace(usual, root=1), odd=0, timeout_s=0.2)
+    assert {type(error) for error in errors} == {PeerSilent}

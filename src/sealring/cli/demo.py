@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=2, help="Training steps over each backend.")] = 80,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps over each backend.")] = 200,
     ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 4,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the story.")] = False,
 ) -> None:
@@ -148,12 +148,12 @@ def _as_json(outcome: Outcome, seconds: float) -> dict[str, Any]:
                 backend: {
                     "step_ms": round(training.time_per_step(backend).median * 1e3, 2),
                     "first_loss": curve[0].loss,
-                    "final_loss": curve[-1].loss,
+                    "final_loss": training.final_loss(backend),
                 }
                 for backend, curve in training.curves.items()
             },
             "overhead": round(training.overhead, 4),
-            "largest_loss_difference": training.largest_difference,
+            "largest_loss_difference": training.largest_difference(),
             "sealed_bytes": training.sealed_bytes,
         },
         "wiretap": {

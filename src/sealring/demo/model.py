@@ -15,7 +15,7 @@ class Shape:
     layers: int = 4
     width: int = 128
     heads: int = 4
-    context: int = 128
+    context: int = 64
     vocabulary: int = 256
     """One token per byte: no tokenizer to explain, and any source file can be read."""
 

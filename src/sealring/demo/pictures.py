@@ -36,10 +36,10 @@ def opening(ranks: int, steps: int) -> Iterator[RenderableType]:
 
 
 def training(training: Training) -> Iterator[RenderableType]:
-    curve = training.curves["sealring"]
+    first, final = training.curves["sealring"][0].loss, training.final_loss("sealring")
     yield (
-        f"{len(curve)} steps: loss {curve[0].loss:.3f} -> [bold]{curve[-1].loss:.3f}[/] nats per "
-        f"byte. The ranks sealed {_size(training.sealed_bytes)} of gradients for it.\n"
+        f"{training.steps} steps: loss {first:.3f} -> [bold]{final:.3f}[/] nats per byte. "
+        f"The ranks sealed {_size(training.sealed_bytes)} of gradients for it.\n"
     )
 
 
@@ -48,7 +48,8 @@ def wiretap(tapped: Tapped) -> Iterator[RenderableType]:
     yield Rule(f"2. A wiretap between rank {listener} and rank {lured}")
     yield (
         f"The rendezvous store is the attacker's. It told rank {lured} a false address for rank "
-        f"{listener}, so {TAPPED_STEPS} more steps go through the attacker's relay. What it saw:\n"
+        f"{listener}, so {TAPPED_STEPS} more steps, over TCP, go through the attacker's relay. "
+        "What it saw:\n"
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_row(
@@ -66,7 +67,7 @@ def wiretap(tapped: Tapped) -> Iterator[RenderableType]:
         "plaintext",
         f"longest run of plaintext found: [bold {colour}]{tapped.longest_run} bytes[/]\n"
         f"(rank {listener}'s gradients and their sum, sought in "
-        f"{_size(tapped.searched_bytes)} of the last step's\npayload; "
+        f"{_size(tapped.searched_bytes)} of the last\nstep's payload; "
         f"no run of {SHORTEST_RUN} bytes or more can be missed)",
     )
     yield facts
@@ -150,7 +151,7 @@ def attack(attacked: Attacked) -> Iterator[RenderableType]:
             else f"[red]Rank {rank} caught it, and the run did not end on every rank.[/]"
         )
     held = {ending.weights[:8] for ending in attacked.endings.values()}
-    if attacked.weights_intact:
+    if attacked.weights_intact and attacked.caught_by:
         yield (
             f"Nothing of the changed gradient was used: all ranks hold weights {held.pop()}, those "
             "of the last whole step.\n"
@@ -176,12 +177,13 @@ def comparison(training: Training) -> Iterator[RenderableType]:
             backend,
             wire,
             f"{samples.median * 1e3:.0f} ms ±{samples.spread:.0%}",
-            f"{training.curves[backend][-1].loss:.4f}",
+            f"{training.final_loss(backend):.4f}",
         )
     yield table
     yield (
         f"sealring : Gloo = [bold]{training.overhead:.3f}[/] (medians of {training.steps} steps "
-        f"each). The losses never differ by more than {training.largest_difference:.1g}.\n"
+        f"each). The losses never differ by more than {training.largest_difference():.1g}. "
+        "Between workers of one machine sealring uses shared memory where it can, Gloo TCP.\n"
     )
 
 

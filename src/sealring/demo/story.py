@@ -30,11 +30,14 @@ from sealring.errors import TamperedRecord
 from sealring.limits import RECORD_BYTES
 from sealring.schedule import chunks, segment_bytes
 
-BATCH: Final = 4
+BATCH: Final = 2
 FLIP: Final = Flip(gradient=4)
 """DDP sends one bucket in its first step and two in each that follows: this is the third's."""
-LOSS_TOLERANCE: Final = 0.02
-"""Both backends add the same numbers in another order, and training magnifies the last digit."""
+EARLY_STEPS: Final = 20
+EARLY_TOLERANCE: Final = 1e-3
+FINAL_TOLERANCE: Final = 0.05
+"""Both backends add the same numbers in another order, and training magnifies the last digit: the
+losses agree closely at first, and in the end as two good runs do."""
 LEAST_ENTROPY: Final = 7.99
 _RECENT: Final = 10
 
@@ -85,6 +88,10 @@ class Training:
         recent = self.curves["sealring"][-_RECENT:]
         return sum(s.sealed_bytes for s in recent) / (sum(s.seconds for s in recent) or 1.0)
 
+    def final_loss(self, backend: Backend) -> float:
+        """The mean of the last steps: a single step's depends on what its batch happens to be."""
+        return statistics.fmean(step.loss for step in self.curves[backend][-_RECENT:])
+
     @property
     def sealed_bytes(self) -> int:
         return sum(step.sealed_bytes for step in self.curves["sealring"])
@@ -93,11 +100,14 @@ class Training:
     def overhead(self) -> float:
         return self.time_per_step("sealring").median / self.time_per_step("gloo").median
 
+    def largest_difference(self, steps: int | None = None) -> float:
+        """Of the losses, at any step or any of the first ones."""
+        sealed, gloo = self.curves["sealring"][:steps], self.curves["gloo"][:steps]
+        return max(abs(one.loss - other.loss) for one, other in zip(sealed, gloo, strict=True))
+
     @property
-    def largest_difference(self) -> float:
-        """Of the losses, at any step."""
-        pairs = zip(self.curves["sealring"], self.curves["gloo"], strict=True)
-        return max(abs(one.loss - other.loss) for one, other in pairs)
+    def final_difference(self) -> float:
+        return abs(self.final_loss("sealring") - self.final_loss("gloo"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +177,13 @@ class Outcome:
     def surprises(self) -> list[str]:
         """What did not go as sealring promises; empty if all is well."""
         tapped, attacked = self.tapped, self.attacked
+        early, final = self.training.largest_difference(EARLY_STEPS), self.training.final_difference
         others = sorted(set(attacked.endings) - {attacked.lured})
         expectations = {
-            "the losses over sealring and over Gloo differ by "
-            f"{self.training.largest_difference:.3g}": self.training.largest_difference
-            <= LOSS_TOLERANCE,
+            f"the losses over sealring and over Gloo differ by {early:.3g} within the first "
+            f"{EARLY_STEPS} steps": early <= EARLY_TOLERANCE,
+            f"the final losses over sealring and over Gloo differ by {final:.3g}": final
+            <= FINAL_TOLERANCE,
             f"the wiretap found {tapped.longest_run} bytes of a gradient": tapped.longest_run == 0,
             f"the sealed payload has {tapped.entropy:.4f} bits of entropy per byte": tapped.entropy
             >= LEAST_ENTROPY,

@@ -26,7 +26,7 @@ from sealring.errors import GroupError
 
 Backend = Literal["sealring", "gloo"]
 SEED: Final = 1234
-LEARNING_RATE: Final = 2e-3
+LEARNING_RATE: Final = 1e-3
 TAPPED_STEPS: Final = 3
 ATTACKED_STEPS: Final = 6
 """If the attack were not noticed, the run would end here all the same."""
@@ -111,7 +111,7 @@ class Trainee:
 
     @classmethod
     def of(cls, model: nn.Module, group: dist.ProcessGroup | None = None) -> Trainee:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
         return cls(model, optimizer, DistributedDataParallel(model, process_group=group))
 
     def step(self, batch: tuple[Tensor, Tensor]) -> float:
