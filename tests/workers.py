@@ -27,6 +27,7 @@ class Workers:
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._stack = ExitStack()
+        self._current: object = None
         self._pipes = []
         self.processes = []
         for index in range(count):
@@ -59,16 +60,19 @@ class Workers:
             "SEALRING_JOB": "tests",
             **(env or {}),
         }
+        wanted = (world, tuple(sorted((env or {}).items()))) if group and not rank_env else None
+        # Decided here for all: a worker that sat out a change would believe in its old group.
+        reuse = wanted is not None and wanted == self._current
         for rank in range(world):
             own = {**shared, "RANK": str(rank), **(rank_env or {}).get(rank, {})}
-            kept = tuple(sorted((env or {}).items())) if group and not rank_env else None
-            self._pipes[rank].send((fn, arguments, rank, world, own, group, kept))
+            self._pipes[rank].send((fn, arguments, rank, world, own, group, reuse))
         results = []
         for rank in range(world):
             try:
                 results.append(self._pipes[rank].recv())
             except EOFError:
                 results.append(("ended", None, f"worker {rank} ended"))
+        self._current = wanted if all(kind == "value" for kind, _, _ in results) else None
         if not errors:
             for kind, _, text in results:
                 if kind != "value":
@@ -91,16 +95,13 @@ def _loop(pipe: Any) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    current = None
     before = dict(os.environ)
     while (order := pipe.recv()) is not None:
-        fn, arguments, rank, world, env, group, kept = order
+        fn, arguments, rank, world, env, group, reuse = order
         try:
-            reuse = group and current == (rank, world, kept) and kept is not None
             if not reuse:
                 if dist.is_initialized():
                     dist.destroy_process_group()
-                current = None
                 # torch names groups by a count that a failed init leaves raised, and workers
                 # that were not part of the failure would wait under another name.
                 dist.distributed_c10d._world.group_count = 0
@@ -108,10 +109,8 @@ def _loop(pipe: Any) -> None:
                 os.environ.update({**before, **env})
                 if group:
                     dist.init_process_group("sealring")
-                    current = (rank, world, kept)
             pipe.send(("value", fn(rank, world, *arguments), ""))
         except BaseException as error:
-            current = None
             with suppress(Exception):
                 dist.destroy_process_group()
             pipe.send(("error", error, traceback.format_exc()))
