@@ -127,6 +127,11 @@ NB_MODULE(_native, m) {
             for (const auto& [address, bytes] : slots) {
               call.slots.push_back({reinterpret_cast<uint8_t*>(address), bytes});
             }
+            // A synchronous collective runs on the script's own thread: Ctrl-C must get through.
+            call.wants_out = [] {
+              const nb::gil_scoped_acquire held;
+              return PyErr_CheckSignals() != 0;
+            };
             std::optional<Failure> failure;
             {
               nb::gil_scoped_release released;
@@ -136,6 +141,7 @@ NB_MODULE(_native, m) {
                 failure = caught;
               }
             }
+            if (PyErr_Occurred() != nullptr) throw nb::python_error();
             if (failure) return failure_fields(*failure);
             return nb::none();
           },

@@ -353,6 +353,7 @@ void Collective::wait() {
 
 void Collective::sleep() {
   if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
+  if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
   const double silent = std::chrono::duration<double>(Clock::now() - last_progress_).count();
   if (silent > call_.timeout_s) give_up();
   std::vector<pollfd> polled;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct Call {
   double factor;
   size_t segment_bytes;
   double timeout_s;
+  // Asked now and then while waiting: true if the caller wants to be gone (a signal came).
+  std::function<bool()> wants_out = [] { return false; };
 };
 
 struct Stats {

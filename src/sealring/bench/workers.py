@@ -6,20 +6,29 @@ exists only in these processes' memory.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import queue
 import secrets
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 from sealring.errors import SealringError
 
 Report = Callable[[Any], None]
 """A worker calls it with whatever it wants its parent to have."""
+
+
+_PR_SET_PDEATHSIG: Final = 1
+_IDENTITY: Final = (
+    "SEALRING_SECRET_FILE", "SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY"
+)  # fmt: skip
+"""The user's own identity is not for these workers, and two would be refused."""
 
 
 class WorkerFailed(SealringError):
@@ -111,6 +120,10 @@ def _worker(
     target: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
+    # A worker must not outlive the one who asked for it, however that one ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for name in _IDENTITY:
+        os.environ.pop(name, None)
     os.environ.update(environment)
     import torch
 
@@ -133,9 +146,9 @@ def meeting_place() -> Iterator[dict[str, str]]:
 
     Its port is chosen by the system when it is opened, so that it cannot be taken meanwhile.
     """
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),

@@ -39,5 +39,6 @@ def main() -> None:
     try:
         app()
     except SealringError as error:
-        errors.print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False)
+        errors.print(type(error).__name__, style="bold red", end=": ")
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

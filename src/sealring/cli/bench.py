@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated
 
 import typer
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from sealring.bench.allreduce import Result, measure_allreduce
@@ -73,7 +75,7 @@ def allreduce(
                     size_bytes,
                     transport,
                     blocks=blocks,
-                    progress=lambda part, task=task: bar.update(task, completed=part),
+                    progress=partial(_advance, bar, task),
                 )
             )
     if json:
@@ -81,6 +83,10 @@ def allreduce(
         print_json({"cases": rows} if world_sizes else rows[0])
         return
     console.print(_table(results))
+
+
+def _advance(bar: Progress, task: TaskID, part: float) -> None:
+    bar.update(task, completed=part)
 
 
 def _table(results: list[Result]) -> Table:

@@ -178,7 +178,7 @@ def _listening_address() -> Finding:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    size = 2 * (4096 + limits.RING_BYTES)
+    size = 2 * (limits.RING_CONTROL_BYTES + limits.RING_BYTES)
     try:
         memory = os.memfd_create("sealring-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

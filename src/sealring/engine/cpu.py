@@ -13,7 +13,6 @@ from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import error_from
 from sealring.schedule import Algorithm, Operation, Program, program_for, segment_bytes
 
-
 FORWARD_BUDGET: Final = 8 << 20
 MIN_RECORD_BYTES: Final = 4 << 10
 

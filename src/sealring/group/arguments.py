@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 
 from sealring.engine.datatypes import DType, ReduceKind, supported, supported_kinds
 from sealring.errors import Unsupported
@@ -29,17 +28,8 @@ DTYPES: Final = {
     torch.complex128: DType.COMPLEX128,
 }
 
-_KINDS: Final = {
-    dist.ReduceOp.RedOpType.SUM: ReduceKind.SUM,
-    dist.ReduceOp.RedOpType.PRODUCT: ReduceKind.PRODUCT,
-    dist.ReduceOp.RedOpType.MIN: ReduceKind.MIN,
-    dist.ReduceOp.RedOpType.MAX: ReduceKind.MAX,
-    dist.ReduceOp.RedOpType.BAND: ReduceKind.BAND,
-    dist.ReduceOp.RedOpType.BOR: ReduceKind.BOR,
-    dist.ReduceOp.RedOpType.BXOR: ReduceKind.BXOR,
-    dist.ReduceOp.RedOpType.AVG: ReduceKind.AVG,
-    dist.ReduceOp.RedOpType.PREMUL_SUM: ReduceKind.PREMUL_SUM,
-}
+_KINDS: Final = {kind.name: kind for kind in ReduceKind if kind is not ReduceKind.NONE}
+"""By torch's own name of the ReduceOp, which is ours too."""
 
 
 def one(tensors: list[torch.Tensor], operation: str) -> torch.Tensor:
@@ -69,7 +59,7 @@ def moved_dtype(tensor: torch.Tensor) -> DType:
 def reduction(op: Any, tensor: torch.Tensor, operation: str) -> tuple[DType, ReduceKind, float]:
     """(dtype, kind, factor) of a reduction, refused where it has no meaning."""
     red_op = op.op if hasattr(op, "op") else op
-    kind = _KINDS.get(red_op)
+    kind = _KINDS.get(red_op.name)
     dtype = DTYPES.get(tensor.dtype)
     if kind is None:
         raise Unsupported(f"{operation}: {red_op} is not a reduction that sealring knows")

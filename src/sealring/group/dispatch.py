@@ -35,20 +35,37 @@ class Job:
 class Dispatcher:
     def __init__(self, engine: CpuEngine, label: str) -> None:
         self._engine = engine
-        self._finished = 0
         self._submitting = threading.Lock()
+        self._turn = threading.Lock()
+        """Held by whoever runs a collective; taken in the order in which they were called."""
         self._closed = False
         self._submitted = 0
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._finished = 0
+        self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, *, wait: bool) -> None:
+        """Queues the job; with `wait` it may be run at once, on the caller's own thread.
+
+        Whoever waits anyway is spared two changes of thread, which cost more than a small
+        collective itself.
+        """
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
             self._submitted += 1
-            self._jobs.put(job)
+            number = self._submitted
+            at_once = wait and self._finished == number - 1
+            if at_once:
+                self._turn.acquire()
+            else:
+                self._jobs.put((number, job))
+        if at_once:
+            try:
+                self._run(number, job)
+            finally:
+                self._turn.release()
 
     @property
     def idle(self) -> bool:
@@ -68,21 +85,23 @@ class Dispatcher:
             self._thread.join()
 
     def _loop(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._run(job)
+        while (entry := self._jobs.get()) is not None:
+            with self._turn:
+                self._run(*entry)
             # The last reference to a tensor must not be kept by an idle thread.
-            del job
-        self._engine.close()
+            del entry
+        with self._turn:
+            self._engine.close()
 
-    def _run(self, job: Job) -> None:
+    def _run(self, number: int, job: Job) -> None:
         error: BaseException | None = None
         try:
             with torch.profiler.record_function(job.name):
-                self._engine.run(self._finished + 1, job.collective, job.timeout_s)
+                self._engine.run(number, job.collective, job.timeout_s)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
             remember(raised)
-        self._finished += 1
+        self._finished = number
         job.work.finish(error)

@@ -2,6 +2,9 @@
 
 A subclass of ProcessGroup and not of Backend: that is the one route that torch 2.11 to 2.15 share,
 and the one that TORCH_DISTRIBUTED_DEBUG=DETAIL does not wrap in a plaintext Gloo group.
+
+torch's C++ calls these methods with the tensors and one options object; the stubs also list the
+convenience forms that only exist for callers in Python, hence the ignored overrides.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 class SealedProcessGroup(dist.ProcessGroup):
     def __init__(self, rank: int, world: int, engine: CpuEngine, timeout: timedelta) -> None:
-        super().__init__(rank, world)
+        super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._rank = rank
         self._world = world
         self._engine = engine
@@ -54,7 +57,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         self._name = name
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # type: ignore[override]
         return self._name
 
     def _set_group_desc(self, description: str) -> None:
@@ -73,7 +76,9 @@ class SealedProcessGroup(dist.ProcessGroup):
 
     # ---- collectives
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
         return self._all_reduce(one(tensors, "all_reduce"), opts, result=tensors)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
@@ -105,7 +110,7 @@ class SealedProcessGroup(dist.ProcessGroup):
             on_success=_copy_back(tensor, memory),
         )
 
-    def reduce_scatter(
+    def reduce_scatter(  # type: ignore[override]
         self,
         output_tensors: list[torch.Tensor],
         input_tensors: list[list[torch.Tensor]],
@@ -127,7 +132,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         parts = list(contiguous(input).view(-1).chunk(self._world)) if input.numel() else []
         return self._reduce_scatter(output, parts or [input.view(-1)] * self._world, opts)
 
-    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
 
     def _reduce_scatter(
         self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any
@@ -152,7 +157,7 @@ class SealedProcessGroup(dist.ProcessGroup):
             on_success=_copy_back(output, memory),
         )
 
-    def allgather(
+    def allgather(  # type: ignore[override]
         self,
         output_tensors: list[list[torch.Tensor]],
         input_tensors: list[torch.Tensor],
@@ -214,7 +219,9 @@ class SealedProcessGroup(dist.ProcessGroup):
             on_success=_all_of(copies),
         )
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def broadcast(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
         tensor = one(tensors, "broadcast")
         arguments.check_tensor(tensor, "broadcast")
         memory = contiguous(tensor)
@@ -279,7 +286,9 @@ class SealedProcessGroup(dist.ProcessGroup):
     ) -> dist.Work:
         work = SealedWork(result)
         timeout = arguments.timeout_seconds(opts, self._timeout)
-        self._dispatcher.submit(Job(name, collective, timeout, work, keep, on_success))
+        # A caller that did not ask for async_op calls wait() next, whatever we do.
+        waits = not getattr(opts, "asyncOp", True)
+        self._dispatcher.submit(Job(name, collective, timeout, work, keep, on_success), wait=waits)
         return work
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,7 +57,7 @@ class SealedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future: torch.futures.Future[Any] = torch.futures.Future()
 
         def resolve() -> None:
             if self._error is None:
@@ -65,10 +66,10 @@ class SealedWork(dist.Work):
                 future.set_exception(self._error)
 
         with self._lock:
-            if not self._done.is_set():
+            done = self._done.is_set()
+            if not done:
                 self._on_done.append(resolve)
-                resolve = None  # type: ignore[assignment]
-        if resolve is not None:
+        if done:
             resolve()
         # DDP's C++ reads a future's value without asking for its error: an exception set from
         # Python is invisible to it, and it would take the exception object for tensors. One raised

@@ -1,0 +1,369 @@
+// Whole engines, one thread a rank: results, and what other threads may do meanwhile. Written with
+// ThreadSanitizer in mind, which sees nothing of this from Python.
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "../engine.hpp"
+#include "check.hpp"
+#include "two_ends.hpp"
+
+using namespace sealring;
+using namespace sealring::testing;
+
+namespace {
+
+// schedule/program.py's writer, as far as these tests need it: a step waits for the last writer of
+// what it reads, and for the last writer and all readers of what it overwrites.
+class Writer {
+ public:
+  explicit Writer(int slots) : writer_(slots, -1), readers_(slots) {}
+
+  int add(Step step, bool reads, bool writes) {
+    const int index = static_cast<int>(steps.size());
+    std::set<int> after(step.after.begin(), step.after.end());
+    if ((reads || writes) && writer_[step.slot] >= 0) after.insert(writer_[step.slot]);
+    if (writes) {
+      after.insert(readers_[step.slot].begin(), readers_[step.slot].end());
+      writer_[step.slot] = index;
+      readers_[step.slot].clear();
+    } else if (reads) {
+      readers_[step.slot].push_back(index);
+    }
+    step.after.assign(after.begin(), after.end());
+    steps.push_back(std::move(step));
+    return index;
+  }
+
+  std::vector<Step> steps;
+
+ private:
+  std::vector<int> writer_;
+  std::vector<std::vector<int>> readers_;
+};
+
+uint32_t message(int chunk) { return static_cast<uint32_t>(chunk); }
+
+// schedule/ring.py's all_reduce.
+Program ring_all_reduce(int world, int rank) {
+  Writer writer(world);
+  const int next = (rank + 1) % world, previous = (rank + world - 1) % world;
+  const auto passing = [&](int hop) { return (rank + 2 * world - 1 - hop) % world; };
+  for (int hop = 0; hop + 1 < world; ++hop) {
+    const int leaving = passing(hop), arriving = passing(hop + 1);
+    writer.add({Action::send, leaving, {next}, message(leaving), -1, -1, {}}, true, false);
+    writer.add({Action::receive_reduce, arriving, {previous}, message(arriving), -1, -1, {}}, true,
+               true);
+  }
+  if (world > 1) {
+    writer.add({Action::publish, rank, {next}, message(rank), -1, -1, {}}, true, false);
+  }
+  for (int hop = 0; hop + 1 < world; ++hop) {
+    const int chunk = passing(hop);
+    const int received = writer.add(
+        {Action::receive, chunk, {previous}, message(chunk), chunk, -1, {}}, false, true);
+    if (chunk == next) continue;
+    writer.add({Action::forward, chunk, {next}, message(chunk), chunk, received, {received}}, false,
+               false);
+  }
+  return Program(1, 1, rank, world, world, {}, std::move(writer.steps));
+}
+
+// schedule/direct.py's broadcast from rank 0.
+Program direct_broadcast(int world, int rank) {
+  Writer writer(1);
+  if (rank == 0) {
+    std::vector<int> others;
+    for (int peer = 1; peer < world; ++peer) others.push_back(peer);
+    writer.add({Action::publish, 0, others, 0, -1, -1, {}}, true, false);
+  } else {
+    writer.add({Action::receive, 0, {0}, 0, 0, -1, {}}, false, true);
+  }
+  return Program(4, 2, rank, world, 1, {}, std::move(writer.steps));
+}
+
+enum class Transport { tcp, shm };
+
+class World {
+ public:
+  World(int size, Transport transport) : size(size) {
+    for (int rank = 0; rank < size; ++rank) {
+      engines.push_back(
+          std::make_unique<Engine>(rank, size, Context{}, group_key(rank), 1024, 50'000));
+    }
+    for (int low = 0; low < size; ++low) {
+      for (int high = low + 1; high < size; ++high) connect(low, high, transport);
+    }
+  }
+
+  // Every rank runs `body` in a thread of its own; the failures they end with, by rank.
+  template <typename Body>
+  std::vector<std::optional<Failure>> run(Body body) {
+    std::vector<std::optional<Failure>> failures(size);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          body(rank, *engines[rank]);
+        } catch (const Failure& failure) {
+          failures[rank] = failure;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return failures;
+  }
+
+  const int size;
+  std::vector<std::unique_ptr<Engine>> engines;
+
+ private:
+  void connect(int low, int high, Transport transport) {
+    const auto [a, b] = tcp_pair();
+    std::unique_ptr<SharedMemory> memory;
+    if (transport == Transport::shm) memory = std::make_unique<SharedMemory>();
+    engines[low]->add_link(high, TwoEnds::pipe(a, memory.get(), false), pair_key(low, high),
+                           pair_key(high, low), group_key(high));
+    engines[high]->add_link(low, TwoEnds::pipe(b, memory.get(), true), pair_key(high, low),
+                            pair_key(low, high), group_key(low));
+  }
+};
+
+std::vector<Slot> cut(std::vector<float>& tensor, int parts) {
+  std::vector<Slot> slots;
+  const size_t each = tensor.size() / static_cast<size_t>(parts);
+  for (int part = 0; part < parts; ++part) {
+    slots.push_back({reinterpret_cast<uint8_t*>(tensor.data() + each * part), each * sizeof(float)});
+  }
+  return slots;
+}
+
+void all_reduce(Engine& engine, const Program& program, std::vector<float>& tensor, uint64_t number,
+                double timeout_s = 20) {
+  const Call call{&program,        cut(tensor, program.slots), number,    tensor.size() * 4,
+                  DType::float32, ReduceKind::sum,            1.0,       1024,
+                  timeout_s};
+  engine.run(call);
+}
+
+bool none(const std::vector<std::optional<Failure>>& failures) {
+  for (const auto& failure : failures) {
+    if (failure) return std::printf("  %s\n", failure->what()), false;
+  }
+  return true;
+}
+
+template <typename Body>
+void over_both(Body body) {
+  body(Transport::tcp);
+  body(Transport::shm);
+}
+
+}  // namespace
+
+TEST(ring_all_reduce_sums) {
+  over_both([](Transport transport) {
+    for (int size : {1, 2, 3, 5}) {
+      World world(size, transport);
+      const auto failures = world.run([&](int rank, Engine& engine) {
+        const Program program = ring_all_reduce(size, rank);
+        for (uint64_t number = 1; number <= 10; ++number) {
+          std::vector<float> tensor(static_cast<size_t>(size) * 700, static_cast<float>(rank + 1));
+          all_reduce(engine, program, tensor, number);
+          const float want = static_cast<float>(size * (size + 1) / 2);
+          for (float value : tensor) CHECK(value == want);
+        }
+      });
+      CHECK(none(failures));
+    }
+  });
+}
+
+TEST(direct_broadcast_arrives) {
+  over_both([](Transport transport) {
+    World world(4, transport);
+    const auto failures = world.run([&](int rank, Engine& engine) {
+      const Program program = direct_broadcast(4, rank);
+      for (uint64_t number = 1; number <= 20; ++number) {
+        std::vector<float> tensor(5000, rank == 0 ? static_cast<float>(number) : 0.0f);
+        const Call call{&program, cut(tensor, 1), number, tensor.size() * 4, DType::float32,
+                        ReduceKind::none, 1.0, 1024, 20};
+        engine.run(call);
+        for (float value : tensor) CHECK(value == static_cast<float>(number));
+      }
+    });
+    CHECK(none(failures));
+  });
+}
+
+TEST(account_may_be_asked_for_at_any_time) {
+  over_both([](Transport transport) {
+    World world(3, transport);
+    std::atomic<bool> done{false};
+    std::thread asker([&] {
+      while (!done) {
+        for (const auto& engine : world.engines) {
+          const Engine::Account account = engine->account();
+          if (account.waited_s.size() != 3) std::abort();
+        }
+        std::this_thread::yield();
+      }
+    });
+    const auto failures = world.run([&](int rank, Engine& engine) {
+      const Program program = ring_all_reduce(3, rank);
+      for (uint64_t number = 1; number <= 30; ++number) {
+        std::vector<float> tensor(900, 1.0f);
+        all_reduce(engine, program, tensor, number);
+      }
+    });
+    done = true;
+    asker.join();
+    CHECK(none(failures));
+    for (const auto& engine : world.engines) CHECK(engine->account().stats.sealed_records >= 90);
+  });
+}
+
+// The rank that is interrupted says so; the others hear it from there.
+TEST(interrupt_from_another_thread_ends_every_rank) {
+  over_both([](Transport transport) {
+    World world(3, transport);
+    std::thread interrupter([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      world.engines[1]->interrupt();
+    });
+    const auto failures = world.run([&](int rank, Engine& engine) {
+      if (rank == 0) return;  // never comes, so that the others wait
+      const Program program = ring_all_reduce(3, rank);
+      std::vector<float> tensor(900, 1.0f);
+      all_reduce(engine, program, tensor, 1);
+    });
+    interrupter.join();
+    for (int rank : {1, 2}) {
+      CHECK(failures[rank].has_value());
+      if (!failures[rank]) continue;
+      CHECK(failures[rank]->code == FailureCode::closed);
+      CHECK(failures[rank]->reported_by == (rank == 1 ? -1 : 1));
+    }
+  });
+}
+
+// close() while a run is under way in another thread: the run ends first, then the engine.
+TEST(close_from_another_thread_ends_the_run) {
+  over_both([](Transport transport) {
+    for (int wait_ms : {0, 1, 5, 20}) {
+      World world(2, transport);
+      std::thread closer([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+        world.engines[0]->close();
+      });
+      const auto failures = world.run([&](int rank, Engine& engine) {
+        const Program program = ring_all_reduce(2, rank);
+        for (uint64_t number = 1;; ++number) {
+          std::vector<float> tensor(600, 1.0f);
+          all_reduce(engine, program, tensor, number);
+          for (float value : tensor) CHECK(value == 2.0f);
+        }
+      });
+      closer.join();
+      for (const auto& failure : failures) {
+        CHECK(failure.has_value());
+        if (!failure) continue;
+        const bool right = failure->code == FailureCode::closed ||
+                           failure->code == FailureCode::peer_lost;
+        CHECK_NOTE(right, "%s", failure->what());
+      }
+    }
+  });
+}
+
+TEST(closing_twice_and_side_by_side_is_harmless) {
+  over_both([](Transport transport) {
+    World world(3, transport);
+    std::vector<std::thread> closers;
+    for (int i = 0; i < 6; ++i) closers.emplace_back([&, i] { world.engines[i % 3]->close(); });
+    for (std::thread& closer : closers) closer.join();
+    const auto failures = world.run([&](int rank, Engine& engine) {
+      const Program program = ring_all_reduce(3, rank);
+      std::vector<float> tensor(3, 1.0f);
+      all_reduce(engine, program, tensor, 1);
+    });
+    for (const auto& failure : failures) CHECK(failure && failure->code == FailureCode::closed);
+  });
+}
+
+TEST(failed_engine_repeats_its_failure) {
+  World world(2, Transport::tcp);
+  world.engines[1]->close();
+  const Program program = ring_all_reduce(2, 0);
+  std::vector<float> tensor(2, 1.0f);
+  for (int i = 0; i < 3; ++i) {
+    try {
+      all_reduce(*world.engines[0], program, tensor, 1);
+      CHECK(false && "did not fail");
+    } catch (const Failure& failure) {
+      CHECK(failure.code == FailureCode::peer_lost);
+      CHECK(failure.peer == 1);
+      CHECK(std::string(failure.what()) == "the peer left the group");
+    }
+  }
+}
+
+TEST(silent_peer_is_named) {
+  over_both([](Transport transport) {
+    World world(2, transport);
+    const Program program = ring_all_reduce(2, 0);
+    std::vector<float> tensor(2, 1.0f);
+    try {
+      all_reduce(*world.engines[0], program, tensor, 1, 0.1);
+      CHECK(false && "did not fail");
+    } catch (const Failure& failure) {
+      CHECK(failure.code == FailureCode::peer_silent);
+      CHECK(failure.peer == 1);
+    }
+  });
+}
+
+TEST(calls_that_do_not_fit_are_refused) {
+  World world(2, Transport::tcp);
+  Engine& engine = *world.engines[0];
+  const Program right = ring_all_reduce(2, 0), other_rank = ring_all_reduce(2, 1),
+                other_world = ring_all_reduce(3, 0);
+  std::vector<float> tensor(6, 1.0f);
+  const auto call = [&](const Program& program, int slots, size_t segment, ReduceKind kind) {
+    engine.run({&program, cut(tensor, slots), 1, 24, DType::float32, kind, 1.0, segment, 1});
+  };
+  CHECK_THROWS(std::invalid_argument, call(other_rank, 2, 1024, ReduceKind::sum));
+  CHECK_THROWS(std::invalid_argument, call(other_world, 3, 1024, ReduceKind::sum));
+  CHECK_THROWS(std::invalid_argument, call(right, 1, 1024, ReduceKind::sum));
+  CHECK_THROWS(std::invalid_argument, call(right, 2, 0, ReduceKind::sum));
+  CHECK_THROWS(std::invalid_argument, call(right, 2, 24, ReduceKind::sum));
+  CHECK_THROWS(std::invalid_argument, call(right, 2, 1u << 20, ReduceKind::sum));
+  CHECK_THROWS(std::invalid_argument, call(right, 2, 1024, ReduceKind::none));
+}
+
+TEST(programs_that_make_no_sense_are_refused) {
+  const auto make = [](std::vector<Step> steps) {
+    return Program(1, 1, 0, 2, 1, {}, std::move(steps));
+  };
+  make({});
+  CHECK_THROWS(std::invalid_argument, make({{Action::send, 1, {1}, 0, -1, -1, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::send, -1, {1}, 0, -1, -1, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::send, 0, {0}, 0, -1, -1, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::send, 0, {2}, 0, -1, -1, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::send, 0, {}, 0, -1, -1, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::publish, 0, {}, 0, -1, -1, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::receive, 0, {1}, 0, 2, -1, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::forward, 0, {1}, 0, -1, 0, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::copy, 0, {}, 0, -1, 1, {}}}));
+  CHECK_THROWS(std::invalid_argument, make({{Action::copy, 0, {}, 0, -1, 0, {0}}}));
+  CHECK_THROWS(std::invalid_argument, make({{static_cast<Action>(9), 0, {}, 0, -1, -1, {}}}));
+  CHECK_THROWS(std::invalid_argument, Program(1, 1, 2, 2, 1, {}, {}));
+  CHECK_THROWS(std::invalid_argument, Program(1, 1, 0, 2, 0, {}, {}));
+  CHECK_THROWS(std::invalid_argument, Program(1, 1, 0, 2, 1, {1}, {}));
+}
+
+int main(int argc, char** argv) { return run(argc, argv); }

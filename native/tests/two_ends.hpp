@@ -1,0 +1,155 @@
+// Sockets, shared memory and two ends of a link, as the tests of links and engines need them.
+#pragma once
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "../link.hpp"
+
+namespace sealring::testing {
+
+inline constexpr size_t kRing = 64u << 10;
+
+inline int good(int result, const char* what) {
+  if (result < 0) throw std::runtime_error(what);
+  return result;
+}
+
+// A TCP connection over loopback, both ends non-blocking.
+inline std::pair<int, int> tcp_pair() {
+  const int server = good(::socket(AF_INET, SOCK_STREAM, 0), "socket");
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  good(::bind(server, reinterpret_cast<sockaddr*>(&address), size), "bind");
+  good(::listen(server, 1), "listen");
+  good(::getsockname(server, reinterpret_cast<sockaddr*>(&address), &size), "getsockname");
+  const int near = good(::socket(AF_INET, SOCK_STREAM, 0), "socket");
+  good(::connect(near, reinterpret_cast<sockaddr*>(&address), size), "connect");
+  const int far = good(::accept(server, nullptr, nullptr), "accept");
+  ::close(server);
+  for (int end : {near, far}) {
+    const int one = 1;
+    good(::setsockopt(end, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one), "setsockopt");
+    good(::fcntl(end, F_SETFL, O_NONBLOCK), "fcntl");
+  }
+  return {near, far};
+}
+
+// The memory of one link, seen as its host sees it.
+class SharedMemory {
+ public:
+  SharedMemory() : fd(good(::memfd_create("sealring-test", MFD_CLOEXEC), "memfd_create")) {
+    good(::ftruncate(fd, kBytes), "ftruncate");
+    void* mapped = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED) throw std::runtime_error("mmap");
+    bytes = static_cast<uint8_t*>(mapped);
+  }
+  ~SharedMemory() {
+    ::munmap(bytes, kBytes);
+    ::close(fd);
+  }
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  // The ring that the `first` end writes, or the other one: its control page, then its data.
+  uint8_t* ring(bool first) { return bytes + (first ? 0 : kRingControlBytes + kRing); }
+  uint8_t* data(bool first) { return ring(first) + kRingControlBytes; }
+  void set_word(bool first, size_t offset, uint64_t value) {
+    std::memcpy(ring(first) + offset, &value, sizeof value);
+  }
+
+  static constexpr size_t kBytes = 2 * (kRingControlBytes + kRing);
+  static constexpr size_t kWritten = 0;  // offsets in the control page (shm_pipe.cpp)
+  static constexpr size_t kTaken = 128;
+  const int fd;
+  uint8_t* bytes;
+};
+
+inline KeyBytes key_of(uint8_t what, int from, int to) {
+  KeyBytes key{};
+  key[0] = what;
+  key[1] = static_cast<uint8_t>(from);
+  key[2] = static_cast<uint8_t>(to);
+  return key;
+}
+inline KeyBytes pair_key(int from, int to) { return key_of('p', from, to); }
+inline KeyBytes group_key(int rank) { return key_of('g', rank, 0); }
+
+// One rank's side of a link between ranks 0 and 1, with all that a link leans on.
+struct End {
+  End(int rank, std::unique_ptr<Pipe> pipe, uint64_t rekey_bytes)
+      : keyring{rank, Context{}, std::make_unique<SealingKey>(group_key(rank), rekey_bytes), {}},
+        pool(4096),
+        link(1 - rank, std::move(pipe), pair_key(rank, 1 - rank), pair_key(1 - rank, rank),
+             rekey_bytes, keyring, pool) {
+    keyring.groups.resize(2);
+    keyring.groups[1 - rank] = std::make_unique<OpeningKey>(group_key(1 - rank));
+    link.expecting = true;
+  }
+
+  // Seals `text` and puts it into the queue, nothing further.
+  void enqueue(const std::vector<uint8_t>& text, Kind kind = Kind::pair) {
+    Header header;
+    header.kind = kind;
+    header.length = static_cast<uint32_t>(text.size());
+    header.collective = 1;
+    BufferRef record = pool.take();
+    record->size = kRecordOverhead + text.size();
+    if (kind == Kind::group) {
+      header.sender = static_cast<uint32_t>(keyring.rank);
+      header.receiver = kEveryone;
+      seal_record(*keyring.own_group, keyring.context, header, text.data(), record->record);
+    } else {
+      link.seal(header, text.data(), record->record);
+    }
+    link.enqueue(std::move(record));
+  }
+
+  // Reads until a record is here, whole.
+  void receive() {
+    while (!link.ready()) link.fill();
+  }
+  std::vector<uint8_t> open() {
+    link.open(link.arrived_payload());
+    const uint8_t* plain = link.arrived_payload();
+    std::vector<uint8_t> text(plain, plain + link.header().length);
+    link.take();
+    return text;
+  }
+
+  Keyring keyring;
+  BufferPool pool;
+  Link link;
+};
+
+// Rank 1 is the first end of the memory, as the dialer is in links/.
+struct TwoEnds {
+  explicit TwoEnds(SharedMemory* memory = nullptr, uint64_t rekey_bytes = 1u << 30)
+      : sockets(tcp_pair()),
+        zero(0, pipe(sockets.first, memory, false), rekey_bytes),
+        one(1, pipe(sockets.second, memory, true), rekey_bytes) {}
+
+  static std::unique_ptr<Pipe> pipe(int socket, SharedMemory* memory, bool first) {
+    return memory == nullptr ? make_tcp_pipe(socket)
+                             : make_shm_pipe(socket, memory->fd, kRing, first);
+  }
+
+  std::pair<int, int> sockets;
+  End zero;
+  End one;
+};
+
+}  // namespace sealring::testing
