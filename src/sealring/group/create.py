@@ -63,7 +63,9 @@ def create_group(options: Any) -> SealedProcessGroup:
         record_bytes=settings.record_bytes,
         rekey_bytes=settings.rekey_bytes,
     )
-    group = SealedProcessGroup(group_rank, group_world, engine, options.timeout)
+    group = SealedProcessGroup(
+        group_rank, group_world, engine, options.timeout, algorithm=settings.algorithm
+    )
     restore_errors_in_backward()
     _leave_in_order(group)
     return group

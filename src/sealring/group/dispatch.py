@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +97,7 @@ class Dispatcher:
     def _run(self, number: int, job: Job) -> None:
         error: BaseException | None = None
         try:
-            with torch.profiler.record_function(job.name):
+            with _shown_in_profiles(job.name):
                 self._engine.run(number, job.collective, job.timeout_s)
             if job.on_success is not None:
                 job.on_success()
@@ -105,3 +106,10 @@ class Dispatcher:
             remember(raised)
         self._finished = number
         job.work.finish(error)
+
+
+def _shown_in_profiles(name: str) -> AbstractContextManager[object]:
+    """A range in torch.profiler's timeline. It is not free, so it is made only for a profiler."""
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.profiler.record_function(name)
+    return nullcontext()

@@ -29,12 +29,21 @@ if TYPE_CHECKING:
 
 
 class SealedProcessGroup(dist.ProcessGroup):
-    def __init__(self, rank: int, world: int, engine: CpuEngine, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        engine: CpuEngine,
+        timeout: timedelta,
+        *,
+        algorithm: Algorithm | None = None,
+    ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._rank = rank
         self._world = world
         self._engine = engine
         self._timeout = timeout
+        self._algorithm = algorithm
         self._name = ""
         self._description = ""
         self._dispatcher = Dispatcher(engine, f"rank {rank}")
@@ -95,7 +104,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         dtype, kind, factor = arguments.reduction(op, tensor, "all_reduce")
         memory = contiguous(tensor)
         address, total = slot(memory)
-        algorithm = choose(Operation.ALL_REDUCE, self._world, total)
+        algorithm = self._choose(Operation.ALL_REDUCE, total)
         if algorithm is Algorithm.RING:
             cuts = chunks(memory.numel(), self._world, memory.element_size())
             slots = [(address + offset, length) for offset, length in cuts]
@@ -144,7 +153,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         dtype, kind, factor = arguments.reduction(op, output, "reduce_scatter")
         memory = contiguous(output)
         _, size = slot(memory)
-        algorithm = choose(Operation.REDUCE_SCATTER, self._world, size)
+        algorithm = self._choose(Operation.REDUCE_SCATTER, size)
         slots = [slot(tensor) for tensor in (*inputs, memory)]
         return self._submit(
             "sealring::reduce_scatter",
@@ -208,7 +217,7 @@ class SealedProcessGroup(dist.ProcessGroup):
             "sealring::all_gather",
             Collective(
                 Operation.ALL_GATHER,
-                choose(Operation.ALL_GATHER, self._world, size),
+                self._choose(Operation.ALL_GATHER, size),
                 [*(slot(tensor) for tensor in memory), (address, size)],
                 size * self._world,
                 arguments.moved_dtype(source),
@@ -230,7 +239,7 @@ class SealedProcessGroup(dist.ProcessGroup):
             "sealring::broadcast",
             Collective(
                 Operation.BROADCAST,
-                choose(Operation.BROADCAST, self._world, size),
+                self._choose(Operation.BROADCAST, size),
                 [slot(memory)],
                 size,
                 arguments.moved_dtype(tensor),
@@ -248,7 +257,7 @@ class SealedProcessGroup(dist.ProcessGroup):
             "sealring::barrier",
             Collective(
                 Operation.BARRIER,
-                choose(Operation.BARRIER, self._world, 0),
+                self._choose(Operation.BARRIER, 0),
                 [slot(nothing)],
                 0,
                 arguments.moved_dtype(nothing),
@@ -273,6 +282,9 @@ class SealedProcessGroup(dist.ProcessGroup):
         self._dispatcher.close(abort=not self._dispatcher.idle)
 
     # ---- in and out of the queue
+
+    def _choose(self, operation: Operation, nbytes: int) -> Algorithm:
+        return choose(operation, self._world, nbytes, self._algorithm)
 
     def _submit(
         self,

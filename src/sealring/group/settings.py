@@ -8,6 +8,7 @@ from typing import Final, Literal, cast
 
 from sealring import limits
 from sealring.errors import ConfigurationError
+from sealring.schedule import Algorithm
 
 Transport = Literal["auto", "tcp", "shm"]
 TRANSPORTS: Final = ("auto", "tcp", "shm")
@@ -19,11 +20,17 @@ class Settings:
     """Shared memory between ranks of one host and TCP otherwise, or one of them for all."""
     record_bytes: int = limits.RECORD_BYTES
     rekey_bytes: int = limits.REKEY_BYTES
+    algorithm: Algorithm | None = None
+    """Instead of the table's choice; the same on all ranks."""
 
     @property
     def shared(self) -> dict[str, int]:
         """What every rank must have set alike; the handshake compares it."""
-        return {"record_bytes": self.record_bytes, "ring_bytes": limits.RING_BYTES}
+        return {
+            "record_bytes": self.record_bytes,
+            "ring_bytes": limits.RING_BYTES,
+            "algorithm": 0 if self.algorithm is None else self.algorithm.value,
+        }
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -38,7 +45,17 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     if record_bytes % 64:
         raise ConfigurationError("SEALRING_RECORD_BYTES must be a multiple of 64")
     rekey_bytes = _bytes(environ, "SEALRING_REKEY_BYTES", limits.REKEY_BYTES, 1, limits.REKEY_BYTES)
-    return Settings(cast(Transport, transport), record_bytes, rekey_bytes)
+    return Settings(cast(Transport, transport), record_bytes, rekey_bytes, _algorithm(environ))
+
+
+def _algorithm(environ: Mapping[str, str]) -> Algorithm | None:
+    names = {algorithm.name.lower(): algorithm for algorithm in Algorithm}
+    value = environ.get("SEALRING_ALGORITHM", "")
+    if value and value not in names:
+        raise ConfigurationError(
+            f"SEALRING_ALGORITHM is {value!r}; set it to {' or '.join(names)}, or unset it"
+        )
+    return names.get(value)
 
 
 def _bytes(environ: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:

@@ -6,13 +6,9 @@ pays with (world - 1) times the opening and reducing, so its limit falls as the 
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
-from sealring.errors import ConfigurationError
 from sealring.schedule.program import Algorithm, Operation
-
-ALGORITHM_VARIABLE: Final = "SEALRING_ALGORITHM"
 
 DIRECT_UP_TO_BYTES: Final = {
     Operation.ALL_REDUCE: 32 << 10,
@@ -24,32 +20,22 @@ ALL_REDUCE_DIRECT_TOTAL_BYTES: Final = 512 << 10
 """All ranks' contributions together: 32 KiB each up to 16 ranks, 8 KiB each with 64."""
 
 
-def choose(operation: Operation, world: int, nbytes: int) -> Algorithm:
+def choose(
+    operation: Operation, world: int, nbytes: int, override: Algorithm | None = None
+) -> Algorithm:
     """The algorithm for a collective in which one rank's message has `nbytes` bytes.
 
     That is the tensor in an all-reduce or a broadcast, one rank's part in an all-gather (its input)
     or a reduce-scatter (its output).
 
-    SEALRING_ALGORITHM=ring|direct overrides the table, on all ranks or the collective fails as out
-    of step. A barrier is direct whatever it says: there is no data to pass around a ring.
+    An `override` must be the same on all ranks, or the collective fails as out of step. A barrier
+    is direct whatever it says: there is no data to pass around a ring.
     """
-    asked_for = _from_environment()
     if operation is Operation.BARRIER:
         return Algorithm.DIRECT
-    if asked_for is not None:
-        return asked_for
+    if override is not None:
+        return override
     limit = DIRECT_UP_TO_BYTES[operation]
     if operation is Operation.ALL_REDUCE:
         limit = min(limit, ALL_REDUCE_DIRECT_TOTAL_BYTES // world)
     return Algorithm.DIRECT if nbytes <= limit else Algorithm.RING
-
-
-def _from_environment() -> Algorithm | None:
-    value = os.environ.get(ALGORITHM_VARIABLE, "")
-    if not value:
-        return None
-    for algorithm in Algorithm:
-        if value == algorithm.name.lower():
-            return algorithm
-    allowed = " or ".join(algorithm.name.lower() for algorithm in Algorithm)
-    raise ConfigurationError(f"{ALGORITHM_VARIABLE} is {value!r}; set it to {allowed}, or unset it")

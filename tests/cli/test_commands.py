@@ -1,0 +1,156 @@
+"""The verbs as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sealring import __version__
+from sealring.cli import app
+from sealring.cli.bench import parse_size, parse_world_sizes
+from sealring.errors import BadSecret, ConfigurationError, NoIdentity
+
+SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("sealring")
+tensor = torch.ones(1000) * (dist.get_rank() + 1)
+dist.all_reduce(tensor)
+if dist.get_rank() == 0:
+    print("sum", tensor[0].item(), sys.argv[1:], os.environ["SEALRING_JOB"])
+dist.destroy_process_group()
+"""
+
+
+def sealring(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
+    return subprocess.run(
+        [Path(sys.executable).parent / "sealring", *arguments],
+        env={**clean, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout.strip() == __version__
+
+
+def test_run_gives_every_worker_an_identity_and_the_script_its_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = sealring("run", "-n", "2", "--job", "hello", str(script), "--rate", "0.1", "-n", "7")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "sum 3.0 ['--rate', '0.1', '-n', '7'] hello"
+
+
+def test_run_on_two_nodes_of_one_machine_with_a_secret_file(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    secret = tmp_path / "job.secret"
+    secret.touch(mode=0o600)
+    secret.write_text(os.urandom(32).hex())
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tests.ports import free_port
+
+    endpoint = f"127.0.0.1:{free_port()}"
+
+    def node(rank: int) -> subprocess.CompletedProcess[str]:
+        return sealring(
+            "run", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), "--rdzv-endpoint",
+            endpoint, "--secret-file", str(secret), "--job", "pair", str(script),
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(2) as pool:
+        nodes = list(pool.map(node, range(2)))
+    assert [done.returncode for done in nodes] == [0, 0], [done.stderr for done in nodes]
+    assert "sum 3.0 [] pair" in "".join(done.stdout for done in nodes)
+
+
+def test_run_on_several_machines_without_a_secret_is_refused() -> None:
+    done = CliRunner().invoke(
+        app, ["run", "--nnodes", "2", "--rdzv-endpoint", "h:1", "x.py"], env=_without_identity()
+    )
+    assert type(done.exception) is NoIdentity
+    assert "--secret-file" in str(done.exception)
+
+
+def test_run_with_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "job.secret"
+    secret.write_text(os.urandom(32).hex())
+    secret.chmod(0o644)
+    done = CliRunner().invoke(
+        app, ["run", "--secret-file", str(secret), "x.py"], env=_without_identity()
+    )
+    assert type(done.exception) is BadSecret
+    assert "chmod" in str(done.exception)
+
+
+def test_an_error_of_ours_is_a_sentence_and_exit_status_2() -> None:
+    done = sealring("bench", "allreduce", "--size", "many")
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "ConfigurationError: 'many' is not a size; write bytes, or 4KiB, 25MiB, 1GiB"
+    )
+
+
+def test_doctor_reports_each_check_and_its_verdict() -> None:
+    done = sealring("doctor", "--json", SEALRING_SECRET=os.urandom(32).hex())
+    report = json.loads(done.stdout)
+    checks = {check["check"]: check["verdict"] for check in report["checks"]}
+    assert report["healthy"] is (done.returncode == 0)
+    for name in ("torch", "backend", "identity", "OpenSSL, handshake", "shared memory"):
+        assert checks[name] == "ok", report
+    assert {"AES instructions", "ports, IPv4", "interface", "clock"} <= set(checks)
+
+
+def test_doctor_names_a_bad_identity_as_a_problem() -> None:
+    done = sealring("doctor", "--json", SEALRING_SECRET="short")
+    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1
+    assert checks["identity"]["verdict"] == "problem"
+    assert checks["identity"]["found"] == "BadSecret"
+
+
+def test_bench_allreduce_prints_what_programs_read() -> None:
+    done = sealring(
+        "bench", "allreduce", "--ranks", "2", "--size", "4096", "--blocks", "3", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["ranks"] == 2
+    assert result["bytes"] == 4096
+    assert result["suite"] == "AES-256-GCM"
+    assert result["sealed_bytes"] == 4096  # a small tensor is published once, to everybody
+    assert result["ratio"] == pytest.approx(result["sealed_us"] / result["gloo_us"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4096", 4096), ("4KiB", 4096), ("25MiB", 25 << 20), ("1 gib", 1 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4KB", "-4", "3", "0", "1e6"])
+def test_what_is_not_a_size(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_size(text)
+
+
+def test_world_sizes() -> None:
+    assert parse_world_sizes("2,3,4,8") == [2, 3, 4, 8]
+    for text in ("2;3", "1", "2,,3", "500"):
+        with pytest.raises(ConfigurationError):
+            parse_world_sizes(text)
+
+
+def _without_identity() -> dict[str, str | None]:
+    return {name: None for name in os.environ if name.startswith("SEALRING_")}

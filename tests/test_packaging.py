@@ -1,0 +1,85 @@
+"""What a newcomer meets first: the install, its error messages, and the names it brings."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import sealring
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_public_api_is_exactly_this() -> None:
+    assert sorted(sealring.__all__) == [
+        "ConfigurationError",
+        "GroupError",
+        "HandshakeError",
+        "SealringError",
+        "__version__",
+    ]
+
+
+def test_the_backend_is_there_without_an_import_of_ours() -> None:
+    code = "import torch.distributed as d; assert 'sealring' in d.Backend.backend_list"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd="/")
+
+
+def test_registering_twice_changes_nothing() -> None:
+    import torch.distributed as dist
+
+    from sealring.registration import register
+
+    register()
+    register()
+    assert dist.Backend.backend_list.count("sealring") == 1
+
+
+def test_both_entry_point_groups_lead_to_the_registration() -> None:
+    for group in ("torch.backends", "torch.distributed.backends"):
+        (entry,) = [e for e in entry_points(group=group) if e.name == "sealring"]
+        assert entry.value == "sealring.registration:register"
+
+
+def test_torch_is_pinned_exactly_in_the_locked_versions() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert "torch==2.13.0" in lines
+    requirements = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.+]+", line) for line in requirements)
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "sentence"),
+    [
+        (
+            ["-DCMAKE_DISABLE_FIND_PACKAGE_OpenSSL=TRUE"],
+            {},
+            "sealring needs OpenSSL 3's headers: install them "
+            "(Debian, Ubuntu: apt-get install libssl-dev;",
+        ),
+        (
+            [],
+            {"CXX": "/no/such/compiler"},
+            "sealring needs a C++20 compiler: install one (Debian, Ubuntu: apt-get install g++;",
+        ),
+    ],
+    ids=["no OpenSSL headers", "no compiler"],
+)
+def test_a_missing_build_tool_is_named_in_one_sentence(
+    options: list[str], environment: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    cmake = Path(sys.executable).parent / "cmake"
+    done = subprocess.run(
+        [cmake, "-S", ROOT, "-B", tmp_path, "-DSEALRING_NATIVE_TESTS=ON", *options],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert sentence in re.sub(r"\s+", " ", done.stderr)
