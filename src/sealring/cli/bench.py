@@ -11,7 +11,8 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from sealring.bench.allreduce import Result, measure_allreduce
-from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
+from sealring.bench.handshake import measure_handshake
+from sealring.cli.terminal import console, errors, human_bytes, print_json, progress_bar
 from sealring.errors import ConfigurationError
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
@@ -44,6 +45,11 @@ def check_ranks(ranks: int) -> int:
     return ranks
 
 
+def check_transport(transport: str) -> None:
+    if transport not in ("shm", "tcp"):
+        raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")
+
+
 @app.callback()
 def bench() -> None:
     """Measure what protection costs on this machine."""
@@ -61,8 +67,7 @@ def allreduce(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Sealed all-reduce against torch's plaintext Gloo, alternately in one run (medians)."""
-    if transport not in ("shm", "tcp"):
-        raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")
+    check_transport(transport)
     worlds = parse_world_sizes(world_sizes) if world_sizes else [check_ranks(ranks)]
     size_bytes = parse_size(size)
     results = []
@@ -83,6 +88,32 @@ def allreduce(
         print_json({"cases": rows} if world_sizes else rows[0])
         return
     console.print(_table(results))
+
+
+@app.command()
+def handshake(
+    ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 16,
+    transport: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """How long a group takes to form: mutual TLS 1.3 between every two ranks."""
+    check_transport(transport)
+    with errors.status(f"{check_ranks(ranks)} workers start and meet"):
+        result = measure_handshake(ranks, transport)
+    if json:
+        print_json(result.as_json())
+        return
+    table = Table(title="Forming a group")
+    for column in ("ranks", "links", "transport", "slowest rank", "per link"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        str(result.ranks),
+        str(result.links),
+        result.transport,
+        f"{result.seconds:.2f} s",
+        f"{result.seconds_per_link * 1e3:.1f} ms",
+    )
+    console.print(table)
 
 
 def _advance(bar: Progress, task: TaskID, part: float) -> None:
