@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test check lint native-test asan ubsan tsan clean help
+.PHONY: demo test check lint native-test asan ubsan tsan fuzz clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -47,6 +47,22 @@ ubsan: $(VENV)/.locked ## ... under UndefinedBehaviorSanitizer
 tsan: $(VENV)/.locked ## ... under ThreadSanitizer
 	$(CMAKE_NATIVE) -B build/tsan -DSEALRING_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan && $(BIN)/ctest --test-dir build/tsan --output-on-failure
+
+SECONDS ?= 30
+fuzz: $(VENV)/.installed ## every parser under atheris, SECONDS=30 each; finds go to build/fuzz
+	@# A wheel on x86-64; elsewhere pip builds it, with clang and libclang-rt-14-dev (or later).
+	@$(BIN)/python -c "import atheris" 2>/dev/null || CLANG_BIN=$$(command -v clang) CC=clang CXX=clang++ \
+	  LIBFUZZER_LIB=$$(ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer_no_main-$$(uname -m).a 2>/dev/null | tail -1) \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	@for harness in tests/fuzz/fuzz_*.py; do \
+	  target=$$(basename $$harness .py | sed s/fuzz_//); mkdir -p build/fuzz/$$target; \
+	  echo "fuzzing $$target for $(SECONDS) s"; \
+	  $(BIN)/python -m tests.fuzz.fuzz_$$target -max_total_time=$(SECONDS) -max_len=2048 \
+	    -print_final_stats=1 -artifact_prefix=build/fuzz/$$target- \
+	    build/fuzz/$$target tests/fuzz/corpus/$$target >build/fuzz/$$target.log 2>&1 \
+	    || { tail -40 build/fuzz/$$target.log; exit 1; }; \
+	  grep -E "executed_units|new_units" build/fuzz/$$target.log; \
+	done
 
 clean:
 	rm -rf build $(VENV)

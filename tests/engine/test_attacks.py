@@ -111,10 +111,6 @@ def recorded(
     return tuple(tap.data_records())
 
 
-def positions(world: int, sender: int, receiver: int) -> range:
-    return range(len(recorded(world, sender, receiver)))
-
-
 def each_record(*worlds: int) -> list[tuple[int, int, int, int]]:
     """(world, sender, receiver, index): a ring's link carries 2 (world - 1) records."""
     return [(*link, index) for link in rings(*worlds) for index in range(2 * (link[0] - 1))]
@@ -149,14 +145,16 @@ def test_every_byte_flipped_in_turn(world: int, sender: int, receiver: int) -> N
             assert_all(errors, TamperedRecord, seen_by=receiver, about=sender)
 
 
-@pytest.mark.parametrize("kind", range(7))
-@pytest.mark.parametrize(("world", "sender", "receiver", "index"), each_record(2))
-def test_kind_changed(world: int, sender: int, receiver: int, index: int, kind: int) -> None:
-    record = recorded(world, sender, receiver)[index]
-    if kind == record.kind:
-        pytest.skip("that is the kind it has")
-    changed = record.raw[:3] + bytes([kind]) + record.raw[4:]
-    errors = attack(world, {(sender, receiver): attacker.replace(index, changed)})
+@pytest.mark.parametrize(
+    ("index", "kind"),
+    [(0, 0), (0, 2), (0, 3), (0, 4), (0, 5), (1, 0), (1, 1), (1, 3), (1, 4), (1, 255)],
+)
+@pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 0)])
+def test_kind_changed(sender: int, receiver: int, index: int, kind: int) -> None:
+    """Record 0 is the pair's, record 1 a published one."""
+    raw = recorded(2, sender, receiver)[index].raw
+    changed = raw[:3] + bytes([kind]) + raw[4:]
+    errors = attack(2, {(sender, receiver): attacker.replace(index, changed)})
     assert_all(errors, TamperedRecord, seen_by=receiver, about=sender)
 
 

@@ -1,4 +1,4 @@
-"""Official vectors through the native core: NIST's and Wycheproof's AES-256-GCM, and the ratchet."""
+"""Official vectors through the native core: NIST and Wycheproof AES-256-GCM, and the ratchet."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from sealring import _native
 
 NIST = Path(cryptography_vectors.__file__).parent / "ciphers" / "AES" / "GCM"
-WYCHEPROOF = (
-    Path(__file__).parents[3] / "shared" / "vectors" / "wycheproof" / "aes_gcm_test.json"
-)
+WYCHEPROOF = Path(__file__).parents[3] / "shared" / "vectors" / "wycheproof" / "aes_gcm_test.json"
 RATCHET_INFO = b"sealring 1 ratchet"
 OURS = {"Keylen": "256", "IVlen": "96", "Taglen": "128"}
 

@@ -1,0 +1,111 @@
+"""The vectors in docs/spec.md, recomputed twice: by pyca/cryptography alone, and by our code."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from sealring import _native, limits
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.handshake import Terms, group_context
+from sealring.handshake.terms import members_digest
+from sealring.identity.secret import derive_authority
+from sealring.schedule import Algorithm, Operation
+
+SPEC = Path(__file__).parents[2] / "docs" / "spec.md"
+
+
+@pytest.fixture(scope="module")
+def vector() -> dict[str, str]:
+    blocks = re.findall(r"^```vector\n(.*?)^```", SPEC.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines)  # type: ignore[misc]
+
+
+def test_record(vector: dict[str, str]) -> None:
+    key, context, header = (bytes.fromhex(vector[name]) for name in ("key", "context", "header"))
+    plain, payload = bytes.fromhex(vector["plaintext"]), bytes.fromhex(vector["payload"])
+    associated = header + context
+    for part, text, sealed in (
+        ("header", b"", vector["header-tag"]),
+        ("payload", plain, vector["payload"] + vector["payload-tag"]),
+    ):
+        nonce = bytes.fromhex(vector[f"{part}-nonce"])
+        assert AESGCM(key).encrypt(nonce, text, associated).hex() == sealed
+        assert _native.aead_seal(key, nonce, associated, text).hex() == sealed
+        assert _native.aead_open(key, nonce, associated, bytes.fromhex(sealed)) == text
+    assert len(header) == limits.HEADER_BYTES
+    assert len(payload) == len(plain)
+
+
+def test_header_fields(vector: dict[str, str]) -> None:
+    assert _native.parse_header(bytes.fromhex(vector["header"])) == {
+        "kind": 1,
+        "length": 5,
+        "count": 0,
+        "lane": 0,
+        "generation": 0,
+        "sender": 1,
+        "receiver": 2,
+        "collective": 0x0102030405060708,
+        "operation": Operation.ALL_REDUCE,
+        "dtype": DType.FLOAT32,
+        "reduction": ReduceKind.SUM,
+        "algorithm": Algorithm.DIRECT,
+        "message": 7,
+        "segment": 9,
+        "total": 20,
+    }
+
+
+def test_ratchet(vector: dict[str, str]) -> None:
+    key, following = bytes.fromhex(vector["key"]), vector["key-of-generation-1"]
+    expand = HKDFExpand(hashes.SHA256(), 32, b"sealring 1 ratchet")
+    assert expand.derive(key).hex() == following
+    assert _native.ratchet(key).hex() == following
+
+
+def test_authority(vector: dict[str, str]) -> None:
+    secret = vector["secret-text"].encode()
+
+    def derive(purpose: bytes, length: int) -> bytes:
+        info = b"sealring-1 " + purpose
+        return HKDF(hashes.SHA256(), length, b"sealring-1 job secret", info).derive(secret)
+
+    public = Ed25519PrivateKey.from_private_bytes(derive(b"authority key", 32)).public_key()
+    assert public.public_bytes_raw().hex() == vector["authority-public-key"]
+    assert f"job-{derive(b'job name', 4).hex()}" == vector["default-job"]
+    serial = int.from_bytes(derive(b"authority serial", 16), "big") | 1
+    assert f"{serial:032x}" == vector["authority-serial"]
+
+    authority = derive_authority(secret)
+    assert authority.default_job == vector["default-job"]
+    assert authority.certificate.public_key() == public
+    assert authority.certificate.serial_number == serial
+    fingerprint = authority.certificate.fingerprint(hashes.SHA256())
+    assert fingerprint.hex() == vector["authority-sha256"]
+
+
+def test_contexts(vector: dict[str, str]) -> None:
+    def digest(*fields: bytes) -> str:
+        framed = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+        return hashlib.sha256(framed).hexdigest()
+
+    def integer(value: int) -> bytes:
+        return value.to_bytes(8, "big")
+
+    ranks = b"".join(integer(rank) for rank in range(4))
+    group = (integer(1), b"AES-256-GCM", b"demo", b"default", b"0.1", integer(4), ranks)
+    assert digest(ranks) == vector["members-digest"]
+    assert digest(*group) == vector["group-context"]
+
+    terms = Terms("demo", "default", "0.1", world=4, members=(0, 1, 2, 3), rank=2, settings={})
+    assert members_digest(terms.members) == vector["members-digest"]
+    assert group_context(terms).hex() == vector["group-context"]

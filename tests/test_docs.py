@@ -1,0 +1,103 @@
+"""What the documents say of the code is so: tests, settings, errors and commands that they name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sealring import errors
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+THREAT_MODEL = (ROOT / "docs" / "threat-model.md").read_text()
+TEST = re.compile(r"`((?:native/)?tests/[\w/]+\.(?:py|cpp))::(\w+)`")
+
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=[path.name for path in DOCUMENTS])
+
+
+@cache
+def named_in(file: str) -> frozenset[str]:
+    """The tests of a file, read and not run."""
+    path = ROOT / file
+    if not path.exists():
+        return frozenset()
+    source = path.read_text()
+    if path.suffix == ".cpp":
+        return frozenset(re.findall(r"^TEST\((\w+)\)", source, re.MULTILINE))
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    return frozenset(node.name for node in functions if node.name.startswith("test_"))
+
+
+def rows(document: str) -> list[list[str]]:
+    """The cells of every table row, without the heads."""
+    lines = document.splitlines()
+    return [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line, following in zip(lines, [*lines[1:], ""], strict=True)
+        if line.startswith("|") and not line.startswith("|--") and not following.startswith("|--")
+    ]
+
+
+def between(document: str, start: str, end: str) -> str:
+    return document[document.index(start) : document.index(end)]
+
+
+@each_document
+def test_every_test_that_a_document_names_exists(path: Path) -> None:
+    missing = [
+        f"{file}::{name}"
+        for file, name in TEST.findall(path.read_text())
+        if name not in named_in(file)
+    ]
+    assert not missing
+
+
+def test_every_row_of_the_threat_model_names_its_test() -> None:
+    covered = rows(between(THREAT_MODEL, "## Covered", "## Not covered"))
+    assert len(covered) > 50
+    for row in covered:
+        assert len(row) == 3, row
+        assert TEST.findall(row[2]), f"{row[0]!r} names no test"
+        assert TEST.sub("", row[2]).strip(" ,") == "", f"{row[0]!r} names something else: {row[2]}"
+
+
+@each_document
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#][^)]*)\)", path.read_text()):
+        if not target.startswith("https://"):
+            assert (path.parent / target.partition("#")[0]).exists(), target
+
+
+@each_document
+def test_no_path_of_one_machine(path: Path) -> None:
+    text = path.read_text()
+    assert not re.findall(r"(?<![\w.])/(?:home|root|work|tmp|mnt|Users|opt|var|data)\b", text)
+    assert not re.findall(r"\b[A-Z]:\\", text)
+
+
+def test_every_setting_is_documented_and_no_other() -> None:
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    known = set(re.findall(r"\bSEALRING_[A-Z_]+\b", "\n".join(sources)))
+    for name in ("README.md", "docs/configuration.md"):
+        assert set(re.findall(r"\bSEALRING_[A-Z_]+\b", (ROOT / name).read_text())) == known, name
+
+
+def test_the_readme_draws_the_whole_error_tree() -> None:
+    tree = between((ROOT / "README.md").read_text(), "SealringError   ", "## Configuration")
+    drawn = set(re.findall(r"(?:── |, |│   ├── )([A-Z]\w+)", tree))
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.SealringError)
+    }
+    assert drawn | {"SealringError"} == classes
+
+
+@each_document
+def test_make_targets_are_in_the_makefile(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= targets
