@@ -99,6 +99,8 @@ SealingKey::~SealingKey() { OPENSSL_cleanse(key_.data(), key_.size()); }
 
 SealingKey::Place SealingKey::advance(size_t bytes) {
   // A record longer than the limit still goes out under a key of its own.
+  // An empty record counts too: its tags are made with the key.
+  bytes += kTagBytes;
   if (sealed_bytes_ != 0 && sealed_bytes_ + bytes > rekey_bytes_) {
     KeyBytes next = ratchet(key_);
     aead_ = Aead(next, Aead::Direction::seal);
@@ -107,8 +109,7 @@ SealingKey::Place SealingKey::advance(size_t bytes) {
     sealed_bytes_ = 0;
     ++generation_;
   }
-  // An empty record counts too: its tags are made with the key.
-  sealed_bytes_ += bytes + kTagBytes;
+  sealed_bytes_ += bytes;
   return {generation_, count_++};
 }
 

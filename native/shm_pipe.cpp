@@ -18,8 +18,7 @@ namespace {
 // keeps its own position in private memory and believes the other's only after checking it.
 struct Control {
   alignas(64) std::atomic<uint64_t> written;
-  uint8_t set_up[56];  // the nonce by which the two ends recognise the memory lies here
-  alignas(64) uint8_t nonce[64];
+  alignas(64) uint8_t nonce[64];  // by which the two ends recognise the memory at set-up
   alignas(64) std::atomic<uint64_t> taken;
   alignas(64) std::atomic<uint32_t> reader_sleeps;
   alignas(64) std::atomic<uint32_t> writer_sleeps;

@@ -234,6 +234,42 @@ TEST(record_sent_back_to_its_sealer_is_refused) {
   }
 }
 
+// Even under the right key: a record says whom it is for, and that must be us, over this link.
+TEST(record_addressed_to_another_link_is_refused) {
+  struct Address {
+    Kind kind;
+    uint32_t sender, receiver, lane;
+    bool good;
+  };
+  const Address addresses[] = {
+      {Kind::pair, 0, 1, 0, true},          {Kind::pair, 0, 2, 0, false},
+      {Kind::pair, 2, 1, 0, false},         {Kind::pair, 0, kEveryone, 0, false},
+      {Kind::pair, 0, 1, 1, false},         {Kind::alert, 0, 0, 0, false},
+      {Kind::bye, 1, 1, 0, false},          {Kind::group, 0, kEveryone, 0, true},
+      {Kind::group, 0, 1, 0, false},        {Kind::group, 1, kEveryone, 0, false},
+      {Kind::group, 9, kEveryone, 0, false}, {Kind::group, 0, kEveryone, 1, false},
+  };
+  for (const Address& address : addresses) {
+    TwoEnds ends;
+    SealingKey key(address.kind == Kind::group ? group_key(0) : pair_key(0, 1), 1u << 30);
+    Header header;
+    header.kind = address.kind;
+    header.sender = address.sender;
+    header.receiver = address.receiver;
+    header.lane = address.lane;
+    header.length = 9;
+    std::vector<uint8_t> record(kRecordOverhead + 9);
+    seal_record(key, Context{}, header, pattern(9).data(), record.data());
+    good(static_cast<int>(::send(ends.sockets.first, record.data(), record.size(), 0)), "send");
+    if (address.good) {
+      ends.one.receive();
+      CHECK(ends.one.open() == pattern(9));
+    } else {
+      check_fails(FailureCode::tampered, [&] { ends.one.receive(); }, 0);
+    }
+  }
+}
+
 // A published record is not looked at while the collective takes none from this link: its sealer's
 // earlier ones may still come over another. Other kinds are.
 TEST(published_record_waits_until_it_is_expected) {

@@ -7,6 +7,7 @@
     │   ├── BadCertificate
     │   ├── Unsupported
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
+    ├── WorkerFailed                  a process that bench or demo started ended with an error
     ├── HandshakeError                a peer was refused, or refused us; no group was made
     │   ├── WrongJob
     │   ├── WrongRank
@@ -63,6 +64,10 @@ class Unsupported(ConfigurationError):
 
 class ScheduleError(ConfigurationError):
     """A collective's programs do not fit together: a mistake in sealring, not in your script."""
+
+
+class WorkerFailed(SealringError):
+    """A worker process of a benchmark or the demo failed; the message is its traceback."""
 
 
 class HandshakeError(SealringError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sealring.errors import (
     PeerLost,
     PeerSilent,
     UnknownAuthority,
+    Unsupported,
     WrongJob,
 )
 from tests.workers import Workers
@@ -104,6 +106,47 @@ def test_a_silent_rank_is_named_when_time_is_up(workers: Workers) -> None:
     assert type(results[0]) is PeerSilent
     assert results[0].peer == 1
     assert results[1] == "stayed away"
+
+
+def waits_briefly(rank: int, world: int) -> str:
+    from datetime import timedelta
+
+    if rank == 0:
+        with pytest.raises(PeerSilent, match="after wait"):
+            dist.broadcast(torch.ones(10), src=1, async_op=True).wait(timedelta(seconds=0.2))
+        with pytest.raises(GroupClosed):
+            dist.barrier()
+        return "gave up"
+    time.sleep(1)
+    with pytest.raises(GroupClosed, match="rank 0 reported"):
+        dist.barrier()
+    return "was told"
+
+
+def test_a_wait_that_runs_out_of_time_closes_the_group(workers: Workers) -> None:
+    only_here = {"SEALRING_JOB": "closed-by-timeout"}
+    results = workers.run(waits_briefly, world=2, env=only_here, errors=True)
+    assert results[0] == "gave up"
+    assert results[1] == "was told"
+
+
+def test_unserved_operations_say_so(workers: Workers) -> None:
+    assert workers.run(unserved, world=2) == [4, 4]
+
+
+def unserved(rank: int, world: int) -> int:
+    refused = 0
+    for call in (
+        lambda: dist.send(torch.ones(1), dst=1 - rank),
+        lambda: dist.recv(torch.ones(1), src=1 - rank),
+        lambda: dist.reduce(torch.ones(1), dst=0),
+        lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)),
+    ):
+        with pytest.raises(Unsupported, match="not among them yet"):
+            call()
+        refused += 1
+    dist.barrier()
+    return refused
 
 
 def after_failure(rank: int, world: int) -> str:

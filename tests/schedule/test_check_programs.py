@@ -210,6 +210,15 @@ def test_published_record_that_comes_twice(chain):
     )
 
 
+def test_published_record_that_does_not_reach_everyone():
+    programs = [program_for(Operation.BROADCAST, Algorithm.DIRECT, 3, rank) for rank in range(3)]
+    programs[0] = replace(programs[0], steps=(replace(programs[0].steps[0], peers=(1,)),))
+    programs[2] = replace(programs[2], steps=())
+    assert refusal(programs) == (
+        "rank 0, step 0 (PUBLISH) publishes message 0, which never reaches rank 2"
+    )
+
+
 def test_wrong_peer(ring):
     assert refusal(broken(ring, 1, 1, peers=(2,))) == (
         "rank 1, step 1 (RECEIVE_REDUCE) waits for message 2 from rank 2, which is never sent"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from sealring.errors import SealringError
+from sealring.errors import WorkerFailed
 
 Report = Callable[[Any], None]
 """A worker calls it with whatever it wants its parent to have."""
@@ -29,10 +29,6 @@ _IDENTITY: Final = (
     "SEALRING_SECRET_FILE", "SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY"
 )  # fmt: skip
 """The user's own identity is not for these workers, and two would be refused."""
-
-
-class WorkerFailed(SealringError):
-    """A worker process ended with an error; the message is its traceback."""
 
 
 def run_workers(

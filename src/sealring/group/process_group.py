@@ -267,6 +267,21 @@ class SealedProcessGroup(dist.ProcessGroup):
             keep=(nothing,),
         )
 
+    # ---- what is not served yet says so, instead of torch's word about a missing backend
+
+    def _unserved(self, *_: Any, **__: Any) -> dist.Work:
+        raise Unsupported(
+            "sealring serves all_reduce, reduce_scatter, all_gather, broadcast and barrier; this "
+            "operation is not among them yet"
+        )
+
+    alltoall = alltoall_base = all_to_all_single = _unserved
+    gather = scatter = reduce = _unserved
+    send = recv = recv_anysource = _unserved
+    allgather_coalesced = allgather_into_tensor_coalesced = all_gather_single_coalesced = _unserved
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = _unserved
+    monitored_barrier = _unserved
+
     # ---- the end
 
     def shutdown(self) -> None:
@@ -296,7 +311,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
     ) -> dist.Work:
-        work = SealedWork(result)
+        work = SealedWork(result, give_up=self._engine.interrupt)
         timeout = arguments.timeout_seconds(opts, self._timeout)
         # A caller that did not ask for async_op calls wait() next, whatever we do.
         waits = not getattr(opts, "asyncOp", True)

@@ -34,7 +34,7 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    transport = environ.get("SEALRING_TRANSPORT", "auto")
+    transport = environ.get("SEALRING_TRANSPORT") or "auto"
     if transport not in TRANSPORTS:
         raise ConfigurationError(
             f"SEALRING_TRANSPORT is {transport!r}; set it to one of {', '.join(TRANSPORTS)}"

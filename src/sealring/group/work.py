@@ -16,9 +16,10 @@ from sealring.errors import PeerSilent
 class SealedWork(dist.Work):
     """Done when every byte of the result has been opened, checked and written."""
 
-    def __init__(self, result: list[torch.Tensor]) -> None:
+    def __init__(self, result: list[torch.Tensor], give_up: Callable[[], None]) -> None:
         super().__init__()
         self._result = result
+        self._give_up = give_up
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         # Locked until the work is done: a lock costs a tenth of an Event, and every call makes one.
@@ -38,7 +39,13 @@ class SealedWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else -1
         if not self._pending.acquire(timeout=limit):
-            raise PeerSilent(f"the collective was not done after {limit} s, as wait() asked")
+            # Its memory is still being written: the script may go on only once that has ended.
+            self._give_up()
+            self._pending.acquire()
+            self._pending.release()
+            raise PeerSilent(
+                f"the collective was not done {limit} s after wait() began. The group is closed."
+            )
         self._pending.release()
         if self._error is not None:
             raise self._error

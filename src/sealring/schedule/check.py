@@ -36,7 +36,8 @@ def check_programs(programs: Sequence[Program], *, read_only: Collection[int] = 
     - two steps that touch one slot, one of them writing, are ordered by ``after``;
     - scratch is written before it is read;
     - a FORWARD passes on a published record that this rank has received by then;
-    - a (sealer, message) pair is sealed once, and a published record reaches no rank twice;
+    - a (sealer, message) pair is sealed once, and a published record reaches every other rank
+      exactly once (its sealer's count would show a gap to a rank that it does not reach);
     - every record that is sent is received by exactly one step, and the other way round;
     - all steps can run, over links that keep records in order.
     """
@@ -190,6 +191,10 @@ def _check_sends_meet_receives(programs: Sequence[Program]) -> None:
         if arrival not in received:
             receiver = arrival[0].receiver
             _fail(program, index, f"sends {_named(arrival)}, which rank {receiver} never receives")
+    for program in programs:
+        for index, step in enumerate(program.steps):
+            if step.action is Action.PUBLISH:
+                _check_reaches_everyone(program, index, reached)
 
 
 def _origin_of_sent(program: Program, step: Step) -> int:
@@ -219,6 +224,15 @@ def _check_reaches_once(
             f"who has it from rank {reached[peer, origin, message]}",
         )
     reached[peer, origin, message] = program.rank
+
+
+def _check_reaches_everyone(
+    program: Program, index: int, reached: dict[tuple[int, int, int], int]
+) -> None:
+    message = program.steps[index].message
+    for rank in range(program.world):
+        if rank != program.rank and (rank, program.rank, message) not in reached:
+            _fail(program, index, f"publishes message {message}, which never reaches rank {rank}")
 
 
 def _named(arrival: _Arrival) -> str:
