@@ -18,13 +18,15 @@ using namespace sealring;
 
 namespace {
 
-template <size_t N>
-std::array<uint8_t, N> exactly(const nb::bytes& bytes, const char* what) {
-  if (bytes.size() != N) {
-    throw nb::value_error((std::string(what) + " must have " + std::to_string(N) + " bytes").c_str());
+template <typename Array>
+Array exactly(const nb::bytes& bytes, const char* what) {
+  Array out;
+  if (bytes.size() != out.size()) {
+    const std::string message =
+        std::string(what) + " must have " + std::to_string(out.size()) + " bytes";
+    throw nb::value_error(message.c_str());
   }
-  std::array<uint8_t, N> out;
-  std::memcpy(out.data(), bytes.c_str(), N);
+  std::memcpy(out.data(), bytes.c_str(), out.size());
   return out;
 }
 
@@ -90,17 +92,17 @@ NB_MODULE(_native, m) {
             if (record_bytes < 16 || record_bytes > kMaxPayload || record_bytes % 16 != 0) {
               throw nb::value_error("record_bytes must be a multiple of 16, at most 1 MiB");
             }
-            new (self) Engine(rank, world, exactly<kContextBytes>(context, "context"),
-                              exactly<kKeyBytes>(group_key, "group_key"), record_bytes, rekey_bytes);
+            new (self) Engine(rank, world, exactly<Context>(context, "context"),
+                              exactly<KeyBytes>(group_key, "group_key"), record_bytes, rekey_bytes);
           },
           "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a)
       .def(
           "add_tcp_link",
           [](Engine& self, int peer, int socket, const nb::bytes& send_key,
              const nb::bytes& receive_key, const nb::bytes& peer_group_key) {
-            self.add_link(peer, make_tcp_pipe(socket), exactly<kKeyBytes>(send_key, "send_key"),
-                          exactly<kKeyBytes>(receive_key, "receive_key"),
-                          exactly<kKeyBytes>(peer_group_key, "peer_group_key"));
+            self.add_link(peer, make_tcp_pipe(socket), exactly<KeyBytes>(send_key, "send_key"),
+                          exactly<KeyBytes>(receive_key, "receive_key"),
+                          exactly<KeyBytes>(peer_group_key, "peer_group_key"));
           },
           "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a, "peer_group_key"_a)
       .def(
@@ -109,9 +111,9 @@ NB_MODULE(_native, m) {
              const nb::bytes& send_key, const nb::bytes& receive_key,
              const nb::bytes& peer_group_key) {
             self.add_link(peer, make_shm_pipe(socket, memory, ring_bytes, first),
-                          exactly<kKeyBytes>(send_key, "send_key"),
-                          exactly<kKeyBytes>(receive_key, "receive_key"),
-                          exactly<kKeyBytes>(peer_group_key, "peer_group_key"));
+                          exactly<KeyBytes>(send_key, "send_key"),
+                          exactly<KeyBytes>(receive_key, "receive_key"),
+                          exactly<KeyBytes>(peer_group_key, "peer_group_key"));
           },
           "peer"_a, "socket"_a, "memory"_a, "ring_bytes"_a, "first"_a, "send_key"_a,
           "receive_key"_a, "peer_group_key"_a)
@@ -178,9 +180,9 @@ NB_MODULE(_native, m) {
       "aead_seal",
       [](const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
          const nb::bytes& plain) {
-        Aead aead(exactly<kKeyBytes>(key, "key"), Aead::Direction::seal);
+        Aead aead(exactly<KeyBytes>(key, "key"), Aead::Direction::seal);
         std::vector<uint8_t> out(plain.size() + kTagBytes);
-        aead.seal(exactly<kNonceBytes>(nonce, "nonce"), {data(associated), associated.size()},
+        aead.seal(exactly<Nonce>(nonce, "nonce"), {data(associated), associated.size()},
                   data(plain), plain.size(), out.data(), out.data() + plain.size());
         return nb::bytes(out.data(), out.size());
       },
@@ -191,9 +193,9 @@ NB_MODULE(_native, m) {
          const nb::bytes& sealed) -> nb::object {
         if (sealed.size() < kTagBytes) return nb::none();
         const size_t bytes = sealed.size() - kTagBytes;
-        Aead aead(exactly<kKeyBytes>(key, "key"), Aead::Direction::open);
+        Aead aead(exactly<KeyBytes>(key, "key"), Aead::Direction::open);
         std::vector<uint8_t> out(bytes);
-        if (!aead.open(exactly<kNonceBytes>(nonce, "nonce"), {data(associated), associated.size()},
+        if (!aead.open(exactly<Nonce>(nonce, "nonce"), {data(associated), associated.size()},
                        data(sealed), bytes, data(sealed) + bytes, out.data())) {
           return nb::none();
         }
@@ -203,7 +205,7 @@ NB_MODULE(_native, m) {
   m.def(
       "ratchet",
       [](const nb::bytes& key) {
-        const KeyBytes next = ratchet(exactly<kKeyBytes>(key, "key"));
+        const KeyBytes next = ratchet(exactly<KeyBytes>(key, "key"));
         return nb::bytes(next.data(), next.size());
       },
       "key"_a);

@@ -1,7 +1,6 @@
 #include "keys.hpp"
 
 #include <openssl/core_names.h>
-#include <openssl/crypto.h>
 #include <openssl/kdf.h>
 #include <openssl/params.h>
 
@@ -95,17 +94,13 @@ bool Aead::open(const Nonce& nonce, std::span<const uint8_t> associated, const u
 SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes)
     : key_(key), aead_(key, Aead::Direction::seal), rekey_bytes_(rekey_bytes) {}
 
-SealingKey::~SealingKey() { OPENSSL_cleanse(key_.data(), key_.size()); }
-
 SealingKey::Place SealingKey::advance(size_t bytes) {
   // A record longer than the limit still goes out under a key of its own.
   // An empty record counts too: its tags are made with the key.
   bytes += kTagBytes;
   if (sealed_bytes_ != 0 && sealed_bytes_ + bytes > rekey_bytes_) {
-    KeyBytes next = ratchet(key_);
-    aead_ = Aead(next, Aead::Direction::seal);
-    key_ = next;
-    OPENSSL_cleanse(next.data(), next.size());
+    key_ = ratchet(key_);
+    aead_ = Aead(key_, Aead::Direction::seal);
     sealed_bytes_ = 0;
     ++generation_;
   }
@@ -115,15 +110,13 @@ SealingKey::Place SealingKey::advance(size_t bytes) {
 
 OpeningKey::OpeningKey(const KeyBytes& key) : key_(key), aead_(key, Aead::Direction::open) {}
 
-OpeningKey::~OpeningKey() { OPENSSL_cleanse(key_.data(), key_.size()); }
-
 bool OpeningKey::authentic(uint32_t generation, const Nonce& nonce,
                            std::span<const uint8_t> associated, const uint8_t* tag) {
   if (generation == generation_) {
     return aead_.open(nonce, associated, nullptr, 0, tag, nullptr);
   }
   if (generation_ + 1 == 0 || generation != generation_ + 1) return false;
-  KeyBytes next = ratchet(key_);
+  const KeyBytes next = ratchet(key_);
   Aead candidate(next, Aead::Direction::open);
   const bool good = candidate.open(nonce, associated, nullptr, 0, tag, nullptr);
   if (good) {
@@ -131,7 +124,6 @@ bool OpeningKey::authentic(uint32_t generation, const Nonce& nonce,
     key_ = next;
     generation_ = generation;
   }
-  OPENSSL_cleanse(next.data(), next.size());
   return good;
 }
 

@@ -1,6 +1,7 @@
 // AES-256-GCM keys that count their nonces and ratchet themselves forward.
 #pragma once
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 
 #include <array>
@@ -15,7 +16,10 @@ inline constexpr size_t kKeyBytes = 32;
 inline constexpr size_t kNonceBytes = 12;
 inline constexpr size_t kTagBytes = 16;
 
-using KeyBytes = std::array<uint8_t, kKeyBytes>;
+// A key in memory. Every copy overwrites itself when it goes.
+struct KeyBytes : std::array<uint8_t, kKeyBytes> {
+  ~KeyBytes() { OPENSSL_cleanse(data(), size()); }
+};
 using Nonce = std::array<uint8_t, kNonceBytes>;
 
 // 32-bit lane, 64-bit count, little-endian. A (key, lane, count) triple is used once.
@@ -49,7 +53,6 @@ class Aead {
 class SealingKey {
  public:
   SealingKey(const KeyBytes& key, uint64_t rekey_bytes);
-  ~SealingKey();
   SealingKey(const SealingKey&) = delete;
   SealingKey& operator=(const SealingKey&) = delete;
 
@@ -76,7 +79,6 @@ class SealingKey {
 class OpeningKey {
  public:
   explicit OpeningKey(const KeyBytes& key);
-  ~OpeningKey();
   OpeningKey(const OpeningKey&) = delete;
   OpeningKey& operator=(const OpeningKey&) = delete;
 

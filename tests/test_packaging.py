@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import distributions, entry_points
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,19 @@ def test_torch_is_pinned_exactly_in_the_locked_versions() -> None:
     assert "torch==2.13.0" in lines
     requirements = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.+]+", line) for line in requirements)
+
+
+def test_everything_the_tests_ran_with_is_locked() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    locked = {_plain(line.split("==")[0]) for line in lines if "==" in line}
+    # Installed by hand or by the environment itself, and not part of what is tested.
+    besides = {"pip", "setuptools", "sealring", "atheris"}
+    installed = {_plain(distribution.name) for distribution in distributions()}
+    assert installed - besides <= locked
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @pytest.mark.parametrize(
