@@ -56,6 +56,9 @@ void Engine::run(const Call& call) {
     throw std::invalid_argument("a segment must be a multiple of 16 bytes and fit into a record");
   }
   for (const Step& step : program.steps) {
+    for (int peer : step.peers) {
+      if (!links_[peer]) throw std::invalid_argument("the program needs a link that is not there");
+    }
     const bool reduces = step.action == Action::reduce || step.action == Action::receive_reduce;
     if (reduces && reduce_function(call.dtype, call.reduction) == nullptr) {
       throw std::invalid_argument("this dtype has no such reduction");

@@ -26,8 +26,12 @@ MAX_SETUP_BYTES: Final = 16 << 10
 
 # ---- tuning -------------------------------------------------------------------------------------
 
-RECORD_BYTES: Final = 128 << 10
-"""Plaintext per record. All ranks of a group must agree; the handshake checks it."""
+RECORD_BYTES: Final = 124 << 10
+"""Plaintext per record. All ranks of a group must agree; the handshake checks it.
+
+A little less than a power of two: with header and tags a record then fills two of the loopback's
+64 KiB TCP segments and does not spill a few bytes into a third, which costs 6 % of the time.
+"""
 RING_BYTES: Final = 512 << 10
 """Shared memory per direction of a link."""
 RING_CONTROL_BYTES: Final = 4096

@@ -41,8 +41,8 @@ def measure_allreduce(
     blocks: int = 15,
     progress: Callable[[float], None] | None = None,
 ) -> Result:
-    # Blocks of about a fifth of a second: long enough to outlast a scheduler's whim.
-    calls = max(1, min(50, (32 << 20) // (size * ranks)))
+    # Blocks of a tenth of a second or more: long enough to outlast a scheduler's whim.
+    calls = max(3, min(50, (32 << 20) // (size * ranks)))
     result: Result | None = None
     environment = {"SEALRING_TRANSPORT": transport}
     for _, report in run_workers(
