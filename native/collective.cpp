@@ -13,7 +13,7 @@ namespace sealring {
 namespace {
 
 // Segments in the air at once. More hide each other's latency, fewer stay in the cache.
-constexpr uint64_t kWindow = 8;
+constexpr uint64_t kWindow = 4;
 // Sealed records that may wait on one link to be passed on, in bytes.
 constexpr uint64_t kForwardBudget = 8u << 20;
 // How long to look again and again, lending the core to others, before going to sleep.

@@ -32,7 +32,7 @@ RECORD_BYTES: Final = 124 << 10
 A little less than a power of two: with header and tags a record then fills two of the loopback's
 64 KiB TCP segments and does not spill a few bytes into a third, which costs 6 % of the time.
 """
-RING_BYTES: Final = 512 << 10
+RING_BYTES: Final = 768 << 10
 """Shared memory per direction of a link."""
 RING_CONTROL_BYTES: Final = 4096
 """The control page in front of each direction's ring. A link's memory is two of control + ring."""
