@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.limits import RECORD_BYTES
 from sealring.schedule import chunks, segment_bytes
 
 itemsizes = st.sampled_from([1, 2, 4, 8, 16])
@@ -52,11 +51,11 @@ def test_segments_fit_records_and_whole_cache_lines(longest, record_bytes):
         (64 << 10, 16 << 10),
         (256 << 10, 64 << 10),
         ((512 << 10) + 4, 104896),  # five equal ones rather than four and a crumb
-        (64 << 20, RECORD_BYTES),
+        (64 << 20, 128 << 10),
     ],
 )
 def test_small_slots_are_cut_finer_so_that_they_still_overlap(longest, size):
-    assert segment_bytes(longest, RECORD_BYTES) == size
+    assert segment_bytes(longest, 128 << 10) == size
 
 
 def test_a_record_must_hold_a_cache_line():
