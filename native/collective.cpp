@@ -63,6 +63,7 @@ Collective::~Collective() {
 }
 
 void Collective::run() {
+  heed_interrupt();
   last_progress_ = Clock::now();
   open_segments();
   for (;;) {
@@ -351,8 +352,13 @@ void Collective::wait() {
   sleep();
 }
 
-void Collective::sleep() {
+// One that came between two collectives counts too: whoever asked for it believes the group closed.
+void Collective::heed_interrupt() const {
   if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
+}
+
+void Collective::sleep() {
+  heed_interrupt();
   if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
   const double silent = std::chrono::duration<double>(Clock::now() - last_progress_).count();
   if (silent > call_.timeout_s) give_up();

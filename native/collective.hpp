@@ -86,6 +86,7 @@ class Collective {
   bool flush_all();
   void wait();
   void sleep();
+  void heed_interrupt() const;
   [[noreturn]] void give_up();
 
   uint8_t* at(Segment& segment, int slot) const;

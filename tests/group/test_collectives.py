@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from sealring.errors import Unsupported
 from sealring.group.arguments import DTYPES
+from sealring.group.work import SealedWork
 from tests.workers import Workers
 
 WORLDS = (2, 3, 4)
@@ -189,6 +190,33 @@ def asynchronous(rank: int, world: int) -> None:
 
 def test_async_work_and_futures(workers: Workers) -> None:
     workers.run(asynchronous, world=3)
+
+
+def test_a_waiter_passing_through_does_not_hide_that_the_work_is_done() -> None:
+    result = [torch.ones(1)]
+    work = SealedWork(result, give_up=lambda: None)
+    work.finish()
+    work._pending.acquire()  # as every waiter does for a moment
+    assert work.is_completed()
+    assert work.is_success()
+    future = work.get_future()
+    assert future.done()
+    assert future.wait() == result
+
+
+def calls_from_a_callback(rank: int, world: int) -> float:
+    first, second = torch.ones(10), torch.ones(10)
+
+    def go_on(_: object) -> torch.Tensor:
+        dist.all_reduce(second)  # synchronous, on the thread that finished the first
+        return second
+
+    future = dist.all_reduce(first, async_op=True).get_future().then(go_on)
+    return float(future.wait()[0])
+
+
+def test_a_futures_callback_may_call_a_collective(workers: Workers) -> None:
+    assert workers.run(calls_from_a_callback, world=2) == [2.0, 2.0]
 
 
 def rekeyed(rank: int, world: int) -> None:

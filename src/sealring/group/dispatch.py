@@ -37,8 +37,9 @@ class Dispatcher:
     def __init__(self, engine: CpuEngine, label: str) -> None:
         self._engine = engine
         self._submitting = threading.Lock()
-        self._turn = threading.Lock()
-        """Held by whoever runs a collective; taken in the order in which they were called."""
+        self._turn = threading.RLock()
+        """Held by whoever runs a collective; taken in the order in which they were called. A
+        future's callback runs with it held, and may call a collective in its turn."""
         self._closed = False
         self._submitted = 0
         self._finished = 0

@@ -22,7 +22,10 @@ class SealedWork(dist.Work):
         self._give_up = give_up
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        # Locked until the work is done: a lock costs a tenth of an Event, and every call makes one.
+        # What waiters sleep on: locked until the work is done. A lock costs less than an Event, and
+        # every call makes one. Waiters hold it for a moment each, so it does not say whether the
+        # work is done; the flag does.
+        self._done = False
         self._pending = threading.Lock()
         self._pending.acquire()
         self._on_done: list[Callable[[], None]] = []
@@ -31,6 +34,7 @@ class SealedWork(dist.Work):
         """Called once, by the thread that ran the collective."""
         with self._lock:
             self._error = error
+            self._done = True
             self._pending.release()
             callbacks, self._on_done = self._on_done, []
         for callback in callbacks:
@@ -52,10 +56,10 @@ class SealedWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        return not self._pending.locked()
+        return self._done
 
     def is_success(self) -> bool:
-        return not self._pending.locked() and self._error is None
+        return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -76,7 +80,7 @@ class SealedWork(dist.Work):
                 future.set_exception(self._error)
 
         with self._lock:
-            done = not self._pending.locked()
+            done = self._done
             if not done:
                 self._on_done.append(resolve)
         if done:
