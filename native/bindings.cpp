@@ -83,6 +83,15 @@ NB_MODULE(_native, m) {
       .def(nb::new_(&make_program), "operation"_a, "algorithm"_a, "rank"_a, "world"_a, "slots"_a,
            "scratch"_a, "steps"_a);
 
+  nb::class_<LinkMemory>(m, "LinkMemory")
+      .def(
+          "__init__",
+          [](LinkMemory* self, int file, size_t ring_bytes, bool writable) {
+            new (self) LinkMemory(file, ring_bytes,
+                                  writable ? LinkMemory::Access::write : LinkMemory::Access::read);
+          },
+          "file"_a, "ring_bytes"_a, "writable"_a);
+
   nb::class_<Engine>(m, "Engine")
       .def(
           "__init__",
@@ -107,16 +116,16 @@ NB_MODULE(_native, m) {
           "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a, "peer_group_key"_a)
       .def(
           "add_shm_link",
-          [](Engine& self, int peer, int socket, int memory, size_t ring_bytes, bool first,
+          [](Engine& self, int peer, int socket, LinkMemory& own, LinkMemory& theirs,
              const nb::bytes& send_key, const nb::bytes& receive_key,
              const nb::bytes& peer_group_key) {
-            self.add_link(peer, make_shm_pipe(socket, memory, ring_bytes, first),
+            self.add_link(peer, make_shm_pipe(socket, std::move(own), std::move(theirs)),
                           exactly<KeyBytes>(send_key, "send_key"),
                           exactly<KeyBytes>(receive_key, "receive_key"),
                           exactly<KeyBytes>(peer_group_key, "peer_group_key"));
           },
-          "peer"_a, "socket"_a, "memory"_a, "ring_bytes"_a, "first"_a, "send_key"_a,
-          "receive_key"_a, "peer_group_key"_a)
+          "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a,
+          "peer_group_key"_a)
       .def(
           "run",
           // None when all went well, else the failure's fields.

@@ -200,21 +200,33 @@ Header Collective::new_header(const Segment& segment, const Step& step) const {
 
 void Collective::seal(Segment& segment, const Step& step) {
   Header header = new_header(segment, step);
-  BufferRef record = pool_.take();
-  record->size = kRecordOverhead + header.length;
+  const size_t size = kRecordOverhead + header.length;
+  // For one peer a record is sealed where it leaves from, if there is room; else where it can wait.
+  Link& first = *links_[step.peers[0]];
+  uint8_t* const in_place = step.peers.size() == 1 ? first.reserve(size) : nullptr;
+  BufferRef record;
+  if (in_place == nullptr) {
+    record = pool_.take();
+    record->size = size;
+  }
+  uint8_t* const out = in_place != nullptr ? in_place : record->record;
   const uint8_t* plain = at(segment, step.slot);
   if (step.action == Action::send) {
     header.kind = Kind::pair;
-    links_[step.peers[0]]->seal(header, plain, record->record);
+    first.seal(header, plain, out);
   } else {
     header.kind = Kind::group;
     header.sender = static_cast<uint32_t>(keyring_.rank);
     header.receiver = kEveryone;
-    seal_record(*keyring_.own_group, keyring_.context, header, plain, record->record);
+    seal_record(*keyring_.own_group, keyring_.context, header, plain, out);
   }
   ++stats_.sealed_records;
   stats_.sealed_bytes += header.length;
-  for (int peer : step.peers) links_[peer]->enqueue(record);
+  if (in_place != nullptr) {
+    first.commit(size);
+  } else {
+    for (int peer : step.peers) links_[peer]->enqueue(record);
+  }
 }
 
 // ---- what comes from others --------------------------------------------------------------------

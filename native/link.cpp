@@ -21,6 +21,15 @@ void Link::seal(Header& header, const uint8_t* plain, uint8_t* out) {
   seal_record(send_key_, keyring_.context, header, plain, out);
 }
 
+uint8_t* Link::reserve(size_t bytes) {
+  if (!out_.empty() || broken_) return nullptr;
+  try {
+    return pipe_->reserve(bytes);
+  } catch (const PipeCorrupted& bad) {
+    throw Failure(FailureCode::tampered, peer, bad.what());
+  }
+}
+
 bool Link::flush() {
   if (out_.empty()) return false;
   bool moved = false;

@@ -39,6 +39,9 @@ class Link {
   // Writes what the pipe takes. True if anything moved.
   bool flush();
   void seal(Header& header, const uint8_t* plain, uint8_t* out);
+  // A place in the pipe itself for a record of `bytes` bytes that would leave at once, or nullptr.
+  uint8_t* reserve(size_t bytes);
+  void commit(size_t bytes) { pipe_->commit(bytes); }
 
   // ---- in
   // Reads what is there. True if anything moved.

@@ -50,8 +50,8 @@ struct Header {
 };
 
 // Seals `plain` into out[0 .. kRecordOverhead + length). Fills in count and generation.
-// `out` must be private memory: GCM may read back what it has just written, and a byte changed
-// in between would get a valid tag.
+// Nobody else may be able to write to `out`: GCM may read back what it has just written, and a
+// byte changed in between would get a valid tag.
 void seal_record(SealingKey& key, const Context& context, Header& header, const uint8_t* plain,
                  uint8_t* out);
 

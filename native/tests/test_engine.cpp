@@ -126,9 +126,9 @@ class World {
     const auto [a, b] = tcp_pair();
     std::unique_ptr<SharedMemory> memory;
     if (transport == Transport::shm) memory = std::make_unique<SharedMemory>();
-    engines[low]->add_link(high, TwoEnds::pipe(a, memory.get(), false), pair_key(low, high),
+    engines[low]->add_link(high, TwoEnds::pipe(a, memory.get(), 0), pair_key(low, high),
                            pair_key(high, low), group_key(high));
-    engines[high]->add_link(low, TwoEnds::pipe(b, memory.get(), true), pair_key(high, low),
+    engines[high]->add_link(low, TwoEnds::pipe(b, memory.get(), 1), pair_key(high, low),
                             pair_key(low, high), group_key(low));
   }
 };

@@ -23,6 +23,10 @@ class Program:
         steps: Sequence[tuple[int, int, Sequence[int], int, int, int, Sequence[int]]],
     ) -> None: ...
 
+class LinkMemory:
+    """Mapped once, given to one link, unmapped with it (or with this object)."""
+    def __init__(self, file: int, ring_bytes: int, writable: bool) -> None: ...
+
 class Engine:
     def __init__(
         self,
@@ -40,9 +44,8 @@ class Engine:
         self,
         peer: int,
         socket: int,
-        memory: int,
-        ring_bytes: int,
-        first: bool,
+        own: LinkMemory,
+        theirs: LinkMemory,
         send_key: bytes,
         receive_key: bytes,
         peer_group_key: bytes,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 import socket
 import time
@@ -26,7 +24,6 @@ from sealring.errors import (
     WrongWorldSize,
 )
 from sealring.links import Link, build_mesh
-from sealring.links.memory import MEMORY_BYTES
 from tests.handshake.meeting import terms
 from tests.identity.issuing import HOUR, NOW, Issuer
 from tests.links.worlds import ISSUER, DictStore, World, world
@@ -46,7 +43,7 @@ def assert_pair(mesh: World, rank: int, link: Link) -> None:
     assert link.peer_group_key == mesh.group_keys[link.peer]
     assert link.host == f"host-{link.peer}"
     assert link.dialer is (rank > link.peer)
-    assert (link.memory_fd is None) == (back.memory_fd is None)
+    assert (link.memory is None) == (back.memory is None)
     # The bare socket carries bytes, at once and in both directions.
     link.socket.send(rank.to_bytes(2, "big"))
     back.socket.setblocking(True)
@@ -73,7 +70,7 @@ def test_four_workers(options: dict[str, Any]) -> None:
         assert_linked(mesh)
         for rank in range(4):
             for link in mesh.links(rank):
-                assert (link.memory_fd is None) == (options["transport"] == "tcp")
+                assert (link.memory is None) == (options["transport"] == "tcp")
 
 
 def test_sixteen_workers() -> None:
@@ -114,30 +111,13 @@ def test_the_sockets_are_fit_for_records() -> None:
             assert "key" not in repr(link)
 
 
-def test_shared_memory_is_shared_and_cannot_shrink() -> None:
-    with world(2, transport="shm") as mesh:
-        mesh.start_all()
-        mesh.join()
-        fds = [mesh.links(rank)[0].memory_fd for rank in (0, 1)]
-        assert fds[0] is not None
-        assert fds[1] is not None
-        with mmap.mmap(fds[0], MEMORY_BYTES) as one, mmap.mmap(fds[1], MEMORY_BYTES) as other:
-            one[8192:8197] = b"hello"
-            assert other[8192:8197] == b"hello"
-        for fd in fds:
-            with pytest.raises(PermissionError):
-                os.ftruncate(fd, 4096)
-            with pytest.raises(PermissionError):
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-
-
 def test_workers_need_not_want_the_same_transport() -> None:
     with world(2) as mesh:
         mesh.start(0, transport="tcp")
         mesh.start(1, transport="auto")
         mesh.join()
         assert_linked(mesh)
-        assert mesh.links(0)[0].memory_fd is mesh.links(1)[0].memory_fd is None
+        assert mesh.links(0)[0].memory is mesh.links(1)[0].memory is None
 
 
 @pytest.mark.parametrize("demanding", [0, 1])

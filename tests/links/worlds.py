@@ -120,8 +120,6 @@ class World:
             if isinstance(outcome, list):
                 for link in outcome:
                     link.socket.close()
-                    if link.memory_fd is not None:
-                        os.close(link.memory_fd)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Final, Protocol
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import error_from
+from sealring.links.memory import SharedMemory
 from sealring.schedule import Algorithm, Operation, Program, program_for, segment_bytes
 
 FORWARD_BUDGET: Final = 8 << 20
@@ -23,9 +23,7 @@ class LinkEnds(Protocol):
     @property
     def host(self) -> str: ...
     @property
-    def memory_fd(self) -> int | None: ...
-    @property
-    def dialer(self) -> bool: ...
+    def memory(self) -> SharedMemory | None: ...
     @property
     def send_key(self) -> bytes: ...
     @property
@@ -65,7 +63,6 @@ class CpuEngine:
         links: Iterable[tuple[int, LinkEnds]],
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
-        ring_bytes: int = limits.RING_BYTES,
     ) -> None:
         self._rank = rank
         self._world = world
@@ -76,14 +73,12 @@ class CpuEngine:
         for peer, link in links:
             self._hosts[peer] = link.host
             keys = (link.send_key, link.receive_key, link.peer_group_key)
-            # The descriptors are the native engine's from here on.
-            if link.memory_fd is None:
+            # The socket and the memory are the native engine's from here on.
+            if link.memory is None:
                 self._native.add_tcp_link(peer, link.socket.detach(), *keys)
             else:
-                self._native.add_shm_link(
-                    peer, link.socket.detach(), link.memory_fd, ring_bytes, link.dialer, *keys
-                )
-                os.close(link.memory_fd)
+                own, theirs = link.memory
+                self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""

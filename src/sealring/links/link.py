@@ -6,6 +6,8 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
+from sealring.links.memory import SharedMemory
+
 _KEEPALIVE_IDLE_SECONDS: Final = 15
 _KEEPALIVE_INTERVAL_SECONDS: Final = 5
 _KEEPALIVE_COUNT: Final = 4
@@ -15,7 +17,7 @@ _MAX_USER_TIMEOUT_SECONDS: Final = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One peer of the group. Whoever holds it closes the socket and the memory."""
+    """One peer of the group. Whoever holds it closes the socket."""
 
     peer: int
     """Its rank in the job."""
@@ -24,9 +26,9 @@ class Link:
     address: str
     socket: socket.socket
     """Connected, non-blocking, no longer TLS. With shared memory: doorbell and sign of life."""
-    memory_fd: int | None
+    memory: SharedMemory | None
     dialer: bool
-    """Whether this side dialed; it then writes the first ring, and the peer the second."""
+    """Whether this side dialed."""
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
     peer_group_key: bytes = field(repr=False)
