@@ -1,8 +1,5 @@
 #include "collective.hpp"
 
-#include <poll.h>
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -16,8 +13,6 @@ namespace {
 constexpr uint64_t kWindow = 4;
 // Sealed records that may wait on one link to be passed on, in bytes.
 constexpr uint64_t kForwardBudget = 8u << 20;
-// How long to look again and again, lending the core to others, before going to sleep.
-constexpr std::chrono::microseconds kPatience{200};
 // A sleeper looks around this often even if nobody wakes it.
 constexpr int kNapMs = 100;
 
@@ -32,13 +27,14 @@ std::string describe(uint64_t number, uint8_t operation, uint8_t algorithm, uint
 }  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
-                       Stats& stats, const std::atomic<bool>& interrupted)
+                       Stats& stats, Patience& patience, const std::atomic<bool>& interrupted)
     : call_(call),
       program_(*call.program),
       links_(links),
       keyring_(keyring),
       pool_(pool),
       stats_(stats),
+      patience_(patience),
       interrupted_(interrupted),
       reduce_(reduce_function(call.dtype, call.reduction)),
       owed_(links.size(), 0) {
@@ -64,7 +60,7 @@ Collective::~Collective() {
 
 void Collective::run() {
   heed_interrupt();
-  last_progress_ = Clock::now();
+  patience_.progressed();
   open_segments();
   for (;;) {
     // Seal one, send, take one per link: so every link and both directions are kept moving.
@@ -78,7 +74,7 @@ void Collective::run() {
       if (sent) return;
     }
     if (moved) {
-      progressing_ = true;
+      patience_.progressed();
     } else {
       wait();
     }
@@ -200,33 +196,32 @@ Header Collective::new_header(const Segment& segment, const Step& step) const {
 
 void Collective::seal(Segment& segment, const Step& step) {
   Header header = new_header(segment, step);
-  const size_t size = kRecordOverhead + header.length;
-  // For one peer a record is sealed where it leaves from, if there is room; else where it can wait.
-  Link& first = *links_[step.peers[0]];
-  uint8_t* const in_place = step.peers.size() == 1 ? first.reserve(size) : nullptr;
-  BufferRef record;
-  if (in_place == nullptr) {
-    record = pool_.take();
-    record->size = size;
-  }
-  uint8_t* const out = in_place != nullptr ? in_place : record->record;
   const uint8_t* plain = at(segment, step.slot);
-  if (step.action == Action::send) {
-    header.kind = Kind::pair;
-    first.seal(header, plain, out);
-  } else {
-    header.kind = Kind::group;
-    header.sender = static_cast<uint32_t>(keyring_.rank);
-    header.receiver = kEveryone;
-    seal_record(*keyring_.own_group, keyring_.context, header, plain, out);
-  }
   ++stats_.sealed_records;
   stats_.sealed_bytes += header.length;
-  if (in_place != nullptr) {
-    first.commit(size);
+  if (step.action == Action::send) {
+    header.kind = Kind::pair;
+    links_[step.peers[0]]->send(header, plain);
   } else {
-    for (int peer : step.peers) links_[peer]->enqueue(record);
+    publish(header, plain, step.peers);
   }
+}
+
+// Sealed once, for all of them: in place if there is only one, else where it can wait for all.
+void Collective::publish(Header& header, const uint8_t* plain, const std::vector<int>& peers) {
+  header.kind = Kind::group;
+  header.sender = static_cast<uint32_t>(keyring_.rank);
+  header.receiver = kEveryone;
+  const size_t size = kRecordOverhead + header.length;
+  Link& first = *links_[peers[0]];
+  if (uint8_t* const place = peers.size() == 1 ? first.reserve(size) : nullptr) {
+    seal_record(*keyring_.own_group, keyring_.context, header, plain, place);
+    return first.commit(size);
+  }
+  BufferRef record = pool_.take();
+  record->size = size;
+  seal_record(*keyring_.own_group, keyring_.context, header, plain, record->record);
+  for (int peer : peers) links_[peer]->enqueue(record);
 }
 
 // ---- what comes from others --------------------------------------------------------------------
@@ -259,6 +254,10 @@ bool Collective::receive(Link& link) {
     case Kind::pair:
     case Kind::group:
       return take_data(link) || moved;
+    case Kind::announce:
+    case Kind::accept:
+    case Kind::data:
+      throw Failure(FailureCode::tampered, link.peer, "a message came over a collectives' link");
   }
   return moved;
 }
@@ -351,17 +350,7 @@ bool Collective::flush_all() {
 // ---- waiting -----------------------------------------------------------------------------------
 
 void Collective::wait() {
-  const Clock::time_point now = Clock::now();
-  if (progressing_) {
-    progressing_ = false;
-    last_progress_ = now;
-  }
-  if (now - last_progress_ < kPatience) {
-    // With more ranks than cores, whoever we wait for may need this very core.
-    sched_yield();
-    return;
-  }
-  sleep();
+  if (!patience_.lend()) sleep();
 }
 
 // One that came between two collectives counts too: whoever asked for it believes the group closed.
@@ -372,31 +361,22 @@ void Collective::heed_interrupt() const {
 void Collective::sleep() {
   heed_interrupt();
   if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
-  const double silent = std::chrono::duration<double>(Clock::now() - last_progress_).count();
+  const double silent = patience_.silent_s();
   if (silent > call_.timeout_s) give_up();
-  std::vector<pollfd> polled;
   std::vector<Link*> sleepers;
-  bool quiet = true;
   for (const auto& link : links_) {
-    if (!link || link->ended()) continue;
-    quiet &= link->arm();
-    polled.push_back({link->socket(), link->poll_events(), 0});
-    sleepers.push_back(link.get());
+    if (link && !link->ended()) sleepers.push_back(link.get());
   }
-  if (quiet) {
-    ++stats_.sleeps;
-    const double left_ms = (call_.timeout_s - silent) * 1e3;
-    const Clock::time_point before = Clock::now();
-    ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs)));
-    const auto slept = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - before);
-    for (Link* link : sleepers) {
-      if (owed_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
-    }
+  const double left_ms = (call_.timeout_s - silent) * 1e3;
+  const auto slept =
+      sleep_on(sleepers, -1, static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs)));
+  if (slept.count() != 0) ++stats_.sleeps;
+  for (Link* link : sleepers) {
+    if (owed_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
   }
-  for (Link* link : sleepers) link->disarm();
   // Alerts and ends come over any link, not only those that the program reads.
   for (Link* link : sleepers) {
-    if (receive(*link)) progressing_ = true;
+    if (receive(*link)) patience_.progressed();
   }
 }
 

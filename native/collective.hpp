@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -10,9 +9,11 @@
 #include <vector>
 
 #include "buffers.hpp"
+#include "farewell.hpp"
 #include "link.hpp"
 #include "program.hpp"
 #include "reduce.hpp"
+#include "waiting.hpp"
 
 namespace sealring {
 
@@ -46,20 +47,16 @@ struct Stats {
   uint64_t scratch_bytes = 0;  // the most that any one collective needed
 };
 
-using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
-
 class Collective {
  public:
   Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Stats& stats,
-             const std::atomic<bool>& interrupted);
+             Patience& patience, const std::atomic<bool>& interrupted);
   ~Collective();
 
   // Returns when this rank's part is done and everything it had to send has left.
   void run();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   struct Segment {
     uint64_t number = 0;
     std::vector<int> waits;        // how many steps each step still waits for
@@ -79,6 +76,7 @@ class Collective {
   bool run_tasks();
   void run_task(Segment& segment, int index);
   void seal(Segment& segment, const Step& step);
+  void publish(Header& header, const uint8_t* plain, const std::vector<int>& peers);
   bool receive_all();
   bool receive(Link& link);
   bool take_data(Link& link);
@@ -100,6 +98,7 @@ class Collective {
   Keyring& keyring_;
   BufferPool& pool_;
   Stats& stats_;
+  Patience& patience_;
   const std::atomic<bool>& interrupted_;
   const ReduceFn reduce_;
 
@@ -111,9 +110,6 @@ class Collective {
   std::deque<Task> tasks_;
   std::vector<uint64_t> owed_;  // records still to come, by rank
   BufferRef plain_;             // where a record is opened whose ciphertext goes on
-
-  Clock::time_point last_progress_;
-  bool progressing_ = true;
 };
 
 }  // namespace sealring

@@ -1,21 +1,11 @@
 #include "engine.hpp"
 
-#include <poll.h>
-
 #include <algorithm>
-#include <chrono>
-#include <cstring>
 
 #include "alert.hpp"
+#include "farewell.hpp"
 
 namespace sealring {
-namespace {
-
-// How long a rank that leaves tries to get its last words out.
-constexpr std::chrono::milliseconds kLastWords{2000};
-
-}  // namespace
-
 Engine::Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
                size_t record_bytes, uint64_t rekey_bytes)
     : rank_(rank),
@@ -65,15 +55,39 @@ void Engine::run(const Call& call) {
     }
   }
   try {
-    Collective(call, links_, keyring_, pool_, stats_, interrupted_).run();
+    Collective(call, links_, keyring_, pool_, stats_, patience_, interrupted_).run();
   } catch (Failure& failure) {
+    if (const std::optional<Failure> imposed = imposed_failure()) {
+      end_with(*imposed);
+      throw *imposed;
+    }
     if (failure.collective == 0) failure.collective = call.number;
-    failure_ = failure;
-    tell_everyone(Kind::alert, encode_alert(failure, rank_));
-    wipe();
-    update_account();
+    end_with(failure);
     throw;
   }
+  update_account();
+}
+
+void Engine::fail(const Failure& failure) {
+  {
+    // A run under way ends with this failure, not with the interruption it sees.
+    const std::lock_guard<std::mutex> lock(imposing_);
+    imposed_ = failure;
+  }
+  interrupted_ = true;
+  const std::lock_guard<std::mutex> lock(running_);
+  if (!closed_ && !failure_) end_with(failure);
+}
+
+std::optional<Failure> Engine::imposed_failure() {
+  const std::lock_guard<std::mutex> lock(imposing_);
+  return imposed_;
+}
+
+void Engine::end_with(const Failure& failure) {
+  failure_ = failure;
+  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_));
+  wipe();
   update_account();
 }
 
@@ -82,46 +96,8 @@ void Engine::close() {
   const std::lock_guard<std::mutex> lock(running_);
   if (closed_ || failure_) return;
   closed_ = true;
-  tell_everyone(Kind::bye, {});
+  say_and_leave(links_, Kind::bye, {});
   wipe();
-}
-
-void Engine::tell_everyone(Kind kind, std::span<const uint8_t> payload) {
-  for (const auto& link : links_) {
-    if (!link) continue;
-    Header header;
-    header.kind = kind;
-    header.length = static_cast<uint32_t>(payload.size());
-    BufferRef record = pool_.take();
-    record->size = kRecordOverhead + payload.size();
-    link->seal(header, payload.data(), record->record);
-    link->enqueue(std::move(record));
-  }
-  const auto deadline = std::chrono::steady_clock::now() + kLastWords;
-  for (;;) {
-    std::vector<pollfd> unsent;
-    for (const auto& link : links_) {
-      if (!link || link->idle()) continue;
-      try {
-        link->flush();
-      } catch (const Failure&) {
-        continue;  // it is gone, and we are going
-      }
-      if (!link->idle()) unsent.push_back({link->socket(), POLLOUT, 0});
-    }
-    const auto left = deadline - std::chrono::steady_clock::now();
-    if (unsent.empty() || left.count() <= 0) break;
-    // A ring has no event to wait for here; a millisecond's nap serves both kinds of pipe.
-    ::poll(nullptr, 0, 1);
-  }
-  for (const auto& link : links_) {
-    if (link) link->end_writing();
-  }
-  const auto delivered = [this] {
-    return std::all_of(links_.begin(), links_.end(),
-                       [](const auto& link) { return !link || link->delivered(); });
-  };
-  while (!delivered() && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 1);
 }
 
 // The keys' destructors overwrite them.

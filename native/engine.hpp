@@ -30,6 +30,8 @@ class Engine {
 
   // Ends the group in order: says goodbye to every peer and wipes the keys.
   void close();
+  // Ends the group with a failure that was seen elsewhere, and tells the other ranks.
+  void fail(const Failure& failure);
   // Makes a run under way in another thread end with FailureCode::closed.
   void interrupt() { interrupted_ = true; }
 
@@ -41,7 +43,8 @@ class Engine {
   Account account() const;
 
  private:
-  void tell_everyone(Kind kind, std::span<const uint8_t> payload);
+  void end_with(const Failure& failure);
+  std::optional<Failure> imposed_failure();
   void wipe();
   void update_account();
 
@@ -53,8 +56,11 @@ class Engine {
   std::mutex running_;
   std::atomic<bool> interrupted_{false};
   std::optional<Failure> failure_;
+  std::mutex imposing_;
+  std::optional<Failure> imposed_;
   bool closed_ = false;
   Stats stats_;
+  Patience patience_;
   mutable std::mutex account_lock_;
   Account account_;
 };

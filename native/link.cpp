@@ -21,6 +21,18 @@ void Link::seal(Header& header, const uint8_t* plain, uint8_t* out) {
   seal_record(send_key_, keyring_.context, header, plain, out);
 }
 
+void Link::send(Header& header, const uint8_t* plain) {
+  const size_t size = kRecordOverhead + header.length;
+  if (uint8_t* const place = reserve(size)) {
+    seal(header, plain, place);
+    return commit(size);
+  }
+  BufferRef record = pool_.take();
+  record->size = size;
+  seal(header, plain, record->record);
+  enqueue(std::move(record));
+}
+
 uint8_t* Link::reserve(size_t bytes) {
   if (!out_.empty() || broken_) return nullptr;
   try {

@@ -39,6 +39,8 @@ class Link {
   // Writes what the pipe takes. True if anything moved.
   bool flush();
   void seal(Header& header, const uint8_t* plain, uint8_t* out);
+  // Seals a record for this peer, where it leaves from if there is room, else where it can wait.
+  void send(Header& header, const uint8_t* plain);
   // A place in the pipe itself for a record of `bytes` bytes that would leave at once, or nullptr.
   uint8_t* reserve(size_t bytes);
   void commit(size_t bytes) { pipe_->commit(bytes); }

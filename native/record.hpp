@@ -25,7 +25,16 @@ inline constexpr uint32_t kHeaderLane = 0x80000000u;  // set in the lane of a he
 
 using Context = std::array<uint8_t, kContextBytes>;
 
-enum class Kind : uint8_t { pair = 1, group = 2, alert = 3, bye = 4 };
+enum class Kind : uint8_t {
+  pair = 1,
+  group = 2,
+  alert = 3,
+  bye = 4,
+  // Messages from rank to rank (mailbox.hpp).
+  announce = 5,
+  accept = 6,
+  data = 7,
+};
 
 struct Header {
   Kind kind = Kind::pair;

@@ -151,6 +151,8 @@ class GroupError(SealringError):
         """The number of the collective in which it happened."""
         self.reported_by = reported_by
         """The rank that saw it, where that was not this one."""
+        self.native: tuple[int, int, int, int, str] | None = None
+        """As the native core told it (engine/failures.py)."""
 
 
 class TamperedRecord(GroupError):

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.engine.failures import error_from
+from sealring.engine.failures import Fields, error_from
 from sealring.links.memory import SharedMemory
 from sealring.schedule import Algorithm, Operation, Program, program_for, segment_bytes
 
@@ -104,6 +104,10 @@ class CpuEngine:
     def interrupt(self) -> None:
         """Ends a run under way in another thread with GroupClosed."""
         self._native.interrupt()
+
+    def fail(self, failure: Fields) -> None:
+        """End with a failure that the group saw elsewhere, and tell the other ranks."""
+        self._native.fail(failure)
 
     def account(self) -> _native.Account:
         return self._native.account()

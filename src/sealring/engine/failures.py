@@ -47,25 +47,35 @@ _REMEDY: Final[dict[type[GroupError], str]] = {
 _VIEW = re.compile(r"\{operation=(\d+) algorithm=(\d+) dtype=(\d+) reduction=(\d+) bytes=(\d+)\}")
 
 
-def error_from(
-    fields: tuple[int, int, int, int, str], *, rank: int, hosts: dict[int, str]
-) -> GroupError:
+Fields = tuple[int, int, int, int, str]
+"""(code, peer, collective, reported_by, text), as the native core tells and takes a failure."""
+
+
+def fields_of(error: GroupError) -> Fields:
+    """What the native core must be told, so that every rank learns of this error."""
+    if error.native is not None:
+        return error.native
+    code = next(code for code, kind in ERROR_BY_CODE.items() if isinstance(error, kind))
+    return code, -1 if error.peer is None else error.peer, error.collective or 0, -1, str(error)
+
+
+def error_from(fields: Fields, *, rank: int, hosts: dict[int, str]) -> GroupError:
     """The exception for (code, peer, collective, reported_by, text) as seen by `rank`."""
     code, peer, collective, reported_by, text = fields
     kind = ERROR_BY_CODE[code]
     about = f"rank {peer} ({hosts[peer]})" if peer in hosts else f"rank {peer}"
     seen_by = f"rank {reported_by} reported: " if reported_by not in (-1, rank) else ""
     between = f", from {about}" if peer >= 0 and kind is not OutOfStep else ""
-    message = (
-        f"{seen_by}{_named(text)} (collective {collective}{between}). "
-        f"The group is closed. {_REMEDY[kind]}"
-    )
-    return kind(
+    where = f"collective {collective}" if collective else "a message"
+    message = f"{seen_by}{_named(text)} ({where}{between}). The group is closed. {_REMEDY[kind]}"
+    error = kind(
         message,
         peer=peer if peer >= 0 else None,
         collective=collective,
         reported_by=reported_by if reported_by not in (-1, rank) else None,
     )
+    error.native = fields
+    return error
 
 
 def _named(text: str) -> str:

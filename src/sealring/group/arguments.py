@@ -93,3 +93,10 @@ def timeout_seconds(opts: Any, default: timedelta) -> float:
     if timeout is None or timeout <= timedelta(0):
         timeout = default
     return float(timeout.total_seconds())
+
+
+def message_tag(tag: int) -> int:
+    """torch's tags are C ints; the record has 32 bits for one."""
+    if not 0 <= tag < 1 << 31:
+        raise Unsupported(f"a message's tag must be between 0 and {(1 << 31) - 1}, not {tag}")
+    return tag

@@ -6,18 +6,20 @@ import atexit
 import os
 import secrets
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
 from sealring import limits
 from sealring.engine.cpu import CpuEngine
+from sealring.engine.mailbox import Mailbox
 from sealring.group.backward import restore_errors_in_backward
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
-from sealring.links import build_mesh
+from sealring.links import Link, build_mesh
 
 
 def create_group(options: Any) -> SealedProcessGroup:
@@ -43,28 +45,43 @@ def create_group(options: Any) -> SealedProcessGroup:
         rank=rank,
         settings=settings.shared,
     )
+    # Messages between two ranks must not wait behind a collective, nor the other way round: they
+    # have links and keys of their own.
+    message_terms = replace(terms, epoch=f"{terms.epoch}.messages")
     # Fresh for every group, so its nonces may start at zero.
     group_key = secrets.token_bytes(limits.KEY_BYTES)
-    links = build_mesh(
-        options.store,
-        credentials,
-        terms,
-        group_key,
-        incarnation=str(incarnation),
-        timeout=options.timeout.total_seconds(),
-        transport=settings.transport,
-    )
+
+    def links_for(terms: Terms, place: str) -> list[tuple[int, Link]]:
+        links = build_mesh(
+            options.store,
+            credentials,
+            terms,
+            group_key,
+            incarnation=place,
+            timeout=options.timeout.total_seconds(),
+            transport=settings.transport,
+        )
+        return [(members.index(link.peer), link) for link in links]
+
     engine = CpuEngine(
         group_rank,
         group_world,
         context=group_context(terms),
         group_key=group_key,
-        links=[(members.index(link.peer), link) for link in links],
+        links=links_for(terms, str(incarnation)),
+        record_bytes=settings.record_bytes,
+        rekey_bytes=settings.rekey_bytes,
+    )
+    mailbox = Mailbox(
+        group_rank,
+        group_world,
+        context=group_context(message_terms),
+        links=links_for(message_terms, f"{incarnation}/messages"),
         record_bytes=settings.record_bytes,
         rekey_bytes=settings.rekey_bytes,
     )
     group = SealedProcessGroup(
-        group_rank, group_world, engine, options.timeout, algorithm=settings.algorithm
+        group_rank, group_world, engine, mailbox, options.timeout, algorithm=settings.algorithm
     )
     restore_errors_in_backward()
     _leave_in_order(group)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.errors import GroupClosed
+from sealring.errors import GroupClosed, GroupError
 from sealring.group.backward import remember
 from sealring.group.work import SealedWork
 
@@ -34,8 +34,11 @@ class Job:
 
 
 class Dispatcher:
-    def __init__(self, engine: CpuEngine, label: str) -> None:
+    def __init__(
+        self, engine: CpuEngine, label: str, on_failure: Callable[[GroupError], None]
+    ) -> None:
         self._engine = engine
+        self._on_failure = on_failure
         self._submitting = threading.Lock()
         self._turn = threading.RLock()
         """Held by whoever runs a collective; taken in the order in which they were called. A
@@ -105,6 +108,8 @@ class Dispatcher:
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
             remember(raised)
+            if isinstance(raised, GroupError):
+                self._on_failure(raised)
         self._finished = number
         job.work.finish(error)
 

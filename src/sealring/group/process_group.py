@@ -17,10 +17,13 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.errors import Unsupported
+from sealring.engine.failures import fields_of
+from sealring.engine.mailbox import ANYONE, Mailbox
+from sealring.errors import GroupError, Unsupported
 from sealring.group import arguments
 from sealring.group.arguments import contiguous, one, slot
 from sealring.group.dispatch import Dispatcher, Job
+from sealring.group.messages import Messages
 from sealring.group.work import SealedWork
 from sealring.schedule import Algorithm, Operation, choose, chunks
 
@@ -34,6 +37,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         rank: int,
         world: int,
         engine: CpuEngine,
+        mailbox: Mailbox,
         timeout: timedelta,
         *,
         algorithm: Algorithm | None = None,
@@ -46,7 +50,8 @@ class SealedProcessGroup(dist.ProcessGroup):
         self._algorithm = algorithm
         self._name = ""
         self._description = ""
-        self._dispatcher = Dispatcher(engine, f"rank {rank}")
+        self._dispatcher = Dispatcher(engine, f"rank {rank}", self._fail_messages)
+        self._messages = Messages(mailbox, f"rank {rank}", self._fail_collectives)
 
     # ---- who we are
 
@@ -267,6 +272,49 @@ class SealedProcessGroup(dist.ProcessGroup):
             keep=(nothing,),
         )
 
+    # ---- messages
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
+        tensor = one(tensors, "send")
+        arguments.check_tensor(tensor, "send")
+        self._check_peer(dst, "send")
+        memory = contiguous(tensor)
+        return self._messages.send(
+            dst, arguments.message_tag(tag), memory, self._timeout.total_seconds(), tensors
+        )
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
+        self._check_peer(src, "recv")
+        return self._receive(tensors, src, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> dist.Work:
+        return self._receive(tensors, ANYONE, tag)
+
+    def _receive(self, tensors: list[torch.Tensor], source: int, tag: int) -> dist.Work:
+        tensor = one(tensors, "recv")
+        arguments.check_tensor(tensor, "recv")
+        memory = contiguous(tensor)
+        return self._messages.receive(
+            source,
+            arguments.message_tag(tag),
+            memory,
+            self._timeout.total_seconds(),
+            tensors,
+            _copy_back(tensor, memory),
+        )
+
+    def _check_peer(self, peer: int, operation: str) -> None:
+        if not 0 <= peer < self._world or peer == self._rank:
+            raise Unsupported(
+                f"{operation}: rank {self._rank} of {self._world} has no link to rank {peer}"
+            )
+
+    def _fail_messages(self, error: GroupError) -> None:
+        self._messages.fail(error)
+
+    def _fail_collectives(self, error: GroupError) -> None:
+        self._engine.fail(fields_of(error))
+
     # ---- what is not served yet says so, instead of torch's word about a missing backend
 
     def _unserved(self, *_: Any, **__: Any) -> dist.Work:
@@ -277,7 +325,6 @@ class SealedProcessGroup(dist.ProcessGroup):
 
     alltoall = alltoall_base = all_to_all_single = _unserved
     gather = scatter = reduce = _unserved
-    send = recv = recv_anysource = _unserved
     allgather_coalesced = allgather_into_tensor_coalesced = all_gather_single_coalesced = _unserved
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = _unserved
     monitored_barrier = _unserved
@@ -287,14 +334,17 @@ class SealedProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Runs what was called, says goodbye to the peers and wipes the keys."""
         self._dispatcher.close()
+        self._messages.close()
 
     def abort(self) -> None:
         """Ends at once; what is under way fails with GroupClosed here and on every peer."""
         self._dispatcher.close(abort=True)
+        self._messages.close()
 
     def leave(self) -> None:
         """At the process's exit: nobody waits any more for what is still in the queue."""
         self._dispatcher.close(abort=not self._dispatcher.idle)
+        self._messages.close()
 
     # ---- in and out of the queue
 
