@@ -1,4 +1,4 @@
-"""send, recv and their kin: any order, any tag, any source, beside collectives and instead of them."""
+"""send, recv and their kin: any order, tag and source, beside collectives or instead of them."""
 
 from __future__ import annotations
 
