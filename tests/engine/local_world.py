@@ -106,6 +106,8 @@ class LocalWorld:
     """(sender, receiver) -> what happens to the bytes on their way."""
     keys_seed: bytes = b"test"
     context: bytes = b"c" * 32
+    hosts: Sequence[int] | None = None
+    """A number per rank for the host that it says it is on; every rank on its own without it."""
     contexts: dict[int, bytes] = field(default_factory=dict)
     """Ranks that take themselves to be in another group than the rest."""
 
@@ -125,6 +127,7 @@ class LocalWorld:
                 context=self.contexts.get(rank, self.context),
                 group_key=self._key("group", rank),
                 links=[(peer, ends[rank, peer]) for peer in range(self.world) if peer != rank],
+                host=self._host(rank),
                 record_bytes=self.record_bytes,
                 rekey_bytes=self.rekey_bytes,
                 ring_bytes=RING_BYTES,
@@ -151,6 +154,9 @@ class LocalWorld:
         for end in self._relays:
             end.close()
 
+    def _host(self, rank: int) -> str:
+        return f"host-{rank if self.hosts is None else self.hosts[rank]}"
+
     def _key(self, *words: object) -> bytes:
         return hashlib.sha256(repr((self.keys_seed, words)).encode()).digest()
 
@@ -174,7 +180,7 @@ class LocalWorld:
             end.setblocking(False)
             links.append(
                 LocalLink(
-                    host=f"host-{peer}",
+                    host=self._host(peer),
                     socket=end,
                     memory_fd=None if memory is None else os.dup(memory),
                     dialer=me == high,

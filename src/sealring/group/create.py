@@ -60,6 +60,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         context=group_context(terms),
         group_key=group_key,
         links=[(members.index(link.peer), link) for link in links],
+        host=terms.host,
         record_bytes=settings.record_bytes,
         rekey_bytes=settings.rekey_bytes,
     )
