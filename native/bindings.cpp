@@ -64,6 +64,7 @@ nb::dict header_fields(const Header& header) {
   out["algorithm"] = header.algorithm;
   out["message"] = header.message;
   out["segment"] = header.segment;
+  out["root"] = header.root;
   out["total"] = header.total;
   return out;
 }
@@ -167,10 +168,10 @@ NB_MODULE(_native, m) {
           "run",
           // None when all went well, else the failure's fields.
           [](Engine& self, const Program& program,
-             const std::vector<std::pair<uintptr_t, size_t>>& slots, uint64_t number, uint64_t total,
-             uint8_t dtype, uint8_t reduction, double factor, size_t segment_bytes,
+             const std::vector<std::pair<uintptr_t, size_t>>& slots, uint64_t number,
+             std::optional<uint64_t> total, uint32_t root, uint8_t dtype, uint8_t reduction, double factor, size_t segment_bytes,
              double timeout_s) -> nb::object {
-            Call call{&program, {}, number, total, static_cast<DType>(dtype),
+            Call call{&program, {}, number, total, root, static_cast<DType>(dtype),
                       static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s};
             for (const auto& [address, bytes] : slots) {
               call.slots.push_back({reinterpret_cast<uint8_t*>(address), bytes});
@@ -189,7 +190,7 @@ NB_MODULE(_native, m) {
             if (failure) return failure_fields(*failure);
             return nb::none();
           },
-          "program"_a, "slots"_a, "number"_a, "total"_a, "dtype"_a, "reduction"_a, "factor"_a,
+          "program"_a, "slots"_a, "number"_a, "total"_a.none(), "root"_a, "dtype"_a, "reduction"_a, "factor"_a,
           "segment_bytes"_a, "timeout_s"_a)
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)

@@ -17,11 +17,12 @@ constexpr uint64_t kForwardBudget = 8u << 20;
 constexpr int kNapMs = 100;
 
 std::string describe(uint64_t number, uint8_t operation, uint8_t algorithm, uint8_t dtype,
-                     uint8_t reduction, uint64_t total) {
+                     uint8_t reduction, uint32_t root, uint64_t total) {
   // "operation/algorithm/..." in numbers; Python puts the names in (engine/failures.py).
   return "collective " + std::to_string(number) + " {operation=" + std::to_string(operation) +
          " algorithm=" + std::to_string(algorithm) + " dtype=" + std::to_string(dtype) +
-         " reduction=" + std::to_string(reduction) + " bytes=" + std::to_string(total) + "}";
+         " reduction=" + std::to_string(reduction) + " root=" + std::to_string(root) +
+         " bytes=" + std::to_string(total) + "}";
 }
 
 }  // namespace
@@ -38,18 +39,22 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
       interrupted_(interrupted),
       reduce_(reduce_function(call.dtype, call.reduction)),
       owed_(links.size(), 0) {
-  size_t longest = 0;
-  for (const Slot& slot : call.slots) longest = std::max(longest, slot.bytes);
-  if (longest != 0) segments_ = (longest + call.segment_bytes - 1) / call.segment_bytes;
-  const uint64_t forwarded = call.segment_bytes * std::max(program_.forwards_per_link, 1);
+  full_segments_ = program_.steps.empty() ? 1 : UINT64_MAX;
+  for (size_t step = 0; step < program_.steps.size(); ++step) {
+    const uint64_t segments = segments_of(static_cast<int>(step));
+    segments_ = std::max(segments_, segments);
+    full_segments_ = std::min(full_segments_, segments);
+    if (receives(program_.steps[step].action)) owed_[program_.steps[step].peers[0]] += segments;
+  }
+  if (segments_ > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
+  // From the world, not from this rank's own steps: a rank with a smaller window than its peer's
+  // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
+  const uint64_t forwarded = call.segment_bytes * std::max(program_.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
   window_.resize(std::min({kWindow, segments_, affordable}));
   stats.scratch_bytes = std::max<uint64_t>(
       stats.scratch_bytes, window_.size() * program_.scratch.size() * call.segment_bytes);
-  for (int peer : program_.sources) {
-    owed_[peer] = segments_ * static_cast<uint64_t>(program_.receives_from[peer]);
-    links_[peer]->expecting = true;
-  }
+  for (int peer : program_.sources) links_[peer]->expecting = true;
 }
 
 Collective::~Collective() {
@@ -91,13 +96,20 @@ void Collective::open_segments() {
     segment.done.assign(program_.steps.size(), false);
     segment.left = program_.steps.size();
     segment.scratch.resize(program_.scratch.size() * call_.segment_bytes);
-    if (segment.left == 0) {
+    if (segment.left == 0) {  // a program without steps
       ++finished_;
       oldest_ = opened_;
       continue;
     }
+    // Where its slot has ended a step does not exist, and nothing waits for it.
+    for (size_t step = 0; segment.number >= full_segments_ && step < program_.steps.size(); ++step) {
+      if (segment.number < segments_of(static_cast<int>(step))) continue;
+      segment.done[step] = true;
+      --segment.left;
+      for (int next : program_.successors[step]) --segment.waits[next];
+    }
     for (size_t step = 0; step < program_.steps.size(); ++step) {
-      if (segment.waits[step] == 0) enable(segment, static_cast<int>(step));
+      if (segment.waits[step] == 0 && !segment.done[step]) enable(segment, static_cast<int>(step));
     }
   }
 }
@@ -111,7 +123,7 @@ void Collective::enable(Segment& segment, int step) {
 void Collective::finish(Segment& segment, int step) {
   segment.done[step] = true;
   for (int next : program_.successors[step]) {
-    if (--segment.waits[next] == 0) enable(segment, next);
+    if (--segment.waits[next] == 0 && !segment.done[next]) enable(segment, next);
   }
   if (--segment.left != 0) return;
   ++finished_;
@@ -126,12 +138,24 @@ uint8_t* Collective::at(Segment& segment, int slot) const {
   return call_.slots[slot].data + segment.number * call_.segment_bytes;
 }
 
-size_t Collective::length(const Segment& segment, int slot) const {
+size_t Collective::slot_bytes(int slot) const {
   if (slot >= program_.slots) slot = program_.scratch[slot - program_.slots];
+  return call_.slots[slot].bytes;
+}
+
+// A step exists in segment 0, and in every other one in which its slot has bytes.
+uint64_t Collective::segments_of(int step) const {
+  const size_t bytes = slot_bytes(program_.steps[step].slot);
+  return bytes == 0 ? 1 : (bytes + call_.segment_bytes - 1) / call_.segment_bytes;
+}
+
+size_t Collective::length(const Segment& segment, int slot) const {
   const size_t from = segment.number * call_.segment_bytes;
-  const size_t bytes = call_.slots[slot].bytes;
+  const size_t bytes = slot_bytes(slot);
   return from >= bytes ? 0 : std::min(call_.segment_bytes, bytes - from);
 }
+
+uint64_t Collective::total_of(int slot) const { return call_.total.value_or(slot_bytes(slot)); }
 
 // ---- what this rank does by itself -------------------------------------------------------------
 
@@ -189,8 +213,9 @@ Header Collective::new_header(const Segment& segment, const Step& step) const {
   header.reduction = static_cast<uint8_t>(call_.reduction);
   header.algorithm = program_.algorithm;
   header.message = step.message;
-  header.segment = segment.number;
-  header.total = call_.total;
+  header.segment = static_cast<uint32_t>(segment.number);
+  header.root = call_.root;
+  header.total = total_of(step.slot);
   return header;
 }
 
@@ -236,7 +261,17 @@ bool Collective::receive_all() {
 
 // Reads from the link and takes at most one record.
 bool Collective::receive(Link& link) {
-  bool moved = link.fill();
+  bool moved = false;
+  try {
+    moved = link.fill();
+  } catch (const Failure& failure) {
+    // A gap in a sealer's numbers, in an authentic record of another collective than ours: not
+    // lost on the way, but sent along another one.
+    if (failure.code == FailureCode::missing && link.header().collective == call_.number) {
+      require_same(link);
+    }
+    throw;
+  }
   if (link.ended() && (owed_[link.peer] != 0 || !link.idle() || link.broken())) {
     throw Failure(FailureCode::peer_lost, link.peer, "the peer left the group");
   }
@@ -262,39 +297,44 @@ bool Collective::receive(Link& link) {
   return moved;
 }
 
+bool Collective::same_call(const Header& header, uint64_t total) const {
+  return header.collective == call_.number && header.operation == program_.operation &&
+         header.algorithm == program_.algorithm && header.root == call_.root &&
+         header.total == total && header.dtype == static_cast<uint8_t>(call_.dtype) &&
+         header.reduction == static_cast<uint8_t>(call_.reduction);
+}
+
 void Collective::require_same(const Link& link) const {
   const Header& header = link.header();
-  const std::string mine =
-      describe(call_.number, program_.operation, program_.algorithm,
-               static_cast<uint8_t>(call_.dtype), static_cast<uint8_t>(call_.reduction), call_.total);
+  const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
+  const int index = program_.receiving_step(link.peer, origin, header.message);
+  const uint64_t total =
+      index < 0 ? call_.total.value_or(header.total) : total_of(program_.steps[index].slot);
+  if (same_call(header, total)) return;
+  const std::string mine = describe(call_.number, program_.operation, program_.algorithm,
+                                    static_cast<uint8_t>(call_.dtype),
+                                    static_cast<uint8_t>(call_.reduction), call_.root, total);
   const std::string theirs = describe(header.collective, header.operation, header.algorithm,
-                                      header.dtype, header.reduction, header.total);
-  if (mine != theirs) {
-    throw Failure(FailureCode::out_of_step, link.peer,
-                  "rank " + std::to_string(header.sender) + " is in " + theirs + ", rank " +
-                      std::to_string(keyring_.rank) + " is in " + mine);
-  }
+                                      header.dtype, header.reduction, header.root, header.total);
+  throw Failure(FailureCode::out_of_step, link.peer,
+                "rank " + std::to_string(header.sender) + " is in " + theirs + ", rank " +
+                    std::to_string(keyring_.rank) + " is in " + mine);
 }
 
 // Takes the record at the head of the link if its place in the program has come.
 bool Collective::take_data(Link& link) {
   const Header& header = link.header();
   if (header.collective > call_.number && owed_[link.peer] == 0) return false;  // it is ahead of us
-  if (header.collective != call_.number || header.operation != program_.operation ||
-      header.algorithm != program_.algorithm || header.total != call_.total ||
-      header.dtype != static_cast<uint8_t>(call_.dtype) ||
-      header.reduction != static_cast<uint8_t>(call_.reduction)) {
-    require_same(link);
-  }
-  if (header.segment >= opened_ && header.segment < segments_) return false;
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);
+  if (index < 0 || !same_call(header, total_of(program_.steps[index].slot))) require_same(link);
+  if (index >= 0 && header.segment >= opened_ && header.segment < segments_of(index)) return false;
   Segment& segment = window_[header.segment % window_.size()];
-  if (index < 0 || header.segment >= segments_) {
+  if (index < 0 || header.segment >= segments_of(index)) {
     throw Failure(FailureCode::out_of_step, link.peer,
                   "rank " + std::to_string(link.peer) + " sent a record of rank " +
                       std::to_string(header.sender) + " that has no place in rank " +
-                      std::to_string(keyring_.rank) + "'s program: they disagree on the root");
+                      std::to_string(keyring_.rank) + "'s program: they disagree on the way it takes");
   }
   if (segment.number != header.segment || segment.done[index]) {
     throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "buffers.hpp"
@@ -27,7 +28,10 @@ struct Call {
   const Program* program;
   std::vector<Slot> slots;
   uint64_t number;
-  uint64_t total;  // bytes of the user's tensor; all ranks must say the same
+  // Bytes of the user's tensor; all ranks must say the same. Without it each message states its own
+  // length, on which its two ends must agree.
+  std::optional<uint64_t> total;
+  uint32_t root;  // 0 where the operation has none; all ranks must say the same
   DType dtype;
   ReduceKind reduction;
   double factor;
@@ -88,7 +92,11 @@ class Collective {
   [[noreturn]] void give_up();
 
   uint8_t* at(Segment& segment, int slot) const;
+  size_t slot_bytes(int slot) const;
+  uint64_t segments_of(int step) const;
   size_t length(const Segment& segment, int slot) const;
+  uint64_t total_of(int slot) const;
+  bool same_call(const Header& header, uint64_t total) const;
   void require_same(const Link& link) const;
   Header new_header(const Segment& segment, const Step& step) const;
 
@@ -102,7 +110,8 @@ class Collective {
   const std::atomic<bool>& interrupted_;
   const ReduceFn reduce_;
 
-  uint64_t segments_ = 1;
+  uint64_t segments_ = 1;       // of the longest slot that a step uses
+  uint64_t full_segments_ = 0;  // how many of them have every step
   uint64_t opened_ = 0;    // segments started
   uint64_t finished_ = 0;  // segments done; they finish in any order
   uint64_t oldest_ = 0;    // the first segment that is not done

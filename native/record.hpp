@@ -50,7 +50,8 @@ struct Header {
   uint8_t reduction = 0;
   uint8_t algorithm = 0;
   uint32_t message = 0;
-  uint64_t segment = 0;
+  uint32_t segment = 0;
+  uint32_t root = 0;
   uint64_t total = 0;
 
   void encode(uint8_t* out) const;

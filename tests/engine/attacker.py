@@ -230,7 +230,8 @@ HEADER_FIELDS: Final = {
     "reduction": 1,
     "algorithm": 1,
     "message": 4,
-    "segment": 8,
+    "segment": 4,
+    "root": 4,
     "total": 8,
 }
 """In the order they are written, with their bytes, after magic, version and kind."""

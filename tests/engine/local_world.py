@@ -108,6 +108,8 @@ class LocalWorld:
     """(sender, receiver) -> what happens to the bytes on their way."""
     keys_seed: bytes = b"test"
     context: bytes = b"c" * 32
+    hosts: Sequence[int] | None = None
+    """A number per rank for the host that it says it is on; every rank on its own without it."""
     contexts: dict[int, bytes] = field(default_factory=dict)
     """Ranks that take themselves to be in another group than the rest."""
 
@@ -128,6 +130,7 @@ class LocalWorld:
                 context=self.contexts.get(rank, self.context),
                 group_key=self._key("group", rank),
                 links=[(peer, ends[rank, peer]) for peer in range(self.world) if peer != rank],
+                host=self._host(rank),
                 record_bytes=self.record_bytes,
                 rekey_bytes=self.rekey_bytes,
             )
@@ -153,6 +156,9 @@ class LocalWorld:
         for end in self._relays:
             end.close()
 
+    def _host(self, rank: int) -> str:
+        return f"host-{rank if self.hosts is None else self.hosts[rank]}"
+
     def _key(self, *words: object) -> bytes:
         return hashlib.sha256(repr((self.keys_seed, words)).encode()).digest()
 
@@ -176,7 +182,7 @@ class LocalWorld:
             end.setblocking(False)
             links.append(
                 LocalLink(
-                    host=f"host-{peer}",
+                    host=self._host(peer),
                     socket=end,
                     memory=self._map(me, peer) if self.transport == "shm" else None,
                     send_key=self._key("pair", me, peer),

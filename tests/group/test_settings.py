@@ -28,7 +28,11 @@ def test_everything_can_be_set() -> None:
     ("name", "value", "text"),
     [
         ("SEALRING_TRANSPORT", "udp", "SEALRING_TRANSPORT is 'udp'; set it to one of auto, tcp"),
-        ("SEALRING_ALGORITHM", "tree", "SEALRING_ALGORITHM is 'tree'; set it to ring or direct"),
+        (
+            "SEALRING_ALGORITHM",
+            "star",
+            "'star'; set it to one of ring, direct, tree, parameter_server",
+        ),
         ("SEALRING_RECORD_BYTES", "100", "must be a number from 1024 to 1048576"),
         ("SEALRING_RECORD_BYTES", "1025", "must be a multiple of 64"),
         ("SEALRING_RECORD_BYTES", "-4096", "must be a number from 1024 to 1048576"),
@@ -60,6 +64,6 @@ def reduces(rank: int, world: int) -> None:
         assert torch.equal(tensor, torch.full((length,), 6.0))
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+@pytest.mark.parametrize("algorithm", [each.name.lower() for each in Algorithm])
 def test_the_algorithm_can_be_chosen(workers: Workers, algorithm: str) -> None:
     workers.run(reduces, world=3, env={"SEALRING_ALGORITHM": algorithm})

@@ -11,7 +11,14 @@ from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import Fields, error_from
 from sealring.links.memory import SharedMemory
-from sealring.schedule import Algorithm, Operation, Program, program_for, segment_bytes
+from sealring.schedule import (
+    Algorithm,
+    Operation,
+    Program,
+    Topology,
+    program_for,
+    segment_bytes,
+)
 
 FORWARD_BUDGET: Final = 8 << 20
 MIN_RECORD_BYTES: Final = 4 << 10
@@ -42,8 +49,9 @@ class Collective:
     algorithm: Algorithm
     slots: Sequence[tuple[int, int]]
     """(address, bytes) of each slot, in the order the program numbers them."""
-    total: int
-    """Bytes of the tensor as the user sees it; all ranks must say the same."""
+    total: int | None
+    """Bytes of the tensor as the user sees it; all ranks must say the same. None where only the two
+    ends of a message know its length (all_to_all): each record then states that."""
     dtype: DType
     reduction: ReduceKind = ReduceKind.NONE
     factor: float = 1.0
@@ -61,6 +69,7 @@ class CpuEngine:
         context: bytes,
         group_key: bytes,
         links: Iterable[tuple[int, LinkEnds]],
+        host: str = "",
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
     ) -> None:
@@ -79,15 +88,19 @@ class CpuEngine:
             else:
                 own, theirs = link.memory
                 self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
+        self.topology = topology_of([self._hosts.get(each, host) for each in range(world)])
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
-        longest = max(size for _, size in collective.slots)
+        # What is cut must be cut alike by all who touch it, so by a length that they all know.
+        known_to_all = collective.total is not None
+        longest = max(size for _, size in collective.slots) if known_to_all else None
         failure = self._native.run(
             self._program(collective),
             collective.slots,
             number,
             collective.total,
+            collective.root,
             collective.dtype,
             collective.reduction,
             collective.factor,
@@ -125,9 +138,21 @@ class CpuEngine:
                 root=collective.root,
                 average=average,
                 premultiply=premultiply,
+                topology=self.topology,
             )
             self._programs[key] = to_native(program)
         return self._programs[key]
+
+
+def topology_of(hosts: Sequence[str]) -> Topology:
+    """Who shares a host with whom, by the names that ranks gave of their hosts.
+
+    All ranks compute the same: every name came from its own rank, over TLS that proved who it is.
+    A rank that told its peers different names would fail the group (the programs would not fit),
+    which it could do by simply leaving, too. Equal names of different machines cost only time.
+    """
+    numbers: dict[str, int] = {}
+    return Topology(tuple(numbers.setdefault(host, len(numbers)) for host in hosts))
 
 
 def largest_segment(world: int) -> int:

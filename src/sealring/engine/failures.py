@@ -16,7 +16,7 @@ from sealring.errors import (
     ReplayedRecord,
     TamperedRecord,
 )
-from sealring.schedule.program import Algorithm, Operation
+from sealring.schedule.program import ROOTED, Algorithm, Operation
 
 # The numbers are native/failure.hpp's, and travel in alerts.
 ERROR_BY_CODE: Final[dict[int, type[GroupError]]] = {
@@ -44,7 +44,9 @@ _REMEDY: Final[dict[type[GroupError], str]] = {
     GroupClosed: "Make a new group.",
 }
 
-_VIEW = re.compile(r"\{operation=(\d+) algorithm=(\d+) dtype=(\d+) reduction=(\d+) bytes=(\d+)\}")
+_VIEW = re.compile(
+    r"\{operation=(\d+) algorithm=(\d+) dtype=(\d+) reduction=(\d+) root=(\d+) bytes=(\d+)\}"
+)
 
 
 Fields = tuple[int, int, int, int, str]
@@ -82,11 +84,12 @@ def _named(text: str) -> str:
     """The native engine's numbers put into words."""
 
     def words(match: re.Match[str]) -> str:
-        operation, algorithm, dtype, reduction, total = (int(group) for group in match.groups())
+        operation, algorithm, dtype, reduction, root, total = map(int, match.groups())
         reducing = f" {_name(ReduceKind, reduction)}" if reduction else ""
+        rooted = f" at root {root}" if operation in ROOTED else ""
         return (
-            f"({_name(Operation, operation)}{reducing} of {total} bytes of {_name(DType, dtype)}, "
-            f"{_name(Algorithm, algorithm)})"
+            f"({_name(Operation, operation)}{reducing}{rooted} of {total} bytes of "
+            f"{_name(DType, dtype)}, {_name(Algorithm, algorithm)})"
         )
 
     return _VIEW.sub(words, text)

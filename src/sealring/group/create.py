@@ -69,6 +69,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         context=group_context(terms),
         group_key=group_key,
         links=links_for(terms, str(incarnation)),
+        host=terms.host,
         record_bytes=settings.record_bytes,
         rekey_bytes=settings.rekey_bytes,
     )

@@ -25,7 +25,7 @@ from sealring.group.arguments import contiguous, one, slot
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.messages import Messages
 from sealring.group.work import SealedWork
-from sealring.schedule import Algorithm, Operation, choose, chunks
+from sealring.schedule import Algorithm, Operation, choose, chunks, cuts_into_chunks
 
 if TYPE_CHECKING:
     from sealring._native import Account
@@ -110,7 +110,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         memory = contiguous(tensor)
         address, total = slot(memory)
         algorithm = self._choose(Operation.ALL_REDUCE, total)
-        if algorithm is Algorithm.RING:
+        if cuts_into_chunks(Operation.ALL_REDUCE, algorithm):
             cuts = chunks(memory.numel(), self._world, memory.element_size())
             slots = [(address + offset, length) for offset, length in cuts]
         else:

@@ -53,7 +53,7 @@ def _algorithm(environ: Mapping[str, str]) -> Algorithm | None:
     value = environ.get("SEALRING_ALGORITHM", "")
     if value and value not in names:
         raise ConfigurationError(
-            f"SEALRING_ALGORITHM is {value!r}; set it to {' or '.join(names)}, or unset it"
+            f"SEALRING_ALGORITHM is {value!r}; set it to one of {', '.join(names)}, or unset it"
         )
     return names.get(value)
 
