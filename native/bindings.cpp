@@ -71,8 +71,12 @@ nb::dict header_fields(const Header& header) {
 
 // What Python needs to build its own exception: (code, peer, collective, reported_by, text).
 nb::tuple failure_fields(const Failure& failure) {
+  std::string text = failure.what();
+  for (const auto& [rank, view] : failure.views) {
+    text += "\n  rank " + std::to_string(rank) + ": " + view;
+  }
   return nb::make_tuple(static_cast<int>(failure.code), failure.peer, failure.collective,
-                        failure.reported_by, std::string(failure.what()));
+                        failure.reported_by, text);
 }
 
 // A synchronous call runs on the script's own thread: Ctrl-C must get through.

@@ -16,19 +16,14 @@ constexpr uint64_t kForwardBudget = 8u << 20;
 // A sleeper looks around this often even if nobody wakes it.
 constexpr int kNapMs = 100;
 
-std::string describe(uint64_t number, uint8_t operation, uint8_t algorithm, uint8_t dtype,
-                     uint8_t reduction, uint32_t root, uint64_t total) {
-  // "operation/algorithm/..." in numbers; Python puts the names in (engine/failures.py).
-  return "collective " + std::to_string(number) + " {operation=" + std::to_string(operation) +
-         " algorithm=" + std::to_string(algorithm) + " dtype=" + std::to_string(dtype) +
-         " reduction=" + std::to_string(reduction) + " root=" + std::to_string(root) +
-         " bytes=" + std::to_string(total) + "}";
-}
+// How long a rank waits before it tells the others what it waits in.
+constexpr double kStatusAfterS = 0.5;
 
 }  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
-                       Stats& stats, Patience& patience, const std::atomic<bool>& interrupted)
+                       Stats& stats, Patience& patience, const History& history,
+                       const std::atomic<bool>& interrupted)
     : call_(call),
       program_(*call.program),
       links_(links),
@@ -36,6 +31,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
       pool_(pool),
       stats_(stats),
       patience_(patience),
+      history_(history),
       interrupted_(interrupted),
       reduce_(reduce_function(call.dtype, call.reduction)),
       owed_(links.size(), 0) {
@@ -279,7 +275,9 @@ bool Collective::receive(Link& link) {
   switch (link.header().kind) {
     case Kind::alert: {
       link.open(link.arrived_payload());
-      throw decode_alert({link.arrived_payload(), link.header().length}, link.peer);
+      Failure failure = decode_alert({link.arrived_payload(), link.header().length}, link.peer);
+      if (link.header().collective != 0) failure.views[link.peer] = View::from(link.header()).text();
+      throw failure;
     }
     case Kind::bye:
       link.open(link.arrived_payload());
@@ -289,6 +287,9 @@ bool Collective::receive(Link& link) {
     case Kind::pair:
     case Kind::group:
       return take_data(link) || moved;
+    case Kind::status:
+      hear_status(link);
+      return true;
     case Kind::announce:
     case Kind::accept:
     case Kind::data:
@@ -311,14 +312,54 @@ void Collective::require_same(const Link& link) const {
   const uint64_t total =
       index < 0 ? call_.total.value_or(header.total) : total_of(program_.steps[index].slot);
   if (same_call(header, total)) return;
-  const std::string mine = describe(call_.number, program_.operation, program_.algorithm,
-                                    static_cast<uint8_t>(call_.dtype),
-                                    static_cast<uint8_t>(call_.reduction), call_.root, total);
-  const std::string theirs = describe(header.collective, header.operation, header.algorithm,
-                                      header.dtype, header.reduction, header.root, header.total);
-  throw Failure(FailureCode::out_of_step, link.peer,
-                "rank " + std::to_string(header.sender) + " is in " + theirs + ", rank " +
-                    std::to_string(keyring_.rank) + " is in " + mine);
+  View mine = view();
+  mine.total = total;
+  disagree(link.peer, static_cast<int>(header.sender), View::from(header), mine);
+}
+
+void Collective::disagree(int peer, int other, const View& theirs, const View& mine) const {
+  throw Failure(FailureCode::out_of_step, peer,
+                "rank " + std::to_string(other) + " is in " + theirs.text() + ", rank " +
+                    std::to_string(keyring_.rank) + " is in " + mine.text());
+}
+
+View Collective::view() const { return view_of(call_); }
+
+View view_of(const Call& call) {
+  return {call.number,
+          call.program->operation,
+          call.program->algorithm,
+          static_cast<uint8_t>(call.dtype),
+          static_cast<uint8_t>(call.reduction),
+          call.root,
+          call.total.value_or(0)};
+}
+
+// A peer waits and says in what. It may be behind us or ahead of us, and still in step: what counts
+// is what we called under that number.
+void Collective::hear_status(Link& link) {
+  link.open(link.arrived_payload());
+  const View theirs = View::from(link.header());
+  link.waits_in = theirs.number;
+  const auto ours = std::find_if(history_.begin(), history_.end(), [&](const View& view) {
+    return view.number == theirs.number;
+  });
+  if (ours != history_.end() && *ours != theirs) {
+    disagree(link.peer, link.peer, theirs, *ours);
+  }
+  link.take();
+}
+
+void Collective::tell_status() {
+  if (told_status_) return;
+  told_status_ = true;
+  for (const auto& link : links_) {
+    if (!link || link->ended() || link->broken()) continue;
+    Header header;
+    view().put_into(header);
+    header.kind = Kind::status;
+    link->send(header, nullptr);
+  }
 }
 
 // Takes the record at the head of the link if its place in the program has come.
@@ -403,6 +444,7 @@ void Collective::sleep() {
   if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
   const double silent = patience_.silent_s();
   if (silent > call_.timeout_s) give_up();
+  if (silent > kStatusAfterS) tell_status();
   std::vector<Link*> sleepers;
   for (const auto& link : links_) {
     if (link && !link->ended()) sleepers.push_back(link.get());
@@ -420,20 +462,37 @@ void Collective::sleep() {
   }
 }
 
+// Whom we wait for, or whoever it in turn waits for: a peer that waits in this collective itself has
+// said so, and is not the one.
 void Collective::give_up() {
-  int peer = -1;
-  const char* what = "nothing came from the peer";
-  for (const auto& link : links_) {
-    if (link && owed_[link->peer] != 0 && !link->ready()) peer = link->peer;
-  }
-  if (peer < 0) {
-    what = "the peer takes nothing";
+  int blamed = -1;
+  const auto blame = [&](auto guilty) {
     for (const auto& link : links_) {
-      if (link && !link->idle()) peer = link->peer;
+      if (blamed < 0 && link && guilty(*link)) blamed = link->peer;
     }
+  };
+  const auto owes = [&](const Link& link) { return owed_[link.peer] != 0 && !link.ready(); };
+  const auto waits = [&](const Link& link) { return link.waits_in >= call_.number; };
+  const char* what = "nothing came from the peer";
+  blame([&](const Link& link) { return owes(link) && !waits(link); });
+  if (blamed < 0 && std::any_of(links_.begin(), links_.end(),
+                                [&](const auto& link) { return link && owes(*link); })) {
+    what = "the peer did not come to this collective";
+    blame([&](const Link& link) { return !waits(link); });
+    if (blamed < 0) what = "nothing came from the peer";
+    blame(owes);
   }
-  throw Failure(FailureCode::peer_silent, peer,
-                std::string(what) + " for " + std::to_string(call_.timeout_s) + " s");
+  if (blamed < 0) {
+    what = "the peer takes nothing";
+    blame([](const Link& link) { return !link.idle(); });
+  }
+  std::string text = std::string(what) + " for " + std::to_string(call_.timeout_s) + " s";
+  if (blamed >= 0) {
+    const View& seen = links_[blamed]->seen;
+    text += "; it was last seen " + (seen.number == 0 ? "before its first collective"
+                                                       : "in " + seen.text());
+  }
+  throw Failure(FailureCode::peer_silent, blamed, text);
 }
 
 }  // namespace sealring

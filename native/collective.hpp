@@ -51,10 +51,15 @@ struct Stats {
   uint64_t scratch_bytes = 0;  // the most that any one collective needed
 };
 
+// This rank's last collectives, the one under way among them.
+using History = std::deque<View>;
+
+View view_of(const Call& call);
+
 class Collective {
  public:
   Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Stats& stats,
-             Patience& patience, const std::atomic<bool>& interrupted);
+             Patience& patience, const History& history, const std::atomic<bool>& interrupted);
   ~Collective();
 
   // Returns when this rank's part is done and everything it had to send has left.
@@ -89,6 +94,10 @@ class Collective {
   void wait();
   void sleep();
   void heed_interrupt() const;
+  View view() const;
+  void hear_status(Link& link);
+  void tell_status();
+  [[noreturn]] void disagree(int peer, int other, const View& theirs, const View& mine) const;
   [[noreturn]] void give_up();
 
   uint8_t* at(Segment& segment, int slot) const;
@@ -107,6 +116,7 @@ class Collective {
   BufferPool& pool_;
   Stats& stats_;
   Patience& patience_;
+  const History& history_;
   const std::atomic<bool>& interrupted_;
   const ReduceFn reduce_;
 
@@ -118,6 +128,7 @@ class Collective {
   std::vector<Segment> window_;
   std::deque<Task> tasks_;
   std::vector<uint64_t> owed_;  // records still to come, by rank
+  bool told_status_ = false;
   BufferRef plain_;             // where a record is opened whose ciphertext goes on
 };
 

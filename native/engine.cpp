@@ -6,6 +6,12 @@
 #include "farewell.hpp"
 
 namespace sealring {
+namespace {
+
+// Far more than ranks can be apart: links hold a few records.
+constexpr size_t kHistory = 256;
+
+}  // namespace
 Engine::Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
                size_t record_bytes, uint64_t rekey_bytes)
     : rank_(rank),
@@ -54,16 +60,16 @@ void Engine::run(const Call& call) {
       throw std::invalid_argument("this dtype has no such reduction");
     }
   }
+  history_.push_back(view_of(call));
+  if (history_.size() > kHistory) history_.pop_front();
   try {
-    Collective(call, links_, keyring_, pool_, stats_, patience_, interrupted_).run();
+    Collective(call, links_, keyring_, pool_, stats_, patience_, history_, interrupted_).run();
   } catch (Failure& failure) {
-    if (const std::optional<Failure> imposed = imposed_failure()) {
-      end_with(*imposed);
-      throw *imposed;
-    }
-    if (failure.collective == 0) failure.collective = call.number;
-    end_with(failure);
-    throw;
+    std::optional<Failure> imposed = imposed_failure();
+    if (!imposed && failure.collective == 0) failure.collective = call.number;
+    Failure& ends = imposed ? *imposed : failure;
+    end_with(ends, view_of(call));
+    throw ends;
   }
   update_account();
 }
@@ -76,7 +82,7 @@ void Engine::fail(const Failure& failure) {
   }
   interrupted_ = true;
   const std::lock_guard<std::mutex> lock(running_);
-  if (!closed_ && !failure_) end_with(failure);
+  if (!closed_ && !failure_) end_with(Failure(failure), {});
 }
 
 std::optional<Failure> Engine::imposed_failure() {
@@ -84,9 +90,15 @@ std::optional<Failure> Engine::imposed_failure() {
   return imposed_;
 }
 
-void Engine::end_with(const Failure& failure) {
+void Engine::end_with(Failure&& failure, const View& view) { end_with(failure, view); }
+
+void Engine::end_with(Failure& failure, const View& view) {
+  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_), view);
+  if (failure.code == FailureCode::out_of_step) {
+    if (view.number != 0) failure.views[rank_] = view.text();
+    hear_views(links_, failure);
+  }
   failure_ = failure;
-  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_));
   wipe();
   update_account();
 }
@@ -96,7 +108,7 @@ void Engine::close() {
   const std::lock_guard<std::mutex> lock(running_);
   if (closed_ || failure_) return;
   closed_ = true;
-  say_and_leave(links_, Kind::bye, {});
+  say_and_leave(links_, Kind::bye, {}, {});
   wipe();
 }
 

@@ -43,7 +43,8 @@ class Engine {
   Account account() const;
 
  private:
-  void end_with(const Failure& failure);
+  void end_with(Failure& failure, const View& view);
+  void end_with(Failure&& failure, const View& view);
   std::optional<Failure> imposed_failure();
   void wipe();
   void update_account();
@@ -61,6 +62,7 @@ class Engine {
   bool closed_ = false;
   Stats stats_;
   Patience patience_;
+  History history_;
   mutable std::mutex account_lock_;
   Account account_;
 };

@@ -175,6 +175,10 @@ void Link::check_header() {
     throw Failure(FailureCode::out_of_step, peer, "the peer's records are longer than agreed");
   }
   ++key.expected_count;
+  // A published record tells of its sealer, not of the peer that passed it on.
+  if (header_.collective != 0 && header_.sender == static_cast<uint32_t>(peer)) {
+    seen = View::from(header_);
+  }
   in_->size = kRecordOverhead + header_.length;
   header_known_ = true;
 }

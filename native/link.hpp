@@ -13,6 +13,7 @@
 #include "keys.hpp"
 #include "pipe.hpp"
 #include "record.hpp"
+#include "view.hpp"
 
 namespace sealring {
 
@@ -72,6 +73,8 @@ class Link {
 
   const int peer;
   bool said_bye = false;  // the peer closed its end in order
+  View seen;              // what the peer's last record said it was doing
+  uint64_t waits_in = 0;  // the last collective in which the peer said that it waits
   bool ended() const { return ended_; }
   uint64_t waited_ns = 0;
   size_t memory_bytes() const { return pipe_->memory_bytes(); }

@@ -176,7 +176,7 @@ void Mailbox::close() {
   if (closed_ || failure_) return;
   closed_ = true;
   wait_for_driver(lock);
-  say_and_leave(links_, Kind::bye, {});
+  say_and_leave(links_, Kind::bye, {}, {});
   wipe();
 }
 
@@ -196,7 +196,7 @@ void Mailbox::wait_for_driver(Lock& lock) {
 
 void Mailbox::end_with(const Failure& failure) {
   failure_ = failure;
-  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_));
+  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_), {});
   wipe();
 }
 
@@ -340,7 +340,7 @@ bool Mailbox::write(Link& link) {
     Header header;
     header.kind = Kind::data;
     header.collective = message.id;
-    header.segment = message.sealed;
+    header.segment = static_cast<uint32_t>(message.sealed / pool_.payload_bytes());
     header.total = message.bytes;
     header.length =
         static_cast<uint32_t>(std::min(pool_.payload_bytes(), message.bytes - message.sealed));
@@ -424,6 +424,7 @@ bool Mailbox::read(Link& link) {
       break;
     case Kind::pair:
     case Kind::group:
+    case Kind::status:
       throw Failure(FailureCode::tampered, link.peer, "a collective came over a messages' link");
   }
   link.take();
@@ -537,7 +538,7 @@ void Mailbox::take_data(Link& link) {
   const Header& header = link.header();
   Peer& box = peers_[link.peer];
   const auto found = box.accepting.find(header.collective);
-  if (found == box.accepting.end() || header.segment != found->second.have ||
+  if (found == box.accepting.end() || header.segment * pool_.payload_bytes() != found->second.have ||
       header.total != found->second.bytes || header.length == 0 ||
       header.length > found->second.bytes - found->second.have) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer sent what was not asked for");

@@ -50,7 +50,7 @@ void Header::encode(uint8_t* out) const {
 
 bool Header::decode(const uint8_t* in, Header& header) {
   if (in[0] != 'S' || in[1] != 'R' || in[2] != kVersion) return false;
-  if (in[3] < static_cast<uint8_t>(Kind::pair) || in[3] > static_cast<uint8_t>(Kind::data)) {
+  if (in[3] < static_cast<uint8_t>(Kind::pair) || in[3] > static_cast<uint8_t>(Kind::status)) {
     return false;
   }
   header.kind = static_cast<Kind>(in[3]);

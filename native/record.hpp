@@ -34,6 +34,8 @@ enum class Kind : uint8_t {
   announce = 5,
   accept = 6,
   data = 7,
+  // What a rank that waits is waiting in (view.hpp).
+  status = 8,
 };
 
 struct Header {
