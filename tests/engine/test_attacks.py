@@ -28,7 +28,7 @@ from sealring.errors import (
     TamperedRecord,
 )
 from sealring.limits import TAG_BYTES
-from sealring.schedule import Algorithm, Operation
+from sealring.schedule import REDUCING, Algorithm, Operation
 from tests.engine import attacker
 from tests.engine.attacker import (
     EVERYONE,
@@ -39,7 +39,7 @@ from tests.engine.attacker import (
     Record,
     Tap,
 )
-from tests.engine.cases import PROGRAMS, REDUCING, Case, expected, tensors_of
+from tests.engine.cases import PROGRAMS, Case, expected, tensors_of
 from tests.engine.local_world import Change, LocalWorld
 
 TRANSPORTS = ("tcp", "shm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,40 @@ class SealedWork(dist.Work):
         self._pending = threading.Lock()
         self._pending.acquire()
         self._on_done: list[Callable[[], None]] = []
+
+    @classmethod
+    def of_all(cls, works: Sequence[SealedWork], give_up: Callable[[], None]) -> SealedWork:
+        """Done when all of them are, with the first error among theirs."""
+        together = cls([tensor for work in works for tensor in work._result], give_up)
+        unfinished = [len(works)]
+        counting = threading.Lock()
+
+        def one_less() -> None:
+            with counting:
+                unfinished[0] -= 1
+                if unfinished[0] > 0:
+                    return
+            failed = (work._error for work in works if work._error is not None)
+            together.finish(next(failed, None))
+
+        for work in works:
+            work.when_done(one_less)
+        if not works:
+            together.finish()
+        return together
+
+    def stand_for(self, result: list[torch.Tensor]) -> None:
+        """Take the results of the calls before this one for its own; they are done first."""
+        self._result = result
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Calls back once, from the thread that finishes the work, or at once if it is done."""
+        with self._lock:
+            done = self._done
+            if not done:
+                self._on_done.append(callback)
+        if done:
+            callback()
 
     def finish(self, error: BaseException | None = None) -> None:
         """Called once, by the thread that ran the collective."""
@@ -79,12 +113,7 @@ class SealedWork(dist.Work):
             else:
                 future.set_exception(self._error)
 
-        with self._lock:
-            done = self._done
-            if not done:
-                self._on_done.append(resolve)
-        if done:
-            resolve()
+        self.when_done(resolve)
         # DDP's C++ reads a future's value without asking for its error: an exception set from
         # Python is invisible to it, and it would take the exception object for tensors. One raised
         # in a callback is a C++ error of the new future, which DDP rethrows in backward().
