@@ -234,7 +234,7 @@ def wrong(rank: int, world: int) -> list[str]:
         "splits": lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1, 2], [2, 2]),
         "rows": lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
         "kept": lambda: dist.all_to_all([torch.ones(1 + rank), torch.ones(2 - rank)], pair),
-        "dtypes": lambda: dist.all_to_all(pair, [torch.ones(2), torch.ones(2).double()]),
+        "dtypes": lambda: group.alltoall(pair, [torch.ones(2), torch.ones(2).double()]),
         "list": lambda: group.alltoall(pair, pair[:1]),
         "size": lambda: dist.gather(torch.ones(3), pair if rank == 0 else None, dst=0),
         "none": lambda: group.allreduce_coalesced([]),
@@ -278,7 +278,7 @@ def test_wrong_arguments_are_refused_by_name(workers: Workers) -> None:
 def disagree(rank: int, world: int, about: str) -> None:
     tensor = torch.ones(6)
     if about == "root":
-        dist.reduce(tensor, dst=rank)
+        dist.reduce(tensor, dst=int(rank == 2))
     elif about == "split":
         sizes = [2] * world
         output = [2 + (peer == 1 and rank == 0) for peer in range(world)]

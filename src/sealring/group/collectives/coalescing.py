@@ -54,7 +54,7 @@ class Coalescing(Reducing, Copying):
         pairs = zip(outputs, inputs, strict=True)
         return _speaks_for(outputs, [self._allgather_base(*pair, opts) for pair in pairs])
 
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -64,7 +64,7 @@ class Coalescing(Reducing, Copying):
         pairs = zip(outputs, inputs, strict=True)
         return _speaks_for(outputs, [self._reduce_scatter_base(*pair, opts) for pair in pairs])
 
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
 
 def _speaks_for(result: list[torch.Tensor], works: list[Any]) -> dist.Work:

@@ -16,7 +16,7 @@ from sealring.schedule import Operation
 
 
 class Exchanging(Calling):
-    def alltoall(  # type: ignore[override]
+    def alltoall(
         self,
         output_tensors: list[torch.Tensor],
         input_tensors: list[torch.Tensor],
@@ -33,7 +33,7 @@ class Exchanging(Calling):
         inputs = [contiguous(tensor) for tensor in input_tensors]
         return self._all_to_all(outputs, inputs, opts, results, result=output_tensors)
 
-    def alltoall_base(  # type: ignore[override]
+    def alltoall_base(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -67,7 +67,7 @@ class Exchanging(Calling):
             )
         if not tensor.dim():
             return [tensor.view(-1)]
-        return list(tensor.split(list(sizes)))
+        return list(torch.split(tensor, list(sizes)))
 
     def _all_to_all(
         self,
