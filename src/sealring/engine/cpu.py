@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.engine.failures import error_from
+from sealring.engine.failures import Names, error_from
 from sealring.schedule import Algorithm, Operation, Program, program_for, segment_bytes
 
 FORWARD_BUDGET: Final = 8 << 20
@@ -53,7 +53,10 @@ class Collective:
 
 
 class CpuEngine:
-    """Runs collectives, one at a time, over sealed links. Ranks are numbered within the group."""
+    """Runs collectives, one at a time, over sealed links.
+
+    Ranks are numbered within the group; `members` are their numbers in the job, which errors name.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class CpuEngine:
         context: bytes,
         group_key: bytes,
         links: Iterable[tuple[int, LinkEnds]],
+        members: Sequence[int] | None = None,
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
         ring_bytes: int = limits.RING_BYTES,
@@ -70,11 +74,11 @@ class CpuEngine:
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
-        self._hosts: dict[int, str] = {}
+        self._names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
         self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
         for peer, link in links:
-            self._hosts[peer] = link.host
+            self._names.hosts[peer] = link.host
             keys = (link.send_key, link.receive_key, link.peer_group_key)
             # The descriptors are the native engine's from here on.
             if link.memory_fd is None:
@@ -100,7 +104,7 @@ class CpuEngine:
             timeout_s,
         )
         if failure is not None:
-            raise error_from(failure, rank=self._rank, hosts=self._hosts)
+            raise error_from(failure, self._names, number, collective.operation)
 
     def close(self) -> None:
         """Says goodbye to every peer and wipes the keys. A run under way is ended first."""

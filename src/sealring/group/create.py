@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import time
 import weakref
 from typing import Any
 
@@ -17,7 +18,7 @@ from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
-from sealring.links import build_mesh
+from sealring.links import agreed_epoch, build_mesh
 
 
 def create_group(options: Any) -> SealedProcessGroup:
@@ -29,36 +30,34 @@ def create_group(options: Any) -> SealedProcessGroup:
     world = dist.get_world_size() if dist.is_initialized() else group_world
     credentials = load_credentials(rank=rank, world=world)
 
-    name = options.group_id or "default"
-    # A store may outlive a group: the second one of a name must not read what the first one left.
-    # A store that lies here only makes the ranks disagree, which the handshake tells them.
-    incarnation = options.store.add(f"sealring/attempts/{rank}", 1)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    terms = Terms(
-        job=credentials.job,
-        group=name,
-        epoch=f"{restart}.{incarnation}",
-        world=world,
-        members=members,
-        rank=rank,
-        settings=settings.shared,
-    )
+    timeout = options.timeout.total_seconds()
+    deadline = time.monotonic() + timeout
     # Fresh for every group, so its nonces may start at zero.
     group_key = secrets.token_bytes(limits.KEY_BYTES)
-    links = build_mesh(
-        options.store,
-        credentials,
-        terms,
-        group_key,
-        incarnation=str(incarnation),
-        timeout=options.timeout.total_seconds(),
-        transport=settings.transport,
-    )
+    with agreed_epoch(options.store, members, rank, deadline) as epoch:
+        terms = Terms(
+            job=credentials.job,
+            group=options.group_id or "default",
+            epoch=epoch,
+            world=world,
+            members=members,
+            rank=rank,
+            settings=settings.shared,
+        )
+        links = build_mesh(
+            options.store,
+            credentials,
+            terms,
+            group_key,
+            timeout=max(0.0, deadline - time.monotonic()),
+            transport=settings.transport,
+        )
     engine = CpuEngine(
         group_rank,
         group_world,
         context=group_context(terms),
         group_key=group_key,
+        members=members,
         links=[(members.index(link.peer), link) for link in links],
         record_bytes=settings.record_bytes,
         rekey_bytes=settings.rekey_bytes,
