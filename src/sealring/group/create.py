@@ -14,6 +14,7 @@ import torch.distributed as dist
 from sealring import limits
 from sealring.engine.cpu import CpuEngine
 from sealring.group.backward import restore_errors_in_backward
+from sealring.group.interrupts import interrupt_on_signal
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
@@ -66,6 +67,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         group_rank, group_world, engine, options.timeout, algorithm=settings.algorithm
     )
     restore_errors_in_backward()
+    interrupt_on_signal(engine)
     _leave_in_order(group)
     return group
 

@@ -219,7 +219,7 @@ class _Mesh:
 
     def _prepare(self, link: WaitingLink) -> None:
         try:
-            prepare_socket(link.channel.socket, self._timeout)
+            prepare_socket(link.channel.socket)
         except OSError as problem:
             raise PeerUnreachable(
                 f"the connection to rank {link.rank} broke at the end of set-up: {problem}",
