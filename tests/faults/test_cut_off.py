@@ -1,8 +1,8 @@
 """A rank whose network is cut, without a reset: nothing comes and nothing is acknowledged.
 
-    this namespace                    a namespace of its own
-    ranks 0 and 1, the store          rank 2
-    10.x.y.1  ------ veth pair ------ 10.x.y.2
+this namespace                    a namespace of its own
+ranks 0 and 1, the store          rank 2
+10.x.y.1  ------ veth pair ------ 10.x.y.2
 """
 
 from __future__ import annotations

@@ -37,9 +37,7 @@ class Expendable:
     def kill_the_last(self, transport: str, idle: bool) -> tuple[int, list[object]]:
         last = self.world - 1
         environment = {"SEALRING_TRANSPORT": transport}
-        results = self.workers.run(
-            dies, idle, world=self.world, env=environment, errors=True
-        )
+        results = self.workers.run(dies, idle, world=self.world, env=environment, errors=True)
         self.world -= 1
         return last, results[:last]
 
