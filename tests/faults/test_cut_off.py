@@ -11,9 +11,11 @@ import ctypes
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +34,11 @@ class Wire:
     near: str
     far: str
 
+    def mend(self) -> None:
+        _do("ip", "link", "set", self.device, "up")
+        within = ["ip", "netns", "exec", self.namespace]
+        subprocess.run([*within, "nft", "flush", "ruleset"], capture_output=True)
+
     def cut_link(self) -> None:
         _do("ip", "link", "set", self.device, "down")
 
@@ -49,7 +56,7 @@ def _do(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def wire() -> Iterator[Wire]:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("making a network namespace needs root and iproute2")
@@ -75,6 +82,14 @@ def wire() -> Iterator[Wire]:
         subprocess.run(["ip", "link", "delete", wire.device], capture_output=True)
 
 
+@pytest.fixture(scope="module")
+def own_workers(wire: Wire) -> Iterator[Workers]:
+    """Of which the last does not come back from its namespace."""
+    started = Workers(3)
+    yield started
+    started.close()
+
+
 def enter(namespace: str) -> None:
     """This thread, and those it starts, from now on."""
     with open(f"/run/netns/{namespace}") as target:
@@ -82,46 +97,53 @@ def enter(namespace: str) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
-def cut_off(rank: int, world: int, wire: Wire, how: str, idle: bool) -> str:
+def wait_for(file: Path) -> None:
+    """What is agreed this way does not need the network."""
+    while not file.exists():
+        time.sleep(0.01)
+
+
+def cut_off(rank: int, world: int, wire: Wire, how: str, idle: bool, folder: Path) -> str:
     if rank == 2:
         enter(wire.namespace)
     dist.init_process_group("sealring", timeout=timedelta(seconds=60))
     dist.group.WORLD.set_timeout(timedelta(seconds=3))  # type: ignore[union-attr]
     dist.barrier()
-    tensor = torch.ones(1 << 18)
-    if rank == 0 and idle:
+    (folder / f"after-barrier-{rank}").touch()
+    if rank == 0:
+        wait_for(folder / "after-barrier-1")
+        wait_for(folder / "after-barrier-2")
+        # In a collective: everybody else has begun it by then, and it cannot end without this rank.
+        time.sleep(0 if idle else 0.5)
         getattr(wire, how)()
-    if rank == 0 and not idle:
-        # Everybody has begun the collective, and it cannot end without this rank.
-        import threading
-
-        threading.Timer(0.5, getattr(wire, how)).start()
-        import time
-
-        time.sleep(1)
-    dist.all_reduce(tensor)
+        (folder / "cut").touch()
+    elif idle:
+        wait_for(folder / "cut")
+    dist.all_reduce(torch.ones(1 << 18))
     return "reduced"
 
 
 @pytest.mark.parametrize("idle", [False, True], ids=["in-a-collective", "while-idle"])
 @pytest.mark.parametrize("how", ["cut_link", "drop_packets"])
 def test_a_rank_that_is_cut_off_is_named_within_the_timeout(
-    wire: Wire, how: str, idle: bool
+    wire: Wire, own_workers: Workers, how: str, idle: bool, tmp_path: Path
 ) -> None:
     if how == "drop_packets" and shutil.which("nft") is None:
         pytest.skip("dropping packets needs nft")
-    own = Workers(3)  # one of them does not come back from its namespace
-    environment = {"MASTER_ADDR": wire.near, "SEALRING_TRANSPORT": "tcp"}
+    environment = {
+        "MASTER_ADDR": wire.near,
+        "SEALRING_TRANSPORT": "tcp",
+        # In a ring, rank 1 waits for rank 0 alone and cannot know that it waits in its turn.
+        "SEALRING_ALGORITHM": "direct",
+    }
     addresses = {
         rank: {"SEALRING_ADDRESS": wire.far if rank == 2 else wire.near, **environment}
         for rank in range(3)
     }
-    try:
-        results = own.run(
-            cut_off, wire, how, idle, world=3, group=False, rank_env=addresses, errors=True
-        )
-    finally:
-        own.close()
+    wire.mend()
+    results = own_workers.run(
+        cut_off, wire, how, idle, tmp_path, world=3, group=False, rank_env=addresses, errors=True
+    )
     for rank in (0, 1):
         assert_names(results[rank], 2, 2, "all_reduce")
     # The one that is cut off cannot know which side the knife was on; it names one it waits for.

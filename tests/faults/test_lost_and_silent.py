@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -71,14 +71,22 @@ def test_a_killed_rank_is_lost_to_every_other(
         assert_names(error, last, 2, "all_reduce", PeerLost)
 
 
+def learns_it_was_given_up(call: Callable[[], object]) -> str:
+    """When it comes to the collective at last, all it needs may have come before the news."""
+    with pytest.raises(PeerSilent, match=f"reported: .*rank {dist.get_rank()}") as raised:
+        call()
+        dist.barrier()
+    assert raised.value.reported_by is not None
+    return "was told"
+
+
 def stops(rank: int, world: int, idle: bool) -> str:
     dist.group.WORLD.set_timeout(timedelta(seconds=2))  # type: ignore[union-attr]
     pids = warm_up()
     if rank == world - 1:
         time.sleep(0 if idle else 0.3)
         os.kill(os.getpid(), signal.SIGSTOP)
-        dist.all_reduce(torch.ones(1000))  # long after, when somebody has woken it
-        return "reduced"
+        return learns_it_was_given_up(lambda: dist.all_reduce(torch.ones(1000)))
     try:
         if idle:
             time.sleep(0.5)
@@ -97,10 +105,7 @@ def test_a_stopped_rank_is_silent_to_every_other(
     results = workers.run(stops, idle, world=3, env=environment, errors=True)
     for error in results[:2]:
         assert_names(error, 2, 2, "all_reduce", PeerSilent)
-    # It learns on waking that the others have given it up.
-    assert type(results[2]) is PeerSilent
-    assert results[2].reported_by in (0, 1)
-    assert "rank 2" in str(results[2])
+    assert results[2] == "was told"
 
 
 def is_slow(rank: int, world: int, seconds: float) -> str:
@@ -108,16 +113,17 @@ def is_slow(rank: int, world: int, seconds: float) -> str:
     warm_up()
     if rank == 1:
         time.sleep(seconds)
+    if rank == 1 and seconds > 2:
+        return learns_it_was_given_up(lambda: dist.broadcast(torch.ones(1000), src=1))
     dist.broadcast(torch.ones(1000), src=1)
     return "done"
 
 
 def test_a_rank_slower_than_the_timeout_is_silent_and_is_told_so(workers: Workers) -> None:
-    results = workers.run(is_slow, 5.0, world=3, errors=True)
+    results = workers.run(is_slow, 3.0, world=3, errors=True)
     for rank in (0, 2):
         assert_names(results[rank], 1, 2, "broadcast", PeerSilent)
-    assert type(results[1]) is PeerSilent
-    assert results[1].reported_by in (0, 2)
+    assert results[1] == "was told"
 
 
 def test_a_rank_slower_than_the_others_within_the_timeout_is_waited_for(workers: Workers) -> None:

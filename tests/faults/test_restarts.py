@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.workers import Workers
 
 SCRIPT = """
 import os, signal, sys, torch, torch.distributed as dist
@@ -89,11 +90,19 @@ def train(folder: Path, victim: int, nodes: int) -> list[list[str]]:
     return [(folder / f"rank-{rank}.txt").read_text().splitlines() for rank in range(2)]
 
 
+def run_script(rank: int, world: int, folder: str) -> None:
+    sys.argv = ["train.py", folder, "-1"]
+    exec(SCRIPT, {})
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    logs = train(tmp_path_factory.mktemp("undisturbed") / "run", victim=-1, nodes=1)
-    assert [line.split()[0] for line in logs[0]] == ["begin", "loss"]
-    return logs[0][-1]
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> str:
+    """The last line of a run in which nobody is killed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    workers.run(run_script, str(folder), world=2, group=False)
+    log = (folder / "rank-0.txt").read_text().splitlines()
+    assert [line.split()[0] for line in log] == ["begin", "loss"]
+    return log[-1]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

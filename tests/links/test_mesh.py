@@ -29,7 +29,7 @@ from sealring.links import Link, build_mesh
 from sealring.links.memory import MEMORY_BYTES
 from tests.handshake.meeting import terms
 from tests.identity.issuing import HOUR, NOW, Issuer
-from tests.links.worlds import ISSUER, DictStore, World, world
+from tests.links.worlds import ISSUER, DictStore, World, address_key, world
 
 
 def assert_linked(mesh: World) -> None:
@@ -259,7 +259,7 @@ def test_a_worker_that_reached_another_rank() -> None:
         mesh.start(0)
         mesh.start(1)
         host, port = mesh.store.address(1)
-        mesh.store.overlay["sealring/1/address/0"] = f'[["{host}",{port}]]'.encode()
+        mesh.store.overlay[address_key(0)] = f'[["{host}",{port}]]'.encode()
         mesh.start(2)
         mesh.join()
         assert WrongRank in set(mesh.errors().values())

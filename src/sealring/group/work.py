@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -55,7 +56,7 @@ class SealedWork(dist.Work):
                 "longer.",
                 collective=self._error.collective if isinstance(self._error, GroupError) else None,
             )
-        self._pending.release()
+        self._let_others_by()
         if self._error is not None:
             raise self._error
         return True
@@ -66,8 +67,15 @@ class SealedWork(dist.Work):
         The memory is still being written until the collective has ended.
         """
         self._give_up()
-        self._pending.acquire()
-        self._pending.release()
+        # An interrupt may have come just when wait() had got the lock; then the work is done.
+        if not self._done:
+            self._pending.acquire()
+        self._let_others_by()
+
+    def _let_others_by(self) -> None:
+        """The work is done, so the lock is to be open, whoever of the waiters opens it."""
+        with suppress(RuntimeError):
+            self._pending.release()
 
     def _which(self) -> str:
         known = isinstance(self._error, GroupError) and self._error.collective
