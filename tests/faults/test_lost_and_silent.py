@@ -71,11 +71,15 @@ def test_a_killed_rank_is_lost_to_every_other(
         assert_names(error, last, 2, "all_reduce", PeerLost)
 
 
-def learns_it_was_given_up(call: Callable[[], object]) -> str:
-    """When it comes to the collective at last, all it needs may have come before the news."""
-    with pytest.raises(PeerSilent, match=f"reported: .*rank {dist.get_rank()}") as raised:
+def in_turn(*calls: Callable[[], object]) -> None:
+    """All that the first needs may have come before the news that the group is closed."""
+    for call in calls:
         call()
-        dist.barrier()
+
+
+def learns_it_was_given_up(call: Callable[[], object]) -> str:
+    with pytest.raises(PeerSilent, match=f"reported: .*rank {dist.get_rank()}") as raised:
+        in_turn(call, dist.barrier)
     assert raised.value.reported_by is not None
     return "was told"
 

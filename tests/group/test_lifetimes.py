@@ -145,8 +145,7 @@ def timeouts(rank: int, world: int) -> str:
         work.wait()
     else:
         with pytest.raises(PeerSilent, match="rank 0 reported"):
-            total(brief)
-            total(brief)
+            _ = [total(brief), total(brief)]  # for the first, all may have come before the news
         total(patient)
     with pytest.raises(PeerSilent):  # it stays closed, and says why
         total(brief)
