@@ -73,12 +73,12 @@ def interrupted(rank: int, world: int, how: str, number: int) -> str:
     dist.barrier()
     expected = KeyboardInterrupt if number == signal.SIGINT else Terminated
     if rank == 0:
-        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
         with pytest.raises(expected):
             call()
         told = "interrupted"
     else:
-        time.sleep(1)
+        time.sleep(0.6)
         with pytest.raises(GroupClosed, match="rank 0 reported"):
             in_turn(call, dist.barrier)
         told = "was told"
