@@ -134,6 +134,18 @@ def test_a_rank_slower_than_the_others_within_the_timeout_is_waited_for(workers:
     assert workers.run(is_slow, 1.0, world=3) == ["done"] * 3
 
 
+def is_silent_in_a_subgroup(rank: int, world: int) -> str:
+    pair = dist.new_group([1, 2], timeout=timedelta(seconds=1))
+    if rank == 1:
+        dist.all_reduce(torch.ones(1000), group=pair)
+    return "stayed away"
+
+
+def test_in_a_subgroup_the_rank_is_named_by_its_number_in_the_job(workers: Workers) -> None:
+    results = workers.run(is_silent_in_a_subgroup, world=3, errors=True)
+    assert_names(results[1], 2, 1, "all_reduce", PeerSilent)
+
+
 def stops_in_a_ring(rank: int, world: int) -> str:
     dist.group.WORLD.set_timeout(timedelta(seconds=2))  # type: ignore[union-attr]
     pids = warm_up()
@@ -148,7 +160,7 @@ def stops_in_a_ring(rank: int, world: int) -> str:
 
 
 def test_in_a_ring_nobody_hangs_behind_a_stopped_rank(workers: Workers) -> None:
-    """Rank 2 waits for rank 1, rank 3 for rank 2: the first whose time is up names its neighbour."""
+    """Rank 2 waits for rank 1, rank 3 for rank 2: whose time is up first names its neighbour."""
     environment = {"SEALRING_ALGORITHM": "ring"}
     results = workers.run(stops_in_a_ring, world=4, env=environment, errors=True)
     for rank in (0, 2, 3):
