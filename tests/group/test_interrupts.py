@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from sealring.group.interrupts import heeding_interrupts, interrupt_on_signal
+from sealring.group.work import SealedWork
 
 
 class Waiting:
@@ -79,3 +80,12 @@ def test_a_backward_pass_within_a_backward_pass(waiting: Waiting) -> None:
     with heeding_interrupts(), pytest.raises(KeyboardInterrupt):
         interrupt_oneself()
     assert waiting.interrupted.wait(20)
+
+
+def test_an_interrupt_just_when_the_work_is_done_does_not_lock_it() -> None:
+    work = SealedWork([], give_up=lambda: None)
+    work.finish()
+    work._pending.acquire()  # wait() has got it, and there the interrupt comes
+    work._end_at_once()
+    assert work.wait()
+    assert work.wait()
