@@ -141,12 +141,18 @@ class GroupError(SealringError):
         message: str,
         *,
         peer: int | None = None,
+        host: str | None = None,
+        operation: str | None = None,
         collective: int | None = None,
         reported_by: int | None = None,
     ) -> None:
         super().__init__(message)
         self.peer = peer
-        """The rank that the error is about."""
+        """The rank that the error is about, by its number in the job."""
+        self.host = host
+        """That rank's own name for its machine."""
+        self.operation = operation
+        """What was called there (`all_reduce`), where this rank is in the same collective."""
         self.collective = collective
         """The number of the collective in which it happened."""
         self.reported_by = reported_by

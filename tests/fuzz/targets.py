@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sealring import _native
-from sealring.engine.failures import ERROR_BY_CODE, error_from
+from sealring.engine.failures import ERROR_BY_CODE, Names, error_from
 from sealring.errors import GroupError, MalformedSetup, ProtocolMismatch, SealringError
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
@@ -55,7 +55,7 @@ def alert(data: bytes) -> None:
         assert (code, about, seen_by, collective) == ALERT_FIXED.unpack_from(data)
         again = ALERT_FIXED.pack(code, about, seen_by, collective) + text.encode()
         assert _native.parse_alert(again, sender) == fields
-    assert isinstance(error_from(fields, rank=0, hosts={3: "host"}), GroupError)
+    assert isinstance(error_from(fields, Names(0, (0, 1, 2, 5), {3: "host"})), GroupError)
 
 
 def hello(data: bytes) -> None:

@@ -35,6 +35,9 @@ def run(
     ] = None,
     job: Annotated[str | None, typer.Option(help="The job's name, the same everywhere.")] = None,
     transport: Annotated[str | None, typer.Option(help="auto (the default), tcp or shm.")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often all workers are started again when one fails.")
+    ] = 0,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own."""
@@ -44,9 +47,11 @@ def run(
     if transport is not None:
         os.environ["SEALRING_TRANSPORT"] = transport
     read_settings(os.environ)
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.run import main as torchrun
 
     arguments = ["--nproc-per-node", str(nproc), "--nnodes", str(nnodes)]
+    arguments += ["--max-restarts", str(max_restarts)]
     if nnodes == 1 and rdzv_endpoint is None:
         arguments.append("--standalone")
     else:
@@ -63,7 +68,11 @@ def run(
         ]  # fmt: skip
     if module:
         arguments.append("--module")
-    torchrun([*arguments, script, *context.args])
+    try:
+        torchrun([*arguments, script, *context.args])
+    except SignalException as stopped:
+        # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
+        raise typer.Exit(128 + stopped.sigval) from None
 
 
 def _identity(nnodes: int, secret_file: Path | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.engine.failures import Fields, error_from
+from sealring.engine.failures import Fields, Names, error_from
 from sealring.links.memory import SharedMemory
 from sealring.schedule import (
     Algorithm,
@@ -59,7 +59,10 @@ class Collective:
 
 
 class CpuEngine:
-    """Runs collectives, one at a time, over sealed links. Ranks are numbered within the group."""
+    """Runs collectives, one at a time, over sealed links.
+
+    Ranks are numbered within the group; `members` are their numbers in the job, which errors name.
+    """
 
     def __init__(
         self,
@@ -70,17 +73,18 @@ class CpuEngine:
         group_key: bytes,
         links: Iterable[tuple[int, LinkEnds]],
         host: str = "",
+        members: Sequence[int] | None = None,
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
     ) -> None:
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
-        self._hosts: dict[int, str] = {}
+        self._names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
         self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
         for peer, link in links:
-            self._hosts[peer] = link.host
+            self._names.hosts[peer] = link.host
             keys = (link.send_key, link.receive_key, link.peer_group_key)
             # The socket and the memory are the native engine's from here on.
             if link.memory is None:
@@ -88,7 +92,7 @@ class CpuEngine:
             else:
                 own, theirs = link.memory
                 self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
-        self.topology = topology_of([self._hosts.get(each, host) for each in range(world)])
+        self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
@@ -108,7 +112,7 @@ class CpuEngine:
             timeout_s,
         )
         if failure is not None:
-            raise error_from(failure, rank=self._rank, hosts=self._hosts)
+            raise error_from(failure, self._names, number, collective.operation)
 
     def close(self) -> None:
         """Says goodbye to every peer and wipes the keys. A run under way is ended first."""

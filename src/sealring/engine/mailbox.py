@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sealring import _native, limits
 from sealring.engine.cpu import LinkEnds, largest_segment
-from sealring.engine.failures import Fields, error_from
+from sealring.engine.failures import Fields, Names, error_from
 from sealring.errors import GroupError
 
 ANYONE = -1
@@ -26,16 +26,16 @@ class Mailbox:
         *,
         context: bytes,
         links: Iterable[tuple[int, LinkEnds]],
+        members: Sequence[int] | None = None,
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
     ) -> None:
-        self._rank = rank
-        self._hosts: dict[int, str] = {}
+        self._names = Names(rank, tuple(range(world) if members is None else members))
         self._native = _native.Mailbox(
             rank, world, context, min(record_bytes, largest_segment(world)), rekey_bytes
         )
         for peer, link in links:
-            self._hosts[peer] = link.host
+            self._names.hosts[peer] = link.host
             keys = (link.send_key, link.receive_key)
             if link.memory is None:
                 self._native.add_tcp_link(peer, link.socket.detach(), *keys)
@@ -79,4 +79,4 @@ class Mailbox:
         return value
 
     def _error(self, failure: Fields) -> GroupError:
-        return error_from(failure, rank=self._rank, hosts=self._hosts)
+        return error_from(failure, self._names)

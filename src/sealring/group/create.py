@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import time
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -15,11 +16,12 @@ from sealring import limits
 from sealring.engine.cpu import CpuEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.group.backward import restore_errors_in_backward
+from sealring.group.interrupts import interrupt_on_signal
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
-from sealring.links import Link, build_mesh
+from sealring.links import Link, agreed_epoch, build_mesh
 
 
 def create_group(options: Any) -> SealedProcessGroup:
@@ -31,60 +33,59 @@ def create_group(options: Any) -> SealedProcessGroup:
     world = dist.get_world_size() if dist.is_initialized() else group_world
     credentials = load_credentials(rank=rank, world=world)
 
-    name = options.group_id or "default"
-    # A store may outlive a group: the second one of a name must not read what the first one left.
-    # A store that lies here only makes the ranks disagree, which the handshake tells them.
-    incarnation = options.store.add(f"sealring/attempts/{rank}", 1)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    terms = Terms(
-        job=credentials.job,
-        group=name,
-        epoch=f"{restart}.{incarnation}",
-        world=world,
-        members=members,
-        rank=rank,
-        settings=settings.shared,
-    )
-    # Messages between two ranks must not wait behind a collective, nor the other way round: they
-    # have links and keys of their own.
-    message_terms = replace(terms, epoch=f"{terms.epoch}.messages")
+    deadline = time.monotonic() + options.timeout.total_seconds()
     # Fresh for every group, so its nonces may start at zero.
     group_key = secrets.token_bytes(limits.KEY_BYTES)
 
-    def links_for(terms: Terms, place: str) -> list[tuple[int, Link]]:
+    def links_for(terms: Terms) -> list[tuple[int, Link]]:
         links = build_mesh(
             options.store,
             credentials,
             terms,
             group_key,
-            incarnation=place,
-            timeout=options.timeout.total_seconds(),
+            timeout=max(0.0, deadline - time.monotonic()),
             transport=settings.transport,
         )
         return [(members.index(link.peer), link) for link in links]
 
-    engine = CpuEngine(
-        group_rank,
-        group_world,
-        context=group_context(terms),
-        group_key=group_key,
-        links=links_for(terms, str(incarnation)),
-        host=terms.host,
-        record_bytes=settings.record_bytes,
-        rekey_bytes=settings.rekey_bytes,
-    )
-    mailbox = Mailbox(
-        group_rank,
-        group_world,
-        context=group_context(message_terms),
-        links=links_for(message_terms, f"{incarnation}/messages"),
-        record_bytes=settings.record_bytes,
-        rekey_bytes=settings.rekey_bytes,
-    )
+    with agreed_epoch(options.store, members, rank, deadline) as epoch:
+        terms = Terms(
+            job=credentials.job,
+            group=options.group_id or "default",
+            epoch=epoch,
+            world=world,
+            members=members,
+            rank=rank,
+            settings=settings.shared,
+        )
+        # Messages between two ranks must not wait behind a collective, nor the other way round:
+        # they have links and keys of their own.
+        message_terms = replace(terms, epoch=f"{epoch}.messages")
+        engine = CpuEngine(
+            group_rank,
+            group_world,
+            context=group_context(terms),
+            group_key=group_key,
+            links=links_for(terms),
+            host=terms.host,
+            members=members,
+            record_bytes=settings.record_bytes,
+            rekey_bytes=settings.rekey_bytes,
+        )
+        mailbox = Mailbox(
+            group_rank,
+            group_world,
+            context=group_context(message_terms),
+            links=links_for(message_terms),
+            members=members,
+            record_bytes=settings.record_bytes,
+            rekey_bytes=settings.rekey_bytes,
+        )
     group = SealedProcessGroup(
         group_rank, group_world, engine, mailbox, options.timeout, algorithm=settings.algorithm
     )
     restore_errors_in_backward()
+    interrupt_on_signal(engine)
     _leave_in_order(group)
     return group
 
