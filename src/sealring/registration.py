@@ -10,9 +10,17 @@ def register() -> None:
 
     if dist.is_available() and "SEALRING" not in dist.Backend._plugins:
         dist.Backend.register_backend("sealring", _create_group, extended_api=True, devices=["cpu"])
+        # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
+        dist.register_rendezvous_handler("sealring", _rendezvous)
 
 
 def _create_group(options: Any, _backend_options: Any = None) -> Any:
     from sealring.group.create import create_group
 
     return create_group(options)
+
+
+def _rendezvous(url: str, **options: Any) -> Any:
+    from sealring.store.keys import sealed_rendezvous
+
+    return sealed_rendezvous(url, **options)
