@@ -7,11 +7,12 @@ from typing import Any
 
 def register() -> None:
     import torch.distributed as dist
+    from torch.distributed.rendezvous import register_rendezvous_handler
 
     if dist.is_available() and "SEALRING" not in dist.Backend._plugins:
         dist.Backend.register_backend("sealring", _create_group, extended_api=True, devices=["cpu"])
         # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
-        dist.register_rendezvous_handler("sealring", _rendezvous)
+        register_rendezvous_handler("sealring", _rendezvous)  # type: ignore[no-untyped-call]
 
 
 def _create_group(options: Any, _backend_options: Any = None) -> Any:
@@ -21,6 +22,6 @@ def _create_group(options: Any, _backend_options: Any = None) -> Any:
 
 
 def _rendezvous(url: str, **options: Any) -> Any:
-    from sealring.store.keys import sealed_rendezvous
+    from sealring.store.rendezvous import rendezvous
 
-    return sealed_rendezvous(url, **options)
+    return rendezvous(url, **options)

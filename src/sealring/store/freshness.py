@@ -1,24 +1,37 @@
-"""What this process has seen of each writer, so that an older value cannot come back unnoticed."""
+"""What this process has seen under each name, so that an older value cannot come back unnoticed."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from sealring.errors import ReplayedValue
-from sealring.store.values import Kind, Part
 
 REMEMBERED_NAMES: Final = 1 << 16
-"""Beyond this the name that was read longest ago is forgotten: memory must not grow for ever."""
+"""Beyond this the name that was used longest ago is forgotten: memory must not grow for ever."""
 
-Seen = Mapping[bytes, int]
-"""By writer, the highest number of a part of its."""
+PartId = tuple[bytes, int]
+"""A part's writer, and its number among the writer's parts. No two parts have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of one name."""
+
+    current: tuple[PartId, ...] = ()
+    """The parts that the last read found."""
+    gone: Mapping[bytes, int] = field(default_factory=dict)
+    """By writer: its parts up to this number have been replaced or deleted."""
+
+
+_NOTHING: Final = Seen()
 
 
 class Freshness:
-    """Of each name, what was seen there. Every method may be called from any thread."""
+    """Every method may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,31 +40,46 @@ class Freshness:
     def seen(self, name: str) -> Seen:
         """Ask before reading: threads may finish their reads in another order than they began."""
         with self._lock:
-            return self._seen.get(name, {})
+            return self._seen.get(name, _NOTHING)
 
-    def check(self, parts: Sequence[Part], name: str, before: Seen) -> None:
-        """ReplayedValue if a writer had put something later there `before` it was read."""
-        latest: dict[bytes, int] = {}
-        for part in parts:
-            if part.number <= latest.get(part.writer, 0):
-                raise ReplayedValue("the store holds a value whose parts are not in their order")
-            latest[part.writer] = part.number
-        for writer, number in latest.items():
-            last = before.get(writer, 0)
-            if number < last or (number == last and parts[0].kind is Kind.QUEUED):
+    def check(self, name: str, before: Seen, parts: Sequence[PartId]) -> None:
+        """ReplayedValue if a part was gone, or a later one there, `before` this was read."""
+        found = tuple(parts)
+        gone = dict(before.gone)
+        # A value only ever grows, or is replaced as a whole.
+        if found[: len(before.current)] != before.current:
+            _raise(gone, before.current)
+        last = dict(gone)
+        for writer, number in found:
+            if number <= last.get(writer, 0):
                 raise ReplayedValue(
-                    "the store gave an older value than it had before under the same key: "
-                    "somebody put it back"
+                    "the store gave a value that had been replaced, cut or put into another order "
+                    "since this process last saw it: somebody put it back"
                 )
-        self.note(name, latest)
-
-    def note(self, name: str, latest: Seen) -> None:
+            last[writer] = number
         with self._lock:
-            # A new mapping each time: whoever asked before keeps the one it got.
-            merged = dict(self._seen.get(name, {}))
-            for writer, number in latest.items():
-                merged[writer] = max(number, merged.get(writer, 0))
-            self._seen[name] = merged
-            self._seen.move_to_end(name)
-            if len(self._seen) > REMEMBERED_NAMES:
-                self._seen.popitem(last=False)
+            now = self._seen.get(name, _NOTHING)
+            # If another thread has read meanwhile, nobody can tell whose value is the later one.
+            current = found if now is before else now.current
+            self._keep(name, now, current, gone.items())
+
+    def replaced(self, name: str, writer: bytes, number: int) -> None:
+        """What `writer` put there up to `number` is gone, as the writer itself knows."""
+        with self._lock:
+            now = self._seen.get(name, _NOTHING)
+            self._keep(name, now, now.current, [(writer, number)])
+
+    def _keep(
+        self, name: str, now: Seen, current: tuple[PartId, ...], gone: Iterable[PartId]
+    ) -> None:
+        floor = dict(now.gone)
+        _raise(floor, gone)
+        self._seen[name] = Seen(current, floor)
+        self._seen.move_to_end(name)
+        if len(self._seen) > REMEMBERED_NAMES:
+            self._seen.popitem(last=False)
+
+
+def _raise(floor: dict[bytes, int], parts: Iterable[PartId]) -> None:
+    for writer, number in parts:
+        floor[writer] = max(number, floor.get(writer, 0))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
-from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from sealring.errors import ConfigurationError, Unsupported
@@ -18,16 +16,21 @@ from sealring.identity.names import check_job
 from sealring.identity.secret import default_job, derive_store_key, read_secret
 from sealring.limits import KEY_BYTES
 from sealring.store.sealed import SealedStore
+from sealring.store.values import StoreKeys
 
 
-def open_sealed_store(
-    store: dist.Store, environ: Mapping[str, str] | None = None
-) -> SealedStore:
+def open_sealed_store(store: Store, environ: Mapping[str, str] | None = None) -> SealedStore:
     """`store` under a key that every holder of the job's secret derives. No group is needed.
 
     Values of another job, of another run of torchrun's or of an earlier restart do not open.
     """
     environ = os.environ if environ is None else environ
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return SealedStore(store, keys_from_secret(environ, ["worker", run, restart]))
+
+
+def keys_from_secret(environ: Mapping[str, str], context: list[str]) -> StoreKeys:
     secret = read_secret(environ)
     if secret is None:
         raise ConfigurationError(
@@ -37,9 +40,7 @@ def open_sealed_store(
         )
     job = environ.get("SEALRING_JOB") or default_job(secret)
     check_job(job)
-    run = environ.get("TORCHELASTIC_RUN_ID", "")
-    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return SealedStore(store, derive_store_key(secret), ("job", job, run, restart))
+    return StoreKeys.derive(derive_store_key(secret), [job, *context])
 
 
 def sealed_group_store(group: dist.ProcessGroup | None = None) -> SealedStore:
@@ -48,17 +49,15 @@ def sealed_group_store(group: dist.ProcessGroup | None = None) -> SealedStore:
     The key is random and goes over the group's sealed links, so this serves every kind of identity,
     and nothing that was ever written before opens under it.
     """
-    group = group or dist.group.WORLD
-    if group is None or dist.get_backend(group) != "sealring":
-        raise Unsupported("a store's key can only be agreed over a group of the sealring backend")
-    store = distributed_c10d._world.pg_map[group][1]
+    group = _sealed_group(group)
+    _, store = distributed_c10d._world.pg_map[group]
     key = torch.zeros(KEY_BYTES, dtype=torch.uint8)
     if dist.get_rank(group) == 0:
         key.copy_(torch.frombuffer(bytearray(secrets.token_bytes(KEY_BYTES)), dtype=torch.uint8))
-    dist.broadcast(key, group=group, group_src=0)
-    sealed = SealedStore(store, key.numpy().tobytes(), ("group", group.group_name))
+    dist.broadcast(key, src=dist.get_global_rank(group, 0), group=group)
+    keys = StoreKeys.derive(key.numpy().tobytes(), ["group"])
     key.zero_()
-    return sealed
+    return SealedStore(store, keys)
 
 
 def seal_group_store(group: dist.ProcessGroup | None = None) -> SealedStore:
@@ -66,27 +65,15 @@ def seal_group_store(group: dist.ProcessGroup | None = None) -> SealedStore:
 
     All members call it, once, after init_process_group.
     """
-    group = group or dist.group.WORLD
+    group = _sealed_group(group)
     sealed = sealed_group_store(group)
-    assert group is not None
     backend, _ = distributed_c10d._world.pg_map[group]
     distributed_c10d._world.pg_map[group] = (backend, sealed)
     return sealed
 
 
-def sealed_rendezvous(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """init_method="sealring://": torch's env:// (or, with a host, tcp://) and a sealed store."""
-    parts = urlsplit(url)
-    plain = urlunsplit(parts._replace(scheme="tcp" if parts.netloc else "env"))
-    if not parts.netloc:
-        plain = f"env://{'?' + parts.query if parts.query else ''}"
-    timeout = options.pop("timeout", timedelta(minutes=30))
-    handler = distributed_c10d.rendezvous
-    for store, rank, world in handler(plain, timeout=timeout, **options):
-        sealed = open_sealed_store(store)
-        # torch's C++ keeps its side of a Python store alive, not the Python object.
-        _in_use.append(sealed)
-        yield sealed, rank, world
-
-
-_in_use: list[SealedStore] = []
+def _sealed_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    group = group or dist.group.WORLD
+    if group is None or dist.get_backend(group) != "sealring":
+        raise Unsupported("a store's key can only be agreed over a group of the sealring backend")
+    return group

@@ -45,8 +45,8 @@ class Kind(enum.IntEnum):
     """What set() wrote: the first part, or the only one."""
     APPENDED = 2
     """What append() added."""
-    QUEUED = 3
-    """One entry of a queue."""
+    COUNTER = 3
+    """Empty: says that the key is a counter, whose number is kept under another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,14 @@ class Part:
     header: bytes
     sealed: bytes
 
+    @property
+    def size(self) -> int:
+        return len(self.header) + len(self.sealed)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreKeys:
-    """What the holders of one key make of it for one job, run and epoch. Printing it is safe."""
+    """What the holders of one key make of it for one job, run and restart. Printing it is safe."""
 
     name_key: bytes = field(repr=False)
     counter_key: bytes = field(repr=False)
@@ -111,19 +115,18 @@ class StoreKeys:
 
 def parse_parts(raw: bytes) -> tuple[Part, ...]:
     """The parts of a value, none of them opened; TamperedValue if that is not what it is."""
-    parts = []
-    salts = set()
     rest = memoryview(raw)
-    while True:
-        part = _parse_part(rest)
-        # A writer draws a new salt for each part: one that comes twice was copied.
-        if part.salt in salts:
-            raise TamperedValue("the store holds a value with one part of it repeated")
-        salts.add(part.salt)
-        parts.append(part)
-        rest = rest[len(part.header) + len(part.sealed) :]
-        if not rest:
-            return tuple(parts)
+    parts = [_parse_part(rest)]
+    while rest := rest[parts[-1].size :]:
+        parts.append(_parse_part(rest))
+    first, *others = (part.kind for part in parts)
+    appended = all(kind is Kind.APPENDED for kind in others)
+    if not appended or (first is Kind.COUNTER and others):
+        raise TamperedValue(
+            "the store holds parts that do not make one value: somebody joined them, or a worker "
+            "appended to a counter"
+        )
+    return tuple(parts)
 
 
 def _parse_part(raw: memoryview) -> Part:
