@@ -16,6 +16,13 @@ from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    C10dRendezvousBackend,
+    create_backend,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    create_handler as create_dynamic_handler,
+)
 from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
 from sealring.store.keys import keys_from_secret, open_sealed_store
@@ -44,11 +51,13 @@ def torchrun_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """torchrun's c10d rendezvous, with its store sealed under the job's secret."""
-    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-
     keys = keys_from_secret(os.environ, ["agent", params.run_id])
-    _, store = c10d.create_backend(params)
+    _, store = create_backend(params)
     sealed = SealedStore(store, keys)
-    backend = c10d.C10dRendezvousBackend(sealed, params.run_id)
-    return dynamic_rendezvous.create_handler(sealed, backend, params)
+    return create_dynamic_handler(sealed, _SealedBackend(sealed, params.run_id), params)
+
+
+class _SealedBackend(C10dRendezvousBackend):
+    @property
+    def name(self) -> str:
+        return "sealring"
