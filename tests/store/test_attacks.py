@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from sealring.errors import ConfigurationError, ReplayedValue, StoreError, TamperedValue
+from sealring.errors import (
+    ConfigurationError,
+    PeerUnreachable,
+    ReplayedValue,
+    StoreError,
+    TamperedValue,
+)
+from sealring.links.rendezvous import AddressBook
 from sealring.store import SealedStore, open_sealed_store
 from sealring.store.values import PART_OVERHEAD, Kind, StoreKeys
 from tests.store.server import KEYS, Server
@@ -271,6 +278,19 @@ def test_values_of_another_job_run_or_restart_do_not_open(change: dict[str, str]
 def test_without_a_secret_there_is_no_key_before_the_group() -> None:
     with pytest.raises(ConfigurationError, match="seal_group_store"):
         open_sealed_store(HashStore(), {})
+
+
+def test_a_forged_address_is_refused_and_read_again(server: Server) -> None:
+    """A group that is made over a sealed store meets forgeries as it does over a plain one."""
+    book, others = (AddressBook(store, "1") for store in (server.worker(), server.worker()))
+    book.publish(0, [("127.0.0.1", 1)])
+    assert others.lookup(0) == (("127.0.0.1", 1),)
+    server.put("sealring/1/address/0", b'[["127.0.0.1",2]]')
+    for each in (book, others):
+        with pytest.raises(PeerUnreachable, match="no worker of this job|not sealed|has more"):
+            each.lookup(0)
+    book.publish(0, [("127.0.0.1", 1)])
+    assert others.lookup(0) == (("127.0.0.1", 1),)
 
 
 def test_printing_keys_shows_none() -> None:
