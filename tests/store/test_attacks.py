@@ -287,7 +287,7 @@ def test_a_forged_address_is_refused_and_read_again(server: Server) -> None:
     assert others.lookup(0) == (("127.0.0.1", 1),)
     server.put("sealring/1/address/0", b'[["127.0.0.1",2]]')
     for each in (book, others):
-        with pytest.raises(PeerUnreachable, match="no worker of this job|not sealed|has more"):
+        with pytest.raises(PeerUnreachable, match=r"no worker of this job|not sealed|has more"):
             each.lookup(0)
     book.publish(0, [("127.0.0.1", 1)])
     assert others.lookup(0) == (("127.0.0.1", 1),)
