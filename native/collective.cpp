@@ -486,13 +486,8 @@ void Collective::give_up() {
     what = "the peer takes nothing";
     blame([](const Link& link) { return !link.idle(); });
   }
-  std::string text = std::string(what) + " for " + std::to_string(call_.timeout_s) + " s";
-  if (blamed >= 0) {
-    const View& seen = links_[blamed]->seen;
-    text += "; it was last seen " + (seen.number == 0 ? "before its first collective"
-                                                       : "in " + seen.text());
-  }
-  throw Failure(FailureCode::peer_silent, blamed, text);
+  throw Failure(FailureCode::peer_silent, blamed,
+                std::string(what) + " for " + std::to_string(call_.timeout_s) + " s");
 }
 
 }  // namespace sealring

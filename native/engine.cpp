@@ -67,6 +67,7 @@ void Engine::run(const Call& call) {
   } catch (Failure& failure) {
     std::optional<Failure> imposed = imposed_failure();
     if (!imposed && failure.collective == 0) failure.collective = call.number;
+    if (!imposed) say_where_last_seen(failure);
     Failure& ends = imposed ? *imposed : failure;
     end_with(ends, view_of(call));
     throw ends;
@@ -83,6 +84,20 @@ void Engine::fail(const Failure& failure) {
   interrupted_ = true;
   const std::lock_guard<std::mutex> lock(running_);
   if (!closed_ && !failure_) end_with(Failure(failure), {});
+}
+
+// Of a rank that is gone or silent: what it was doing when it was last heard of.
+void Engine::say_where_last_seen(Failure& failure) const {
+  const bool absent =
+      failure.code == FailureCode::peer_lost || failure.code == FailureCode::peer_silent;
+  if (!absent || failure.reported_by >= 0 || failure.peer < 0 || !links_[failure.peer]) return;
+  const View& seen = links_[failure.peer]->seen;
+  Failure said(failure.code, failure.peer,
+               failure.what() + std::string("; rank ") + std::to_string(failure.peer) +
+                   " was last seen " +
+                   (seen.number == 0 ? "before its first collective" : "in " + seen.text()));
+  said.collective = failure.collective;
+  failure = said;
 }
 
 std::optional<Failure> Engine::imposed_failure() {

@@ -46,6 +46,7 @@ class Engine {
   void end_with(Failure& failure, const View& view);
   void end_with(Failure&& failure, const View& view);
   std::optional<Failure> imposed_failure();
+  void say_where_last_seen(Failure& failure) const;
   void wipe();
   void update_account();
 

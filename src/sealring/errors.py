@@ -22,6 +22,9 @@
     │   ├── SettingsMismatch
     │   ├── MalformedSetup
     │   └── PeerUnreachable
+    ├── StoreError                    the sealed store cannot be believed; the group goes on
+    │   ├── TamperedValue             an attacker's: nobody of this job put that value there
+    │   └── ReplayedValue             an attacker's: an older value was put back
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -131,6 +134,18 @@ class MalformedSetup(HandshakeError):
 
 class PeerUnreachable(HandshakeError):
     """The peer did not appear, or could not be connected to, in time."""
+
+
+class StoreError(SealringError):
+    """What the store answered cannot be believed, and nothing of it was used."""
+
+
+class TamperedValue(StoreError):
+    """A value is not sealed, is cut, or was sealed for another key, job, run or epoch."""
+
+
+class ReplayedValue(StoreError):
+    """An authentic value that its writer had replaced since, as this process has seen."""
 
 
 class GroupError(SealringError):

@@ -52,20 +52,22 @@ def run(
 
     arguments = ["--nproc-per-node", str(nproc), "--nnodes", str(nnodes)]
     arguments += ["--max-restarts", str(max_restarts)]
-    if nnodes == 1 and rdzv_endpoint is None:
-        arguments.append("--standalone")
+    if rdzv_endpoint is not None:
+        run_id = os.environ.get("SEALRING_JOB", "sealring")
+    elif nnodes == 1:
+        rdzv_endpoint, run_id = "localhost:0", secrets.token_hex(16)
     else:
-        if rdzv_endpoint is None:
-            raise ConfigurationError(
-                "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a "
-                "host that all of them reach, the same on every machine"
-            )
-        arguments += [
-            "--node-rank", str(node_rank),
-            "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", rdzv_endpoint,
-            "--rdzv-id", os.environ.get("SEALRING_JOB", "sealring"),
-        ]  # fmt: skip
+        raise ConfigurationError(
+            "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a "
+            "host that all of them reach, the same on every machine"
+        )
+    # The launchers' own store is sealed too wherever there is a secret to seal it under.
+    arguments += [
+        "--node-rank", str(node_rank),
+        "--rdzv-backend", "c10d" if read_secret(os.environ) is None else "sealring",
+        "--rdzv-endpoint", rdzv_endpoint,
+        "--rdzv-id", run_id,
+    ]  # fmt: skip
     if module:
         arguments.append("--module")
     try:
