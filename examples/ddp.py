@@ -1,13 +1,14 @@
 """Data parallel: every rank holds the whole model and trains on its share of each batch.
 
-    sealring run -n 4 examples/ddp.py
+sealring run -n 4 examples/ddp.py
 """
 
 from __future__ import annotations
 
-import gpt
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+import gpt
 
 
 def train(steps: int) -> list[float]:

@@ -14,10 +14,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import gpt
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+import gpt
 
 
 def train(steps: int, checkpoint: Path, kill_at: int | None = None) -> tuple[list[float], int]:

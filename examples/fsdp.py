@@ -1,14 +1,15 @@
 """ZeRO-3 (FSDP2): parameters, gradients and optimizer state are all cut into parts, one per rank.
 
-    sealring run -n 4 examples/fsdp.py
+sealring run -n 4 examples/fsdp.py
 """
 
 from __future__ import annotations
 
-import gpt
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+import gpt
 
 
 def train(steps: int) -> list[float]:

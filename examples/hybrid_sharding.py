@@ -1,14 +1,15 @@
 """Hybrid sharding: FSDP2 inside a group of ranks (a machine, say), replicas between the groups.
 
-    sealring run -n 4 examples/hybrid_sharding.py
+sealring run -n 4 examples/hybrid_sharding.py
 """
 
 from __future__ import annotations
 
-import gpt
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+import gpt
 
 
 def train(steps: int, replicas: int = 2) -> list[float]:

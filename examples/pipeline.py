@@ -1,14 +1,15 @@
 """Pipeline parallel: each rank holds some of the layers, and micro-batches flow through the ranks.
 
-    sealring run -n 4 examples/pipeline.py --schedule 1f1b
+sealring run -n 4 examples/pipeline.py --schedule 1f1b
 """
 
 from __future__ import annotations
 
-import gpt
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+import gpt
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MICRO_BATCHES = 4

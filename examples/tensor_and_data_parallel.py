@@ -1,20 +1,23 @@
 """Tensor parallel inside a group of ranks, data parallel between the groups: a 2-D mesh.
 
-    sealring run -n 4 examples/tensor_and_data_parallel.py
+sealring run -n 4 examples/tensor_and_data_parallel.py
 """
 
 from __future__ import annotations
 
-import gpt
 import torch.distributed as dist
-from tensor_parallel import cut_blocks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+import gpt
+from tensor_parallel import cut_blocks
 
 
 def train(steps: int, tensor_ranks: int = 2) -> list[float]:
     mesh = init_device_mesh(
-        "cpu", (dist.get_world_size() // tensor_ranks, tensor_ranks), mesh_dim_names=("data", "tensor")
+        "cpu",
+        (dist.get_world_size() // tensor_ranks, tensor_ranks),
+        mesh_dim_names=("data", "tensor"),
     )
     model = gpt.make_model()
     cut_blocks(model, mesh["tensor"])

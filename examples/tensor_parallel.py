@@ -1,11 +1,10 @@
 """Tensor parallel: every block's matrices are cut across the ranks, which share every sequence.
 
-    sealring run -n 4 examples/tensor_parallel.py
+sealring run -n 4 examples/tensor_parallel.py
 """
 
 from __future__ import annotations
 
-import gpt
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -14,6 +13,8 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+
+import gpt
 
 PLAN = {
     "attention.query": ColwiseParallel(),  # heads, one part of them per rank
