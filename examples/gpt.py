@@ -1,4 +1,4 @@
-"""What the examples share: a small GPT, its data, one training loop. Alone, it trains in one process:
+"""What the examples share: a small GPT, its data, its training loop. Alone it is one process:
 
     python examples/gpt.py
 

@@ -55,7 +55,7 @@ def test_elastic_trains_on_to_the_same_loss_after_a_worker_is_killed(tmp_path: P
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_page_and_the_example_give_the_same_kind_of_command(example: str) -> None:
     docstring = (ROOT / "examples" / example).read_text().split('"""')[1]
-    [command] = re.findall(r"^    (sealring run .*)$", docstring, re.MULTILINE)
+    [command] = re.findall(r"^ *(sealring run .*)$", docstring, re.MULTILINE)
     assert f"\n{command}\n" in PAGE
     assert f"| `{example}` |" in PAGE
 

@@ -69,7 +69,7 @@ def test_half_precision_hooks_change_the_losses_by_their_rounding(
 
 
 def test_powersgd_trains_nearly_as_well(workers: Workers, alone: list[float]) -> None:
-    """Rank 4 of matrices of 64 and more rows is an approximation; what it leaves out is added to the next step."""
+    """Rank 4 is an approximation; what it leaves out is added to the next step."""
     result = sealed(workers, "ddp_hooks", hook="powersgd")
     exact = 4  # the hook's start_powerSGD_iter
     assert result[:exact] == pytest.approx(alone[:exact], rel=1e-5)

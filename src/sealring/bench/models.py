@@ -32,6 +32,7 @@ class Load:
 
 
 MODELS: Final = {
+    "gpt-demo": Load(Shape(), batch=8),  # 0.8 million parameters: a quick look
     # 10.8 million parameters, 512 tokens a rank: the shape that tutorials train on Shakespeare's
     # bytes, with the batch of a CPU. Larger batches compute longer for the same gradients.
     "gpt-small": Load(Shape(layers=6, width=384, heads=6, context=256), batch=2),

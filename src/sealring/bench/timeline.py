@@ -59,7 +59,6 @@ def overlap_with_backward(spans: Iterable[Span]) -> float:
             span.end
             for span in spans
             if span.name.startswith("autograd::engine::evaluate_function")
-            and "AccumulateGrad" not in span.name
             and backward.start <= span.start <= backward.end
         ),
         default=backward.start,

@@ -128,7 +128,7 @@ def handshake(
 
 @app.command()
 def step(
-    model: Annotated[str, typer.Option(help="gpt-small.")] = "gpt-small",
+    model: Annotated[str, typer.Option(help="gpt-small or gpt-demo.")] = "gpt-small",
     ranks: Annotated[str, typer.Option(help="Numbers of workers on this machine.")] = "2,4",
     steps: Annotated[int, typer.Option(min=3, help="Timed steps of each variant.")] = 11,
     trace: Annotated[
