@@ -219,6 +219,30 @@ def test_a_futures_callback_may_call_a_collective(workers: Workers) -> None:
     assert workers.run(calls_from_a_callback, world=2) == [2.0, 2.0]
 
 
+def waits_in_a_callback(rank: int, world: int) -> list[float]:
+    """As PowerSGD does it; how many collectives are queued by then differs from rank to rank."""
+    first, second, third = torch.ones(1 << 18), torch.ones(1 << 16), torch.ones(100)
+
+    def reduce_again(_: object) -> torch.Tensor:
+        again = dist.all_reduce(second, async_op=True).get_future()
+        return again.wait()[0]
+
+    dist.barrier()
+    work = dist.all_reduce(first, async_op=True)
+    if rank == 0:
+        work.wait()  # here the callback runs on this thread, elsewhere on the group's
+    done = work.get_future().then(reduce_again)
+    last = dist.all_reduce(third, async_op=True)
+    reduced = done.wait()
+    last.wait()
+    return [first[0].item(), reduced[0].item(), third[0].item()]
+
+
+def test_a_futures_callback_may_wait_for_a_collective_of_its_own(workers: Workers) -> None:
+    for _ in range(5):
+        assert workers.run(waits_in_a_callback, world=3) == [[3.0] * 3] * 3
+
+
 def rekeyed(rank: int, world: int) -> None:
     for length in (10, 100_000, 333):
         for _ in range(5):

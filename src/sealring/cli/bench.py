@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,8 @@ from rich.table import Table
 
 from sealring.bench.allreduce import Result, measure_allreduce
 from sealring.bench.handshake import measure_handshake
+from sealring.bench.step import Result as StepResult
+from sealring.bench.step import measure_step
 from sealring.cli.terminal import console, errors, human_bytes, print_json, progress_bar
 from sealring.errors import ConfigurationError
 
@@ -48,6 +51,13 @@ def check_ranks(ranks: int) -> int:
 def check_transport(transport: str) -> None:
     if transport not in ("shm", "tcp"):
         raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")
+
+
+def check_model(name: str) -> None:
+    from sealring.bench.models import MODELS
+
+    if name not in MODELS:
+        raise ConfigurationError(f"--model is {name!r}; there is {', '.join(MODELS)}")
 
 
 @app.callback()
@@ -116,6 +126,37 @@ def handshake(
     console.print(table)
 
 
+@app.command()
+def step(
+    model: Annotated[str, typer.Option(help="gpt-small or gpt-demo.")] = "gpt-small",
+    ranks: Annotated[str, typer.Option(help="Numbers of workers on this machine.")] = "2,4",
+    steps: Annotated[int, typer.Option(min=3, help="Timed steps of each variant.")] = 11,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a Chrome trace of one sealed step on rank 0; for one --ranks."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """A DDP training step, sealed against torch's plaintext Gloo, alternately (medians)."""
+    worlds = parse_world_sizes(ranks)
+    check_model(model)
+    if trace is not None and len(worlds) > 1:
+        raise ConfigurationError(f"one trace shows one world: pass --ranks {worlds[0]}")
+    results = []
+    with progress_bar() as bar:
+        for world in worlds:
+            task = bar.add_task(f"{model}, {world} ranks", total=1.0)
+            results.append(
+                measure_step(
+                    model, world, steps=steps, trace=trace, progress=partial(_advance, bar, task)
+                )
+            )
+    if json:
+        print_json({"cases": [result.as_json() for result in results]})
+        return
+    console.print(_step_table(results))
+
+
 def _advance(bar: Progress, task: TaskID, part: float) -> None:
     bar.update(task, completed=part)
 
@@ -138,5 +179,25 @@ def _table(results: list[Result]) -> Table:
             f"{result.gloo_us:,.0f} µs ±{result.gloo_spread:.0%}",
             f"{result.ratio:.3f}",
             human_bytes(result.sealed_bytes),
+        )
+    return table
+
+
+def _step_table(results: list[StepResult]) -> Table:
+    first = results[0]
+    table = Table(
+        title=f"{first.model}, {first.parameters:,} parameters, {first.tokens} tokens a rank: "
+        "DDP step, sealed by sealring, plaintext by Gloo (medians)"
+    )
+    for column in ("ranks", "sealed", "Gloo", "sealed : Gloo", "sealed a rank", "in backward"):
+        table.add_column(column, justify="right")
+    for result in results:
+        table.add_row(
+            str(result.ranks),
+            f"{result.sealed_ms:,.0f} ms ±{result.sealed_spread:.0%}",
+            f"{result.gloo_ms:,.0f} ms ±{result.gloo_spread:.0%}",
+            f"[bold]{result.ratio:.3f}[/bold]",
+            human_bytes(result.sealed_bytes),
+            f"{result.overlap:.0%}",
         )
     return table

@@ -40,13 +40,16 @@ class Dispatcher:
         self._engine = engine
         self._on_failure = on_failure
         self._submitting = threading.Lock()
-        self._turn = threading.RLock()
-        """Held by whoever runs a collective; taken in the order in which they were called. A
-        future's callback runs with it held, and may call a collective in its turn."""
+        self._turn = threading.Lock()
+        """Held by whoever runs a collective; taken in the order in which they were called."""
+        self._running_thread: int | None = None
+        """Who holds the turn. A future's callback runs on that thread, before the next turn."""
         self._closed = False
         self._submitted = 0
         self._finished = 0
-        self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
+        self._ran = 0
+        """Collectives, in the order in which they ran: the number that all ranks agree on."""
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
         self._thread.start()
 
@@ -55,20 +58,27 @@ class Dispatcher:
 
         Whoever waits anyway is spared two changes of thread, which cost more than a small
         collective itself.
+
+        A callback's own collectives run at once, before any that are queued. Nobody else could run
+        them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next bucket
+        by then is chance, while this order is the same on all ranks: if the future was done
+        before the callback was attached, the caller runs it, before it calls anything else.
         """
+        if self._running_thread == threading.get_ident():
+            self._run(job)
+            return
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
+            at_once = wait and self.idle
             self._submitted += 1
-            number = self._submitted
-            at_once = wait and self._finished == number - 1
             if at_once:
                 self._turn.acquire()
             else:
-                self._jobs.put((number, job))
+                self._jobs.put(job)
         if at_once:
             try:
-                self._run(number, job)
+                self._run_counted(job)
             finally:
                 self._turn.release()
 
@@ -90,19 +100,27 @@ class Dispatcher:
             self._thread.join()
 
     def _loop(self) -> None:
-        while (entry := self._jobs.get()) is not None:
+        while (job := self._jobs.get()) is not None:
             with self._turn:
-                self._run(*entry)
+                self._run_counted(job)
             # The last reference to a tensor must not be kept by an idle thread.
-            del entry
+            del job
         with self._turn:
             self._engine.close()
 
-    def _run(self, number: int, job: Job) -> None:
+    def _run_counted(self, job: Job) -> None:
+        self._running_thread = threading.get_ident()
+        try:
+            self._run(job, counted=1)
+        finally:
+            self._running_thread = None
+
+    def _run(self, job: Job, *, counted: int = 0) -> None:
         error: BaseException | None = None
+        self._ran += 1
         try:
             with _shown_in_profiles(job.name):
-                self._engine.run(number, job.collective, job.timeout_s)
+                self._engine.run(self._ran, job.collective, job.timeout_s)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
@@ -110,7 +128,7 @@ class Dispatcher:
             remember(raised)
             if isinstance(raised, GroupError):
                 self._on_failure(raised)
-        self._finished = number
+        self._finished += counted
         job.work.finish(error)
 
 
