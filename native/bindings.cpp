@@ -151,6 +151,7 @@ NB_MODULE(_native, m) {
           "segment_bytes"_a, "timeout_s"_a)
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)
+      .def("sealed_and_opened", &Engine::sealed_and_opened)
       .def("account", [](const Engine& self) {
         const Engine::Account account = self.account();
         nb::dict out;
@@ -161,6 +162,7 @@ NB_MODULE(_native, m) {
         out["forwarded_records"] = account.stats.forwarded_records;
         out["sleeps"] = account.stats.sleeps;
         out["waited_s"] = account.waited_s;
+        out["rekeys"] = account.rekeys;
         out["memory_bytes"] = account.memory_bytes;
         return out;
       });

@@ -69,6 +69,7 @@ class Link {
   bool said_bye = false;  // the peer closed its end in order
   bool ended() const { return ended_; }
   uint64_t waited_ns = 0;
+  uint64_t rekeys() const { return send_key_.rekeys(); }
   size_t memory_bytes() const { return pipe_->memory_bytes(); }
 
  private:

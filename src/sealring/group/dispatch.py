@@ -9,15 +9,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.errors import GroupClosed
+from sealring.group import profiles
 from sealring.group.backward import remember
 from sealring.group.work import SealedWork
+from sealring.recorder import FlightRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,9 @@ class Job:
 
 
 class Dispatcher:
-    def __init__(self, engine: CpuEngine, label: str) -> None:
+    def __init__(self, engine: CpuEngine, label: str, recorder: FlightRecorder) -> None:
         self._engine = engine
+        self._recorder = recorder
         self._submitting = threading.Lock()
         self._turn = threading.RLock()
         """Held by whoever runs a collective; taken in the order in which they were called. A
@@ -58,14 +60,17 @@ class Dispatcher:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
             self._submitted += 1
             number = self._submitted
+            self._recorder.queued(number, job.collective)
             at_once = wait and self._finished == number - 1
             if at_once:
                 self._turn.acquire()
             else:
+                profiles.shown_until_done(job.name, job.collective, self._engine, job.work)
                 self._jobs.put((number, job))
         if at_once:
             try:
-                self._run(number, job)
+                with profiles.shown(job.name, job.collective, self._engine):
+                    self._run(number, job)
             finally:
                 self._turn.release()
 
@@ -94,23 +99,18 @@ class Dispatcher:
             del entry
         with self._turn:
             self._engine.close()
+            self._recorder.close()
 
     def _run(self, number: int, job: Job) -> None:
         error: BaseException | None = None
+        self._recorder.started(number, number, job.collective)
         try:
-            with _shown_in_profiles(job.name):
-                self._engine.run(number, job.collective, job.timeout_s)
+            self._engine.run(number, job.collective, job.timeout_s)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
             remember(raised)
+        self._recorder.ended(error)
         self._finished = number
         job.work.finish(error)
-
-
-def _shown_in_profiles(name: str) -> AbstractContextManager[object]:
-    """A range in torch.profiler's timeline. It is not free, so it is made only for a profiler."""
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.profiler.record_function(name)
-    return nullcontext()

@@ -22,6 +22,7 @@ from sealring.group import arguments
 from sealring.group.arguments import contiguous, one, slot
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.work import SealedWork
+from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, choose, chunks
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         engine: CpuEngine,
         timeout: timedelta,
         *,
+        recorder: FlightRecorder,
         algorithm: Algorithm | None = None,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
@@ -46,7 +48,9 @@ class SealedProcessGroup(dist.ProcessGroup):
         self._algorithm = algorithm
         self._name = ""
         self._description = ""
-        self._dispatcher = Dispatcher(engine, f"rank {rank}")
+        self._dispatcher = Dispatcher(engine, f"rank {rank}", recorder)
+        self.recorder = recorder
+        """What the last collectives were: recorder.collective(number), recorder.account()."""
 
     # ---- who we are
 
