@@ -166,12 +166,13 @@ class FlightRecorder:
         """What collective `number` was on this rank, if it is among those kept."""
         for entry in reversed(list(self._entries)):
             if entry.number == number:
-                return entry.account(_since_1970_ns())
+                return entry.account(monotonic_zero_ns())
         return None
 
-    def account(self) -> GroupAccount:
+    def account(self, since_1970_ns: int | None = None) -> GroupAccount:
+        """As of now. Accounts of several groups take one `since_1970_ns`, so that they fit."""
         engine = self.engine_account()
-        zero = _since_1970_ns()
+        zero = monotonic_zero_ns() if since_1970_ns is None else since_1970_ns
         return GroupAccount(
             id=self._group_id,
             name=self.group,
@@ -189,5 +190,6 @@ class FlightRecorder:
         self._entries.clear()
 
 
-def _since_1970_ns() -> int:
+def monotonic_zero_ns() -> int:
+    """When the monotonic clock was zero, by the wall clock as it is now."""
     return time_ns() - monotonic_ns()

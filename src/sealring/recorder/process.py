@@ -17,7 +17,7 @@ from sealring.errors import ConfigurationError
 from sealring.identity.private_files import replace_private
 from sealring.recorder.account import ProcessAccount
 from sealring.recorder.chrome import chrome_trace
-from sealring.recorder.flight import FlightRecorder
+from sealring.recorder.flight import FlightRecorder, monotonic_zero_ns
 
 KEPT_CLOSED: Final = 8
 """Groups that have ended and still are in the record, so that a new group's failure does not lose
@@ -55,13 +55,14 @@ def flight_record() -> ProcessAccount:
             'init_process_group("sealring") first.'
         )
     latest = known[-1]
+    zero_ns = monotonic_zero_ns()
     return ProcessAccount(
         job=latest.job,
         rank=latest.job_rank,
         host=socket.gethostname(),
         pid=os.getpid(),
         written_ns=time.time_ns(),
-        groups=[recorder.account() for recorder in known],
+        groups=[recorder.account(zero_ns) for recorder in known],
     )
 
 
