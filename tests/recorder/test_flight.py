@@ -99,6 +99,17 @@ def test_the_last_thousand_are_kept() -> None:
     assert flight.finished == {Operation.ALL_REDUCE: KEPT + 5}
 
 
+def test_however_many_wait_the_one_under_way_is_in_the_record() -> None:
+    flight = recorder(CountingEngine())
+    run(flight, 1)
+    for call in range(2, KEPT + 500):
+        flight.queued(call, ALL_REDUCE)
+    flight.started(2, 2, ALL_REDUCE)
+    states = [each.state for each in flight.account().collectives]
+    assert states[:3] == ["done", "running", "queued"]
+    assert len(states) == KEPT + 499
+
+
 def test_a_call_may_run_several_collectives() -> None:
     flight = recorder(CountingEngine())
     flight.queued(1, ALL_REDUCE)
@@ -166,6 +177,9 @@ def test_what_is_written_is_read_back() -> None:
         ('"pid": 17', '"pid": true', "x: pid is not what"),
         ('"pid": 17', '"pod": 17', "x is not what"),
         ('"state": "done"', '"state": "won"', r"x: groups\[0\]: collectives\[0\]: state is not"),
+        ('"number": 1', '"number": -1', r"collectives\[0\]: number is not"),
+        ('"number": 1', f'"number": {1 << 63}', r"collectives\[0\]: number is not"),
+        ("0.5", "NaN", r"waited_s\[0\] is not"),
         ('"number": 1', '"number": 1.5', r"x: groups\[0\]: collectives\[0\]: number is not"),
     ],
 )

@@ -58,14 +58,15 @@ class Dispatcher:
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
+            at_once = wait and self.idle
+            if not at_once:
+                profiles.shown_until_done(job.name, job.collective, self._engine, job.work)
             self._submitted += 1
             number = self._submitted
             self._recorder.queued(number, job.collective)
-            at_once = wait and self._finished == number - 1
             if at_once:
                 self._turn.acquire()
             else:
-                profiles.shown_until_done(job.name, job.collective, self._engine, job.work)
                 self._jobs.put((number, job))
         if at_once:
             try:
@@ -111,6 +112,8 @@ class Dispatcher:
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
             remember(raised)
-        self._recorder.ended(error)
-        self._finished = number
-        job.work.finish(error)
+        try:
+            self._recorder.ended(error)
+        finally:  # Ctrl-C may come while the record is being written
+            self._finished = number
+            job.work.finish(error)

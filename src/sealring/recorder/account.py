@@ -108,8 +108,8 @@ def _value(wanted: Any, value: Any, where: str) -> Any:
     elif origin in (Union, types.UnionType):
         present, _ = get_args(wanted)
         return None if value is None else _value(present, value, where)
-    elif wanted is float and type(value) in (int, float):
-        return float(value)
-    elif wanted in (int, str) and type(value) is wanted:
+    elif wanted is str and type(value) is str:
         return value
+    elif wanted in (int, float) and type(value) is wanted and 0 <= value < 1 << 63:
+        return value  # a NaN is not between any two numbers
     raise ConfigurationError(f"{where} is not what a flight record has there")

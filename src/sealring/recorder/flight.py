@@ -1,7 +1,7 @@
-"""The last collectives of one group.
+"""The last collectives of one group: those that ended, the one under way, those that wait.
 
 Written on every collective, so kept cheap: one small object, no lock. Collectives of a group run
-one at a time, in the order called; readers take a copy of the deque, which the GIL makes whole.
+one at a time, in the order called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sealring.schedule import Operation
 
 KEPT: Final = 1000
-"""Collectives per group."""
+"""Collectives per group that have ended."""
 
 _ROOTED: Final = frozenset({"BROADCAST", "REDUCE", "GATHER", "SCATTER"})
 
@@ -105,30 +105,29 @@ class FlightRecorder:
         self._engine: Accountable | None = engine
         self._last_account = engine.account()
         self._sealed, self._opened = engine.sealed_and_opened()
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        # Apart from each other: however many wait, the one that fails is in the record.
+        self._ended: deque[Entry] = deque(maxlen=KEPT)
         self._waiting: dict[int, Entry] = {}
         self._running: Entry | None = None
 
     # ---- called by the group, once each for every collective
 
     def queued(self, call: int, collective: Collective) -> None:
-        self._waiting[call] = entry = Entry(collective, monotonic_ns())
-        self._entries.append(entry)
+        self._waiting[call] = Entry(collective, monotonic_ns())
 
     def started(self, call: int, number: int, collective: Collective) -> None:
         """Collective `number` begins. A call may run more than one; they follow one another."""
         now = monotonic_ns()
-        entry = self._waiting.pop(call, None)
-        if entry is None:
-            entry = Entry(collective, now)
-            self._entries.append(entry)
+        entry = self._waiting.get(call) or Entry(collective, now)
         entry.number = number
         entry.started_ns = now
+        # In two places for a moment rather than in none: somebody may be reading.
         self._running = entry
+        self._waiting.pop(call, None)
 
     def ended(self, error: BaseException | None) -> None:
         """The one under way is over. The first error of a group is told to `on_failure`."""
-        entry, self._running = self._running, None
+        entry = self._running
         if entry is not None:
             if self._engine is not None:
                 sealed, opened = self._engine.sealed_and_opened()
@@ -142,6 +141,8 @@ class FlightRecorder:
                 self.finished[entry.operation] = self.finished.get(entry.operation, 0) + 1
             else:
                 entry.error = f"{type(error).__name__}: {error}"
+            self._ended.append(entry)
+            self._running = None
         if error is not None:
             first = not self.failed
             name = type(error).__name__
@@ -164,7 +165,7 @@ class FlightRecorder:
 
     def collective(self, number: int) -> CollectiveAccount | None:
         """What collective `number` was on this rank, if it is among those kept."""
-        for entry in reversed(list(self._entries)):
+        for entry in reversed(self._entries()):
             if entry.number == number:
                 return entry.account(monotonic_zero_ns())
         return None
@@ -183,11 +184,16 @@ class FlightRecorder:
             opened_bytes=engine["opened_bytes"],
             rekeys=sum(engine["rekeys"]),
             waited_s=engine["waited_s"],
-            collectives=[entry.account(zero) for entry in list(self._entries)],
+            collectives=[entry.account(zero) for entry in self._entries()],
         )
 
     def forget_collectives(self) -> None:
-        self._entries.clear()
+        self._ended.clear()
+
+    def _entries(self) -> list[Entry]:
+        """In the order they began, or will. The GIL makes each copy whole."""
+        waiting, running, ended = list(self._waiting.values()), self._running, list(self._ended)
+        return list(dict.fromkeys([*ended, *([running] if running else []), *waiting]))
 
 
 def monotonic_zero_ns() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -31,9 +32,9 @@ def read_flight_records(paths: Iterable[Path]) -> list[ProcessAccount]:
         raise ConfigurationError(
             f"these are flight records of different jobs ({', '.join(jobs)}): pass those of one"
         )
-    processes = [(account.host, account.pid, account.rank) for account in accounts]
-    for host, pid, rank in processes:
-        if processes.count((host, pid, rank)) > 1:
+    processes = Counter((account.host, account.pid, account.rank) for account in accounts)
+    for (host, pid, rank), count in processes.items():
+        if count > 1:
             raise ConfigurationError(
                 f"two of these files are of one process (rank {rank}, {host}, process {pid}): "
                 "pass the later one"

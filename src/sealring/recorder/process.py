@@ -88,7 +88,7 @@ def dump_flight_record(directory: str | os.PathLike[str] | None = None) -> Fligh
 
 def trace_directory(path: str | os.PathLike[str]) -> Path:
     """The directory, made if it is not there; refused now if it could not be written to later."""
-    directory = Path(path)
+    directory = Path(path).absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
