@@ -68,7 +68,7 @@ def merge(
         })  # fmt: skip
         return
     console.print(
-        f"{output}: {collectives} collectives of {len(accounts)} processes. "
+        f"{output}: {collectives} collectives of rank {', '.join(str(a.rank) for a in accounts)}. "
         "Open it in ui.perfetto.dev.",
         markup=False,
         soft_wrap=True,
