@@ -205,6 +205,7 @@ NB_MODULE(_native, m) {
             self.fail(failure_from(failure));
           },
           "failure"_a)
+      .def("sealed_and_opened", &Engine::sealed_and_opened)
       .def("account", [](const Engine& self) {
         const Engine::Account account = self.account();
         nb::dict out;
@@ -215,6 +216,7 @@ NB_MODULE(_native, m) {
         out["forwarded_records"] = account.stats.forwarded_records;
         out["sleeps"] = account.stats.sleeps;
         out["waited_s"] = account.waited_s;
+        out["rekeys"] = account.rekeys;
         out["memory_bytes"] = account.memory_bytes;
         return out;
       });

@@ -114,6 +114,7 @@ void Engine::end_with(Failure& failure, const View& view) {
     hear_views(links_, failure);
   }
   failure_ = failure;
+  update_account();  // what was waited for goes with the links
   wipe();
   update_account();
 }
@@ -138,10 +139,13 @@ void Engine::update_account() {
   const std::lock_guard<std::mutex> lock(account_lock_);
   account_.stats = stats_;
   account_.waited_s.resize(links_.size(), 0.0);
+  account_.rekeys.resize(links_.size(), 0);
+  if (keyring_.own_group) account_.rekeys[rank_] = keyring_.own_group->rekeys();
   account_.memory_bytes = pool_.bytes() + stats_.scratch_bytes;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;
     account_.waited_s[peer] = static_cast<double>(links_[peer]->waited_ns) * 1e-9;
+    account_.rekeys[peer] = links_[peer]->rekeys();
     account_.memory_bytes += links_[peer]->memory_bytes();
   }
 }
@@ -149,6 +153,11 @@ void Engine::update_account() {
 Engine::Account Engine::account() const {
   const std::lock_guard<std::mutex> lock(account_lock_);
   return account_;
+}
+
+std::pair<uint64_t, uint64_t> Engine::sealed_and_opened() const {
+  const std::lock_guard<std::mutex> lock(account_lock_);
+  return {account_.stats.sealed_bytes, account_.stats.opened_bytes};
 }
 
 }  // namespace sealring

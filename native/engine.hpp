@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "buffers.hpp"
@@ -38,9 +39,12 @@ class Engine {
   struct Account {
     Stats stats;
     std::vector<double> waited_s;  // by rank
+    std::vector<uint64_t> rekeys;  // of the key to each rank; our own place: of our group key
     size_t memory_bytes;           // beyond the user's tensors
   };
   Account account() const;
+  // (sealed, opened) bytes of it. Asked for after every collective, so without the vectors.
+  std::pair<uint64_t, uint64_t> sealed_and_opened() const;
 
  private:
   void end_with(Failure& failure, const View& view);

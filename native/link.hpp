@@ -77,6 +77,7 @@ class Link {
   uint64_t waits_in = 0;  // the last collective in which the peer said that it waits
   bool ended() const { return ended_; }
   uint64_t waited_ns = 0;
+  uint64_t rekeys() const { return send_key_.rekeys(); }
   size_t memory_bytes() const { return pipe_->memory_bytes(); }
 
  private:

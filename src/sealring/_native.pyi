@@ -9,6 +9,7 @@ class Account(TypedDict):
     forwarded_records: int
     sleeps: int
     waited_s: list[float]
+    rekeys: list[int]
     memory_bytes: int
 
 class Program:
@@ -67,6 +68,7 @@ class Engine:
     def interrupt(self) -> None: ...
     def fail(self, failure: tuple[int, int, int, int, str]) -> None: ...
     def account(self) -> Account: ...
+    def sealed_and_opened(self) -> tuple[int, int]: ...
 
 class MailAccount(TypedDict):
     sealed_bytes: int

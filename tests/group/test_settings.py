@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,14 +17,19 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert read_settings({}) == Settings()
 
 
-def test_everything_can_be_set() -> None:
+def test_everything_can_be_set(tmp_path: Path) -> None:
     environ = {
         "SEALRING_TRANSPORT": "tcp",
         "SEALRING_RECORD_BYTES": "65536",
         "SEALRING_REKEY_BYTES": "1000000",
         "SEALRING_ALGORITHM": "ring",
+        "SEALRING_TRACE_DIR": str(tmp_path / "new"),
+        "SEALRING_TRACE_SIGNAL": "USR1",
     }
-    assert read_settings(environ) == Settings("tcp", 65536, 1_000_000, Algorithm.RING)
+    assert read_settings(environ) == Settings(
+        "tcp", 65536, 1_000_000, Algorithm.RING, tmp_path / "new", signal.SIGUSR1
+    )
+    assert (tmp_path / "new").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -36,6 +44,9 @@ def test_everything_can_be_set() -> None:
         ("SEALRING_RECORD_BYTES", "100", "must be a number from 1024 to 1048576"),
         ("SEALRING_RECORD_BYTES", "1025", "must be a multiple of 64"),
         ("SEALRING_RECORD_BYTES", "-4096", "must be a number from 1024 to 1048576"),
+        ("SEALRING_TRACE_DIR", "/dev/null/traces", "cannot be made: Not a directory"),
+        ("SEALRING_TRACE_SIGNAL", "KILL", "is 'KILL'; set it to USR1 or USR2"),
+        ("SEALRING_TRACE_SIGNAL", "USR1", "SEALRING_TRACE_DIR is not: say where"),
         ("SEALRING_REKEY_BYTES", "0", "must be a number from 1 to"),
         ("SEALRING_REKEY_BYTES", "99999999999999", "must be a number from 1 to"),
     ],

@@ -22,6 +22,7 @@ from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
 from sealring.links import Link, agreed_epoch, build_mesh
+from sealring.recorder.start import start_recorder
 
 
 def create_group(options: Any) -> SealedProcessGroup:
@@ -81,8 +82,24 @@ def create_group(options: Any) -> SealedProcessGroup:
             record_bytes=settings.record_bytes,
             rekey_bytes=settings.rekey_bytes,
         )
+    recorder = start_recorder(
+        engine,
+        job=terms.job,
+        job_rank=rank,
+        group=terms.group,
+        group_id=group_context(terms).hex()[:16],
+        members=members,
+        directory=settings.trace_directory,
+        on_signal=settings.trace_signal,
+    )
     group = SealedProcessGroup(
-        group_rank, group_world, engine, mailbox, options.timeout, algorithm=settings.algorithm
+        group_rank,
+        group_world,
+        engine,
+        mailbox,
+        options.timeout,
+        recorder=recorder,
+        algorithm=settings.algorithm,
     )
     restore_errors_in_backward()
     interrupt_on_signal(engine)

@@ -9,15 +9,20 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.errors import GroupClosed, GroupError
+from sealring.group import profiles
 from sealring.group.backward import remember
 from sealring.group.work import SealedWork
+from sealring.recorder import FlightRecorder
+
+_CALLBACK: Final = 0
+"""The number of a call that comes from a future's callback: it never waits in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,14 @@ class Job:
 
 class Dispatcher:
     def __init__(
-        self, engine: CpuEngine, label: str, on_failure: Callable[[GroupError], None]
+        self,
+        engine: CpuEngine,
+        label: str,
+        recorder: FlightRecorder,
+        on_failure: Callable[[GroupError], None],
     ) -> None:
         self._engine = engine
+        self._recorder = recorder
         self._on_failure = on_failure
         self._submitting = threading.Lock()
         self._turn = threading.Lock()
@@ -49,7 +59,7 @@ class Dispatcher:
         self._finished = 0
         self._ran = 0
         """Collectives, in the order in which they ran: the number that all ranks agree on."""
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
         self._thread.start()
 
@@ -65,20 +75,26 @@ class Dispatcher:
         before the callback was attached, the caller runs it, before it calls anything else.
         """
         if self._running_thread == threading.get_ident():
-            self._run(job)
+            with profiles.shown(job.name, job.collective, self._engine):
+                self._run(_CALLBACK, job)
             return
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
             at_once = wait and self.idle
+            if not at_once:
+                profiles.shown_until_done(job.name, job.collective, self._engine, job.work)
             self._submitted += 1
+            call = self._submitted
+            self._recorder.queued(call, job.collective)
             if at_once:
                 self._turn.acquire()
             else:
-                self._jobs.put(job)
+                self._jobs.put((call, job))
         if at_once:
             try:
-                self._run_counted(job)
+                with profiles.shown(job.name, job.collective, self._engine):
+                    self._run_called(call, job)
             finally:
                 self._turn.release()
 
@@ -100,27 +116,28 @@ class Dispatcher:
             self._thread.join()
 
     def _loop(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (entry := self._jobs.get()) is not None:
             with self._turn:
-                self._run_counted(job)
+                self._run_called(*entry)
             # The last reference to a tensor must not be kept by an idle thread.
-            del job
+            del entry
         with self._turn:
             self._engine.close()
+            self._recorder.close()
 
-    def _run_counted(self, job: Job) -> None:
+    def _run_called(self, call: int, job: Job) -> None:
         self._running_thread = threading.get_ident()
         try:
-            self._run(job, counted=1)
+            self._run(call, job)
         finally:
             self._running_thread = None
 
-    def _run(self, job: Job, *, counted: int = 0) -> None:
+    def _run(self, call: int, job: Job) -> None:
         error: BaseException | None = None
         self._ran += 1
+        self._recorder.started(call, self._ran, job.collective)
         try:
-            with _shown_in_profiles(job.name):
-                self._engine.run(self._ran, job.collective, job.timeout_s)
+            self._engine.run(self._ran, job.collective, job.timeout_s)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
@@ -128,12 +145,8 @@ class Dispatcher:
             remember(raised)
             if isinstance(raised, GroupError):
                 self._on_failure(raised)
-        self._finished += counted
-        job.work.finish(error)
-
-
-def _shown_in_profiles(name: str) -> AbstractContextManager[object]:
-    """A range in torch.profiler's timeline. It is not free, so it is made only for a profiler."""
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.profiler.record_function(name)
-    return nullcontext()
+        try:
+            self._recorder.ended(error)
+        finally:  # Ctrl-C may come while the record is being written
+            self._finished += call != _CALLBACK
+            job.work.finish(error)

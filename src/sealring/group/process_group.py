@@ -26,6 +26,7 @@ from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.messages import Messages, MessageWork
 from sealring.group.work import SealedWork
+from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, choose
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         mailbox: Mailbox,
         timeout: timedelta,
         *,
+        recorder: FlightRecorder,
         algorithm: Algorithm | None = None,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
@@ -52,7 +54,9 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._name = ""
         self._description = ""
         self._coalesced: list[SealedWork] | None = None
-        self._dispatcher = Dispatcher(engine, f"rank {rank}", self._fail_messages)
+        self.recorder = recorder
+        """What the last collectives were: recorder.collective(number), recorder.account()."""
+        self._dispatcher = Dispatcher(engine, f"rank {rank}", recorder, self._fail_messages)
         self._messages = Messages(mailbox, f"rank {rank}", self._fail_collectives)
 
     # ---- who we are

@@ -15,7 +15,7 @@ same number. A (sealer, message) pair occurs once per program, so a record names
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -97,6 +97,14 @@ class Program:
     scratch: tuple[int, ...]
     """For each scratch slot the provided slot whose length it takes."""
     steps: tuple[Step, ...]
+
+    def sealed_bytes(self, slot_bytes: Sequence[int]) -> int:
+        """What this rank seals, with provided slots of these lengths."""
+        lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
+        return sum(lengths[step.slot] for step in self.steps if step.action in _SEALING)
+
+
+_SEALING = frozenset({Action.SEND, Action.PUBLISH})
 
 
 @dataclass
