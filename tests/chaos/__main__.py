@@ -63,6 +63,7 @@ def show(counts: Counts) -> None:
         "faults that struck": _listed(counts.faults),
         "groups ended with": _listed(counts.outcomes),
         "ranks' errors": _listed(counts.errors),
+        "a stopped rank's peers": _listed(counts.silences),
         "slowest to know": f"{counts.slowest_s:.1f} s after the fault, its timeout included",
         "inconclusive": f"{counts.inconclusive} worlds in which the machine stood still",
         "violations": f"{counts.violations}",

@@ -7,6 +7,7 @@ entry says how torch is asked for it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -44,12 +45,18 @@ def _barrier(case: Case, slots: list[torch.Tensor], how: dict[str, Any]) -> Any:
     return dist.barrier(**how)
 
 
-OPERATIONS: Final[dict[Operation, Start]] = {
-    Operation.ALL_REDUCE: _all_reduce,
-    Operation.REDUCE_SCATTER: _reduce_scatter,
-    Operation.ALL_GATHER: _all_gather,
-    Operation.BROADCAST: _broadcast,
-    Operation.BARRIER: _barrier,
+@dataclass(frozen=True, slots=True)
+class Entry:
+    start: Start
+    rooted: bool = False
+
+
+OPERATIONS: Final[dict[Operation, Entry]] = {
+    Operation.ALL_REDUCE: Entry(_all_reduce),
+    Operation.REDUCE_SCATTER: Entry(_reduce_scatter),
+    Operation.ALL_GATHER: Entry(_all_gather),
+    Operation.BROADCAST: Entry(_broadcast, rooted=True),
+    Operation.BARRIER: Entry(_barrier),
 }
 
 _TORCH: Final = {dtype: name for name, dtype in DTYPES.items()} | {

@@ -25,7 +25,8 @@ from tests.engine.local_world import Change, Middle, untouched
 
 SECRET: Final = "0123456789abcdef-a-secret-for-chaos-only"
 _SETUP_S: Final = 150.0
-_START_S: Final = 180.0
+_START_S: Final = 300.0
+LARGEST_WORLD: Final = 4
 
 
 class _Hand:
@@ -39,12 +40,15 @@ class _Hand:
         there.close()
         self.up = False
 
-    def wait_until_up(self) -> None:
-        if not self.up:
-            if not self.pipe.poll(_START_S):
-                raise TimeoutError("a worker process did not start")
+    def is_up(self, patience_s: float = 0.0) -> bool:
+        if not self.up and self.pipe.poll(patience_s):
             self.pipe.recv()
             self.up = True
+        return self.up
+
+    def wait_until_up(self) -> None:
+        if not self.is_up(_START_S):
+            raise TimeoutError("a worker process did not start")
 
     def end(self) -> None:
         with suppress(OSError):
@@ -57,10 +61,11 @@ class _Hand:
 class Hands:
     """The worker processes. New ones are started before they are needed."""
 
-    def __init__(self, count: int = 4) -> None:
+    def __init__(self, count: int = LARGEST_WORLD + 1) -> None:
         self._free = [_Hand() for _ in range(count)]
 
     def take(self, count: int) -> list[_Hand]:
+        self._free.sort(key=lambda hand: not hand.is_up())
         taken, self._free = self._free[:count], self._free[count:]
         for hand in taken:
             hand.wait_until_up()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tests.chaos.check import Verdict, check
 from tests.chaos.history import Heartbeat, History
 from tests.chaos.local import run_local
-from tests.chaos.plan import Plan, Where, make_plan
+from tests.chaos.plan import FaultKind, Plan, Where, make_plan
 from tests.chaos.processes import Hands, run_processes
 from tests.chaos.report import command, page
 
@@ -35,6 +35,8 @@ class Counts:
     """How groups ended: untouched, or by the error of whoever saw it first."""
     errors: Counter[str] = field(default_factory=Counter)
     """... and with what each rank ended."""
+    silences: Counter[str] = field(default_factory=Counter)
+    """Of the ranks that gave up on a stopped one: whether they named that one or another."""
     inconclusive: int = 0
     slowest_s: float = 0.0
     violations: int = 0
@@ -47,6 +49,9 @@ class Counts:
         self.collectives += len({(o.call.group, o.call.number) for o in history.outcomes})
         self.results += sum(o.output is not None for o in history.outcomes)
         self.faults.update(hit.fault.kind.value for hit in history.hits)
+        kinds = {hit.fault.kind for hit in history.hits}
+        only_stopped = kinds <= {FaultKind.STOP, FaultKind.PAUSE}
+        stopped = {hit.fault.rank for hit in history.hits if only_stopped}
         for group in range(len(plan.groups)):
             failed: dict[int, Any] = {}
             for outcome in history.outcomes:
@@ -56,6 +61,9 @@ class Counts:
             roots = [o for o in failed.values() if o.error.reported_by is None]
             first = min(roots or failed.values(), key=lambda o: o.ended or 0.0, default=None)
             self.outcomes["no error" if first is None else first.error.name] += 1
+            if stopped and first is not None and first.error.name == "PeerSilent":
+                named = plan.groups[group][first.error.peer]
+                self.silences["named it" if named in stopped else "named another"] += 1
         self.inconclusive += verdict.inconclusive
         self.slowest_s = max(self.slowest_s, verdict.slowest_s)
         self.violations += len(verdict.violations)

@@ -101,8 +101,9 @@ class Replay(Strike):
 
     def after(self, record: Record) -> Iterator[bytes]:
         yield record.raw
-        self._later -= 1
-        yield from self._due_again()
+        if record.is_data and record.fields["collective"] <= self._last:
+            self._later -= 1
+            yield from self._due_again()
 
     def _due_again(self) -> Iterator[bytes]:
         if self._later == 0:

@@ -170,7 +170,7 @@ class _Worker:
         slots = [as_tensor(array, case.dtype) for array in tensors.slots]
         how = {"group": self._groups[call.group], "async_op": call.background}
         try:
-            return call, tensors, OPERATIONS[case.operation](case, slots, how), None
+            return call, tensors, OPERATIONS[case.operation].start(case, slots, how), None
         except BaseException as error:
             return call, tensors, None, error
 
