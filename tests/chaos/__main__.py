@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import sys
 from collections import Counter
@@ -33,7 +32,9 @@ def main(
 
         def on_world(counts: Counts) -> None:
             worlds = counts.worlds.total()
-            text = f"{worlds} worlds, {counts.faults.total()} faults, {counts.violations} violations"
+            text = (
+                f"{worlds} worlds, {counts.faults.total()} faults, {counts.violations} violations"
+            )
             bar.update(task, completed=bar.tasks[0].elapsed, counts=text)
 
         chaos = Chaos(chosen, out, on_world)
@@ -47,7 +48,7 @@ def main(
             chaos.processes(seconds / 2)
     counts = chaos.counts
     if json:
-        print_json(dataclasses.asdict(counts))
+        print_json(vars(counts))
     else:
         show(counts)
     for path, again in zip(counts.pages, counts.commands, strict=True):

@@ -81,9 +81,7 @@ def _results(plan: Plan, history: History) -> list[Violation]:
         members = plan.groups[call.group]
         before = tensors_of(call.case, len(members), call.seed)
         finished = [outcome for outcome in outcomes if outcome.output is not None]
-        wanted = (
-            expected(call.case, len(members), call.seed, plan.record_bytes) if finished else []
-        )
+        wanted = expected(call.case, len(members), call.seed, plan.record_bytes) if finished else []
         for outcome in outcomes:
             at = members.index(outcome.rank)
             if outcome.inputs != digest(before[at].bits()):
@@ -110,9 +108,7 @@ UNEXPLAINED: Final = "every error has its cause"
 class _Group:
     """The rules that concern one group's ranks among each other."""
 
-    def __init__(
-        self, plan: Plan, history: History, group: int, members: tuple[int, ...]
-    ) -> None:
+    def __init__(self, plan: Plan, history: History, group: int, members: tuple[int, ...]) -> None:
         self._plan, self._history, self._group, self._members = plan, history, group, members
         self._hits = [
             hit

@@ -181,16 +181,16 @@ def _faults(plan: Plan, history: History) -> str:
     rows = []
     for fault in plan.faults:
         hits = [hit for hit in history.hits if hit.fault == fault]
-        struck = "<br>".join(
-            escape(f"{(hit.at - began) * 1e3:.1f} ms: {hit.what}") for hit in hits
-        )
+        struck = "<br>".join(escape(f"{(hit.at - began) * 1e3:.1f} ms: {hit.what}") for hit in hits)
         rows.append([escape(str(fault)), struck or '<span class="dim">did not strike</span>'])
     return _table(["planned", "struck"], rows)
 
 
 def _calls(plan: Plan, history: History, wrong: set[tuple[int | None, object]]) -> str:
     rows = []
-    calls = sorted({outcome.call for outcome in history.outcomes}, key=lambda c: (c.group, c.number))
+    calls = sorted(
+        {outcome.call for outcome in history.outcomes}, key=lambda c: (c.group, c.number)
+    )
     for call in calls:
         cells = []
         for rank in range(plan.world):
@@ -218,7 +218,5 @@ def _short(outcome: Outcome) -> str:
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
     heads = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><tr>{heads}</tr>{body}</table></div>'

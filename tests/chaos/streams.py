@@ -159,6 +159,9 @@ class Cut(Strike):
         self.hit(record, f"both ways cut after byte {at} of")
         yield Last(record.raw[:at])
 
+    def after(self, record: Record) -> Iterator[bytes]:
+        yield b""  # what had arrived here together with the last one
+
     def bells(self, data: bytes) -> Iterator[bytes]:
         self._skip -= 1
         if self.struck or self._skip >= 0:
