@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealring.limits import REKEY_BYTES
-from tests.chaos.history import Hit, History, Outcome, SeenError, digest
+from tests.chaos.history import History, Hit, Outcome, SeenError, digest
 from tests.chaos.plan import MAKES_SILENCE, Call, FaultKind, Plan
 from tests.engine.cases import expected, tensors_of
 

@@ -1,4 +1,4 @@
-"""The checker must be able to say no: histories that break each rule, made from one that does not."""
+"""The checker must be able to say no: histories that break each rule, from one that does not."""
 
 from __future__ import annotations
 
