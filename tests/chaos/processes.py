@@ -64,6 +64,10 @@ class Hands:
     def __init__(self, count: int = LARGEST_WORLD + 1) -> None:
         self._free = [_Hand() for _ in range(count)]
 
+    def wait_until_up(self) -> None:
+        for hand in self._free:
+            hand.wait_until_up()
+
     def take(self, count: int) -> list[_Hand]:
         self._free.sort(key=lambda hand: not hand.is_up())
         taken, self._free = self._free[:count], self._free[count:]

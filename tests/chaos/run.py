@@ -99,9 +99,9 @@ class Chaos:
     def processes(self, seconds: float) -> None:
         hands = Hands()
         try:
+            hands.wait_until_up()  # how long that takes says nothing about sealring
             end = time.monotonic() + seconds
-            run = _with(hands)
-            self._lane("processes", itertools.count(), end, run)
+            self._lane("processes", itertools.count(), end, _with(hands))
         finally:
             hands.close()
         if self._problems:
