@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.errors import GroupClosed
+from sealring.errors import GroupClosed, GroupError
 from sealring.group.backward import remember
 from sealring.group.work import SealedWork
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One collective, and what keeps its memory alive until it is done."""
+    """One call, and what keeps its memory alive until it is done."""
 
     name: str
-    collective: Collective
+    collectives: Iterator[Collective]
+    """Mostly one. Each has been run to its end before the next is asked for."""
     timeout_s: float
     work: SealedWork
     tensors: tuple[torch.Tensor, ...]
@@ -43,6 +44,8 @@ class Dispatcher:
         self._closed = False
         self._submitted = 0
         self._finished = 0
+        self._collectives = 0
+        """Run so far, failures included; every rank counts the same."""
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
         self._thread.start()
@@ -99,12 +102,17 @@ class Dispatcher:
         error: BaseException | None = None
         try:
             with _shown_in_profiles(job.name):
-                self._engine.run(number, job.collective, job.timeout_s)
+                for collective in job.collectives:
+                    self._collectives += 1
+                    self._engine.run(self._collectives, collective, job.timeout_s)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
             remember(raised)
+            if isinstance(raised, GroupError):
+                # The engine has closed itself, unless this was found between two collectives.
+                self._engine.close()
         self._finished = number
         job.work.finish(error)
 

@@ -9,7 +9,7 @@ convenience forms that only exist for callers in Python, hence the ignored overr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.errors import Unsupported
-from sealring.group import arguments
+from sealring.group import arguments, sparse
 from sealring.group.arguments import contiguous, one, slot
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.work import SealedWork
@@ -88,7 +88,10 @@ class SealedProcessGroup(dist.ProcessGroup):
     def allreduce(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        return self._all_reduce(one(tensors, "all_reduce"), opts, result=tensors)
+        tensor = one(tensors, "all_reduce")
+        if tensor.layout is not torch.strided:
+            return self._sparse_all_reduce(tensor, opts, result=tensors)
+        return self._all_reduce(tensor, opts, result=tensors)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         if not tensors:
@@ -117,6 +120,18 @@ class SealedProcessGroup(dist.ProcessGroup):
             result=result,
             keep=(memory,),
             on_success=_copy_back(tensor, memory),
+        )
+
+    def _sparse_all_reduce(
+        self, tensor: torch.Tensor, opts: Any, *, result: list[torch.Tensor]
+    ) -> dist.Work:
+        sparse.check(tensor, opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        return self._submit(
+            "sealring::all_reduce",
+            sparse.all_reduce(tensor, self._world, self._gathered),
+            opts,
+            result=result,
+            keep=(tensor,),
         )
 
     def reduce_scatter(  # type: ignore[override]
@@ -208,24 +223,27 @@ class SealedProcessGroup(dist.ProcessGroup):
             _same_shape(tensor, source, "all_gather")
         memory = [contiguous(tensor) for tensor in outputs]
         own = contiguous(source)
-        address, size = slot(own)
         # A rank may gather in place: its input already is its part of the output.
         copies = [copy for t, m in zip(outputs, memory, strict=True) if (copy := _copy_back(t, m))]
         if on_success is not None:
             copies.append(on_success)
         return self._submit(
             "sealring::all_gather",
-            Collective(
-                Operation.ALL_GATHER,
-                self._choose(Operation.ALL_GATHER, size),
-                [*(slot(tensor) for tensor in memory), (address, size)],
-                size * self._world,
-                arguments.moved_dtype(source),
-            ),
+            self._gathered(memory, own),
             opts,
             result=result,
             keep=(own, *memory),
             on_success=_all_of(copies),
+        )
+
+    def _gathered(self, memory: list[torch.Tensor], own: torch.Tensor) -> Collective:
+        _, size = slot(own)
+        return Collective(
+            Operation.ALL_GATHER,
+            self._choose(Operation.ALL_GATHER, size),
+            [*(slot(tensor) for tensor in memory), slot(own)],
+            size * self._world,
+            arguments.moved_dtype(own),
         )
 
     def broadcast(  # type: ignore[override]
@@ -304,7 +322,7 @@ class SealedProcessGroup(dist.ProcessGroup):
     def _submit(
         self,
         name: str,
-        collective: Collective,
+        collectives: Collective | Iterator[Collective],
         opts: Any,
         *,
         result: list[torch.Tensor],
@@ -315,7 +333,9 @@ class SealedProcessGroup(dist.ProcessGroup):
         timeout = arguments.timeout_seconds(opts, self._timeout)
         # A caller that did not ask for async_op calls wait() next, whatever we do.
         waits = not getattr(opts, "asyncOp", True)
-        self._dispatcher.submit(Job(name, collective, timeout, work, keep, on_success), wait=waits)
+        if isinstance(collectives, Collective):
+            collectives = iter((collectives,))
+        self._dispatcher.submit(Job(name, collectives, timeout, work, keep, on_success), wait=waits)
         return work
 
 
