@@ -1,6 +1,6 @@
 """make conformance: torch's own backend tests, on Gloo and on sealring.
 
-    python -m tests.conformance [-k TEXT] [--backend gloo] [--subset] [--json]
+python -m tests.conformance [-k TEXT] [--backend gloo] [--subset] [--json]
 """
 
 from __future__ import annotations
@@ -25,13 +25,23 @@ errors = Console(stderr=True, highlight=False)
 
 
 def main(
-    k: Annotated[list[str] | None, typer.Option("-k", help="only cases whose name has this")] = None,
-    backend: Annotated[str, typer.Option(help="sealring, or gloo to make the baseline alone")] = "sealring",
+    k: Annotated[
+        list[str] | None, typer.Option("-k", help="only cases whose name has this")
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="sealring, or gloo to make the baseline alone")
+    ] = "sealring",
     subset: Annotated[bool, typer.Option(help="only the cases that CI runs")] = False,
-    fresh: Annotated[bool, typer.Option(help="run Gloo again even where its outcome is known")] = False,
-    jobs: Annotated[int, typer.Option(help="worlds at a time")] = max(1, (os.cpu_count() or 1) // 2),
+    fresh: Annotated[
+        bool, typer.Option(help="run Gloo again even where its outcome is known")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="worlds at a time")] = max(
+        1, (os.cpu_count() or 1) // 2
+    ),
     timeout: Annotated[float, typer.Option(help="seconds after which a case counts as hung")] = 180,
-    as_json: Annotated[bool, typer.Option("--json", help="print the outcomes for a program")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the outcomes for a program")
+    ] = False,
 ) -> None:
     """Runs torch's distributed tests and compares sealring's outcomes with Gloo's."""
 
@@ -44,12 +54,17 @@ def main(
         gloo |= (outcomes := _run("gloo", choose, jobs, timeout))
         baseline.keep(gloo)
         judgement = listed.Judgement(
-            *([c for c, o in outcomes.items() if o.verdict == v] for v in ("passed", "failed", "skipped")),
+            *(
+                [c for c, o in outcomes.items() if o.verdict == v]
+                for v in ("passed", "failed", "skipped")
+            ),
             complaints=[],
         )
     elif backend == "sealring":
         known = gloo
-        gloo |= _run("gloo", lambda cases: [c for c in choose(cases) if c not in known], jobs, timeout)
+        gloo |= _run(
+            "gloo", lambda cases: [c for c in choose(cases) if c not in known], jobs, timeout
+        )
         baseline.keep(gloo)
         outcomes = _run("sealring", choose, jobs, timeout)
         judgement = listed.judge(
@@ -95,7 +110,10 @@ def _run(backend: str, choose: Choose, jobs: int, timeout: float) -> dict[str, O
 
 
 def _report(
-    backend: str, outcomes: dict[str, Outcome], gloo: dict[str, Outcome], judgement: listed.Judgement
+    backend: str,
+    outcomes: dict[str, Outcome],
+    gloo: dict[str, Outcome],
+    judgement: listed.Judgement,
 ) -> dict[str, object]:
     return {
         "backend": backend,
@@ -112,7 +130,10 @@ def _report(
 
 
 def _print(
-    backend: str, outcomes: dict[str, Outcome], gloo: dict[str, Outcome], judgement: listed.Judgement
+    backend: str,
+    outcomes: dict[str, Outcome],
+    gloo: dict[str, Outcome],
+    judgement: listed.Judgement,
 ) -> None:
     for case in judgement.failed:
         outcome = outcomes[case]

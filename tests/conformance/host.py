@@ -117,7 +117,9 @@ class World:
             reasons = {self._own_reason(rank) or messages[code] for rank in self._codes}
             if len(reasons) == 1:
                 return replace(passed, verdict="skipped", reason=reasons.pop())
-        ends = ", ".join(f"rank {rank} {_in_words(self._codes[rank])}" for rank in sorted(self._codes))
+        ends = ", ".join(
+            f"rank {rank} {_in_words(self._codes[rank])}" for rank in sorted(self._codes)
+        )
         reason = f"no end after {self._limit_s:g} s; {ends}" if self._hung else ends
         output = {str(rank): self._output(rank) for rank in sorted(self._codes)}
         return replace(passed, verdict="failed", reason=reason, output=output)

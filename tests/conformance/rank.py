@@ -30,7 +30,7 @@ def run_rank(suite: Suite, case: str, rank: int, folder: Path) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _write_output_to(folder / f"rank{rank}.log")
-        os.environ["TEMP_DIR"] = str(folder)
+        suite.meet_in(folder)
         code = _run_test(suite, case, rank, folder)
         (folder / f"rank{rank}.json").write_text(json.dumps(asdict(evidence.collected())))
         # What an ordinary exit would do: a group that cannot leave is part of the test.

@@ -64,7 +64,15 @@ def _run_world(
 @contextmanager
 def _host(backend: str, world: int, jobs: int, limit_s: float) -> Iterator[Any]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.conformance.host", backend, str(world), str(jobs), str(limit_s)],
+        [
+            sys.executable,
+            "-m",
+            "tests.conformance.host",
+            backend,
+            str(world),
+            str(jobs),
+            str(limit_s),
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.PIPE,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import unittest
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,12 +23,18 @@ class Suite:
         # Read by the module while it is imported. A GPU that is visible would make every case skip
         # itself on a machine with fewer GPUs than ranks.
         os.environ.update(
-            BACKEND=LIKE, WORLD_SIZE=str(world), CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1"
+            BACKEND=LIKE,
+            WORLD_SIZE=str(world),
+            # A case that makes its default group anew wants a file to meet in; meet_in names it.
+            INIT_METHOD="file://",
+            CUDA_VISIBLE_DEVICES="",
+            MASTER_ADDR="127.0.0.1",
         )
         from torch.testing._internal.distributed import distributed_test
 
         self.world = world
         self.backend = backend
+        self._module = distributed_test
         self._name_backend(distributed_test, backend)
         self.case_class = _case_class(distributed_test, backend)
 
@@ -37,6 +44,11 @@ class Suite:
         for backends in module.DistTestCases.backend_feature.values():
             if LIKE in backends:
                 backends.add(backend)
+
+    def meet_in(self, folder: Path) -> None:
+        """Called in a rank: where the harness and the cases put their files."""
+        os.environ["TEMP_DIR"] = str(folder)
+        self._module.INIT_METHOD = f"file://{folder}/second_store"
 
     def cases(self) -> list[str]:
         return list(unittest.defaultTestLoader.getTestCaseNames(self.case_class))
@@ -64,5 +76,11 @@ def _case_class(module: Any, backend: str) -> Any:
             if backend == "sealring":
                 evidence.check_default_group()
             super().run_test(test_name, parent_pipe)
+
+        def _test_accumulate_gradients_no_sync(self, *arguments: Any, **options: Any) -> None:
+            # Asks for the name once more, to learn whether tensors live on the CPU. Its group is
+            # made by now.
+            module.BACKEND = LIKE
+            super()._test_accumulate_gradients_no_sync(*arguments, **options)
 
     return Case

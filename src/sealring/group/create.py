@@ -13,6 +13,7 @@ import torch.distributed as dist
 from sealring import limits
 from sealring.engine.cpu import CpuEngine
 from sealring.group.backward import restore_errors_in_backward
+from sealring.group.monitored import Arrivals, serve_torchs_own_call
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
@@ -64,9 +65,15 @@ def create_group(options: Any) -> SealedProcessGroup:
         rekey_bytes=settings.rekey_bytes,
     )
     group = SealedProcessGroup(
-        group_rank, group_world, engine, options.timeout, algorithm=settings.algorithm
+        group_rank,
+        group_world,
+        engine,
+        options.timeout,
+        arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
+        algorithm=settings.algorithm,
     )
     restore_errors_in_backward()
+    serve_torchs_own_call(SealedProcessGroup)
     _leave_in_order(group)
     return group
 

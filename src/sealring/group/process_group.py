@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.errors import Unsupported
-from sealring.group import arguments, sparse
+from sealring.group import arguments, monitored, sparse
 from sealring.group.arguments import contiguous, one, slot
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.work import SealedWork
@@ -36,6 +36,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         engine: CpuEngine,
         timeout: timedelta,
         *,
+        arrivals: monitored.Arrivals,
         algorithm: Algorithm | None = None,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
@@ -44,6 +45,7 @@ class SealedProcessGroup(dist.ProcessGroup):
         self._engine = engine
         self._timeout = timeout
         self._algorithm = algorithm
+        self._arrivals = arrivals
         self._name = ""
         self._description = ""
         self._dispatcher = Dispatcher(engine, f"rank {rank}")
@@ -270,9 +272,28 @@ class SealedProcessGroup(dist.ProcessGroup):
         )
 
     def barrier(self, opts: Any = None) -> dist.Work:
+        return self._barrier("sealring::barrier", opts)
+
+    def monitored_barrier(  # type: ignore[override]
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        if not isinstance(timeout, timedelta):
+            timeout = self._timeout if timeout is None else timedelta(seconds=timeout)
+        options = dist.BarrierOptions()
+        options.timeout = timeout
+        monitored.pass_barrier(
+            self._arrivals,
+            self._rank,
+            timeout.total_seconds(),
+            wait_all_ranks=wait_all_ranks,
+            meet=lambda: self._barrier("sealring::monitored_barrier", options).wait(),
+            give_up=self.abort,
+        )
+
+    def _barrier(self, name: str, opts: Any) -> dist.Work:
         nothing = torch.empty(0, dtype=torch.uint8)
         return self._submit(
-            "sealring::barrier",
+            name,
             Collective(
                 Operation.BARRIER,
                 self._choose(Operation.BARRIER, 0),
@@ -298,7 +319,6 @@ class SealedProcessGroup(dist.ProcessGroup):
     send = recv = recv_anysource = _unserved
     allgather_coalesced = allgather_into_tensor_coalesced = all_gather_single_coalesced = _unserved
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = _unserved
-    monitored_barrier = _unserved
 
     # ---- the end
 
