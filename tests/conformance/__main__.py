@@ -49,23 +49,25 @@ def main(
         chosen = [case for case in cases if not subset or case in SUBSET]
         return [case for case in chosen if not k or any(text in case for text in k)]
 
-    gloo = {} if fresh else baseline.kept()
+    gloo = baseline.kept()
+    known = frozenset() if fresh or backend == "gloo" else frozenset(gloo)
+    if backend not in ("sealring", "gloo"):
+        raise typer.BadParameter("--backend is sealring or gloo")
+    measured = _run(
+        "gloo", lambda cases: [c for c in choose(cases) if c not in known], jobs, timeout
+    )
+    gloo |= measured
+    baseline.keep(gloo)
     if backend == "gloo":
-        gloo |= (outcomes := _run("gloo", choose, jobs, timeout))
-        baseline.keep(gloo)
+        outcomes = measured
         judgement = listed.Judgement(
             *(
-                [c for c, o in outcomes.items() if o.verdict == v]
-                for v in ("passed", "failed", "skipped")
+                [case for case, outcome in outcomes.items() if outcome.verdict == verdict]
+                for verdict in ("passed", "failed", "skipped")
             ),
             complaints=[],
         )
-    elif backend == "sealring":
-        known = gloo
-        gloo |= _run(
-            "gloo", lambda cases: [c for c in choose(cases) if c not in known], jobs, timeout
-        )
-        baseline.keep(gloo)
+    else:
         outcomes = _run("sealring", choose, jobs, timeout)
         judgement = listed.judge(
             outcomes,
@@ -74,8 +76,6 @@ def main(
             whole_suite_of=None if k or subset else torch.__version__.partition("+")[0],
         )
         judgement.complaints.extend(listed.unproven(outcomes))
-    else:
-        raise typer.BadParameter("--backend is sealring or gloo")
     if not outcomes:
         judgement.complaints.append("no case was run")
     if as_json:

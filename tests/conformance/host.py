@@ -4,7 +4,7 @@ A fresh interpreter per rank takes seconds to import torch; a fork takes millise
 from the same state: the host makes no group, no thread and no tensor. It reads the names of the
 cases from stdin and writes one JSON line per outcome to stdout.
 
-    python -m tests.conformance.host BACKEND WORLD JOBS SECONDS
+    python -m tests.conformance.host BACKEND WORLD LIKE JOBS SECONDS
 """
 
 from __future__ import annotations
@@ -190,11 +190,11 @@ def _tell(outcome: Outcome) -> None:
 
 
 def main() -> None:
-    backend, world, jobs, limit_s = sys.argv[1:]
+    backend, world, like, jobs, limit_s = sys.argv[1:]
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     os.environ.update(SEALRING_SECRET=secrets.token_hex(32), SEALRING_JOB="conformance")
-    suite = Suite(backend, int(world))
+    suite = Suite(backend, int(world), like)
     import sealring.group.create  # noqa: F401  (before the forks, so that none has to)
 
     names = suite.cases()

@@ -1,4 +1,4 @@
-"""The one file that says which cases do not count, and why; and what a run must have in common with it.
+"""The one file that says which cases do not count, and why; and how a run is held against it.
 
 A run is in order when every case passed, or skipped itself for the reason that the file has, or is
 in the file among those that cannot apply, and still fails. Anything else is a complaint.
@@ -62,7 +62,7 @@ def judge(
     *,
     whole_suite_of: str | None,
 ) -> Judgement:
-    """`whole_suite_of` is the torch release if every case was run; then the file must fit exactly."""
+    """`whole_suite_of` is the torch release if every case was run: then the file must fit it."""
     verdicts: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
     complaints: list[str] = []
     for case, outcome in sealring.items():

@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_rank(suite: Suite, case: str, rank: int, folder: Path) -> NoReturn:
-    """Never returns into the host's code, whatever happens: a fork that did would be a second host."""
+    """Never returns into the host's code: a fork that did would be a second host."""
     code = 1
     try:
         # A session of its own, so that the host can end what a test itself started.

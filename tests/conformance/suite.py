@@ -1,9 +1,9 @@
 """torch's own backend tests, taken from the installed wheel as they are.
 
 Many of them carry decorators that ask for the backend's name while the module is imported, and
-skip themselves for a name they do not know. So the module is imported under the name `gloo`: the
-decorators then take the same cases as for Gloo. Afterwards the name is set to the backend's own,
-and that is what every test passes to init_process_group.
+skip themselves for a name they do not know. So the module is imported under the name of a backend
+that has what sealring has: the decorators then take the same cases as for that one. Afterwards the
+name is set to the backend's own, and that is what every test passes to init_process_group.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 
 LIKE = "gloo"
 """Serves CPU tensors, as sealring does; what applies to it applies to us."""
+LIKE_FOR_ALL_TO_ALL = "mpi"
+"""The one that torch tests all_to_all of CPU tensors with."""
 
 
 class Suite:
-    def __init__(self, backend: str, world: int) -> None:
+    def __init__(self, backend: str, world: int, like: str = LIKE) -> None:
         # Read by the module while it is imported. A GPU that is visible would make every case skip
         # itself on a machine with fewer GPUs than ranks.
         os.environ.update(
-            BACKEND=LIKE,
+            BACKEND=like,
             WORLD_SIZE=str(world),
             # A case that makes its default group anew wants a file to meet in; meet_in names it.
             INIT_METHOD="file://",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Store
 
 from sealring.errors import GroupError, PeerSilent
 
@@ -24,7 +25,7 @@ ROOT = 0
 class Arrivals:
     """Who has reached which monitored barrier of one group, by the store's word."""
 
-    def __init__(self, store: dist.Store, rank: int, world: int, epoch: str) -> None:
+    def __init__(self, store: Store, rank: int, world: int, epoch: str) -> None:
         self._store = store
         self._rank = rank
         self._world = world

@@ -274,7 +274,7 @@ class SealedProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> dist.Work:
         return self._barrier("sealring::barrier", opts)
 
-    def monitored_barrier(  # type: ignore[override]
+    def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
         if not isinstance(timeout, timedelta):

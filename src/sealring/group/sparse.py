@@ -72,14 +72,14 @@ def _agreed_counts(told: list[torch.Tensor], own: torch.Tensor) -> list[int]:
         count, *rest = facts.tolist()
         if rest != [sparse_dim, *shape]:
             raise OutOfStep(
-                f"all_reduce of a sparse tensor: rank {rank} has {rest[0]} sparse dimensions of shape "
-                f"{rest[1:]}, this rank {sparse_dim} of {shape}. The group is closed.",
+                f"all_reduce of a sparse tensor: rank {rank} has {rest[0]} sparse dimensions of "
+                f"shape {rest[1:]}, this rank {sparse_dim} of {shape}. The group is closed.",
                 peer=rank,
             )
         if not 0 <= count <= most:
             raise OutOfStep(
-                f"all_reduce of a sparse tensor: rank {rank} says that it has {count} entries where "
-                f"{most} fit. The group is closed.",
+                f"all_reduce of a sparse tensor: rank {rank} says that it has {count} entries "
+                f"where {most} fit. The group is closed.",
                 peer=rank,
             )
         counts.append(count)
