@@ -148,7 +148,7 @@ def _print(
         out.print(
             f"sealed {sum(o.evidence.sealed_records for o in done):,} records, "
             f"{sum(o.evidence.sealed_bytes for o in done):,} bytes; "
-            f"{sum(bool(o.evidence.gloo_groups) for o in done)} cases also ask for a Gloo group by name"
+            f"{sum(bool(o.evidence.gloo_groups) for o in done)} cases also ask for Gloo by name"
         )
         passing = [case for case in outcomes if case in gloo and gloo[case].verdict == "passed"]
         out.print(f"Gloo passes {len(passing)} of these cases on this machine")

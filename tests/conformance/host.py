@@ -121,6 +121,8 @@ class World:
             f"rank {rank} {_in_words(self._codes[rank])}" for rank in sorted(self._codes)
         )
         reason = f"no end after {self._limit_s:g} s; {ends}" if self._hung else ends
+        if said := [error for rank in sorted(self._codes) if (error := self._error(rank))]:
+            reason = f"{said[0]} ({reason})"
         output = {str(rank): self._output(rank) for rank in sorted(self._codes)}
         return replace(passed, verdict="failed", reason=reason, output=output)
 
@@ -129,6 +131,13 @@ class World:
             text = (self._folder / f"rank{rank}.log").read_bytes()[-OUTPUT_BYTES:]
             return text.decode(errors="replace").strip()
         return ""
+
+    def _error(self, rank: int) -> str | None:
+        """The last exception in what the rank printed, without the log's own words before it."""
+        found = re.findall(
+            r"^(?:\[rank\d+\].*?\] )?((?:\w+\.)*[A-Z]\w+: .*)", self._output(rank), re.M
+        )
+        return found[-1] if found else None
 
     def _own_reason(self, rank: int) -> str | None:
         found = re.search(r"skipping test \S+ for following reason: (.*)", self._output(rank))
