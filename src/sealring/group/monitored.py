@@ -49,7 +49,8 @@ class Arrivals:
         return missing
 
     def _came(self, rank: int, remaining_s: float) -> bool:
-        if remaining_s > 0:
+        # A store counts milliseconds, and takes none of them for "without end".
+        if remaining_s >= 0.001:
             try:
                 self._store.wait([self._key(rank)], timedelta(seconds=remaining_s))
             except RuntimeError:
