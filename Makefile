@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test lint native-test asan ubsan tsan chaos fuzz clean help
+.PHONY: demo test lint native-test asan ubsan tsan chaos fuzz conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -65,6 +65,9 @@ fuzz: $(VENV)/.installed ## every parser under atheris, SECONDS=30 each; finds g
 	    || { tail -40 build/fuzz/$$target.log; exit 1; }; \
 	  grep -E "executed_units|new_units" build/fuzz/$$target.log; \
 	done
+
+conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on Gloo
+	@$(BIN)/python -m tests.conformance
 
 clean:
 	rm -rf build $(VENV)

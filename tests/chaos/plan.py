@@ -12,9 +12,9 @@ from random import Random
 from typing import Final, Literal
 
 from sealring.engine.datatypes import COMPLEXES, DType, ReduceKind, supported_kinds
-from sealring.schedule import Algorithm, Operation, choose
+from sealring.schedule import REDUCING, Algorithm, Operation, choose
 from tests.chaos.operations import OPERATIONS
-from tests.engine.cases import PROGRAMS, REDUCING, Case
+from tests.engine.cases import PROGRAMS, Case
 
 Where = Literal["local", "processes"]
 

@@ -276,7 +276,8 @@ def refused(rank: int, world: int) -> list[str]:
         lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG),
         lambda: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND),
         lambda: dist.all_reduce(torch.zeros(4).to(torch.float8_e4m3fn)),
-        lambda: dist.all_reduce(torch.ones(2, 2).to_sparse()),
+        lambda: dist.all_reduce(torch.ones(2, 2).to_sparse_csr()),
+        lambda: dist.all_reduce(torch.ones(2, 2).to_sparse(), op=dist.ReduceOp.MAX),
         lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.zeros(3)),
     ):
         with pytest.raises(Unsupported) as caught:
@@ -292,4 +293,5 @@ def test_what_has_no_meaning_is_refused_before_it_starts(workers: Workers) -> No
     assert "BAND is not defined for torch.float32" in texts[1]
     assert "can be moved but not reduced" in texts[2]
     assert "to_dense" in texts[3]
-    assert "5 elements" in texts[4]
+    assert "can be summed only" in texts[4]
+    assert "5 elements" in texts[5]

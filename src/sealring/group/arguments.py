@@ -40,14 +40,18 @@ def one(tensors: list[torch.Tensor], operation: str) -> torch.Tensor:
 
 
 def check_tensor(tensor: torch.Tensor, operation: str) -> None:
+    check_device(tensor, operation)
+    if tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"{operation}: {tensor.layout} tensors are not supported. Use .to_dense() first."
+        )
+
+
+def check_device(tensor: torch.Tensor, operation: str) -> None:
     if tensor.device.type != "cpu":
         raise Unsupported(
             f"{operation}: the tensor is on {tensor.device}; this version of sealring seals CPU "
             "tensors. Move it with .cpu() first."
-        )
-    if tensor.layout is not torch.strided:
-        raise Unsupported(
-            f"{operation}: {tensor.layout} tensors are not supported. Use .to_dense() first."
         )
 
 

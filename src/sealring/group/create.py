@@ -17,6 +17,7 @@ from sealring.engine.cpu import CpuEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.group.backward import restore_errors_in_backward
 from sealring.group.interrupts import interrupt_on_signal
+from sealring.group.monitored import Arrivals, serve_torchs_own_call
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
@@ -99,9 +100,11 @@ def create_group(options: Any) -> SealedProcessGroup:
         mailbox,
         options.timeout,
         recorder=recorder,
+        arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
         algorithm=settings.algorithm,
     )
     restore_errors_in_backward()
+    serve_torchs_own_call(SealedProcessGroup)
     interrupt_on_signal(engine)
     _leave_in_order(group)
     return group

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,15 +27,18 @@ _CALLBACK: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One collective, and what keeps its memory alive until it is done."""
+    """One call, and what keeps its memory alive until it is done."""
 
     name: str
-    collective: Collective
+    collectives: Iterable[Collective]
+    """Mostly one. Each has been run to its end before the next is asked for."""
     timeout_s: float
     work: SealedWork
     tensors: tuple[torch.Tensor, ...]
     on_success: Callable[[], None] | None
     """Copies the result to where the user wants it, if it could not be written there at once."""
+    known: Collective | None = None
+    """The only collective, where it is known ahead."""
 
 
 class Dispatcher:
@@ -75,7 +78,7 @@ class Dispatcher:
         before the callback was attached, the caller runs it, before it calls anything else.
         """
         if self._running_thread == threading.get_ident():
-            with profiles.shown(job.name, job.collective, self._engine):
+            with profiles.shown(job.name, job.known, self._engine):
                 self._run(_CALLBACK, job)
             return
         with self._submitting:
@@ -83,17 +86,18 @@ class Dispatcher:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
             at_once = wait and self.idle
             if not at_once:
-                profiles.shown_until_done(job.name, job.collective, self._engine, job.work)
+                profiles.shown_until_done(job.name, job.known, self._engine, job.work)
             self._submitted += 1
             call = self._submitted
-            self._recorder.queued(call, job.collective)
+            if job.known is not None:
+                self._recorder.queued(call, job.known)
             if at_once:
                 self._turn.acquire()
             else:
                 self._jobs.put((call, job))
         if at_once:
             try:
-                with profiles.shown(job.name, job.collective, self._engine):
+                with profiles.shown(job.name, job.known, self._engine):
                     self._run_called(call, job)
             finally:
                 self._turn.release()
@@ -134,19 +138,24 @@ class Dispatcher:
 
     def _run(self, call: int, job: Job) -> None:
         error: BaseException | None = None
-        self._ran += 1
-        self._recorder.started(call, self._ran, job.collective)
         try:
-            self._engine.run(self._ran, job.collective, job.timeout_s)
+            for collective in job.collectives:
+                self._ran += 1
+                self._recorder.started(call, self._ran, collective)
+                self._engine.run(self._ran, collective, job.timeout_s)
+                self._recorder.ended(None)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
             remember(raised)
             if isinstance(raised, GroupError):
+                # The engine has closed itself, unless this was found between two collectives.
+                self._engine.close()
                 self._on_failure(raised)
         try:
-            self._recorder.ended(error)
+            if error is not None:
+                self._recorder.ended(error)
         finally:  # Ctrl-C may come while the record is being written
             self._finished += call != _CALLBACK
             job.work.finish(error)

@@ -8,7 +8,7 @@ The collectives themselves are in group/collectives/.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ import torch.distributed as dist
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
-from sealring.errors import GroupError, Unsupported
-from sealring.group import arguments
+from sealring.errors import GroupError
+from sealring.group import arguments, monitored
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
@@ -43,6 +43,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         timeout: timedelta,
         *,
         recorder: FlightRecorder,
+        arrivals: monitored.Arrivals,
         algorithm: Algorithm | None = None,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
@@ -51,6 +52,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._engine = engine
         self._timeout = timeout
         self._algorithm = algorithm
+        self._arrivals = arrivals
         self._name = ""
         self._description = ""
         self._coalesced: list[SealedWork] | None = None
@@ -115,12 +117,23 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     def _fail_collectives(self, error: GroupError) -> None:
         self._engine.fail(fields_of(error))
 
-    # ---- what is not served yet says so, instead of torch's word about a missing backend
+    # ---- a barrier that says who did not come
 
-    def _unserved(self, *_: Any, **__: Any) -> dist.Work:
-        raise Unsupported("sealring does not serve monitored_barrier yet")
-
-    monitored_barrier = _unserved
+    def monitored_barrier(
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        if not isinstance(timeout, timedelta):
+            timeout = self._timeout if timeout is None else timedelta(seconds=timeout)
+        options = dist.BarrierOptions()
+        options.timeout = timeout
+        monitored.pass_barrier(
+            self._arrivals,
+            self._rank,
+            timeout.total_seconds(),
+            wait_all_ranks=wait_all_ranks,
+            meet=lambda: self.barrier(options).wait(),
+            give_up=self.abort,
+        )
 
     # ---- the end
 
@@ -155,7 +168,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     def _submit(
         self,
         name: str,
-        collective: Collective,
+        collectives: Collective | Iterable[Collective],
         opts: Any,
         *,
         result: list[torch.Tensor],
@@ -168,5 +181,8 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         timeout = arguments.timeout_seconds(opts, self._timeout)
         # A caller that did not ask for async_op calls wait() next, whatever we do.
         waits = not getattr(opts, "asyncOp", True)
-        self._dispatcher.submit(Job(name, collective, timeout, work, keep, on_success), wait=waits)
+        known = collectives if isinstance(collectives, Collective) else None
+        several = (collectives,) if isinstance(collectives, Collective) else collectives
+        job = Job(name, several, timeout, work, keep, on_success, known)
+        self._dispatcher.submit(job, wait=waits)
         return work

@@ -13,20 +13,24 @@ from sealring.engine.cpu import Collective, CpuEngine
 from sealring.group.work import SealedWork
 
 
-def range_name(name: str, sealed_bytes: int) -> str:
+def range_name(name: str, collective: Collective | None, engine: CpuEngine) -> str:
     """In the name, because that is what tables and every trace show, whatever was recorded."""
-    return f"{name} ({sealed_bytes} bytes sealed)"
+    if collective is None:  # several, of which only the first is known yet
+        return name
+    return f"{name} ({engine.sealed_bytes(collective)} bytes sealed)"
 
 
-def shown(name: str, collective: Collective, engine: CpuEngine) -> AbstractContextManager[object]:
+def shown(
+    name: str, collective: Collective | None, engine: CpuEngine
+) -> AbstractContextManager[object]:
     """A range on the calling thread, for a collective that runs there."""
     if not torch.autograd.profiler._is_profiler_enabled:
         return nullcontext()
-    return torch.profiler.record_function(range_name(name, engine.sealed_bytes(collective)))
+    return torch.profiler.record_function(range_name(name, collective, engine))
 
 
 def shown_until_done(
-    name: str, collective: Collective, engine: CpuEngine, work: SealedWork
+    name: str, collective: Collective | None, engine: CpuEngine, work: SealedWork
 ) -> None:
     """A range from now to the work's end, for a collective that another thread runs.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from sealring.engine.cpu import Collective
 from sealring.errors import Unsupported
 from sealring.group import arguments
-from sealring.group.arguments import contiguous
+from sealring.group.arguments import contiguous, slot
 from sealring.schedule import Algorithm, Operation
 
 
@@ -24,10 +24,21 @@ class Calling(dist.ProcessGroup):
     def _choose(self, operation: Operation, nbytes: int) -> Algorithm:
         raise NotImplementedError
 
+    def _gathering(self, regions: list[torch.Tensor], own: torch.Tensor) -> Collective:
+        """The all_gather of one tensor per rank, all of one size, into contiguous memory."""
+        _, size = slot(own)
+        return Collective(
+            Operation.ALL_GATHER,
+            self._choose(Operation.ALL_GATHER, size),
+            [slot(tensor) for tensor in (*regions, own)],
+            size * self._world,
+            arguments.moved_dtype(own),
+        )
+
     def _submit(
         self,
         name: str,
-        collective: Collective,
+        collectives: Collective | Iterable[Collective],
         opts: Any,
         *,
         result: list[torch.Tensor],

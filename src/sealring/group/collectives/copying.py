@@ -99,16 +99,9 @@ class Copying(Calling):
         check_alike([source, *regions], source, "all_gather")
         # A rank may gather in place: its input already is its part of the output.
         own = contiguous(source)
-        _, size = slot(own)
         return self._submit(
             "sealring::all_gather",
-            Collective(
-                Operation.ALL_GATHER,
-                self._choose(Operation.ALL_GATHER, size),
-                [slot(tensor) for tensor in (*regions, own)],
-                size * self._world,
-                arguments.moved_dtype(source),
-            ),
+            self._gathering(regions, own),
             opts,
             result=result,
             keep=(own, *regions),

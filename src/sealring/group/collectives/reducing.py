@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective
-from sealring.group import arguments
+from sealring.group import arguments, sparse
 from sealring.group.arguments import contiguous, one, slot
 from sealring.group.collectives.calling import (
     Calling,
@@ -26,7 +26,22 @@ class Reducing(Calling):
     def allreduce(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        return self._all_reduce(one(tensors, "all_reduce"), opts, result=tensors)
+        tensor = one(tensors, "all_reduce")
+        if tensor.layout is not torch.strided:
+            return self._sparse_all_reduce(tensor, opts, result=tensors)
+        return self._all_reduce(tensor, opts, result=tensors)
+
+    def _sparse_all_reduce(
+        self, tensor: torch.Tensor, opts: Any, *, result: list[torch.Tensor]
+    ) -> dist.Work:
+        sparse.check(tensor, _op(opts))
+        return self._submit(
+            "sealring::all_reduce",
+            sparse.all_reduce(tensor, self._world, self._gathering),
+            opts,
+            result=result,
+            keep=(tensor,),
+        )
 
     def _all_reduce(
         self, tensor: torch.Tensor, opts: Any, *, result: list[torch.Tensor]
