@@ -6,9 +6,6 @@ import socket
 
 from sealring.errors import GroupError, PeerLost, PeerSilent
 
-SAYS_WHAT_IT_WAS_DOING = True
-"""Whether errors also tell what the rank was last seen doing; to be switched on with that."""
-
 
 def assert_names(
     error: object, rank: int, collective: int, operation: str, *kinds: type[GroupError]
@@ -22,9 +19,4 @@ def assert_names(
     assert (error.operation, error.collective) == (operation, collective), text
     assert f"rank {rank} on {socket.gethostname()}" in text
     assert f"{operation}, collective {collective}" in text
-    assert_last_seen(text, rank)
-
-
-def assert_last_seen(text: str, rank: int) -> None:
-    if SAYS_WHAT_IT_WAS_DOING:
-        assert f"rank {rank} was last seen" in text
+    assert f"rank {rank} was last seen" in text

@@ -133,8 +133,6 @@ def test_a_rank_that_is_cut_off_is_named_within_the_timeout(
     environment = {
         "MASTER_ADDR": wire.near,
         "SEALRING_TRANSPORT": "tcp",
-        # In a ring, rank 1 waits for rank 0 alone and cannot know that it waits in its turn.
-        "SEALRING_ALGORITHM": "direct",
     }
     addresses = {
         rank: {"SEALRING_ADDRESS": wire.far if rank == 2 else wire.near, **environment}
