@@ -6,6 +6,7 @@ import base64
 import gc
 import os
 import pickle
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +27,14 @@ from sealring.schedule import Operation
 from sealring.store import SealedStore, seal_group_store, sealed_group_store
 from tests.ports import free_port
 from tests.workers import SECRET, Workers
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """Of this module's own: torch keeps a store's server for as long as its process lives."""
+    started = Workers(2)
+    yield started
+    started.close()
 
 
 def plain_names() -> list[str]:
