@@ -202,11 +202,7 @@ class _Group:
 
     def _followed(self, error: SeenError, explained: set[int]) -> bool:
         """The peer has left because of something that is explained already."""
-        return (
-            error.name == "PeerLost"
-            and error.peer is not None
-            and error.peer in explained
-        )
+        return error.name == "PeerLost" and error.peer is not None and error.peer in explained
 
     # ---- all or nobody
 
