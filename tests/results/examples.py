@@ -11,6 +11,7 @@ from sealring.results import (
     Machine,
     Part,
     Results,
+    Span,
     StepCase,
 )
 
@@ -61,6 +62,7 @@ def results() -> Results:
             StepCase(
                 "gpt-small", 10_834_944, 2, 2, 512, "fp32", 25.0, 2, "shm", "sealed", "cpu",
                 43_339_776, 3, [0.7, 0.72, 0.71], [Part("seal", 0.01, 0.02)],
+                [Span("collective", "all_reduce", 0.2, 0.3, 1 << 20)],
             )
         ],
     )  # fmt: skip

@@ -22,7 +22,10 @@ VERSION: Final = 1
 Variant = Literal["plain", "sealed", "cc", "compute"]
 Transport = Literal["shm", "tcp", "gpu", "none"]
 """`none`: nothing was sent. `gpu`: between GPUs, or between ranks on one GPU."""
-Kernel = Literal["seal", "open", "reduce", "copy", "open_reduce", "hop", "cipher", "launch"]
+Kernel = Literal[
+    "seal", "open", "reduce", "copy", "open_reduce", "hop", "cipher", "launch", "matmul"
+]
+"""`matmul`: a float32 matrix product on one core, the roofline's ceiling of arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,18 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """In the recorded step of rank 0; times from the step's start."""
+
+    lane: Literal["compute", "collective"]
+    name: str
+    start_s: float
+    end_s: float
+    bytes: int
+    """Of the collective's tensor; 0 in lane `compute`."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepCase:
     """A training step. Variant `compute` is the same step by `ranks` processes that do not talk:
     no DDP, no group. Its split gives forward, backward and optimizer."""
@@ -168,6 +183,8 @@ class StepCase:
     """Of the slowest rank."""
     split: list[Part]
     """Of rank 0, in one step that was recorded after the timed ones; empty where none was."""
+    timeline: list[Span] = field(default_factory=list)
+    """Of that same step."""
 
 
 @dataclass(frozen=True, slots=True)
