@@ -84,7 +84,7 @@ def _images(network: str, batch: int) -> Workload:
 
 def _torchvision(network: str) -> Any:
     try:
-        from torchvision import models
+        from torchvision import models  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise ConfigurationError(
             f"{network} is torchvision's, which is not installed: `pip install torchvision` (the "
