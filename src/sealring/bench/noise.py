@@ -11,8 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_DRAWS: Final = 1000
 CONFIDENCE: Final = 0.95
 SAME_WITHIN: Final = 0.05
 """An interval around 1 that is narrower than this says that the two are the same: a finding."""
@@ -53,6 +58,21 @@ def compare(one: Sequence[float], other: Sequence[float]) -> Comparison:
     pairs = sorted(a / b for a, b in zip(one, other, strict=True))
     low, high = interval(len(pairs))
     return Comparison(ratio, min(ratio, pairs[low]), max(ratio, pairs[high]))
+
+
+def compare_apart(one: Sequence[float], other: Sequence[float]) -> Comparison:
+    """The same for samples of two runs, which come in no pairs: drawn again (bootstrap)."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+
+    def medians(samples: Sequence[float]) -> NDArray[np.float64]:
+        drawn = generator.choice(np.asarray(samples, float), (_DRAWS, len(samples)))
+        return np.asarray(np.median(drawn, axis=1))
+
+    ratio = median(one) / median(other)
+    low, high = np.percentile(medians(one) / medians(other), [2.5, 97.5])
+    return Comparison(ratio, min(ratio, float(low)), max(ratio, float(high)))
 
 
 def interval(count: int) -> tuple[int, int]:

@@ -42,6 +42,8 @@ class Session:
     path: Path | None = None
     """Where the results go; None where nobody asked for a file."""
     measured: list[Measured] = field(default_factory=list)
+    stopped: str | None = None
+    """Why it ended early, once it has."""
     _made: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
     def run(self, jobs: Sequence[Job], tell: Callable[[float, str], None]) -> None:
@@ -64,6 +66,7 @@ class Session:
         self.save(None)
 
     def save(self, stopped: str | None) -> None:
+        self.stopped = stopped
         if self.path is not None:
             write_results(self.path, self.results(stopped))
 

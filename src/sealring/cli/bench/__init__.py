@@ -42,6 +42,8 @@ from sealring.cli.bench.options import (
 from sealring.cli.bench.running import end, new_session, run
 from sealring.cli.terminal import console, errors, print_json
 from sealring.errors import ConfigurationError
+from sealring.report.drawing import plotting_library
+from sealring.report.page import write_page
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 
@@ -236,6 +238,34 @@ def step(
     elif cases:
         console.print(tables.steps(cases))
         console.print(tables.splits(cases))
+    end(status)
+
+
+@app.command("all")
+def everything(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer cases and samples: minutes instead of an hour.")
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The directory for both files; made if missing.")
+    ] = Path(),
+    report: Annotated[bool, typer.Option(help="Make the page as well.")] = True,
+) -> None:
+    """All of it, into results.json with every sample and report.html, which explains them."""
+    if report:
+        plotting_library()  # said now, not after the measurement
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigurationError(f"{output} cannot be made: {problem.strerror}") from problem
+    session = new_session(output / "results.json")
+    status = run(session, suite.everything(quick=quick))
+    console.print(tables.summary(session.measured))
+    files = f"{output / 'results.json'}"
+    if report and session.measured:
+        write_page(output / "report.html", session.results(session.stopped))
+        files += f" and {output / 'report.html'}"
+    console.print(f"{files}: written.", markup=False, soft_wrap=True)
     end(status)
 
 

@@ -12,6 +12,7 @@ from sealring.bench.kernels import Kernels
 from sealring.bench.link import Hop
 from sealring.bench.measure import Samples
 from sealring.bench.noise import Comparison
+from sealring.bench.session import Measured
 from sealring.bench.step import Step
 from sealring.cli.terminal import human_bytes
 
@@ -188,4 +189,17 @@ def splits(cases: Sequence[Step]) -> Table:
                     for name in names
                 ),
             )
+    return table
+
+
+def summary(measured: Sequence[Measured]) -> Table:
+    """What `bench all` says in the end: each comparison in one line; the report has the rest."""
+    table = Table(title="What protection costs here: times as multiples of torch's own backend")
+    _columns(table, "case", "sealed", "GPU-TEE path, emulated")
+    for each in measured:
+        if not isinstance(each, Exchange | Step) or each.against_plain() is None:
+            continue
+        size = f", {human_bytes(each.bytes)}" if isinstance(each, Exchange) and each.bytes else ""
+        cc = _ratio(each.against_plain("cc"))
+        table.add_row(f"{each.label}{size}", _ratio(each.against_plain()), cc)
     return table
