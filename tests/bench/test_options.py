@@ -34,6 +34,7 @@ from sealring.errors import ConfigurationError
         (["step", "--results", "no/such/r.json"], "no/such/r.json cannot be written: there is no"),
         (["link", "--sizes", "4KiB,1MiB"], "a line needs three sizes at least"),
         (["link", "--transports", "udp"], "--transport is 'udp'; it must be shm or tcp"),
+        (["all", "--only", "aead,gpus"], "'gpus' is not a part; there is aead, link, allreduce"),
         (["all", "--output", "/dev/null/x"], "/dev/null/x cannot be made: Not a directory"),
     ],
 )
