@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sealring import __version__
 from sealring.cli import app
-from sealring.cli.bench import parse_size, parse_world_sizes
+from sealring.cli.amounts import parse_size, parse_world_sizes
 from sealring.errors import BadSecret, ConfigurationError, NoIdentity
 
 SCRIPT = """

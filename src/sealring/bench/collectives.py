@@ -148,7 +148,7 @@ def bar(size: int, transport: str, gloo: float | None, floor: float) -> float | 
 # ---- in the workers
 
 
-class _Tensors:
+class Tensors:
     """What one case works on; sealring and Gloo take turns with the same memory."""
 
     def __init__(self, rank: int, ranks: int, size: int) -> None:
@@ -166,7 +166,7 @@ def _touched(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.float32).zero_()
 
 
-def _send_recv(t: _Tensors, dist: Any, group: Any) -> None:
+def _send_recv(t: Tensors, dist: Any, group: Any) -> None:
     sent = dist.isend(t.whole, (t.rank + 1) % t.ranks, group=group)
     received = dist.irecv(t.other, (t.rank - 1) % t.ranks, group=group)
     received.wait()
@@ -179,7 +179,7 @@ def _named(dist: Any, name: str, earlier: str) -> Callable[..., object]:
     return call
 
 
-COLLECTIVES: Final[dict[str, Callable[[_Tensors, Any, Any], object]]] = {
+COLLECTIVES: Final[dict[str, Callable[[Tensors, Any, Any], object]]] = {
     "all_reduce": lambda t, dist, group: dist.all_reduce(t.whole, group=group),
     "reduce_scatter": lambda t, dist, group: _named(
         dist, "reduce_scatter_single", "reduce_scatter_tensor"
@@ -217,7 +217,7 @@ def _worker(
     sealed_group: Any = dist.group.WORLD
     gloo = dist.new_group(backend="gloo")
     for name, size in plan:
-        tensors = _Tensors(rank, ranks, size)
+        tensors = Tensors(rank, ranks, size)
         variants = {"sealed": _bound(name, tensors, sealed_group)}
         if _has(plain := _bound(name, tensors, gloo)):
             variants["gloo"] = plain
@@ -242,7 +242,7 @@ def _worker(
     dist.destroy_process_group()
 
 
-def _bound(name: str, tensors: _Tensors, group: Any) -> Callable[[], None]:
+def _bound(name: str, tensors: Tensors, group: Any) -> Callable[[], None]:
     import torch.distributed as dist
 
     call = COLLECTIVES[name]
@@ -284,7 +284,7 @@ def _case(
 ) -> Case:
     ranks = len(everyones)
     times = {
-        variant: _of_slowest([samples[variant] for _, samples in everyones])
+        variant: of_slowest([samples[variant] for _, samples in everyones])
         for variant in everyones[0][1]
     }
     sealed, gloo = times["sealed"], times.get("gloo")
@@ -312,6 +312,6 @@ def _case(
     )
 
 
-def _of_slowest(ranks: Sequence[Samples]) -> Samples:
+def of_slowest(ranks: Sequence[Samples]) -> Samples:
     """A block is done when its last rank is: a root that only sends is ready long before."""
     return Samples(tuple(map(max, zip(*(samples.seconds for samples in ranks), strict=True))))

@@ -26,7 +26,7 @@ from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.messages import Messages, MessageWork
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
-from sealring.schedule import Algorithm, Operation, choose
+from sealring.schedule import Algorithm, Operation, Selection, Topology
 
 if TYPE_CHECKING:
     from sealring._native import Account
@@ -43,18 +43,19 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         *,
         recorder: FlightRecorder,
         arrivals: monitored.Arrivals,
-        algorithm: Algorithm | None = None,
+        selection: Selection,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._rank = rank
         self._world = world
         self._engine = engine
         self._timeout = timeout
-        self._algorithm = algorithm
         self._arrivals = arrivals
         self._name = ""
         self._description = ""
         self._coalesced: list[SealedWork] | None = None
+        self.selection = selection
+        """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
         self.recorder = recorder
         """What the last collectives were: recorder.collective(number), recorder.account()."""
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
@@ -96,6 +97,11 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
+
+    @property
+    def topology(self) -> Topology:
+        """Who shares a host with whom, by the names that the ranks gave of their hosts."""
+        return self._engine.topology
 
     def account(self) -> Account:
         """What was sealed, opened and waited for so far."""
@@ -154,7 +160,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     # ---- in and out of the queue
 
     def _choose(self, operation: Operation, nbytes: int) -> Algorithm:
-        return choose(operation, self._world, nbytes, self._algorithm)
+        return self.selection(operation, nbytes)
 
     def _message_timeout(self) -> float:
         return self._timeout.total_seconds()
