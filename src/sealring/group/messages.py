@@ -55,8 +55,9 @@ class MessageWork(SealedWork):
 
 class Messages:
     def __init__(
-        self, mailbox: Mailbox, label: str, on_failure: Callable[[GroupError], None]
+        self, mailbox: Mailbox, label: str, on_failure: Callable[[GroupError], GroupError]
     ) -> None:
+        """`on_failure` ends the rest of the group, and returns the error that it ended with."""
         self._mailbox = mailbox
         self._label = label
         self._on_failure = on_failure
@@ -114,8 +115,7 @@ class Messages:
                     )
                     self._thread.start()
         if failed is not None:
-            self._fail(failed)
-            raise failed
+            raise self._fail(failed)
         return work
 
     def drive(self, work: MessageWork) -> None:
@@ -159,11 +159,12 @@ class Messages:
         if work is not None:
             work.arrived(peer)
 
-    def _fail(self, error: GroupError) -> None:
+    def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: whoever gets the error may use the message's memory for something else.
         self._mailbox.fail(fields_of(error))
-        self._on_failure(error)
-        self._end(error)
+        settled = self._on_failure(error)
+        self._end(settled)
+        return settled
 
     def _end(self, error: GroupError) -> None:
         with self._lock:

@@ -18,11 +18,13 @@ import torch.distributed as dist
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
+from sealring.errors import GroupError
 from sealring.group import arguments, monitored
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
+from sealring.group.first_failure import FirstFailure
 from sealring.group.messages import Messages, MessageWork
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
@@ -60,12 +62,21 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         """What the last collectives were: recorder.collective(number), recorder.account()."""
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
         # itself, so that it goes, with its store, as soon as nobody holds it any more.
-        self._messages = Messages(
-            mailbox, f"rank {rank}", on_failure=lambda error: engine.fail(fields_of(error))
-        )
-        self._dispatcher = Dispatcher(
-            engine, f"rank {rank}", recorder, on_failure=self._messages.fail
-        )
+        first = FirstFailure()
+
+        def end_collectives(error: GroupError) -> GroupError:
+            settled = first.settle(error)
+            engine.fail(fields_of(settled))
+            return settled
+
+        def end_messages(error: GroupError) -> GroupError:
+            settled = first.settle(error)
+            messages.fail(settled)
+            return settled
+
+        messages = Messages(mailbox, f"rank {rank}", on_failure=end_collectives)
+        self._messages = messages
+        self._dispatcher = Dispatcher(engine, f"rank {rank}", recorder, on_failure=end_messages)
 
     # ---- who we are
 
