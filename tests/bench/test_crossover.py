@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from sealring.bench.algorithms import busiest_rank_bytes
 from sealring.bench.crossover import Cell, fit
-from sealring.schedule import Algorithm, Operation
+from sealring.schedule import Algorithm, Operation, Topology
 from sealring.schedule.table import Placement, Row, format_table, parse_table
 
 KEY = (Operation.ALL_REDUCE, Placement.ONE)
+WORK = {"direct": 300, "ring": 100, "tree": 200}
 DIRECT, RING, TREE = Algorithm.DIRECT, Algorithm.RING, Algorithm.TREE
 
 
-def cells(times: dict[int, dict[str, float]], ranks: int = 2) -> list[Cell]:
+def cells(
+    times: dict[int, dict[str, float]], ranks: int = 2, work: dict[str, int] = WORK
+) -> list[Cell]:
     return [
-        Cell("all_reduce", "one", ranks, size, algorithm, us, 0.01, 3, 3)
+        Cell("all_reduce", "one", ranks, size, algorithm, 2 * us, us, 0.01, work[algorithm], 3, 3)
         for size, by_algorithm in times.items()
         for algorithm, us in by_algorithm.items()
     ]
@@ -35,10 +39,30 @@ def test_the_fastest_wins_and_they_cross_in_between() -> None:
 
 def test_whoever_is_nearer_gets_less_room() -> None:
     (row,) = fit(
-        cells({1024: {"direct": 100, "ring": 107}, 65536: {"direct": 200, "ring": 100}})
+        cells({1024: {"direct": 100, "ring": 140}, 65536: {"direct": 2000, "ring": 100}})
     ).rows[KEY]
     assert row.algorithms == (DIRECT, RING)
     assert 1024 <= row.up_to_bytes[0] < 2048
+
+
+def test_between_equals_the_busiest_ranks_work_decides() -> None:
+    times = {1024: {"direct": 100, "ring": 110}, 65536: {"direct": 1000, "ring": 1100}}
+    assert fit(cells(times)).rows[KEY] == (Row(2, (), (RING,)),)
+    other_way_round = {"direct": 100, "ring": 300}
+    assert fit(cells(times, work=other_way_round)).rows[KEY] == (Row(2, (), (DIRECT,)),)
+
+
+def test_the_busiest_rank_by_the_programs() -> None:
+    four = Topology((0,) * 4)
+    whole = 4096
+    # A ring: 3/4 sent and received, then its own quarter published and 3/4 more received.
+    assert busiest_rank_bytes(Operation.ALL_REDUCE, RING, four, whole) == whole * 10 // 4
+    # Directly: the whole published, and three others' opened.
+    assert busiest_rank_bytes(Operation.ALL_REDUCE, DIRECT, four, whole) == 4 * whole
+    # A tree's root: two children's opened, the result published.
+    assert busiest_rank_bytes(Operation.ALL_REDUCE, TREE, four, whole) == 3 * whole
+    # A ring of parts: three sent on, three opened.
+    assert busiest_rank_bytes(Operation.REDUCE_SCATTER, RING, four, whole) == 6 * whole
 
 
 @pytest.mark.parametrize("noise", [1.0, 1.03])
@@ -68,7 +92,8 @@ def test_an_algorithm_between_two_others() -> None:
 
 def test_a_row_for_each_world_and_the_file_holds_them_all() -> None:
     small = cells({1024: {"direct": 1, "ring": 2}}, ranks=2)
+    the_same = cells({1024: {"direct": 1, "ring": 3}}, ranks=4)
     large = cells({1024: {"direct": 2, "ring": 1}}, ranks=8)
-    table = fit([*large, *small])
+    table = fit([*large, *the_same, *small])
     assert table.rows[KEY] == (Row(2, (), (DIRECT,)), Row(8, (), (RING,)))
     assert parse_table(format_table(table, {"by": "a test"}), "file") == table

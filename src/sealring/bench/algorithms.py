@@ -18,10 +18,18 @@ from sealring.bench.crossover import Cell
 from sealring.bench.measure import Samples, alternate
 from sealring.bench.workers import Report, run_workers
 from sealring.errors import ConfigurationError
-from sealring.schedule import ALGORITHMS, Algorithm, Operation, Selection, Topology
-from sealring.schedule.table import OPERATIONS, Placement
+from sealring.schedule import (
+    ALGORITHMS,
+    Algorithm,
+    Operation,
+    Selection,
+    Topology,
+    cuts_into_chunks,
+    program_for,
+)
+from sealring.schedule.table import ALGORITHM_NAMES, OPERATIONS, Placement
 
-SIZES: Final = tuple(1024 << shift for shift in range(0, 14, 2))
+SIZES: Final = tuple(1024 << shift for shift in range(0, 15, 3))
 """1 KiB to 4 MiB: what is longer takes what is best at the end."""
 _OF_A_PART: Final = frozenset({Operation.REDUCE_SCATTER, Operation.ALL_GATHER})
 """Where a rank's message is one part, and the tensor has one for each rank."""
@@ -48,6 +56,22 @@ def candidates(operation: Operation, topology: Topology) -> list[Algorithm]:
     ]
 
 
+def busiest_rank_bytes(
+    operation: Operation, algorithm: Algorithm, topology: Topology, size: int
+) -> int:
+    """What the rank with the most of it seals and opens, by the programs themselves."""
+    world = len(topology.host_of)
+    cut = cuts_into_chunks(operation, algorithm)
+    length = size // world if cut else size
+
+    def of(rank: int) -> int:
+        program = program_for(operation, algorithm, world, rank, topology=topology)
+        slots = [length] * program.slots
+        return program.sealed_bytes(slots) + program.opened_bytes(slots)
+
+    return max(map(of, range(world)))
+
+
 def measure_algorithms(
     plan: Plan,
     ranks: int,
@@ -71,7 +95,7 @@ def about_this_machine(ranks: Sequence[int], hosts: Sequence[str], blocks: int) 
     import sealring
 
     return {
-        "by": f"sealring {sealring.__version__} bench algorithms, medians of {blocks} blocks",
+        "by": f"sealring {sealring.__version__} bench algorithms, the fastest of {blocks} blocks",
         "on": f"{len(os.sched_getaffinity(0))} cores of {platform.machine()}, {_cpu_name()}",
         "torch": torch.__version__,
         "ranks": ", ".join(map(str, ranks)),
@@ -176,7 +200,7 @@ def _turns(
 
 
 def _calls(size: int, ranks: int) -> int:
-    return max(2, min(20, (4 << 20) // (size * ranks)))
+    return max(1, min(10, (2 << 20) // (size * ranks)))
 
 
 def _cells(
@@ -198,7 +222,11 @@ def _cells(
                 bytes=size,
                 algorithm=algorithm,
                 us=round(times.median * 1e6, 1),
+                fastest_us=round(times.fastest * 1e6, 1),
                 spread=round(times.spread, 4),
+                busiest_rank_bytes=busiest_rank_bytes(
+                    operation, ALGORITHM_NAMES[algorithm], topology, size
+                ),
                 blocks=blocks,
                 calls=calls,
             )

@@ -25,7 +25,7 @@ def algorithms(
     ] = "1",
     sizes: Annotated[str, typer.Option(help="Bytes of one rank's message: 4096, 4KiB.")] = _SIZES,
     only: Annotated[str | None, typer.Option(help="Some of them, e.g. all_reduce,reduce.")] = None,
-    blocks: Annotated[int, typer.Option(min=3, help="Timed blocks of each algorithm.")] = 9,
+    blocks: Annotated[int, typer.Option(min=3, help="Timed blocks of each algorithm.")] = 15,
     table: Annotated[
         Path | None,
         typer.Option(help="Write the table here, for SEALRING_ALGORITHM_TABLE; replaced if there."),
@@ -110,7 +110,7 @@ def parse_hosts(text: str, ranks: int) -> list[int]:
 def _algorithms_table(cells: list[Cell], fitted: AlgorithmTable) -> Table:
     columns = list(dict.fromkeys(cell.algorithm for cell in cells))
     table = Table(
-        title="Algorithms against each other (medians of the slowest rank's times, µs)",
+        title="Algorithms against each other (the slowest rank's times in the fastest block, µs)",
         caption="\n".join(_choices(fitted)),
     )
     for column in ("operation", "hosts", "ranks", "size"):
@@ -122,12 +122,12 @@ def _algorithms_table(cells: list[Cell], fitted: AlgorithmTable) -> Table:
         where = (cell.operation, cell.hosts, cell.ranks, cell.bytes)
         rows.setdefault(where, {})[cell.algorithm] = cell
     for (operation, hosts, ranks, size), by_algorithm in rows.items():
-        fastest = min(cell.us for cell in by_algorithm.values())
+        fastest = min(cell.fastest_us for cell in by_algorithm.values())
         shown = []
         for column in columns:
             one = by_algorithm.get(column)
-            text = "-" if one is None else f"{one.us:,.0f} ±{one.spread:.0%}"
-            shown.append(f"[bold green]{text}[/]" if one and one.us == fastest else text)
+            text = "-" if one is None else f"{one.fastest_us:,.0f}"
+            shown.append(f"[bold green]{text}[/]" if one and one.fastest_us == fastest else text)
         table.add_row(operation, hosts, str(ranks), human_bytes(size), *shown)
     return table
 

@@ -87,6 +87,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         )
     recorder = start_recorder(
         engine,
+        mailbox,
         job=terms.job,
         job_rank=rank,
         group=terms.group,

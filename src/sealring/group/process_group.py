@@ -59,7 +59,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self.selection = selection
         """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
         self.recorder = recorder
-        """What the last collectives were: recorder.collective(number), recorder.account()."""
+        """What the last calls were: recorder.collective(number), recorder.account()."""
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
         # itself, so that it goes, with its store, as soon as nobody holds it any more.
         first = FirstFailure()
@@ -74,7 +74,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
             messages.fail(settled)
             return settled
 
-        messages = Messages(mailbox, f"rank {rank}", on_failure=end_collectives)
+        messages = Messages(mailbox, f"rank {rank}", recorder, on_failure=end_collectives)
         self._messages = messages
         self._dispatcher = Dispatcher(engine, f"rank {rank}", recorder, on_failure=end_messages)
 
