@@ -9,7 +9,7 @@ from typing import Final
 from sealring.limits import REKEY_BYTES
 from tests.chaos.history import History, Hit, Outcome, SeenError, digest
 from tests.chaos.messages import bits_after, bits_before
-from tests.chaos.plan import MAKES_SILENCE, Call, FaultKind, Plan
+from tests.chaos.plan import Call, FaultKind, Plan
 
 SLACK_S: Final = 30.0
 """What a crowded machine may add to the timeout. A hang is longer."""
@@ -119,7 +119,7 @@ class _Group:
             for hit in history.hits
             if hit.fault.rank in members
             or (hit.fault.rank < 0 and hit.fault.group == group)
-            or hit.fault.kind in MAKES_SILENCE
+            or plan.makes_silence(hit.fault)
         ]
         self._calls: dict[int, list[Outcome]] = {
             rank: [o for o in history.outcomes if o.rank == rank and o.call.group == group]
@@ -202,6 +202,8 @@ class _Group:
             rekeyed = [hit for hit in self._hits if hit.fault.kind in OVER_A_REKEYING]
             if any((rank, peer) == (h.fault.receiver, h.fault.sender) for h in rekeyed):
                 return True
+        if name == "PeerSilent" and any(self._plan.makes_silence(hit.fault) for hit in self._hits):
+            return True  # everybody waits, and the first to lose patience names whom it waited for
         return any(_seen_of(hit, rank, peer, name) for hit in self._hits)
 
     def _followed(self, error: SeenError, explained: set[int]) -> bool:
@@ -265,8 +267,6 @@ def _end(outcome: Outcome) -> float:
 
 def _seen_of(hit: Hit, rank: int, peer: int | None, name: str) -> bool:
     fault = hit.fault
-    if name == "PeerSilent" and fault.kind in MAKES_SILENCE:
-        return True  # everybody waits, and the first to lose patience names whom it waited for
     if fault.kind in LOSES_A_RANK:
         return name == "PeerLost" and peer == fault.rank
     if fault.kind is FaultKind.DISAGREE:

@@ -87,7 +87,7 @@ MAKES_SILENCE: Final = frozenset(
         FaultKind.STOP,
     }
 )
-"""After these somebody may wait for what never comes, until the timeout."""
+"""After these somebody may wait for what never comes, until the timeout (see also below)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,9 @@ class Plan:
         """What the plan's ranks talk over; a local world has one of the two."""
         return frozenset(call.channel for call in self.calls)
 
+    def makes_silence(self, fault: Fault) -> bool:
+        return may_make_silence(fault, self.batches)
+
     def topology(self, group: int) -> Topology:
         return _topology(self.hosts, self.groups[group])
 
@@ -217,7 +220,7 @@ def make_plan(where: Where, seed: int, number: int) -> Plan:
     traffic = _Traffic(chance, where, tuple(groups), hosts, record_bytes, algorithm, messages)
     batches = traffic.batches()
     faults = _faults(chance, where, groups, hosts, transport, batches)
-    quick = any(fault.kind in MAKES_SILENCE for fault in faults)
+    quick = any(may_make_silence(fault, batches) for fault in faults)
     return Plan(
         where,
         seed,
@@ -233,6 +236,15 @@ def make_plan(where: Where, seed: int, number: int) -> Plan:
         faults=faults,
         timeout_s=QUICK_S[where] if quick else PATIENT_S,
     )
+
+
+def may_make_silence(fault: Fault, batches: tuple[tuple[Call, ...], ...]) -> bool:
+    """Whether somebody may wait until the timeout for what the fault took away."""
+    if fault.kind is FaultKind.LEAVE:
+        # In order, so that a message from anyone may still come from somebody else.
+        cases = [call.case for batch in batches for call in batch]
+        return any(isinstance(case, Message) and case.from_anyone for case in cases)
+    return fault.kind in MAKES_SILENCE
 
 
 def _topology(hosts: tuple[int, ...], members: tuple[int, ...]) -> Topology:
