@@ -17,8 +17,8 @@ from typing import Any, Final
 from sealring.schedule import Algorithm, Operation
 from sealring.schedule.table import ALGORITHM_NAMES, AlgorithmTable, Key, Placement, Row
 
-ALIKE: Final = 1.15
-A_CHANGE_COSTS: Final = math.log(1.10)
+ALIKE: Final = 1.05
+A_CHANGE_COSTS: Final = math.log(1.05)
 """Another algorithm must gain this much over the sizes it is for, or the table is noise."""
 _A_TRIFLE: Final = 1e-3
 """What decides between equals must not decide anything else."""

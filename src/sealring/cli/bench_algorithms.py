@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from sealring.bench.crossover import Cell, fit
 from sealring.cli.amounts import parse_size, parse_world_sizes
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
 from sealring.errors import ConfigurationError
+from sealring.group.settings import read_settings
 from sealring.schedule.table import OPERATIONS, AlgorithmTable, format_table, names
 
 _SIZES = ",".join(f"{each >> 10}KiB" for each in turns.SIZES)
@@ -30,6 +32,9 @@ def algorithms(
         Path | None,
         typer.Option(help="Write the table here, for SEALRING_ALGORITHM_TABLE; replaced if there."),
     ] = None,
+    show: Annotated[
+        bool, typer.Option(help="Measure nothing: print the table in force, as Markdown.")
+    ] = False,
     launched: Annotated[
         bool,
         typer.Option(help="This process is a worker of a job: measure that, not this machine."),
@@ -37,6 +42,9 @@ def algorithms(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """The algorithms of each operation, alternately, and the table of where they cross."""
+    if show:
+        print(as_markdown(read_settings(os.environ).table))
+        return
     chosen = [name.strip() for name in only.split(",")] if only else list(OPERATIONS)
     plan = turns.plan_of(chosen, sorted({parse_size(size) for size in sizes.split(",")}))
     if launched:
@@ -111,7 +119,10 @@ def _algorithms_table(cells: list[Cell], fitted: AlgorithmTable) -> Table:
     columns = list(dict.fromkeys(cell.algorithm for cell in cells))
     table = Table(
         title="Algorithms against each other (the slowest rank's times in the fastest block, µs)",
-        caption="\n".join(_choices(fitted)),
+        caption="\n".join(
+            f"{operation}, hosts {hosts}, from {ranks} ranks: {words}"
+            for operation, hosts, ranks, words in _choices(fitted)
+        ),
     )
     for column in ("operation", "hosts", "ranks", "size"):
         table.add_column(column, no_wrap=True, justify="left" if column < "p" else "right")
@@ -132,15 +143,19 @@ def _algorithms_table(cells: list[Cell], fitted: AlgorithmTable) -> Table:
     return table
 
 
-def _choices(fitted: AlgorithmTable) -> list[str]:
-    lines = []
-    for (operation, placement), rows in fitted.rows.items():
+def as_markdown(table: AlgorithmTable) -> str:
+    head = "| operation | hosts | ranks from | algorithm by one rank's bytes |"
+    lines = [f"| {' | '.join(row)} |" for row in _choices(table)]
+    return "\n".join([head, "|---|---|---|---|", *lines])
+
+
+def _choices(table: AlgorithmTable) -> list[tuple[str, str, str, str]]:
+    choices = []
+    for (operation, placement), rows in table.rows.items():
         for row in rows:
             *short, last = names(row.algorithms)
             limits = zip(short, row.up_to_bytes, strict=True)
             parts = [*(f"{name} up to {human_bytes(limit)}" for name, limit in limits), last]
-            lines.append(
-                f"{operation.name.lower()}, hosts {placement.value}, from {row.ranks} ranks: "
-                f"{', then '.join(parts)}"
-            )
-    return lines
+            words = ", then ".join(parts)
+            choices.append((operation.name.lower(), placement.value, str(row.ranks), words))
+    return choices
