@@ -98,7 +98,7 @@ def test_the_readme_draws_the_whole_error_tree() -> None:
 
 
 def test_the_table_of_algorithms_is_the_shipped_one() -> None:
-    from sealring.cli.bench_algorithms import as_markdown
+    from sealring.cli.bench.algorithms import as_markdown
     from sealring.schedule.table import shipped_table
 
     document = (ROOT / "docs" / "algorithms.md").read_text()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sealring.bench.algorithms import candidates, plan_of
 from sealring.cli import app
-from sealring.cli.bench_algorithms import parse_hosts
+from sealring.cli.bench.algorithms import parse_hosts
 from sealring.errors import ConfigurationError
 from sealring.schedule import Algorithm, Operation, Topology
 from sealring.schedule.table import Placement, parse_table

@@ -13,9 +13,9 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sealring.bench.collectives import COLLECTIVES, Tensors, of_slowest
 from sealring.bench.crossover import Cell
-from sealring.bench.measure import Samples, alternate
+from sealring.bench.exchange import CALLS, Tensors
+from sealring.bench.measure import Samples, alternate, of_slowest
 from sealring.bench.workers import Report, run_workers
 from sealring.errors import ConfigurationError
 from sealring.schedule import (
@@ -166,7 +166,7 @@ def _turns(
     ranks = dist.get_world_size()
     whole = size * ranks if operation in _OF_A_PART else size
     tensors = Tensors(dist.get_rank(), ranks, whole)
-    call = COLLECTIVES[operation.name.lower()]
+    call = CALLS[operation.name.lower()]
     table_alone = group.selection
 
     def variant(algorithm: Algorithm) -> Callable[[], None]:
@@ -216,8 +216,7 @@ def _cells(
     calls: int,
 ) -> list[Cell]:
     cells = []
-    for algorithm in everyones[0]:
-        times = of_slowest([samples[algorithm] for samples in everyones])
+    for algorithm, times in of_slowest(everyones).items():
         cells.append(
             Cell(
                 operation=operation.name.lower(),

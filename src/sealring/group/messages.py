@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from sealring.group import arguments, profiles
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.recorder.mail import MessageEntry
+
+if TYPE_CHECKING:
+    from sealring._native import MailAccount
 
 
 class MessageWork(SealedWork):
@@ -155,6 +159,9 @@ class Messages:
     def fail(self, error: GroupError) -> None:
         """The group saw a failure elsewhere; the messages end with it."""
         self._mailbox.fail(fields_of(error))
+
+    def account(self) -> MailAccount:
+        return self._mailbox.account()
 
     def close(self) -> None:
         self._mailbox.close()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sealring.bench import algorithms as turns
 from sealring.bench.crossover import Cell, fit
-from sealring.cli.amounts import parse_size, parse_world_sizes
+from sealring.cli.bench.options import parse_size, parse_world_sizes
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
 from sealring.errors import ConfigurationError
 from sealring.group.settings import read_settings
