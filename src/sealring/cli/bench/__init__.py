@@ -1,5 +1,6 @@
 """`sealring bench`: what protection costs on this machine.
 
+algorithms the algorithms against each other, and the table of them
 options    what may be written, and what is refused
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
