@@ -167,7 +167,7 @@ class UnknownEvidence(AttestationError):
 
 
 class ForgedEvidence(AttestationError):
-    """The hardware's signature is not over these bytes, or its certificate is for other hardware."""
+    """The signature is not over these bytes, or the certificate is for other hardware."""
 
 
 class UntrustedChain(AttestationError):

@@ -15,7 +15,8 @@ def fuzz(target: str) -> None:
 
     engine: Any = atheris
     # The targets too: they spell out what the native parsers must do, branch by branch.
-    watched = ["sealring.engine", "sealring.handshake", "sealring.links", "tests.fuzz.targets"]
+    watched = ["sealring.engine", "sealring.handshake", "sealring.identity.attestation"]
+    watched += ["sealring.links", "tests.fuzz.targets"]
     with engine.instrument_imports(include=[*watched, "json"]):
         from tests.fuzz.targets import TARGETS
     engine.Setup(sys.argv, TARGETS[target])

@@ -13,9 +13,19 @@ from typing import Final
 
 from sealring import _native
 from sealring.engine.failures import ERROR_BY_CODE, error_from
-from sealring.errors import GroupError, MalformedSetup, ProtocolMismatch, SealringError
+from sealring.errors import (
+    BadPolicy,
+    GroupError,
+    MalformedEvidence,
+    MalformedSetup,
+    ProtocolMismatch,
+    SealringError,
+    UnknownEvidence,
+)
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
+from sealring.identity.attestation import parse_evidence, parse_policy
+from sealring.identity.attestation.snp import parse_report
 from sealring.limits import HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION
 from sealring.links.memory import parse_offer
 from sealring.links.rendezvous import encode_addresses, parse_addresses
@@ -95,6 +105,32 @@ def addresses(data: bytes) -> None:
     assert parse_addresses(encode_addresses(read).encode()) == read
 
 
+def evidence(data: bytes) -> None:
+    try:
+        read = parse_evidence(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    assert parse_evidence(read.encode()) == read
+
+
+def snp_report(data: bytes) -> None:
+    try:
+        read = parse_report(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    scalars = read.r.to_bytes(72, "little") + read.s.to_bytes(72, "little")
+    assert read.signed + scalars + bytes(368) == data
+
+
+def policy(data: bytes) -> None:
+    try:
+        read = parse_policy(data.decode("utf-8", "replace"))
+    except BadPolicy:
+        return
+    assert read.kinds
+    assert all(rules.measurements or rules.signers for rules in read.kinds.values())
+
+
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "header": record_header,
     "alert": alert,
@@ -102,4 +138,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "refusal": refusal,
     "offer": offer,
     "addresses": addresses,
+    "evidence": evidence,
+    "snp_report": snp_report,
+    "policy": policy,
 }

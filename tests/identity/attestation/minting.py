@@ -42,8 +42,9 @@ class Amd:
         leaf_days: int = 100,
         ask_is_ca: bool = True,
         stated_product: str | None = None,
+        critical: bool = False,
     ) -> None:
-        self.product, self.vlek, self.tcb = product, vlek, tcb
+        self.product, self.vlek, self.tcb, self.critical = product, vlek, tcb, critical
         self.ark_key, self.ask_key, self.key = (
             ec.generate_private_key(ec.SECP384R1()) for _ in range(3)
         )
@@ -87,7 +88,9 @@ class Amd:
         )
         for oid, value in (extensions or {}).items():
             number = x509.ObjectIdentifier(f"1.3.6.1.4.1.3704.1.{oid}")
-            builder = builder.add_extension(x509.UnrecognizedExtension(number, value), False)
+            builder = builder.add_extension(
+                x509.UnrecognizedExtension(number, value), self.critical
+            )
         return builder.sign(issuer[1] if issuer else key, SHA384())
 
     @property

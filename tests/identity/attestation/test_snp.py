@@ -111,6 +111,11 @@ def test_an_issuer_that_is_no_authority() -> None:
     assert "may not issue" in refused(UntrustedChain, weak.evidence(), weak.trust())
 
 
+def test_a_critical_extension_that_is_not_known() -> None:
+    limited = Amd(critical=True)
+    assert "critical extension" in refused(UntrustedChain, limited.evidence(), limited.trust())
+
+
 def test_dates() -> None:
     trust = AMD.trust(now=NOW + 101 * DAY)
     assert "SEV-VCEK" in refused(ChainExpired, AMD.evidence(), trust)

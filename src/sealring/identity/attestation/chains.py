@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -53,12 +54,13 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
     root = certificates[-1].fingerprint(SHA256()).hex()
     if root not in roots:
         raise UntrustedChain(
-            f"the chain ends at {_name(certificates[-1])} ({root[:16]}…), which is not a pinned root"
+            f"the chain ends at {_name(certificates[-1])} ({root[:16]}…), not a pinned root"
         )
     for depth, issuer in enumerate(certificates[1:]):
         _check_link(certificates[depth], issuer, depth)
     _check_link(certificates[-1], certificates[-1], len(certificates) - 1)
     for certificate in certificates:
+        _check_understood(certificate)
         _check_dates(certificate, trust.now)
     lists, unlisted = _check_revocation(certificates, trust)
     not_after = min(certificate.not_valid_after_utc for certificate in certificates)
@@ -68,7 +70,7 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
 def _load(der: bytes) -> x509.Certificate:
     try:
         with warnings.catch_warnings():
-            # AMD's VCEKs have serial number 0. They are looked up by content, never by serial.
+            # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
             warnings.simplefilter("ignore")
             return x509.load_der_x509_certificate(der)
     except ValueError:
@@ -89,10 +91,20 @@ def _check_link(certificate: x509.Certificate, issuer: x509.Certificate, cas_bel
         raise UntrustedChain(f"{_name(issuer)} does not say that it may issue") from None
     if not constraints.ca or not usage.key_cert_sign:
         raise UntrustedChain(f"{_name(issuer)} may not issue certificates")
-    # A root is checked against itself with everything below counted, hence only others' limits.
-    if issuer is not certificate and constraints.path_length is not None:
-        if constraints.path_length < cas_below:
-            raise UntrustedChain(f"{_name(issuer)} may not have that many issuers below it")
+    # A root is checked against itself too, where the count says nothing.
+    room = None if issuer is certificate else constraints.path_length
+    if room is not None and room < cas_below:
+        raise UntrustedChain(f"{_name(issuer)} may not have that many issuers below it")
+
+
+def _check_understood(certificate: x509.Certificate) -> None:
+    """A critical extension limits its certificate; one we cannot read may forbid just this use."""
+    for extension in certificate.extensions:
+        if extension.critical and isinstance(extension.value, x509.UnrecognizedExtension):
+            raise UntrustedChain(
+                f"{_name(certificate)} has the critical extension {extension.oid.dotted_string}, "
+                "which is not known"
+            )
 
 
 def _check_dates(certificate: x509.Certificate, now: datetime) -> None:
@@ -109,7 +121,7 @@ def _check_revocation(
 ) -> tuple[tuple[ListSeen, ...], tuple[str, ...]]:
     seen: list[ListSeen] = []
     unlisted: list[str] = []
-    for certificate, issuer in zip(certificates, certificates[1:], strict=False):
+    for certificate, issuer in pairwise(certificates):
         lists = [one for one in trust.lists if _is_from(one, issuer)]
         if not lists:
             unlisted.append(_name(issuer))
@@ -117,8 +129,8 @@ def _check_revocation(
             made, until = one.last_update_utc, one.next_update_utc
             if until is None or not made <= trust.now <= until:
                 raise StaleRevocationList(
-                    f"the revocation list of {_name(issuer)}, made {made:%Y-%m-%d}, is not in force "
-                    f"on {trust.now:%Y-%m-%d}: fetch it again"
+                    f"the revocation list of {_name(issuer)}, made {made:%Y-%m-%d}, is not in "
+                    f"force on {trust.now:%Y-%m-%d}: fetch it again"
                 )
             if one.get_revoked_certificate_by_serial_number(certificate.serial_number):
                 raise ChainRevoked(f"{_name(issuer)} has revoked {_name(certificate)}")

@@ -112,10 +112,8 @@ class _Reader:
         self, table: dict[str, Any], where: str, name: str, size: int | None
     ) -> frozenset[str]:
         found = table.get(name, [])
-        length = f"{2 * size}" if size else "2,128"
-        pattern = re.compile(
-            rf"(?:[0-9a-f]{{2}}){{1,64}}" if size is None else rf"[0-9a-f]{{{length}}}"
-        )
+        count = str(size) if size else "1,64"
+        pattern = re.compile(rf"(?:[0-9a-f]{{2}}){{{count}}}")
         if not isinstance(found, list) or not all(
             isinstance(one, str) and pattern.fullmatch(one) for one in found
         ):

@@ -1,7 +1,7 @@
 """SIMULATED evidence: for laptops and tests. It has the form of the real thing and proves nothing.
 
-Its authority says SIMULATED in its name, a policy must name that authority, and AttestedWorker.label
-carries the word on.
+Its authority says SIMULATED in its name, a policy must name that authority, and the label of an
+AttestedWorker carries the word on.
 """
 
 from __future__ import annotations
