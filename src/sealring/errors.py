@@ -5,6 +5,7 @@
     │   ├── NoIdentity
     │   ├── BadSecret
     │   ├── BadCertificate
+    │   ├── BadPolicy
     │   ├── Unsupported
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── WorkerFailed                  a process that bench or demo started ended with an error
@@ -25,6 +26,22 @@
     ├── StoreError                    the sealed store cannot be believed; the group goes on
     │   ├── TamperedValue             an attacker's: nobody of this job put that value there
     │   └── ReplayedValue             an attacker's: an older value was put back
+    ├── AttestationError              a worker's evidence was refused; it gets no key
+    │   ├── MalformedEvidence         the worker's: cut, extended, or no evidence at all
+    │   ├── UnknownEvidence           a kind or version that this sealring cannot judge
+    │   ├── ForgedEvidence            an attacker's: the signature is not over these bytes
+    │   ├── UntrustedChain            an attacker's: the chain does not lead to a pinned root
+    │   ├── ChainExpired              the worker's: a certificate is outside its dates
+    │   ├── ChainRevoked              a certificate is on its issuer's revocation list
+    │   ├── StaleRevocationList       yours: fetch the list again
+    │   ├── NotBound                  an attacker's: made for another nonce or another key
+    │   └── PolicyRefusal             true evidence of something that the policy does not admit
+    │       ├── KindNotAllowed
+    │       ├── DebugGuest
+    │       ├── TcbTooOld
+    │       ├── MeasurementNotAllowed
+    │       ├── GuestNotAllowed
+    │       └── RankNotAllowed
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -59,6 +76,10 @@ class BadSecret(ConfigurationError):
 
 class BadCertificate(ConfigurationError):
     """This worker's own certificate or key cannot be used."""
+
+
+class BadPolicy(ConfigurationError):
+    """The policy file cannot be read; the message names line and field."""
 
 
 class Unsupported(ConfigurationError):
@@ -146,6 +167,70 @@ class TamperedValue(StoreError):
 
 class ReplayedValue(StoreError):
     """An authentic value that its writer had replaced since, as this process has seen."""
+
+
+class AttestationError(SealringError):
+    """A worker's evidence was refused. It gets no key."""
+
+
+class MalformedEvidence(AttestationError):
+    """The bytes are not the evidence they say they are: cut, extended or scrambled."""
+
+
+class UnknownEvidence(AttestationError):
+    """A kind, version or algorithm that this sealring does not know, and so does not believe."""
+
+
+class ForgedEvidence(AttestationError):
+    """The signature is not over these bytes, or the certificate is for other hardware."""
+
+
+class UntrustedChain(AttestationError):
+    """The certificates do not lead, link by link, to a pinned root."""
+
+
+class ChainExpired(AttestationError):
+    """A certificate of the chain is outside its dates at the time of the check."""
+
+
+class ChainRevoked(AttestationError):
+    """A certificate of the chain is on its issuer's revocation list."""
+
+
+class StaleRevocationList(AttestationError):
+    """A cached revocation list is past its date, or one that the policy needs is missing."""
+
+
+class NotBound(AttestationError):
+    """True evidence, made for another nonce or another worker's key: a replay or a relay."""
+
+
+class PolicyRefusal(AttestationError):
+    """The evidence is true; what it shows is not what the policy admits."""
+
+
+class KindNotAllowed(PolicyRefusal):
+    """The policy does not admit this kind of evidence; SIMULATED evidence among them."""
+
+
+class DebugGuest(PolicyRefusal):
+    """The host can read a debug guest's memory, so its evidence protects nothing."""
+
+
+class TcbTooOld(PolicyRefusal):
+    """The firmware is older than the policy's minimum."""
+
+
+class MeasurementNotAllowed(PolicyRefusal):
+    """What runs there is not among what the policy lists."""
+
+
+class GuestNotAllowed(PolicyRefusal):
+    """The guest was launched with rights, or on a product, that the policy does not admit."""
+
+
+class RankNotAllowed(PolicyRefusal):
+    """The policy does not let this evidence be this rank."""
 
 
 class GroupError(SealringError):

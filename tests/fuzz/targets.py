@@ -14,14 +14,19 @@ from typing import Final
 from sealring import _native
 from sealring.engine.failures import ERROR_BY_CODE, Names, error_from
 from sealring.errors import (
+    BadPolicy,
     GroupError,
+    MalformedEvidence,
     MalformedSetup,
     ProtocolMismatch,
     SealringError,
     TamperedValue,
+    UnknownEvidence,
 )
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
+from sealring.identity.attestation import parse_evidence, parse_policy
+from sealring.identity.attestation.snp import parse_report
 from sealring.limits import HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, TAG_BYTES
 from sealring.links.memory import parse_offer
 from sealring.links.rendezvous import encode_addresses, parse_addresses
@@ -122,6 +127,33 @@ def stored(data: bytes) -> None:
 
 _STORE_KEYS: Final = StoreKeys.derive(bytes(32), ["nobody has sealed anything under this"])
 
+
+def evidence(data: bytes) -> None:
+    try:
+        read = parse_evidence(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    assert parse_evidence(read.encode()) == read
+
+
+def snp_report(data: bytes) -> None:
+    try:
+        read = parse_report(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    scalars = read.r.to_bytes(72, "little") + read.s.to_bytes(72, "little")
+    assert read.signed + scalars + bytes(368) == data
+
+
+def policy(data: bytes) -> None:
+    try:
+        read = parse_policy(data.decode("utf-8", "replace"))
+    except BadPolicy:
+        return
+    assert read.kinds
+    assert all(rules.measurements or rules.signers for rules in read.kinds.values())
+
+
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "header": record_header,
     "alert": alert,
@@ -130,4 +162,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "offer": offer,
     "addresses": addresses,
     "stored": stored,
+    "evidence": evidence,
+    "snp_report": snp_report,
+    "policy": policy,
 }

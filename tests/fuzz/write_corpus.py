@@ -19,6 +19,8 @@ from sealring.links.rendezvous import encode_addresses
 from tests.engine.attacker import EVERYONE, Kind, header
 from tests.fuzz.targets import ALERT_FIXED
 from tests.handshake.meeting import terms
+from tests.identity.attestation.minting import Amd
+from tests.identity.attestation.test_policy import ONLY_SNP, POLICY
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -149,6 +151,43 @@ def stored_values() -> Iterator[tuple[str, bytes]]:
     yield "cut", first[:-1]
     yield "trailing", first + b"\x00"
     yield "number", b"17"
+
+
+def evidence() -> Iterator[tuple[str, bytes]]:
+    good = Amd().evidence().encode()
+    yield "good", good
+    fields = json.loads(good)
+    for name, change in {
+        "version-2": {"version": 2},
+        "version-true": {"version": True},
+        "no-parts": {"parts": {}},
+        "long-chain": {"chain": fields["chain"] * 3},
+        "loose-base64": {"chain": ["QR=="]},
+        "upper-nonce": {"challenge": fields["challenge"] | {"nonce": "AB" * 32}},
+        "more": {"more": 1},
+    }.items():
+        yield name, json.dumps(fields | change).encode()
+    yield "repeated-key", good.replace(b'"kind"', b'"version": 1, "kind"')
+    yield "deep", b"[" * 8000
+    yield "empty", b""
+
+
+def snp_reports() -> Iterator[tuple[str, bytes]]:
+    amd = Amd()
+    for version in (1, 2, 3, 4, 5):
+        yield f"version-{version}", amd.report(version=version)
+    yield "algorithm-2", amd.report(algorithm=2)
+    yield "short", amd.report()[:-1]
+    yield "tail", amd.report()[:-1] + b"\x01"
+    yield "empty", b""
+
+
+def policies() -> Iterator[tuple[str, bytes]]:
+    yield "good", POLICY.encode()
+    yield "only-snp", ONLY_SNP.encode()
+    yield "nothing", b"version = 1"
+    yield "dotted", b"version = 1\nsnp.vmpl = 4"
+    yield "deep", b"a = " + b"[" * 2000
     yield "empty", b""
 
 
@@ -161,6 +200,9 @@ def main() -> None:
         "offer": offers(),
         "addresses": address_lists(),
         "stored": stored_values(),
+        "evidence": evidence(),
+        "snp_report": snp_reports(),
+        "policy": policies(),
     }.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,122 @@
+"""`sealring policy`: what a policy says, and why evidence passes it or does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from cryptography import x509
+from rich.table import Table
+from rich.text import Text
+
+from sealring.cli.terminal import console, print_json
+from sealring.errors import AttestationError, BadPolicy, ConfigurationError
+from sealring.identity.attestation import (
+    Challenge,
+    Policy,
+    Trust,
+    Verdict,
+    judge,
+    parse_evidence,
+    parse_policy,
+    verify_evidence,
+)
+from sealring.identity.private_files import read_public
+
+app = typer.Typer(help="Judge evidence by a policy.", no_args_is_help=True)
+
+
+@app.callback()
+def policy() -> None:
+    """Judge evidence by a policy."""
+
+
+@app.command()
+def check(
+    policy: Annotated[Path, typer.Argument(help="The policy, a TOML file.")],
+    evidence: Annotated[Path, typer.Argument(help="Evidence, as a worker sends it.")],
+    nonce: Annotated[
+        str | None, typer.Option(help="Insist on this nonce (hex), not on what the file says.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="Judge it for this rank.")] = None,
+    revocation_list: Annotated[
+        list[Path] | None, typer.Option(help="A vendor's revocation list, DER or PEM.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say rule by rule why evidence passes a policy or does not. Exit status 1 if it does not."""
+    rules = _read_policy(policy)
+    shown: dict[str, Any] = {"admitted": False, "nonce": "given" if nonce else "as the file says"}
+    try:
+        sent = parse_evidence(read_public(evidence, "the evidence", ConfigurationError))
+        lists = tuple(_read_list(path) for path in revocation_list or [])
+        trust = Trust.pinned(simulated=rules.simulated_roots, lists=lists)
+        challenge = Challenge(_nonce(nonce), sent.challenge.public_key) if nonce else sent.challenge
+        worker = verify_evidence(sent, challenge, trust)
+    except AttestationError as error:
+        shown |= {"error": type(error).__name__, "message": str(error), "rules": []}
+        verdict = None
+    else:
+        verdict = judge(rules, worker, rank)
+        shown |= {"admitted": verdict.admitted, "worker": worker.as_json()}
+        shown["rules"] = [
+            {
+                "rule": rule.name,
+                "passed": rule.refusal is None,
+                "wanted": rule.wanted,
+                "found": rule.found,
+                "error": rule.refusal.__name__ if rule.refusal else None,
+            }
+            for rule in verdict.rules
+        ]
+    if json:
+        print_json(shown)
+    else:
+        _print(shown, verdict)
+    if not shown["admitted"]:
+        raise typer.Exit(1)
+
+
+def _read_policy(path: Path) -> Policy:
+    try:
+        return parse_policy(read_public(path, "the policy", BadPolicy).decode())
+    except UnicodeDecodeError:
+        raise BadPolicy(f"the policy {path} is not UTF-8 text") from None
+
+
+def _read_list(path: Path) -> x509.CertificateRevocationList:
+    content = read_public(path, "the revocation list", ConfigurationError)
+    try:
+        if content.startswith(b"-----"):
+            return x509.load_pem_x509_crl(content)
+        return x509.load_der_x509_crl(content)
+    except ValueError:
+        raise ConfigurationError(f"{path} holds no revocation list") from None
+
+
+def _nonce(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ConfigurationError("--nonce is hexadecimal") from None
+
+
+def _print(shown: dict[str, Any], verdict: Verdict | None) -> None:
+    if verdict is None:
+        console.print(
+            f"Refused before the policy was asked. {shown['error']}: {shown['message']}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
+    table = Table(title=f"{verdict.label}: {'admitted' if verdict.admitted else 'refused'}")
+    for column in ("rule", "wanted", "found", ""):
+        table.add_column(column)
+    for rule in verdict.rules:
+        outcome = Text(rule.refusal.__name__, "bold red") if rule.refusal else Text("ok", "green")
+        table.add_row(rule.name, rule.wanted, Text(rule.found, overflow="fold"), outcome)
+    console.print(table)
+    if shown["nonce"] != "given":
+        console.print("The nonce is the file's own: whether it is fresh was not judged (--nonce).")
