@@ -83,7 +83,9 @@ void Engine::fail(const Failure& failure) {
   }
   interrupted_ = true;
   const std::lock_guard<std::mutex> lock(running_);
-  if (!closed_ && !failure_) end_with(Failure(failure), {});
+  if (closed_ || failure_) return;
+  Failure seen = failure;
+  end_with(seen, {});
 }
 
 // Of a rank that is gone or silent: what it was doing when it was last heard of.
@@ -104,8 +106,6 @@ std::optional<Failure> Engine::imposed_failure() {
   const std::lock_guard<std::mutex> lock(imposing_);
   return imposed_;
 }
-
-void Engine::end_with(Failure&& failure, const View& view) { end_with(failure, view); }
 
 void Engine::end_with(Failure& failure, const View& view) {
   say_and_leave(links_, Kind::alert, encode_alert(failure, rank_), view);

@@ -48,7 +48,6 @@ class Engine {
 
  private:
   void end_with(Failure& failure, const View& view);
-  void end_with(Failure&& failure, const View& view);
   std::optional<Failure> imposed_failure();
   void say_where_last_seen(Failure& failure) const;
   void wipe();

@@ -28,6 +28,8 @@ class Mailbox {
  public:
   using Ticket = uint64_t;
   static constexpr int kAnyone = -1;
+  // A message up to this size travels with its announcement.
+  static constexpr size_t kShortBytes = 32u << 10;
 
   Mailbox(int rank, int world, const Context& context, size_t record_bytes, uint64_t rekey_bytes);
   ~Mailbox();

@@ -141,4 +141,25 @@ TEST(another_size_is_out_of_step_at_both_ends) {
   });
 }
 
+// One byte changed on the way, wherever: the receiver says so and its memory is as it was.
+TEST(changed_message_is_not_delivered) {
+  const size_t size = 100;
+  for (size_t at = 0; at < kRecordOverhead + size; at += 7) {
+    SharedMemory memory;
+    Post post(&memory);
+    const std::vector<uint8_t> sent = bytes_of(size, 1);
+    std::vector<uint8_t> got(size, 0xee);
+    post.zero.send(1, 0, sent.data(), size, 20);
+    memory.data(0)[at] ^= 1;
+    FailureCode seen{};
+    try {
+      post.one.wait(post.one.receive(0, 0, got.data(), size, 20), kStay);
+    } catch (const Failure& failure) {
+      seen = failure.code;
+    }
+    CHECK(seen == FailureCode::tampered);
+    CHECK(got == std::vector<uint8_t>(size, 0xee));
+  }
+}
+
 int main(int argc, char** argv) { return run(argc, argv); }

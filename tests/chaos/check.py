@@ -179,7 +179,7 @@ class _Group:
         assert error is not None
         if error.reported_by is None:
             return self._sighting(rank, error) or self._followed(error, explained)
-        witness = self._members[error.reported_by]
+        witness = error.reported_by
         if witness in self._first:
             seen = self._first[witness].error
             assert seen is not None
@@ -192,7 +192,7 @@ class _Group:
 
     def _sighting(self, rank: int, error: SeenError) -> bool:
         """Rank `rank` may have seen this happen itself."""
-        peer = None if error.peer is None else self._members[error.peer]
+        peer = error.peer
         name = error.name
         if name == "TamperedRecord" and self._plan.rekey_bytes < REKEY_BYTES:
             rekeyed = [hit for hit in self._hits if hit.fault.kind in OVER_A_REKEYING]
@@ -202,11 +202,7 @@ class _Group:
 
     def _followed(self, error: SeenError, explained: set[int]) -> bool:
         """The peer has left because of something that is explained already."""
-        return (
-            error.name == "PeerLost"
-            and error.peer is not None
-            and self._members[error.peer] in explained
-        )
+        return error.name == "PeerLost" and error.peer is not None and error.peer in explained
 
     # ---- all or nobody
 
@@ -233,7 +229,7 @@ class _Group:
         for rank, first in self._first.items():
             later = self._calls[rank][self._calls[rank].index(first) + 1 :]
             for outcome in later:
-                if outcome.error != first.error:
+                if outcome.error is None or outcome.error.facts != first.error.facts:
                     text = f"rank {rank}: {_words(first.error)}, then {_words(outcome.error)}"
                     violations.append(
                         Violation("a failed group stays failed", text, rank, outcome.call)

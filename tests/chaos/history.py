@@ -23,7 +23,12 @@ class SeenError:
     peer: int | None
     collective: int | None
     reported_by: int | None
-    """Ranks within the group."""
+    """Ranks of the job."""
+
+    @property
+    def facts(self) -> tuple[str, int | None, int | None, int | None]:
+        """What stays the same at every later call; the text names the call that met it."""
+        return self.name, self.peer, self.collective, self.reported_by
 
     @classmethod
     def of(cls, error: BaseException) -> SeenError:

@@ -24,6 +24,10 @@ class Kind(IntEnum):
     GROUP = 2
     ALERT = 3
     BYE = 4
+    ANNOUNCE = 5
+    ACCEPT = 6
+    DATA = 7
+    STATUS = 8
 
 
 DATA_KINDS: Final = (Kind.PAIR, Kind.GROUP)

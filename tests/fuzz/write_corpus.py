@@ -36,7 +36,7 @@ def headers() -> Iterator[tuple[str, bytes]]:
     yield "all-ones", plain[:4] + b"\xff" * 60
     yield "version-2", plain[:2] + b"\x02" + plain[3:]
     yield "kind-0", plain[:3] + b"\x00" + plain[4:]
-    yield "kind-5", plain[:3] + b"\x05" + plain[4:]
+    yield "kind-9", plain[:3] + b"\x09" + plain[4:]
     yield "short", plain[:63]
     yield "longer", plain + b"payload"
     yield "empty", b""

@@ -239,7 +239,6 @@ def wrong(rank: int, world: int) -> list[str]:
         "size": lambda: dist.gather(torch.ones(3), pair if rank == 0 else None, dst=0),
         "none": lambda: group.allreduce_coalesced([]),
         "numbers": lambda: group.all_gather_single_coalesced([torch.ones(4)], pair),
-        "send": lambda: group.monitored_barrier(None),
     }
     texts = []
     for name, call in calls.items():
@@ -270,8 +269,6 @@ def test_wrong_arguments_are_refused_by_name(workers: Workers) -> None:
         "beside 3 of torch.float32",
         "none: all_reduce_coalesced needs at least one tensor",
         "numbers: all_gather_into_tensor_coalesced: 1 outputs do not go with 2 inputs",
-        "send: sealring serves torch's collectives; send, recv and monitored_barrier are not "
-        "among them yet",
     ]
 
 

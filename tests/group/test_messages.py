@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.errors import GroupError, OutOfStep, PeerLost, PeerSilent, Unsupported
+from sealring.errors import GroupClosed, GroupError, OutOfStep, PeerLost, PeerSilent, Unsupported
 from tests.workers import Workers
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -265,6 +265,24 @@ def test_failed_message_ends_the_group(workers: Workers) -> None:
     first, second = workers.run(later_collective, errors=True, env={"CASE": "later"})
     assert str(first) == "sent,OutOfStep"
     assert str(second) == "OutOfStep,OutOfStep"
+
+
+def runs_out(rank: int, world: int) -> str:
+    if rank == 0:
+        work = dist.irecv(torch.zeros(1), 1)
+        assert work is not None
+        with pytest.raises(PeerSilent, match="was not done 0.2 s after wait"):
+            work.wait(timedelta(seconds=0.2))
+        with pytest.raises(GroupClosed):
+            dist.send(torch.zeros(1), 1)
+        return "gave up"
+    with pytest.raises(GroupClosed, match="rank 0 reported: a rank gave up waiting"):
+        dist.recv(torch.zeros(1), 0)
+    return "was told"
+
+
+def test_wait_that_runs_out_of_time_closes_the_group(workers: Workers) -> None:
+    assert workers.run(runs_out, env={"CASE": "runs out"}) == ["gave up", "was told"]
 
 
 def refused(rank: int, world: int) -> None:

@@ -32,3 +32,4 @@ class Server:
 
     def put(self, key: str, raw: bytes, keys: StoreKeys = KEYS) -> None:
         self.store.set(keys.value_name(key), raw)
+        self.store.get(keys.value_name(key))  # a TCPStore's set does not wait until it is done

@@ -228,6 +228,7 @@ def test_an_older_value_to_a_newcomer_is_not_noticed(server: Server) -> None:
     worker.set("key", "old")
     old = server.held("key")
     worker.set("key", "new")
+    assert worker.get("key") == b"new"  # a TCPStore's set does not wait until it is done
     server.put("key", old)
     assert server.worker().get("key") == b"old"
 

@@ -78,15 +78,12 @@ class Dispatcher:
         before the callback was attached, the caller runs it, before it calls anything else.
         """
         if self._running_thread == threading.get_ident():
-            with profiles.shown(job.name, job.known, self._engine):
-                self._run(_CALLBACK, job)
+            self._run(_CALLBACK, job)
             return
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
             at_once = wait and self.idle
-            if not at_once:
-                profiles.shown_until_done(job.name, job.known, self._engine, job.work)
             self._submitted += 1
             call = self._submitted
             if job.known is not None:
@@ -94,11 +91,11 @@ class Dispatcher:
             if at_once:
                 self._turn.acquire()
             else:
-                self._jobs.put((call, job))
+                with profiles.shown(job.name, job.known, self._engine):
+                    self._jobs.put((call, job))
         if at_once:
             try:
-                with profiles.shown(job.name, job.known, self._engine):
-                    self._run_called(call, job)
+                self._run_called(call, job)
             finally:
                 self._turn.release()
 
@@ -139,11 +136,12 @@ class Dispatcher:
     def _run(self, call: int, job: Job) -> None:
         error: BaseException | None = None
         try:
-            for collective in job.collectives:
-                self._ran += 1
-                self._recorder.started(call, self._ran, collective)
-                self._engine.run(self._ran, collective, job.timeout_s)
-                self._recorder.ended(None)
+            with profiles.shown(job.name, job.known, self._engine):
+                for collective in job.collectives:
+                    self._ran += 1
+                    self._recorder.started(call, self._ran, collective)
+                    self._engine.run(self._ran, collective, job.timeout_s)
+                    self._recorder.ended(None)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits

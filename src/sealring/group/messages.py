@@ -14,7 +14,7 @@ import torch
 
 from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
-from sealring.errors import GroupClosed, GroupError, PeerSilent
+from sealring.errors import GroupClosed, GroupError
 from sealring.group.work import SealedWork
 
 
@@ -124,12 +124,15 @@ class Messages:
         except GroupError as error:
             self._fail(error)
             return
+        except BaseException:  # Ctrl-C: the script goes on without the message
+            self.give_up()
+            raise
         if peer is not None:
             self._deliver(work.ticket, peer)
 
     def give_up(self) -> None:
         """Whoever waited will wait no longer: the group ends here."""
-        self._fail(PeerSilent("a message was not done in the time that wait() was given."))
+        self._fail(GroupClosed("a rank gave up waiting for a message."))
 
     def fail(self, error: GroupError) -> None:
         """The group saw a failure elsewhere; the messages end with it."""
@@ -157,6 +160,8 @@ class Messages:
             work.arrived(peer)
 
     def _fail(self, error: GroupError) -> None:
+        # First the mailbox: whoever gets the error may use the message's memory for something else.
+        self._mailbox.fail(fields_of(error))
         self._on_failure(error)
         self._end(error)
 

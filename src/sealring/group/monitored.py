@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Store
 
-from sealring.errors import GroupError, PeerSilent
+from sealring.errors import GroupClosed, GroupError, PeerSilent
 
 ROOT = 0
 
@@ -26,15 +26,19 @@ class Arrivals:
     """Who has reached which monitored barrier of one group, by the store's word."""
 
     def __init__(self, store: Store, rank: int, world: int, epoch: str) -> None:
-        self._store = store
+        self._store: Any = store
         self._rank = rank
         self._world = world
         self._prefix = f"sealring/monitored/{epoch}"
         self._count = 0
 
+    def close(self) -> None:
+        """Lets the store go: an error's traceback may keep the group for longer than its life."""
+        self._store = None
+
     def note_own(self) -> None:
         self._count += 1
-        self._store.set(self._key(self._rank), "here")
+        self._reachable().set(self._key(self._rank), "here")
 
     def missing(self, timeout_s: float, *, wait_all_ranks: bool) -> list[int]:
         """The ranks that have not come in time: the first of them, or all."""
@@ -52,11 +56,16 @@ class Arrivals:
         # A store counts milliseconds, and takes none of them for "without end".
         if remaining_s >= 0.001:
             try:
-                self._store.wait([self._key(rank)], timedelta(seconds=remaining_s))
+                self._reachable().wait([self._key(rank)], timedelta(seconds=remaining_s))
             except RuntimeError:
                 return False
             return True
-        return bool(self._store.check([self._key(rank)]))
+        return bool(self._reachable().check([self._key(rank)]))
+
+    def _reachable(self) -> Any:
+        if self._store is None:
+            raise GroupClosed("this process group was destroyed. Make a new one.")
+        return self._store
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{self._count}/{rank}"

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
-from sealring.errors import GroupError
 from sealring.group import arguments, monitored
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
@@ -58,8 +57,14 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._coalesced: list[SealedWork] | None = None
         self.recorder = recorder
         """What the last collectives were: recorder.collective(number), recorder.account()."""
-        self._dispatcher = Dispatcher(engine, f"rank {rank}", recorder, self._fail_messages)
-        self._messages = Messages(mailbox, f"rank {rank}", self._fail_collectives)
+        # A group is whole or closed: what ends the one ends the other. Neither knows the group
+        # itself, so that it goes, with its store, as soon as nobody holds it any more.
+        self._messages = Messages(
+            mailbox, f"rank {rank}", on_failure=lambda error: engine.fail(fields_of(error))
+        )
+        self._dispatcher = Dispatcher(
+            engine, f"rank {rank}", recorder, on_failure=self._messages.fail
+        )
 
     # ---- who we are
 
@@ -109,14 +114,6 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         works, self._coalesced = self._coalesced or [], None
         return SealedWork.of_all(works, give_up=self._engine.interrupt)
 
-    # ---- a group is whole or closed: what ends the one ends the other
-
-    def _fail_messages(self, error: GroupError) -> None:
-        self._messages.fail(error)
-
-    def _fail_collectives(self, error: GroupError) -> None:
-        self._engine.fail(fields_of(error))
-
     # ---- a barrier that says who did not come
 
     def monitored_barrier(
@@ -139,18 +136,20 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     def shutdown(self) -> None:
         """Runs what was called, says goodbye to the peers and wipes the keys."""
-        self._dispatcher.close()
-        self._messages.close()
+        self._close()
 
     def abort(self) -> None:
         """Ends at once; what is under way fails with GroupClosed here and on every peer."""
-        self._dispatcher.close(abort=True)
-        self._messages.close()
+        self._close(abort=True)
 
     def leave(self) -> None:
         """At the process's exit: nobody waits any more for what is still in the queue."""
-        self._dispatcher.close(abort=not self._dispatcher.idle)
+        self._close(abort=not self._dispatcher.idle)
+
+    def _close(self, *, abort: bool = False) -> None:
+        self._dispatcher.close(abort=abort)
         self._messages.close()
+        self._arrivals.close()
 
     # ---- in and out of the queue
 

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.group.work import SealedWork
 
 
 def range_name(name: str, collective: Collective | None, engine: CpuEngine) -> str:
@@ -23,20 +22,11 @@ def range_name(name: str, collective: Collective | None, engine: CpuEngine) -> s
 def shown(
     name: str, collective: Collective | None, engine: CpuEngine
 ) -> AbstractContextManager[object]:
-    """A range on the calling thread, for a collective that runs there."""
+    """A range on the calling thread: the call itself, and the run on the thread that runs it.
+
+    A profiler watches the threads it knows, and the group's own is not among them unless it is told
+    (profile_all_threads): a queued collective then shows where it was called.
+    """
     if not torch.autograd.profiler._is_profiler_enabled:
         return nullcontext()
     return torch.profiler.record_function(range_name(name, collective, engine))
-
-
-def shown_until_done(
-    name: str, collective: Collective | None, engine: CpuEngine, work: SealedWork
-) -> None:
-    """A range from now to the work's end, for a collective that another thread runs.
-
-    A profiler watches the threads it knows, and ours is not among them: so the range belongs to the
-    caller's thread, and the future ends it, as torch's own asynchronous operations do it.
-    """
-    if torch.autograd.profiler._is_profiler_enabled:
-        with shown(name, collective, engine) as begun:
-            begun._call_end_callbacks_on_future(work.get_future())  # type: ignore[attr-defined]
