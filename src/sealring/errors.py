@@ -6,6 +6,7 @@
     │   ├── BadSecret
     │   ├── BadCertificate
     │   ├── BadPolicy
+    │   ├── MissingExtra
     │   ├── Unsupported
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── WorkerFailed                  a process that bench or demo started ended with an error
@@ -17,7 +18,10 @@
     │   ├── DuplicateRank
     │   ├── CertificateExpired
     │   ├── CertificateNotYetValid
+    │   ├── CertificateRevoked
     │   ├── UnknownAuthority
+    │   ├── NotAttested
+    │   ├── PeerNotAdmitted
     │   ├── ProtocolMismatch
     │   ├── SuiteMismatch
     │   ├── SettingsMismatch
@@ -41,7 +45,28 @@
     │       ├── TcbTooOld
     │       ├── MeasurementNotAllowed
     │       ├── GuestNotAllowed
-    │       └── RankNotAllowed
+    │       ├── RankNotAllowed
+    │       └── JobNotAllowed
+    ├── BrokerError                   the broker refused this worker, or could not be asked
+    │   ├── BrokerUnreachable         the network's, or the broker's: it does not answer
+    │   ├── UntrustedBroker           an attacker's: what answers there is not this job's broker
+    │   ├── MalformedAnswer           what answered does not speak the broker's protocol
+    │   ├── MalformedRequest          the worker's: its request is not one
+    │   ├── RequestTooLarge
+    │   ├── RequestTooSlow
+    │   ├── TooManyRequests
+    │   ├── UnknownNonce              an attacker's: not given out here, or in another session
+    │   ├── ExpiredNonce
+    │   ├── ReusedNonce               an attacker's, or a broker's that was lost midway
+    │   ├── UnknownToken              an attacker's: not signed by this broker
+    │   ├── ExpiredToken
+    │   ├── ReusedToken               an attacker's: a token is good once for each thing
+    │   ├── RankTaken                 another worker holds the rank
+    │   ├── WorkerRevoked             yours: `sealring broker revoke` named it
+    │   ├── ResourceNotGranted
+    │   ├── NoSuchResource
+    │   ├── StoreUnavailable          the broker's own store does not answer
+    │   └── BrokenAuditLog            an attacker's: the log was changed
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -49,6 +74,7 @@
         ├── OutOfStep                 the script's: ranks disagree on the collective
         ├── PeerLost                  the peer's: its process or its link ended
         ├── PeerSilent                the network's or the peer's: nothing came in time
+        ├── NoLongerAdmitted          yours: a member was revoked, or could not be renewed
         └── GroupClosed               ours: the group was used after it ended
 
 Each class says in its docstring whose fault it is, and each message what to do. All of them are
@@ -80,6 +106,10 @@ class BadCertificate(ConfigurationError):
 
 class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
+
+
+class MissingExtra(ConfigurationError):
+    """A part of sealring was asked for whose packages are not installed."""
 
 
 class Unsupported(ConfigurationError):
@@ -131,6 +161,18 @@ class CertificateExpired(HandshakeError):
 
 class CertificateNotYetValid(HandshakeError):
     """A certificate's first day has not come (or this machine's clock is wrong)."""
+
+
+class CertificateRevoked(HandshakeError):
+    """The broker has taken the peer's key out of the job."""
+
+
+class NotAttested(HandshakeError):
+    """The peer cannot show the attestation that this worker's policy demands of it."""
+
+
+class PeerNotAdmitted(HandshakeError):
+    """What the peer's attestation shows is not what this worker's own policy admits."""
 
 
 class UnknownAuthority(HandshakeError):
@@ -233,6 +275,90 @@ class RankNotAllowed(PolicyRefusal):
     """The policy does not let this evidence be this rank."""
 
 
+class JobNotAllowed(PolicyRefusal):
+    """The policy is for another job."""
+
+
+class BrokerError(SealringError):
+    """The broker refused, or could not be asked."""
+
+
+class BrokerUnreachable(BrokerError):
+    """No broker answered in time."""
+
+
+class UntrustedBroker(BrokerError):
+    """What answers there has no certificate of the job's authority for that name."""
+
+
+class MalformedAnswer(BrokerError):
+    """What answered does not speak the broker's protocol."""
+
+
+class MalformedRequest(BrokerError):
+    """A request that is not one of the protocol's, or whose proof of its key is wrong."""
+
+
+class RequestTooLarge(BrokerError):
+    """A request larger than any worker's."""
+
+
+class RequestTooSlow(BrokerError):
+    """A request that did not come whole in the time that any worker needs."""
+
+
+class TooManyRequests(BrokerError):
+    """More requests from one address than the broker serves; come again later."""
+
+
+class UnknownNonce(BrokerError):
+    """A nonce that this broker did not give out, or gave out in another session."""
+
+
+class ExpiredNonce(BrokerError):
+    """A nonce older than the policy's `nonce_seconds`."""
+
+
+class ReusedNonce(BrokerError):
+    """A nonce that evidence was already brought for."""
+
+
+class UnknownToken(BrokerError):
+    """A token that this broker did not sign, or none at all."""
+
+
+class ExpiredToken(BrokerError):
+    """A token past its end."""
+
+
+class ReusedToken(BrokerError):
+    """A token that has fetched this very thing before."""
+
+
+class RankTaken(BrokerError):
+    """Another worker holds the rank, and the policy lets nobody join it again."""
+
+
+class WorkerRevoked(BrokerError):
+    """The worker's key, machine or rank is barred from the job."""
+
+
+class ResourceNotGranted(BrokerError):
+    """The policy does not grant this resource to this worker."""
+
+
+class NoSuchResource(BrokerError):
+    """The broker has nothing under that name."""
+
+
+class StoreUnavailable(BrokerError):
+    """The broker's own store does not answer, so nothing can be decided."""
+
+
+class BrokenAuditLog(BrokerError):
+    """An entry of the audit log is missing, changed, or not signed by this broker."""
+
+
 class GroupError(SealringError):
     """The group is dead: its links are closed and its keys wiped. A new group can be made."""
 
@@ -283,6 +409,10 @@ class PeerLost(GroupError):
 
 class PeerSilent(GroupError):
     """Nothing came from the peer within the group's timeout."""
+
+
+class NoLongerAdmitted(GroupError):
+    """A member was revoked, or this worker's certificate ended and was not renewed."""
 
 
 class GroupClosed(GroupError):

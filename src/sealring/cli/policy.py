@@ -6,22 +6,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from cryptography import x509
 from rich.table import Table
 from rich.text import Text
 
 from sealring.cli.terminal import console, print_json
-from sealring.errors import AttestationError, BadPolicy, ConfigurationError
+from sealring.errors import AttestationError, ConfigurationError
 from sealring.identity.attestation import (
     Challenge,
-    Policy,
     Trust,
     Verdict,
     judge,
     parse_evidence,
-    parse_policy,
     verify_evidence,
 )
+from sealring.identity.attestation.files import read_list, read_policy
 from sealring.identity.private_files import read_public
 
 app = typer.Typer(help="Judge evidence by a policy.", no_args_is_help=True)
@@ -46,11 +44,11 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say rule by rule why evidence passes a policy or does not. Exit status 1 if it does not."""
-    rules = _read_policy(policy)
+    rules, _ = read_policy(policy)
     shown: dict[str, Any] = {"admitted": False, "nonce": "given" if nonce else "as the file says"}
     try:
         sent = parse_evidence(read_public(evidence, "the evidence", ConfigurationError))
-        lists = tuple(_read_list(path) for path in revocation_list or [])
+        lists = tuple(read_list(path) for path in revocation_list or [])
         trust = Trust.pinned(simulated=rules.simulated_roots, lists=lists)
         challenge = Challenge(_nonce(nonce), sent.challenge.public_key) if nonce else sent.challenge
         worker = verify_evidence(sent, challenge, trust)
@@ -76,23 +74,6 @@ def check(
         _print(shown, verdict)
     if not shown["admitted"]:
         raise typer.Exit(1)
-
-
-def _read_policy(path: Path) -> Policy:
-    try:
-        return parse_policy(read_public(path, "the policy", BadPolicy).decode())
-    except UnicodeDecodeError:
-        raise BadPolicy(f"the policy {path} is not UTF-8 text") from None
-
-
-def _read_list(path: Path) -> x509.CertificateRevocationList:
-    content = read_public(path, "the revocation list", ConfigurationError)
-    try:
-        if content.startswith(b"-----"):
-            return x509.load_pem_x509_crl(content)
-        return x509.load_der_x509_crl(content)
-    except ValueError:
-        raise ConfigurationError(f"{path} holds no revocation list") from None
 
 
 def _nonce(text: str) -> bytes:

@@ -33,6 +33,16 @@ def run(
     secret_file: Annotated[
         Path | None, typer.Option(help="The job's secret (mode 0600), the same on all machines.")
     ] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="https://HOST:PORT of the job's broker; several with commas.")
+    ] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="With --broker: its authority's certificate.")
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="With --broker: what this machine's workers demand of peers."),
+    ] = None,
     job: Annotated[str | None, typer.Option(help="The job's name, the same everywhere.")] = None,
     transport: Annotated[str | None, typer.Option(help="auto (the default), tcp or shm.")] = None,
     max_restarts: Annotated[
@@ -41,9 +51,9 @@ def run(
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own."""
-    os.environ.update(_identity(nnodes, secret_file))
     if job is not None:
         os.environ["SEALRING_JOB"] = job
+    os.environ.update(_brokered(broker, authority, policy) or _identity(nnodes, secret_file))
     if transport is not None:
         os.environ["SEALRING_TRANSPORT"] = transport
     read_settings(os.environ)
@@ -75,6 +85,22 @@ def run(
     except SignalException as stopped:
         # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
         raise typer.Exit(128 + stopped.sigval) from None
+
+
+def _brokered(
+    broker: str | None, authority: Path | None, policy: Path | None
+) -> dict[str, str] | None:
+    """The environment of workers that join through a broker; None if there is none."""
+    if broker is None and "SEALRING_BROKER" not in os.environ:
+        return None
+    chosen = {} if broker is None else {"SEALRING_BROKER": broker}
+    for name, path in (("SEALRING_AUTHORITY", authority), ("SEALRING_POLICY", policy)):
+        if path is not None:
+            chosen[name] = str(path.resolve())
+    from sealring.broker.enrolment import read_settings
+
+    read_settings({**os.environ, **chosen})  # better refused here than once per worker
+    return chosen
 
 
 def _identity(nnodes: int, secret_file: Path | None) -> dict[str, str]:

@@ -8,7 +8,9 @@ snp         AMD SEV-SNP
 simulated   for laptops and tests; says SIMULATED wherever it appears
 verify      evidence in, AttestedWorker out
 policy      what may join, and why something may not
-policy_file the policy as TOML
+policy_file the policy as TOML; files reads it, and the vendors' lists
+claims      what a certificate says of its holder's attestation
+admission   a worker's own judgement of its peers
 """
 
 from sealring.identity.attestation.evidence import Challenge, Evidence, parse_evidence

@@ -13,13 +13,14 @@ from sealring.errors import (
     AttestationError,
     DebugGuest,
     GuestNotAllowed,
+    JobNotAllowed,
     KindNotAllowed,
     MeasurementNotAllowed,
     RankNotAllowed,
     StaleRevocationList,
     TcbTooOld,
 )
-from sealring.identity.attestation.worker import AttestedWorker
+from sealring.identity.attestation.worker import Described
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,16 @@ class RankRules:
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceRules:
+    """Who gets one of the broker's data keys."""
+
+    path: str
+    ranks: tuple[int, int] | None
+    """First and last; None: all."""
+    kinds: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     kinds: Mapping[str, KindRules]
     ranks: tuple[RankRules, ...] = ()
@@ -51,6 +62,13 @@ class Policy:
     require_revocation_lists: bool = True
     revocation_list_days: int = 30
     rejoins: int = 0
+    job: str | None = None
+    """The only job that may be joined; None: any."""
+    certificate_minutes: int = 10
+    """How long a worker's certificate lives, and so how long a revoked worker may stay."""
+    peer_evidence: bool = False
+    """Workers show each other the evidence itself, not only the broker's word on it."""
+    resources: tuple[ResourceRules, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +97,8 @@ class Verdict:
             raise failed[0].refusal(f"the policy does not admit this {self.label} worker: {said}")
 
 
-def judge(policy: Policy, worker: AttestedWorker, rank: int | None) -> Verdict:
-    """`rank` is None where none is asked for yet, as in `sealring policy check`."""
+def judge(policy: Policy, worker: Described, rank: int | None, job: str | None = None) -> Verdict:
+    """`rank` and `job` are None where none is asked for yet, as in `sealring policy check`."""
     rules = policy.kinds.get(worker.kind)
     results = [
         _rule("kind", rules is not None, _any(policy.kinds), worker.label, KindNotAllowed),
@@ -90,17 +108,28 @@ def judge(policy: Policy, worker: AttestedWorker, rank: int | None) -> Verdict:
         results += [_runs(rules, worker), *_launch(rules, worker)]
     if rank is not None:
         results.append(_rank(policy, worker.kind, rank))
+    if job is not None and policy.job is not None:
+        results.append(_rule("job", job == policy.job, policy.job, job, JobNotAllowed))
     results.append(_lists(policy, worker))
     return Verdict(worker.label, tuple(results))
 
 
-def _runs(rules: KindRules, worker: AttestedWorker) -> Rule:
+def granted(policy: Policy, kind: str, rank: int) -> list[str]:
+    """The resources that a worker of this kind may have as this rank."""
+    return [
+        one.path
+        for one in policy.resources
+        if kind in one.kinds and (one.ranks is None or one.ranks[0] <= rank <= one.ranks[1])
+    ]
+
+
+def _runs(rules: KindRules, worker: Described) -> Rule:
     known = worker.measurement in rules.measurements or worker.signer in rules.signers
     wanted = f"one of {len(rules.measurements)} measurements or {len(rules.signers)} signers"
     return _rule("measurement", known, wanted, worker.measurement, MeasurementNotAllowed)
 
 
-def _launch(rules: KindRules, worker: AttestedWorker) -> list[Rule]:
+def _launch(rules: KindRules, worker: Described) -> list[Rule]:
     results = []
     if rules.products:
         fits = worker.product in rules.products
@@ -123,7 +152,7 @@ def _rank(policy: Policy, kind: str, rank: int) -> Rule:
     return _rule(f"rank {rank}", kind in kinds, _any(kinds), kind, RankNotAllowed)
 
 
-def _lists(policy: Policy, worker: AttestedWorker) -> Rule:
+def _lists(policy: Policy, worker: Described) -> Rule:
     """Simulated evidence has no vendor, and so no list."""
     ages = [(worker.verified_at - one.made).days for one in worker.lists]
     found = f"{len(ages)} lists, the oldest of {max(ages)} days" if ages else "no list"

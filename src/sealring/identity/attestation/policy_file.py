@@ -7,10 +7,14 @@ import tomllib
 from typing import Any, Final
 
 from sealring.errors import BadPolicy
-from sealring.identity.attestation.policy import KindRules, Policy, RankRules
+from sealring.identity.attestation.policy import KindRules, Policy, RankRules, ResourceRules
+from sealring.identity.names import is_job, is_resource
 from sealring.limits import MAX_WORLD
 
-_TOP: Final = {"version", "freshness", "rejoins", "ranks", "snp", "simulated"}
+_TOP: Final = {
+    "version", "job", "freshness", "rejoins", "ranks", "certificate", "peers", "resources",
+    "snp", "simulated",
+}  # fmt: skip
 _FRESHNESS: Final = {"nonce_seconds", "require_revocation_lists", "revocation_list_days"}
 _SNP: Final = {"measurements", "signers", "products", "minimum_tcb", "vmpl", "migration"}
 _SIMULATED: Final = {"measurements", "minimum_tcb", "roots"}
@@ -53,20 +57,55 @@ class _Reader:
         if not kinds:
             raise self._bad("", "snp", "or [simulated] is missing: the policy admits nothing")
         fresh = self._table(document, "freshness", _FRESHNESS)
-        required = fresh.get("require_revocation_lists", True)
-        if type(required) is not bool:
-            raise self._bad("freshness", "require_revocation_lists", "is true or false")
         return Policy(
             kinds=kinds,
             ranks=self._ranks(document.get("ranks", []), set(kinds)),
             simulated_roots=roots,
             nonce_seconds=self._number(fresh, "freshness", "nonce_seconds", 1, 3600, 120),
-            require_revocation_lists=required,
+            require_revocation_lists=self._flag(
+                fresh, "freshness", "require_revocation_lists", True
+            ),
             revocation_list_days=self._number(
                 fresh, "freshness", "revocation_list_days", 1, 3650, 30
             ),
             rejoins=self._number(document, "", "rejoins", 0, 1000, 0),
+            job=self._job(document),
+            certificate_minutes=self._number(
+                self._table(document, "certificate", {"minutes"}),
+                "certificate",
+                "minutes",
+                1,
+                1440,
+                10,
+            ),
+            peer_evidence=self._flag(
+                self._table(document, "peers", {"evidence"}), "peers", "evidence", False
+            ),
+            resources=self._resources(document.get("resources", []), set(kinds)),
         )
+
+    def _job(self, document: dict[str, Any]) -> str | None:
+        job = document.get("job")
+        if job is not None and not (isinstance(job, str) and is_job(job)):
+            raise self._bad("", "job", "has 1 to 63 of A-Z a-z 0-9 . _ -")
+        return job
+
+    def _resources(self, entries: Any, kinds: set[str]) -> tuple[ResourceRules, ...]:
+        """A resource goes to all admitted workers unless its entry says to whom."""
+        if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+            raise self._bad("", "resources", "is a list of tables: [[resources]]")
+        rules = []
+        for entry in entries:
+            self._known(entry, {"path", "ranks", "kinds"}, "resources")
+            path = entry.get("path")
+            if not isinstance(path, str) or not is_resource(path) or path.startswith("sealring/"):
+                raise self._bad(
+                    "resources", "path", "is repository/type/tag, and the repository not sealring"
+                )
+            ranks = self._span(entry, "resources") if "ranks" in entry else None
+            named = self._kinds(entry, "resources", kinds) if "kinds" in entry else kinds
+            rules.append(ResourceRules(path, ranks, frozenset(named)))
+        return tuple(rules)
 
     def _snp(self, table: dict[str, Any]) -> KindRules:
         measurements = self._digests(table, "snp", "measurements", 48)
@@ -97,16 +136,29 @@ class _Reader:
         rules = []
         for entry in entries:
             self._known(entry, {"ranks", "kinds"}, "ranks")
-            match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(entry.get("ranks")), re.ASCII)
-            first = int(match[1]) if match else 1
-            last = int(match[2] or match[1]) if match else 0
-            if not first <= last < MAX_WORLD:
-                raise self._bad("ranks", "ranks", 'is "3" or "0-7"')
-            named = entry.get("kinds")
-            if not isinstance(named, list) or not named or not all(one in kinds for one in named):
-                raise self._bad("ranks", "kinds", "is a list of kinds that this policy describes")
-            rules.append(RankRules(first, last, frozenset(named)))
+            first, last = self._span(entry, "ranks")
+            rules.append(RankRules(first, last, frozenset(self._kinds(entry, "ranks", kinds))))
         return tuple(rules)
+
+    def _span(self, entry: dict[str, Any], where: str) -> tuple[int, int]:
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(entry.get("ranks")), re.ASCII)
+        first = int(match[1]) if match else 1
+        last = int(match[2] or match[1]) if match else 0
+        if not first <= last < MAX_WORLD:
+            raise self._bad(where, "ranks", 'is "3" or "0-7"')
+        return first, last
+
+    def _kinds(self, entry: dict[str, Any], where: str, kinds: set[str]) -> list[str]:
+        named = entry.get("kinds")
+        if not isinstance(named, list) or not named or not all(one in kinds for one in named):
+            raise self._bad(where, "kinds", "is a list of kinds that this policy describes")
+        return named
+
+    def _flag(self, table: dict[str, Any], where: str, name: str, default: bool) -> bool:
+        value = table.get(name, default)
+        if type(value) is not bool:
+            raise self._bad(where, name, "is true or false")
+        return value
 
     def _digests(
         self, table: dict[str, Any], where: str, name: str, size: int | None

@@ -5,13 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from sealring.identity.attestation.chains import ListSeen
 from sealring.identity.attestation.evidence import Challenge
 
 SEAL: Final = object()
 """For the verifiers of this package. Nothing else imports it; a test looks."""
+
+
+class Described(Protocol):
+    """What a policy judges: an AttestedWorker, or a certificate's word on one (claims.py)."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def product(self) -> str: ...
+    @property
+    def measurement(self) -> str: ...
+    @property
+    def signer(self) -> str: ...
+    @property
+    def tcb(self) -> Mapping[str, int]: ...
+    @property
+    def debug(self) -> bool: ...
+    @property
+    def guest(self) -> Mapping[str, int]: ...
+    @property
+    def lists(self) -> tuple[ListSeen, ...]: ...
+    @property
+    def verified_at(self) -> datetime: ...
+    @property
+    def simulated(self) -> bool: ...
+    @property
+    def label(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
