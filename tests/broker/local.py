@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +129,11 @@ class Running:
 
 @contextmanager
 def running(
-    place: Place, limits: Limits | None = None, store: Store | None = None, port: int = 0
+    place: Place,
+    limits: Limits | None = None,
+    store: Store | None = None,
+    port: int = 0,
+    names: Sequence[str] = ("127.0.0.1", "localhost"),
 ) -> Iterator[Running]:
     store = store or place.open_store()
     started: threading.Event = threading.Event()
@@ -144,7 +148,7 @@ def running(
             place.keys,
             listen=("127.0.0.1", port),
             page=("127.0.0.1", 0),
-            names=["127.0.0.1", "localhost"],
+            names=names,
             limits=limits or Limits(),
         ) as (bound, page_port):
             assert page_port is not None
