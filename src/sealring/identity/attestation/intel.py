@@ -16,9 +16,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import (
+    AttestationError,
     ConfigurationError,
     DebugGuest,
     ForgedEvidence,
+    GuestNotAllowed,
     MalformedEvidence,
     MissingExtra,
     NotBound,
@@ -37,7 +39,6 @@ _TEES: Final = {TDX: 0x81, SGX: 0x00}
 _HEADER_BYTES: Final = 48
 _BODY_BYTES: Final = {3: 384, 4: 584}
 _DEBUG: Final = {TDX: 1, SGX: 2}
-_MIGRATABLE: Final = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def parse_collateral(text: str) -> Collateral:
             evaluation=int(tcb["tcbEvaluationDataNumber"]),
             until=min(_date(tcb["nextUpdate"]), _date(qe["nextUpdate"])),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ConfigurationError(
             "the file is not Intel collateral as dcap-qvl writes it: fetch it again"
         ) from None
@@ -136,10 +137,17 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
             int(trust.now.timestamp()),
         )
     except ValueError as problem:
-        if "TCB level" in str(problem):
-            raise TcbTooOld(f"Intel lists no TCB level that this platform has: {problem}") from None
-        raise ForgedEvidence(f"the {kind} quote does not verify: {problem}") from None
+        raise _refusal(kind, str(problem)) from None
     return _claims(kind, json.loads(report.to_json()), chain, collateral)
+
+
+def _refusal(kind: str, problem: str) -> AttestationError:
+    """dcap-qvl has one exception. Its words tell what cannot be told from the quote beforehand."""
+    if "TCB level" in problem:
+        return TcbTooOld(f"Intel lists no TCB level that this platform has: {problem}")
+    if "enabled" in problem:
+        return GuestNotAllowed(f"no {kind} guest may be launched like this: {problem}")
+    return ForgedEvidence(f"the {kind} quote does not verify: {problem}")
 
 
 def _claims(
@@ -168,14 +176,12 @@ def _claims(
             tcb={**shared.tcb, "isvsvn": body["isv_svn"]},
         )
         return claims, bound
-    attributes = int.from_bytes(bytes.fromhex(body["td_attributes"]), "little")
     names = ("rt_mr0", "rt_mr1", "rt_mr2", "rt_mr3", "mr_config_id", "mr_owner", "mr_owner_config")
     claims = replace(
         shared,
         measurement=body["mr_td"],
         registers={name.replace("_", ""): body[name] for name in names},
         tcb={**shared.tcb, "module": bytes.fromhex(body["tee_tcb_svn"])[0]},
-        guest={"migration": int(bool(attributes & _MIGRATABLE))},
     )
     return claims, bound
 

@@ -16,7 +16,7 @@ from sealring.limits import MAX_WORLD
 _FRESHNESS: Final = {"nonce_seconds", "require_revocation_lists", "revocation_list_days"}
 _SNP: Final = {"measurements", "signers", "products", "minimum_tcb", "vmpl", "migration"}
 _VTPM: Final = {*_SNP, "pcrs", "events", "secure_boot"}
-_TDX: Final = {"measurements", "registers", "minimum_tcb", "tcb_status", "migration"}
+_TDX: Final = {"measurements", "registers", "minimum_tcb", "tcb_status"}
 _SGX: Final = {"measurements", "signers", "registers", "minimum_tcb", "tcb_status"}
 _TPM: Final = {"roots", "pcrs", "events"}
 _SIMULATED: Final = {"measurements", "minimum_tcb", "roots"}
@@ -106,7 +106,6 @@ def _tdx(reader: Reader, where: str) -> KindRules:
         registers=reader.digest_lists(table, where, "registers", _TDX_REGISTERS, 48),
         minimum_tcb=reader.numbers(table, where, "minimum_tcb", {"module", "evaluation"}, 65535),
         tcb_status=reader.words(table, where, "tcb_status", _STATUSES, ["UpToDate"]),
-        limits={"migration": reader.number(table, where, "migration", 0, 1, 0)},
     )
 
 

@@ -106,7 +106,7 @@ def _signed(root: Any, leaf: x509.Certificate, signxml: ModuleType) -> Any:
     )
     try:
         verified = signxml.XMLVerifier().verify(root, x509_cert=leaf, expect_config=expect)
-    except (signxml.InvalidInput, signxml.InvalidSignature, ValueError) as problem:
+    except Exception as problem:  # Whatever goes wrong on strange XML: it has not verified.
         raise ForgedEvidence(
             f"the reference measurements are not what NVIDIA signed: {type(problem).__name__}"
         ) from None
