@@ -9,6 +9,7 @@
     │   ├── MissingExtra
     │   ├── Unsupported
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
+    ├── TpmFailed                     this machine's TPM cannot be reached, or refuses a command
     ├── WorkerFailed                  a process that bench or demo started ended with an error
     ├── HandshakeError                a peer was refused, or refused us; no group was made
     │   ├── WrongJob
@@ -41,6 +42,7 @@
     │   ├── NotBound                  an attacker's: made for another nonce or another key
     │   └── PolicyRefusal             true evidence of something that the policy does not admit
     │       ├── KindNotAllowed
+    │       ├── DeviceNotAllowed
     │       ├── DebugGuest
     │       ├── TcbTooOld
     │       ├── MeasurementNotAllowed
@@ -108,16 +110,25 @@ class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
 
 
-class MissingExtra(ConfigurationError):
-    """A part of sealring was asked for whose packages are not installed."""
-
-
 class Unsupported(ConfigurationError):
     """The tensor, operation or option is one that sealring does not serve."""
 
 
+class MissingExtra(ConfigurationError):
+    """An optional package is not installed; the message says which extra brings it."""
+
+
 class ScheduleError(ConfigurationError):
     """A collective's programs do not fit together: a mistake in sealring, not in your script."""
+
+
+class TpmFailed(SealringError):
+    """This machine's TPM cannot be reached, or does not do what was asked of it."""
+
+    def __init__(self, message: str, *, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        """The TPM's own error code; 0 where it gave none."""
 
 
 class WorkerFailed(SealringError):
@@ -253,6 +264,10 @@ class PolicyRefusal(AttestationError):
 
 class KindNotAllowed(PolicyRefusal):
     """The policy does not admit this kind of evidence; SIMULATED evidence among them."""
+
+
+class DeviceNotAllowed(PolicyRefusal):
+    """A GPU or switch is missing, or is of a model or firmware that the policy does not admit."""
 
 
 class DebugGuest(PolicyRefusal):

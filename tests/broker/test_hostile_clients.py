@@ -45,7 +45,6 @@ from sealring.errors import (
     UnknownNonce,
     UnknownToken,
 )
-from sealring.identity.attestation import Challenge
 from sealring.identity.names import WorkerName
 from tests.broker.local import JOB, Place, Running, running
 
@@ -70,7 +69,7 @@ class Worker:
 
     def body(self, nonce: bytes | None = None, key: Ed25519PrivateKey | None = None) -> bytes:
         public = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        evidence = self.place.attester.attest(Challenge(nonce or self.nonce, public)).encode()
+        evidence = self.place.attester.attest(nonce or self.nonce, public, {}).encode()
         name = WorkerName(JOB, self.rank)
         jwk = public_jwk(self.envelope)
         return write_attestation(self.nonce, jwk, name, 4, key or self.key, evidence)
@@ -158,7 +157,7 @@ def test_an_old_nonce_and_an_old_token(place: Place) -> None:
     broker = place.broker(store, lambda: now[0])
 
     async def act() -> None:
-        session, nonce = broker.challenge(HELLO)
+        session, nonce, _ = await broker.challenge(HELLO)
         worker = Worker(None, place)  # type: ignore[arg-type]
         worker.nonce = nonce
         body = worker.body()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,10 +18,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from sealring.errors import ConfigurationError, NoIdentity
+from sealring.errors import ConfigurationError, MalformedAnswer, NoIdentity
 from sealring.identity.attestation import Challenge, Evidence
 from sealring.identity.attestation.simulated import KIND as SIMULATED
 from sealring.identity.attestation.simulated import Simulator
+from sealring.identity.attestation.tpm.commands import Tpm
+from sealring.identity.attestation.tpm.machine import DEVICE, TpmMachine, read_issuers
+from sealring.identity.attestation.tpm.verify import KIND as TPM
 from sealring.identity.private_files import read_private, read_public, write_private, write_public
 
 _SIMULATOR_DAYS: Final = 365
@@ -30,7 +34,11 @@ _MEASUREMENT_BYTES: Final = 32
 class Attester(Protocol):
     @property
     def kind(self) -> str: ...
-    def attest(self, challenge: Challenge) -> Evidence: ...
+    def introduce(self) -> dict[str, Any]:
+        """What the hardware says of itself before it is asked; mostly nothing."""
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        """`extra` is what the broker sent with the nonce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +52,50 @@ class SimulatedAttester:
     def kind(self) -> str:
         return SIMULATED
 
-    def attest(self, challenge: Challenge) -> Evidence:
-        return self.simulator.attest(challenge, self.measurement)
+    def introduce(self) -> dict[str, Any]:
+        return {}
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        return self.simulator.attest(Challenge(nonce, public_key), self.measurement)
+
+
+@dataclass(frozen=True, slots=True)
+class TpmAttester:
+    """This machine's TPM 2.0. It is one for all workers here, who take turns."""
+
+    machine: TpmMachine
+
+    @property
+    def kind(self) -> str:
+        return TPM
+
+    def introduce(self) -> dict[str, Any]:
+        introduction = self.machine.introduction()
+        return {
+            "chain": [base64.b64encode(one).decode() for one in introduction.chain],
+            "ak": base64.b64encode(introduction.ak).decode(),
+        }
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        try:
+            blob = base64.b64decode(extra["credential"], validate=True)
+        except (KeyError, TypeError, ValueError):
+            raise MalformedAnswer("the broker sent no credential for this TPM") from None
+        return self.machine.attest(nonce, public_key, blob)
 
 
 def find_attester(environ: Mapping[str, str]) -> Attester:
     """What this worker attests itself with."""
     if directory := environ.get("SEALRING_SIMULATOR"):
         return open_simulator(Path(directory))
+    if issuers := environ.get("SEALRING_TPM_ISSUERS"):
+        pem = read_public(Path(issuers), "the TPM maker's certificates", ConfigurationError)
+        tpm = Tpm.open(environ.get("SEALRING_TPM", DEVICE))
+        return TpmAttester(TpmMachine(tpm, read_issuers(pem)))
     raise NoIdentity(
-        "nothing here makes evidence for a broker: run on a machine whose evidence sealring can "
-        "make, or, to try things out, set SEALRING_SIMULATOR to a directory of `sealring broker "
-        "simulator`, which the policy must name"
+        "nothing here is to make evidence for the broker: set SEALRING_TPM_ISSUERS to the "
+        "certificates of its TPM's maker, or, to try things out, SEALRING_SIMULATOR to a "
+        "directory of `sealring broker simulator`, which the policy must name"
     )
 
 

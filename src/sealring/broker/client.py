@@ -24,10 +24,9 @@ from sealring.broker.messages import (
     AUTH,
     COOKIE,
     OUT,
-    PROTOCOL,
     RESOURCE,
-    tee_of,
     write_attestation,
+    write_auth,
 )
 from sealring.broker.refusals import error_of
 from sealring.broker.service import CERTIFICATE
@@ -39,7 +38,6 @@ from sealring.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
-from sealring.identity.attestation import Challenge
 from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.identity.names import WorkerName
 
@@ -135,14 +133,17 @@ class _Join:
     async def run(self, client: Client, where: str) -> Joined:
         # For this conversation alone: what was sealed in an earlier one does not open.
         envelope = new_key()
-        request = {"version": PROTOCOL, "tee": tee_of(self.attester.kind), "extra-params": {}}
-        response = await client.ask("POST", AUTH, json.dumps(request).encode())
-        nonce = _nonce(_answer(response, where), where)
+        introduction = await asyncio.to_thread(self.attester.introduce)
+        response = await client.ask("POST", AUTH, write_auth(self.attester.kind, introduction))
+        challenge = _answer(response, where)
+        nonce, extra = _nonce(challenge, where), challenge.get("extra-params")
         cookie = {"cookie": _cookie(response, where)}
 
         public = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         evidence = (
-            await asyncio.to_thread(self.attester.attest, Challenge(nonce, public))
+            await asyncio.to_thread(
+                self.attester.attest, nonce, public, extra if isinstance(extra, dict) else {}
+            )
         ).encode()
         body = write_attestation(
             nonce, public_jwk(envelope), self.name, self.world, self.key, evidence

@@ -59,7 +59,7 @@ class Settings:
     brokers: list[tuple[str, int]]
     authorities: tuple[x509.Certificate, ...]
     policy: Policy
-    lists: Path | None
+    cache: Path | None
     job: str
 
 
@@ -72,7 +72,7 @@ class Enrolment:
         self._world = world
         self._attester = attester
         self._key = Ed25519PrivateKey.generate()
-        self._trust = trust_in(settings.policy, settings.lists)
+        self._trust = trust_in(settings.policy, settings.cache)
         self._client = BrokerClient(settings.brokers, settings.authorities)
         self._lock = threading.Lock()
         self._groups: weakref.WeakKeyDictionary[Expellable, dict[int, str]]
@@ -217,11 +217,11 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         raise ConfigurationError(
             f"SEALRING_BROKER and {' and '.join(others)} are set: a worker has one identity"
         )
-    lists = environ.get("SEALRING_LISTS")
+    cache = environ.get("SEALRING_CACHE")
     return Settings(
         brokers=broker_urls(environ["SEALRING_BROKER"]),
         authorities=read_authorities(Path(environ["SEALRING_AUTHORITY"])),
         policy=read_policy(Path(environ["SEALRING_POLICY"]))[0],
-        lists=Path(lists) if lists else None,
+        cache=Path(cache) if cache else None,
         job=check_job(environ["SEALRING_JOB"]),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import h11
 from OpenSSL import SSL
@@ -22,6 +22,38 @@ from sealring.errors import (
 from sealring.identity.attestation.evidence import MAX_EVIDENCE_BYTES
 
 MAX_ANSWER_BYTES: Final = 1 << 20
+_CHUNK: Final = 64 << 10
+
+
+class Stream(Protocol):
+    async def handshake(self) -> None: ...
+    async def read(self) -> bytes: ...
+    async def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class PlainStream:
+    """Without TLS, for the page, which never leaves this host."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def handshake(self) -> None:
+        pass
+
+    async def read(self) -> bytes:
+        return await self._reader.read(_CHUNK)
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +93,7 @@ Explain = Callable[[SealringError], Response]
 
 
 async def serve_connection(
-    stream: TlsStream, address: str, limits: Limits, handle: Handle, explain: Explain
+    stream: Stream, address: str, limits: Limits, handle: Handle, explain: Explain
 ) -> None:
     """Answer requests until the client goes, is too slow, or makes a mistake."""
     async with asyncio.timeout(limits.request_seconds):
@@ -91,7 +123,7 @@ async def serve_connection(
 
 
 async def _receive_request(
-    stream: TlsStream, http: h11.Connection, address: str, limits: Limits
+    stream: Stream, http: h11.Connection, address: str, limits: Limits
 ) -> Request:
     head: h11.Request | None = None
     body = bytearray()
@@ -123,7 +155,7 @@ async def _receive_request(
             raise MalformedRequest("the connection ends here")
 
 
-async def _send_response(stream: TlsStream, http: h11.Connection, response: Response) -> None:
+async def _send_response(stream: Stream, http: h11.Connection, response: Response) -> None:
     headers = {
         "content-type": response.content_type,
         "content-length": str(len(response.body)),

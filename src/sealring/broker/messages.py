@@ -65,15 +65,33 @@ def parse_json(data: bytes) -> dict[str, Any]:
     return value
 
 
-def parse_auth(data: bytes) -> str:
-    """The TEE's name."""
+def write_auth(kind: str, introduction: dict[str, Any]) -> bytes:
+    tee = tee_of(kind)
+    extra = (
+        {"tee-metadata": {"primary_tee": {"tee": tee, "metadata": introduction}}}
+        if introduction
+        else {}
+    )
+    return json.dumps({"version": PROTOCOL, "tee": tee, "extra-params": extra}).encode()
+
+
+def parse_auth(data: bytes) -> dict[str, Any]:
+    """What the TEE says of itself before it is asked; mostly nothing."""
     fields = _exactly(parse_json(data), "version", "tee", "extra-params")
     if fields["version"] != PROTOCOL:
         raise MalformedRequest(f"this broker speaks version {PROTOCOL} of the KBS protocol")
     tee = fields["tee"]
     if not isinstance(tee, str) or not 1 <= len(tee) <= 32:
         raise MalformedRequest("tee is a word")
-    return tee
+    if fields["extra-params"] in ({}, ""):
+        return {}
+    metadata = _exactly(fields["extra-params"], "tee-metadata")["tee-metadata"]
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("primary_tee"), dict):
+        raise MalformedRequest("tee-metadata says what the primary_tee is")
+    introduction = metadata["primary_tee"].get("metadata", {})
+    if metadata["primary_tee"].get("tee") != tee or not isinstance(introduction, dict):
+        raise MalformedRequest("primary_tee is the tee, with an object of metadata")
+    return introduction
 
 
 def write_attestation(

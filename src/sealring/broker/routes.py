@@ -7,7 +7,7 @@ import json
 import time
 from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
+from typing import Any, Final
 
 from sealring.broker.http import Handle, Request, Response
 from sealring.broker.messages import ATTEST, AUTH, COOKIE, OUT, RESOURCE
@@ -16,15 +16,17 @@ from sealring.broker.service import Broker
 from sealring.errors import MalformedRequest, NoSuchResource, UnknownNonce, UnknownToken
 from sealring.identity.names import is_job
 
+LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
 
 def worker_routes(broker: Broker) -> Handle:
     async def handle(request: Request) -> Response:
         path = request.path
         if path == AUTH:
             _only("POST", request)
-            session, nonce = broker.challenge(request.body)
+            session, nonce, extra = await broker.challenge(request.body)
             cookie = f"{COOKIE}={session}; HttpOnly; Secure; Path=/kbs/v0"
-            answer = {"nonce": base64.b64encode(nonce).decode(), "extra-params": {}}
+            answer = {"nonce": base64.b64encode(nonce).decode(), "extra-params": extra}
             return _json(answer, {"set-cookie": cookie})
         if path == ATTEST:
             _only("POST", request)
@@ -43,9 +45,11 @@ def worker_routes(broker: Broker) -> Handle:
 def page_routes(broker: Broker) -> Handle:
     async def handle(request: Request) -> Response:
         _only("GET", request)
-        if request.path == "/":
-            return render(await broker.holders(), time.time())
-        raise NoSuchResource("the broker's page is at /")
+        # Another site's script that has its name lead here must not read it.
+        host = request.headers.get("host", "").rpartition(":")[0]
+        if request.path != "/" or host not in LOOPBACK:
+            raise NoSuchResource("the broker's page is at / of this host's own address")
+        return render(await broker.holders(), time.time())
 
     return handle
 

@@ -14,7 +14,15 @@ from typing import Final
 
 from OpenSSL import SSL
 
-from sealring.broker.http import Handle, Limits, Request, Response, serve_connection
+from sealring.broker.http import (
+    Handle,
+    Limits,
+    PlainStream,
+    Request,
+    Response,
+    Stream,
+    serve_connection,
+)
 from sealring.broker.issuing import SERVER_DAYS, issue_to_self
 from sealring.broker.keys import BrokerKeys
 from sealring.broker.rates import Rates
@@ -45,8 +53,15 @@ class Server:
         self._context = server_context(*issue_to_self(self._keys, self._names))
 
     @asynccontextmanager
-    async def listening(self, host: str, port: int, routes: Handle) -> AsyncIterator[int]:
+    async def listening(
+        self, host: str, port: int, routes: Handle, *, tls: bool = True
+    ) -> AsyncIterator[int]:
         """Yields the port, which the system chooses if `port` is 0."""
+        if not tls and host not in ("127.0.0.1", "::1", "localhost"):
+            raise ConfigurationError(
+                f"the page is served on this host's own address only, and {host} is not: look at "
+                "it through `ssh -L`"
+            )
 
         async def limited(request: Request) -> Response:
             if not self._rates.allow(request.address, time.monotonic()):
@@ -54,7 +69,9 @@ class Server:
             return await _guarded(routes, request)
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve(reader, writer, limited)
+            stream = answer(reader, writer, self._context) if tls else PlainStream(reader, writer)
+            address = str((writer.get_extra_info("peername") or ("gone",))[0])
+            await self._serve(stream, address, limited)
 
         try:
             server = await asyncio.start_server(connected, host, port, backlog=_BACKLOG)
@@ -63,16 +80,12 @@ class Server:
         async with server:
             yield server.sockets[0].getsockname()[1]
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, routes: Handle
-    ) -> None:
-        address = str((writer.get_extra_info("peername") or ("gone",))[0])
+    async def _serve(self, stream: Stream, address: str, routes: Handle) -> None:
         full = self._open.total() >= self._limits.connections
         if full or self._open[address] >= self._limits.connections_per_address:
-            writer.transport.abort()
+            stream.abort()
             return
         self._open[address] += 1
-        stream = answer(reader, writer, self._context)
         try:
             await serve_connection(stream, address, self._limits, routes, response_of)
         except (TimeoutError, OSError, SSL.Error):
@@ -119,7 +132,7 @@ async def serving(
             page_port = None
             if page is not None:
                 page_port = await stack.enter_async_context(
-                    server.listening(*page, page_routes(broker))
+                    server.listening(*page, page_routes(broker), tls=False)
                 )
             yield port, page_port
     finally:

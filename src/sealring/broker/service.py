@@ -28,6 +28,7 @@ from typing import Final
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.broker import ledger, nonces
+from sealring.broker.credentials import challenge_of, credential_for
 from sealring.broker.envelopes import seal
 from sealring.broker.issuing import issue_to_worker
 from sealring.broker.keys import BrokerKeys
@@ -43,7 +44,6 @@ from sealring.errors import (
 )
 from sealring.identity.attestation import (
     AttestedWorker,
-    Challenge,
     Policy,
     Trust,
     judge,
@@ -86,11 +86,18 @@ class Broker:
         self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
 
-    def challenge(self, request: bytes) -> tuple[str, bytes]:
-        """A session and its nonce."""
-        parse_auth(request)
+    async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, str]]:
+        """A session, its nonce, and what else goes with it."""
+        introduction = parse_auth(request)
         session = nonces.new_session()
-        return session, nonces.make_nonce(self._keys.nonce_key, session, self._clock())
+        nonce = nonces.make_nonce(self._keys.nonce_key, session, self._clock())
+        if not introduction:
+            return session, nonce, {}
+        extra = await asyncio.get_running_loop().run_in_executor(
+            self._threads,
+            lambda: credential_for(introduction, self._keys.nonce_key, nonce, self._rules.trust()),
+        )
+        return session, nonce, extra
 
     async def attest(self, session: str, request: bytes) -> str:
         """Evidence in, a token out."""
@@ -158,7 +165,7 @@ class Broker:
 
     def _judge(self, sent: Attestation) -> tuple[AttestedWorker, str]:
         evidence = parse_evidence(sent.evidence)
-        challenge = Challenge(sent.nonce, sent.public_key)
+        challenge = challenge_of(evidence, self._keys.nonce_key, sent.nonce, sent.public_key)
         worker = verify_evidence(evidence, challenge, self._rules.trust())
         judge(self._rules.policy, worker, sent.name.rank, sent.name.job).require()
         return worker, hashlib.sha256(evidence.encode()).hexdigest()

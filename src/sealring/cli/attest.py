@@ -9,13 +9,16 @@ import typer
 from rich.table import Table
 
 from sealring.cli.terminal import console, print_json
-from sealring.identity.attestation.verify import VERIFIERS
+from sealring.errors import AttestationError, TpmFailed
+from sealring.identity.attestation.tpm.commands import Tpm
+from sealring.identity.attestation.tpm.machine import DEVICE, TpmMachine
+from sealring.identity.attestation.verify import DEVICE_VERIFIERS, VERIFIERS
 
 _DEVICES: Final = {
     "snp": "/dev/sev-guest",
     "tdx": "/dev/tdx_guest",
     "sgx": "/dev/sgx_enclave",
-    "tpm": "/dev/tpmrm0",
+    "tpm": DEVICE,
     "nvidia": "/dev/nvidiactl",
 }
 
@@ -32,7 +35,8 @@ def attest(
             "kind": kind,
             "device": device,
             "present": Path(device).exists(),
-            "verifier": kind in VERIFIERS,
+            "verifier": kind in {*VERIFIERS, *DEVICE_VERIFIERS},
+            "note": _tpm() if kind == "tpm" and Path(device).exists() else "",
         }
         for kind, device in _DEVICES.items()
     ]
@@ -42,7 +46,7 @@ def attest(
         )
         return
     table = Table(title="What this machine could prove")
-    for column in ("kind", "device", "present", "sealring can judge it"):
+    for column in ("kind", "device", "present", "sealring can judge it", "note"):
         table.add_column(column)
     for row in found:
         table.add_row(
@@ -50,5 +54,16 @@ def attest(
             str(row["device"]),
             "yes" if row["present"] else "no",
             "yes" if row["verifier"] else "not in this version",
+            str(row["note"]),
         )
     console.print(table)
+
+
+def _tpm() -> str:
+    """A TPM whose maker did not certify it proves nothing to others."""
+    try:
+        with Tpm.open(DEVICE) as tpm:
+            TpmMachine(tpm, ())
+    except (TpmFailed, AttestationError) as problem:
+        return str(problem)
+    return "its maker certified it"

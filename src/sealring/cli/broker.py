@@ -51,7 +51,7 @@ def serve(
     store: StoreUrl = None,
     listen: Annotated[str, typer.Option(help="Where workers ask.")] = f"0.0.0.0:{_PORT}",
     page: Annotated[
-        str, typer.Option(help="Where the read-only page is; `none` for no page.")
+        str, typer.Option(help="Where on this host the read-only page is; `none`: no page.")
     ] = f"127.0.0.1:{_PORT + 1}",
     name: Annotated[
         list[str] | None,
@@ -60,8 +60,8 @@ def serve(
     keys: Annotated[
         Path | None, typer.Option(help="Data keys, as files REPOSITORY/TYPE/TAG of mode 0600.")
     ] = None,
-    lists: Annotated[
-        Path | None, typer.Option(help="A directory of the vendors' revocation lists.")
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of lists, collateral and references.")
     ] = None,
 ) -> None:
     """Serve until it is stopped. Needs --policy and --ca."""
@@ -73,7 +73,7 @@ def serve(
     asyncio.run(
         _serve(
             policy, ca, store, _address(listen), None if page == "none" else _address(page),
-            name or _own_names(), keys, lists,
+            name or _own_names(), keys, cache,
         )
     )  # fmt: skip
 
@@ -175,7 +175,7 @@ async def _serve(
     page: tuple[str, int] | None,
     names: list[str],
     data_keys: Path | None,
-    lists: Path | None,
+    cache: Path | None,
 ) -> None:
     from sealring.broker.http import Limits
     from sealring.broker.server import serving
@@ -183,7 +183,7 @@ async def _serve(
     from sealring.identity.attestation.files import read_policy, trust_in
 
     rules, digest = read_policy(policy)
-    trust = trust_in(rules, lists)
+    trust = trust_in(rules, cache)
     keys, opened = _open(ca, store)
     broker = Broker(keys, opened, Rules(rules, digest, trust, data_keys))
     stopped = asyncio.Event()
@@ -195,7 +195,7 @@ async def _serve(
         ) as (port, page_port):
             errors.print(f"The broker answers at https://{names[0]}:{port}", highlight=False)
             if page_port is not None and page is not None:
-                errors.print(f"Its page is https://{page[0]}:{page_port}/", highlight=False)
+                errors.print(f"Its page is http://{page[0]}:{page_port}/", highlight=False)
             if "simulated" in rules.kinds:
                 errors.print(
                     "The policy admits SIMULATED evidence, which proves nothing.", style="bold"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +14,15 @@ from rich.text import Text
 from sealring.cli.terminal import console, print_json
 from sealring.errors import AttestationError, ConfigurationError
 from sealring.identity.attestation import (
-    Challenge,
-    Trust,
+    Cache,
     Verdict,
     judge,
     parse_evidence,
+    read_cache,
     verify_evidence,
 )
-from sealring.identity.attestation.files import read_list, read_policy
+from sealring.identity.attestation.cache import read_list
+from sealring.identity.attestation.files import read_policy
 from sealring.identity.private_files import read_public
 
 app = typer.Typer(help="Judge evidence by a policy.", no_args_is_help=True)
@@ -41,6 +44,12 @@ def check(
     revocation_list: Annotated[
         list[Path] | None, typer.Option(help="A vendor's revocation list, DER or PEM.")
     ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of lists, collateral and references.")
+    ] = None,
+    at: Annotated[
+        datetime | None, typer.Option(help="Judge all dates as of this time (UTC), not now.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say rule by rule why evidence passes a policy or does not. Exit status 1 if it does not."""
@@ -48,9 +57,13 @@ def check(
     shown: dict[str, Any] = {"admitted": False, "nonce": "given" if nonce else "as the file says"}
     try:
         sent = parse_evidence(read_public(evidence, "the evidence", ConfigurationError))
+        now = at.replace(tzinfo=UTC) if at else datetime.now(UTC)
+        kept = read_cache(cache, now) if cache else Cache()
         lists = tuple(read_list(path) for path in revocation_list or [])
-        trust = Trust.pinned(simulated=rules.simulated_roots, lists=lists)
-        challenge = Challenge(_nonce(nonce), sent.challenge.public_key) if nonce else sent.challenge
+        trust = replace(kept, lists=kept.lists + lists).trust(rules, now)
+        shown |= {"at": now.isoformat(), "unusable_references": list(kept.expired)}
+        own = sent.challenge
+        challenge = replace(own, nonce=_nonce(nonce)) if nonce else own
         worker = verify_evidence(sent, challenge, trust)
     except AttestationError as error:
         shown |= {"error": type(error).__name__, "message": str(error), "rules": []}
@@ -99,5 +112,9 @@ def _print(shown: dict[str, Any], verdict: Verdict | None) -> None:
         outcome = Text(rule.refusal.__name__, "bold red") if rule.refusal else Text("ok", "green")
         table.add_row(rule.name, rule.wanted, Text(rule.found, overflow="fold"), outcome)
     console.print(table)
+    for unusable in shown["unusable_references"]:
+        console.print(f"Not used: {unusable}", markup=False, highlight=False, soft_wrap=True)
     if shown["nonce"] != "given":
         console.print("The nonce is the file's own: whether it is fresh was not judged (--nonce).")
+    if verdict.label.startswith("tpm"):
+        console.print("So is the TPM's credential: only the verifier that made it can judge it.")

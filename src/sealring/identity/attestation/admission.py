@@ -20,7 +20,7 @@ from sealring.identity.attestation.evidence import MAX_EVIDENCE_BYTES, Challenge
 from sealring.identity.attestation.policy import Policy, judge
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.verify import verify_evidence
-from sealring.identity.attestation.worker import Described
+from sealring.identity.attestation.worker import DescribedWorker
 from sealring.identity.names import WorkerName
 
 
@@ -79,7 +79,7 @@ class Admission:
             ) from error
         self._judge(worker, name, who)
 
-    def _judge(self, worker: Described, name: WorkerName, who: str) -> None:
+    def _judge(self, worker: DescribedWorker, name: WorkerName, who: str) -> None:
         try:
             judge(self.policy, worker, name.rank, name.job).require()
         except AttestationError as error:

@@ -50,7 +50,7 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
     """Leaf first, root last. The root is believed by its fingerprint, the rest by their issuers."""
     if not chain:
         raise UntrustedChain("the evidence brings no certificates")
-    certificates = tuple(_load(der) for der in chain)
+    certificates = tuple(load_certificate(der) for der in chain)
     root = certificates[-1].fingerprint(SHA256()).hex()
     if root not in roots:
         raise UntrustedChain(
@@ -58,7 +58,8 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
         )
     for depth, issuer in enumerate(certificates[1:]):
         _check_link(certificates[depth], issuer, depth)
-    _check_link(certificates[-1], certificates[-1], len(certificates) - 1)
+    if len(certificates) == 1:
+        _check_authority(certificates[0], 0)
     for certificate in certificates:
         _check_understood(certificate)
         _check_dates(certificate, trust.now)
@@ -67,7 +68,7 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
     return VerifiedChain(certificates, root, not_after, lists, unlisted)
 
 
-def _load(der: bytes) -> x509.Certificate:
+def load_certificate(der: bytes) -> x509.Certificate:
     try:
         with warnings.catch_warnings():
             # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
@@ -78,28 +79,36 @@ def _load(der: bytes) -> x509.Certificate:
 
 
 def _check_link(certificate: x509.Certificate, issuer: x509.Certificate, cas_below: int) -> None:
-    """`issuer` signed `certificate`, and may: it is a CA with room for what is below it."""
-    pair = f"{_name(issuer)} did not issue {_name(certificate)}"
+    """`issuer` signed `certificate`, and may. A root's signature on itself would say nothing."""
     try:
         certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError) as problem:
+        pair = f"{_name(issuer)} did not issue {_name(certificate)}"
+        raise UntrustedChain(f"{pair}: {type(problem).__name__}") from None
+    _check_authority(issuer, cas_below)
+
+
+def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:
+    """It is a CA, with room for what is below it."""
+    try:
         extensions = issuer.extensions
         constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
         usage = extensions.get_extension_for_class(x509.KeyUsage).value
-    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError) as problem:
-        raise UntrustedChain(f"{pair}: {type(problem).__name__}") from None
-    except x509.ExtensionNotFound:
+    except (x509.ExtensionNotFound, ValueError):
         raise UntrustedChain(f"{_name(issuer)} does not say that it may issue") from None
     if not constraints.ca or not usage.key_cert_sign:
         raise UntrustedChain(f"{_name(issuer)} may not issue certificates")
-    # A root is checked against itself too, where the count says nothing.
-    room = None if issuer is certificate else constraints.path_length
-    if room is not None and room < cas_below:
+    if constraints.path_length is not None and constraints.path_length < cas_below:
         raise UntrustedChain(f"{_name(issuer)} may not have that many issuers below it")
 
 
 def _check_understood(certificate: x509.Certificate) -> None:
     """A critical extension limits its certificate; one we cannot read may forbid just this use."""
-    for extension in certificate.extensions:
+    try:
+        extensions = certificate.extensions
+    except ValueError:
+        raise MalformedEvidence("a certificate's extensions cannot be read") from None
+    for extension in extensions:
         if extension.critical and isinstance(extension.value, x509.UnrecognizedExtension):
             raise UntrustedChain(
                 f"{_name(certificate)} has the critical extension {extension.oid.dotted_string}, "

@@ -1,4 +1,4 @@
-"""What evidence is judged by, read from files: the policy, and the vendors' lists."""
+"""What evidence is judged by, read from files: the policy, and what the vendors say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from cryptography import x509
-
 from sealring.errors import BadPolicy, ConfigurationError
+from sealring.identity.attestation.cache import Cache, read_cache
 from sealring.identity.attestation.policy import Policy
 from sealring.identity.attestation.policy_file import parse_policy
 from sealring.identity.attestation.roots import Trust
@@ -24,38 +23,23 @@ def read_policy(path: Path) -> tuple[Policy, str]:
         raise BadPolicy(f"the policy {path} is not UTF-8 text") from None
 
 
-def trust_in(policy: Policy, directory: Path | None) -> Callable[[], Trust]:
-    """Trust at the present time; what lies in `directory` is read again when it changes there."""
+def trust_in(policy: Policy, folder: Path | None) -> Callable[[], Trust]:
+    """Trust at the present time; the folder is read again when something changes in it."""
     seen: tuple[tuple[str, int], ...] | None = None
-    lists: tuple[x509.CertificateRevocationList, ...] = ()
+    cache = Cache()
 
     def trust() -> Trust:
-        nonlocal seen, lists
-        now = _state(directory)
-        if now != seen:
-            lists = tuple(read_list(Path(name)) for name, _ in now)
-            seen = now
-        return Trust.pinned(simulated=policy.simulated_roots, lists=lists)
+        nonlocal seen, cache
+        if folder is not None and (now := _state(folder)) != seen:
+            cache, seen = read_cache(folder), now
+        return cache.trust(policy)
 
     trust()  # what cannot be read is better said at the start
     return trust
 
 
-def _state(directory: Path | None) -> tuple[tuple[str, int], ...]:
-    if directory is None:
-        return ()
+def _state(folder: Path) -> tuple[tuple[str, int], ...]:
     try:
-        files = [path for path in directory.iterdir() if path.suffix in {".crl", ".pem", ".der"}]
-        return tuple(sorted((str(path), path.stat().st_mtime_ns) for path in files))
+        return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir()))
     except OSError as problem:
-        raise ConfigurationError(f"{directory} cannot be read: {problem.strerror}") from None
-
-
-def read_list(path: Path) -> x509.CertificateRevocationList:
-    content = read_public(path, "the revocation list", ConfigurationError)
-    try:
-        if content.startswith(b"-----"):
-            return x509.load_pem_x509_crl(content)
-        return x509.load_der_x509_crl(content)
-    except ValueError:
-        raise ConfigurationError(f"{path} holds no revocation list") from None
+        raise ConfigurationError(f"the cache {folder} cannot be read: {problem}") from None

@@ -20,9 +20,14 @@ from cryptography.x509.oid import NameOID
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, UntrustedChain
 from sealring.identity.attestation.chains import verify_chain
-from sealring.identity.attestation.evidence import Challenge, Evidence
+from sealring.identity.attestation.evidence import (
+    Challenge,
+    DeviceEvidence,
+    Evidence,
+    encode_devices,
+)
 from sealring.identity.attestation.roots import Trust
-from sealring.identity.attestation.worker import SEAL, AttestedWorker
+from sealring.identity.attestation.worker import Claims
 
 KIND: Final = "simulated"
 NAME: Final = "SIMULATED sealring evidence"
@@ -72,22 +77,29 @@ class Simulator:
         return self.certificate.fingerprint(SHA256()).hex()
 
     def attest(
-        self, challenge: Challenge, measurement: bytes, *, tcb: int = 1, debug: bool = False
+        self,
+        challenge: Challenge,
+        measurement: bytes,
+        *,
+        tcb: int = 1,
+        debug: bool = False,
+        devices: tuple[DeviceEvidence, ...] = (),
     ) -> Evidence:
         statement = json.dumps(
             {
                 "simulated": "SIMULATED",
-                "report_data": challenge.report_data(KIND).hex(),
+                "report_data": challenge.report_data(KIND, encode_devices(devices)).hex(),
                 "measurement": measurement.hex(),
                 "tcb": tcb,
                 "debug": debug,
             }
         ).encode()
         parts = {"statement": statement, "signature": self.key.sign(statement)}
-        return Evidence(KIND, challenge, parts, (self.certificate.public_bytes(Encoding.DER),))
+        chain = (self.certificate.public_bytes(Encoding.DER),)
+        return Evidence(KIND, challenge, parts, chain, devices)
 
 
-def verify_simulated(evidence: Evidence, challenge: Challenge, trust: Trust) -> AttestedWorker:
+def verify_simulated(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
     statement, signature = evidence.only("statement", "signature")
     chain = verify_chain(evidence.chain, trust.simulated, trust)
     names = chain.leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -101,23 +113,16 @@ def verify_simulated(evidence: Evidence, challenge: Challenge, trust: Trust) -> 
     except InvalidSignature:
         raise ForgedEvidence("the SIMULATED statement is not signed by its authority") from None
     fields = _parse_statement(statement)
-    if fields["report_data"] != challenge.report_data(KIND).hex():
+    if fields["report_data"] != evidence.binding(challenge).hex():
         raise NotBound("the SIMULATED statement was made for another nonce or another key")
-    return AttestedWorker(
-        kind=KIND,
+    return Claims(
         product="SIMULATED",
-        challenge=challenge,
-        machine="",
         measurement=fields["measurement"],
-        signer="",
         tcb={"simulated": fields["tcb"]},
         debug=fields["debug"],
-        guest={},
         lists=chain.lists,
         unlisted=chain.unlisted,
-        verified_at=trust.now,
         not_after=chain.not_after,
-        seal=SEAL,
     )
 
 

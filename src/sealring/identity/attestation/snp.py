@@ -20,7 +20,7 @@ from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, Unknown
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
-from sealring.identity.attestation.worker import SEAL, AttestedWorker
+from sealring.identity.attestation.worker import Claims
 
 KIND: Final = "snp"
 REPORT_BYTES: Final = 1184
@@ -100,15 +100,17 @@ def parse_report(data: bytes) -> Report:
     )
 
 
-def verify_snp(evidence: Evidence, challenge: Challenge, trust: Trust) -> AttestedWorker:
+def verify_snp(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
     (raw,) = evidence.only("report")
     report, chain, product = verify_report(raw, evidence.chain, trust)
-    if report.report_data != challenge.report_data(KIND):
-        raise NotBound("the SNP report was made for another nonce or another worker's key")
-    return AttestedWorker(
-        kind=KIND,
+    if report.report_data != evidence.binding(challenge):
+        raise NotBound("the SNP report was made for another nonce, worker's key or set of devices")
+    return claims_of(report, chain, product)
+
+
+def claims_of(report: Report, chain: VerifiedChain, product: str) -> Claims:
+    return Claims(
         product=product,
-        challenge=challenge,
         machine=report.chip_id.hex() if any(report.chip_id) else "",
         measurement=report.measurement.hex(),
         signer=report.id_key_digest.hex() if any(report.id_key_digest) else "",
@@ -121,9 +123,7 @@ def verify_snp(evidence: Evidence, challenge: Challenge, trust: Trust) -> Attest
         },
         lists=chain.lists,
         unlisted=chain.unlisted,
-        verified_at=trust.now,
         not_after=chain.not_after,
-        seal=SEAL,
     )
 
 
