@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Place:
     """The files of one broker: its authority, its policy, its store, its simulator."""
 
     directory: Path
+    minutes: float | None = None
+    """How long certificates live, where the policy's whole minutes are too long for a test."""
     attester: SimulatedAttester = field(init=False)
     keys: BrokerKeys = field(init=False)
 
@@ -83,6 +85,7 @@ class Place:
             "SEALRING_POLICY": str(self.policy),
             "SEALRING_SIMULATOR": str(self.simulator),
             "SEALRING_JOB": JOB,
+            "SEALRING_SECRET": "",
         }
 
     def open_store(self) -> Store:
@@ -90,6 +93,8 @@ class Place:
 
     def broker(self, store: Store, clock: Callable[[], float] = time.time) -> Broker:
         policy, digest = read_policy(self.policy)
+        if self.minutes is not None:
+            policy = replace(policy, certificate_minutes=self.minutes)
         rules = Rules(policy, digest, trust_in(policy, None), self.data_keys)
         return Broker(self.keys, store, rules, clock)
 

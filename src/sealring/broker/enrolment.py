@@ -172,7 +172,7 @@ class Enrolment:
             group.expel(-1, f"this worker was not renewed: {type(error).__name__}: {error}")
 
 
-_enrolments: Final[dict[tuple[int, str, int, int], Enrolment]] = {}
+_enrolments: Final[dict[tuple[int, str, str, int, int], Enrolment]] = {}
 _making = threading.Lock()
 
 
@@ -180,7 +180,7 @@ def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float)
     """This process's enrolment as that rank; the first call joins."""
     settings = read_settings(environ)
     # A forked child has its parent's key in its memory and must not be it.
-    key = (os.getpid(), settings.job, rank, world)
+    key = (os.getpid(), environ["SEALRING_BROKER"], settings.job, rank, world)
     with _making:
         if key not in _enrolments:
             name = WorkerName(settings.job, rank)
@@ -211,7 +211,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             "SEALRING_CERTIFICATE",
             "SEALRING_KEY",
         )
-        if name in environ
+        if environ.get(name)
     ]
     if others:
         raise ConfigurationError(

@@ -26,7 +26,7 @@ def issue_to_worker(
     name: WorkerName,
     world: int,
     attestation: bytes,
-    minutes: int,
+    minutes: float,
     chain_until: datetime,
     now: datetime,
 ) -> x509.Certificate:

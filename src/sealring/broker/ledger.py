@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def spend(
-        self, view: View, grant: Grant, path: str, now: float, minutes: int | None = None
+        self, view: View, grant: Grant, path: str, now: float, minutes: float | None = None
     ) -> Row:
         """Use a token for one thing; the holder's row, if it still is the holder.
 

@@ -91,7 +91,7 @@ def _brokered(
     broker: str | None, authority: Path | None, policy: Path | None
 ) -> dict[str, str] | None:
     """The environment of workers that join through a broker; None if there is none."""
-    if broker is None and "SEALRING_BROKER" not in os.environ:
+    if broker is None and not os.environ.get("SEALRING_BROKER"):
         return None
     chosen = {} if broker is None else {"SEALRING_BROKER": broker}
     for name, path in (("SEALRING_AUTHORITY", authority), ("SEALRING_POLICY", policy)):

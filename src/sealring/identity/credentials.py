@@ -90,7 +90,7 @@ def load_credentials(
         )
     if secret is not None:
         return _from_secret(secret, job, rank, world)
-    if "SEALRING_BROKER" in environ:
+    if environ.get("SEALRING_BROKER"):
         raise ConfigurationError(
             "with SEALRING_BROKER a worker's identity comes from there: it is given to process "
             "groups, and only to them"

@@ -86,7 +86,7 @@ class Policy:
     rejoins: int = 0
     job: str | None = None
     """The only job that may be joined; None: any."""
-    certificate_minutes: int = 10
+    certificate_minutes: float = 10
     """How long a worker's certificate lives, and so how long a revoked worker may stay."""
     peer_evidence: bool = False
     """Workers show each other the evidence itself, not only the broker's word on it."""
