@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
-from sealring.bench.minting.certificates import NOW
+from sealring.bench.minting.amd import Amd
+from sealring.bench.minting.azure import AzureGuest
+from sealring.bench.minting.certificates import CHALLENGE, NOW
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.nvidia import MEASUREMENTS, Nvidia
 from sealring.bench.minting.tpm import BOOT, Maker, pcr_values
 from sealring.cli import app
-from sealring.errors import ConfigurationError
-from sealring.identity.attestation import parse_policy, read_cache, verify_evidence
+from sealring.errors import ConfigurationError, UntrustedChain
+from sealring.identity.attestation import Trust, parse_policy, read_cache, verify_evidence
+from sealring.identity.attestation.nvidia.device import verify_nvidia
 from sealring.identity.attestation.roots import INTEL_ROOTS, NVIDIA_ROOTS
+from sealring.identity.attestation.simulated import Simulator
 
 MAKER = Maker()
 POLICY = f"""\
@@ -81,3 +86,20 @@ def test_policy_check_with_a_cache_and_a_stated_time(tmp_path: Path) -> None:
     assert json.loads(other.stdout)["error"] == "NotBound"
     table = CliRunner().invoke(app, [*asked, "--at", "2026-06-01"])
     assert "tpm 2.0: admitted" in table.stdout
+
+
+def test_nothing_that_is_minted_here_leads_to_a_pinned_root() -> None:
+    amd, intel, gpu = Amd(), Intel(), Nvidia()
+    trust = replace(Trust.pinned(now=NOW), collateral=(intel.collateral(),))
+    evidence = (
+        amd.evidence(),
+        AzureGuest(amd).evidence(),
+        intel.evidence(),
+        MAKER.evidence(),
+        Simulator.create(NOW).attest(CHALLENGE, b"\xab"),
+    )
+    for one in evidence:
+        with pytest.raises(UntrustedChain, match="not a pinned root"):
+            verify_evidence(one, MAKER.challenge(), trust)
+    with pytest.raises(UntrustedChain, match="not a pinned root"):
+        verify_nvidia(gpu.evidence(bytes(32)), bytes(32), trust)

@@ -136,7 +136,7 @@ def test_dates_and_revocation() -> None:
     late = NOW + 101 * DAY
     fresh = INTEL.collateral(days_left=200)
     refused(ChainExpired, GOOD, INTEL.trust(fresh, now=late))
-    for gone in (INTEL.pck, INTEL.platform):
+    for gone in (INTEL.pck, INTEL.platform, INTEL.tcb_signer):
         known = INTEL.trust(INTEL.collateral(revoked=(gone,)))
         refused(ChainRevoked, GOOD, known)
 

@@ -231,6 +231,13 @@ def test_a_signed_reference_wrapped_in_another_is_not_read() -> None:
         GPU.reference(moved)
 
 
+def test_a_reference_whose_signer_was_revoked() -> None:
+    gone = GPU.reference_root.revocation_list(GPU.reference_signer.certificate)
+    roots = frozenset({GPU.reference_root.fingerprint})
+    with pytest.raises(ChainRevoked):
+        verify_reference(driver_file(), Trust(NOW, lists=(gone,)), roots)
+
+
 def test_references_out_of_date() -> None:
     with pytest.raises(ChainExpired):
         GPU.reference(driver_file(), NOW + 1001 * DAY)

@@ -16,6 +16,7 @@ from cryptography import x509
 
 from sealring.errors import (
     AttestationError,
+    ChainRevoked,
     ConfigurationError,
     DebugGuest,
     ForgedEvidence,
@@ -168,11 +169,16 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
 
 def _refusal(kind: str, problem: str) -> AttestationError:
     """dcap-qvl has one exception. Its words tell what cannot be told from the quote beforehand."""
-    if "TCB level" in problem:
-        return TcbTooOld(f"Intel lists no TCB level that this platform has: {problem}")
-    if "enabled" in problem:
-        return GuestNotAllowed(f"no {kind} guest may be launched like this: {problem}")
-    return ForgedEvidence(f"the {kind} quote does not verify: {problem}")
+    said = " ".join(problem.split())
+    if "CertRevoked" in said:
+        return ChainRevoked(f"Intel has revoked a certificate of its own statements: {said}")
+    if "CertExpired" in said or "expired" in said:
+        return StaleRevocationList(f"Intel's statements are out of date, fetch them again: {said}")
+    if "TCB level" in said:
+        return TcbTooOld(f"Intel lists no TCB level that this platform has: {said}")
+    if "enabled" in said:
+        return GuestNotAllowed(f"no {kind} guest may be launched like this: {said}")
+    return ForgedEvidence(f"the {kind} quote does not verify: {said}")
 
 
 def _claims(
