@@ -9,7 +9,8 @@
     │   ├── MissingExtra
     │   ├── Unsupported
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
-    ├── TpmFailed                     this machine's TPM cannot be reached, or refuses a command
+    ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
+    │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
     ├── WorkerFailed                  a process that bench or demo started ended with an error
     ├── HandshakeError                a peer was refused, or refused us; no group was made
     │   ├── WrongJob
@@ -122,7 +123,11 @@ class ScheduleError(ConfigurationError):
     """A collective's programs do not fit together: a mistake in sealring, not in your script."""
 
 
-class TpmFailed(SealringError):
+class AttestationUnavailable(SealringError):
+    """This machine cannot make the evidence that was asked for; the message says what it lacks."""
+
+
+class TpmFailed(AttestationUnavailable):
     """This machine's TPM cannot be reached, or does not do what was asked of it."""
 
     def __init__(self, message: str, *, code: int = 0) -> None:

@@ -12,6 +12,7 @@ from sealring.cli import app
 from sealring.errors import BadPolicy
 from sealring.identity.attestation import Challenge
 from sealring.identity.attestation.simulated import Simulator
+from tests.identity.attestation.swtpm import needs_swtpm, running
 
 CHALLENGE = Challenge(bytes(32), b"a worker's public key")
 
@@ -63,6 +64,30 @@ def test_a_policy_with_a_mistake(tmp_path: Path) -> None:
 
 def test_attest_lists_what_is_here() -> None:
     shown = json.loads(CliRunner().invoke(app, ["attest", "--json"]).stdout)
+    assert all(row["shows"] == {} for row in shown["hardware"] if not row["present"])
     kinds = {row["kind"]: row["verifier"] for row in shown["hardware"]}
     assert kinds == dict.fromkeys(("snp", "tdx", "sgx", "tpm", "nvidia"), True)
     assert shown["simulated"] == "SIMULATED"
+
+
+@needs_swtpm
+def test_attest_shows_a_tpms_registers_and_whether_its_maker_certified_it() -> None:
+    with running() as address:
+        done = CliRunner().invoke(app, ["attest", "--json", "--tpm", address])
+        table = CliRunner().invoke(app, ["attest", "--tpm", address])
+    (row,) = [one for one in json.loads(done.stdout)["hardware"] if one["kind"] == "tpm"]
+    assert row["present"]
+    assert row["shows"]["pcr17"] == "ff" * 32
+    assert "pcr16" not in row["shows"]
+    assert "no certificate for an endorsement key" in row["note"]
+    assert f"tpm pcr17 = {'ff' * 32}" in table.stdout
+
+
+def test_attest_says_what_is_wrong_with_a_tpm(tmp_path: Path) -> None:
+    asked = ["attest", "--json", "--tpm", f"unix://{tmp_path}/none"]
+    (row,) = [
+        one
+        for one in json.loads(CliRunner().invoke(app, asked).stdout)["hardware"]
+        if one["kind"] == "tpm"
+    ]
+    assert "cannot be opened" in row["note"]

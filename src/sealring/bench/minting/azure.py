@@ -18,8 +18,10 @@ KIND = "az-snp-vtpm"
 
 
 class AzureGuest:
-    def __init__(self, amd: Amd, *, secure_boot: bool = True, **changes: Any) -> None:
-        """`changes` are the SNP report's."""
+    def __init__(
+        self, amd: Amd, *, secure_boot: bool = True, modulus: int | None = None, **changes: Any
+    ) -> None:
+        """`modulus` is a real TPM's; `changes` are the SNP report's."""
         self.amd = amd
         self.key = rsa.generate_private_key(65537, 2048)
         numbers = self.key.public_key().public_numbers()
@@ -28,7 +30,7 @@ class AzureGuest:
             "key_ops": ["sign"],
             "kty": "RSA",
             "e": _base64url(numbers.e),
-            "n": _base64url(numbers.n),
+            "n": _base64url(modulus or numbers.n),
         }
         settings = {"secure-boot": secure_boot, "tpm-enabled": True}
         self.text = json.dumps({"keys": [ak], "vm-configuration": settings}).encode()

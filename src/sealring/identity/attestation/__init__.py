@@ -11,6 +11,7 @@ az_snp_vtpm    a virtual TPM that an SNP report vouches for: Azure's form
 intel          Intel TDX and SGX
 nvidia/        GPUs and switches, inside any of these machines
 simulated      for laptops and tests; says SIMULATED wherever it appears
+tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure
 verify         evidence in, AttestedWorker out
 policy         what may join, and why something may not
 policy_file    the policy as TOML; policy_reader its fields, policy_broker the broker's part

@@ -10,7 +10,7 @@ collateral carry their dates, and how old they are is shown with every verdict.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,8 +29,8 @@ class Cache:
     lists: tuple[x509.CertificateRevocationList, ...] = ()
     collateral: tuple[Collateral, ...] = ()
     references: tuple[Reference, ...] = ()
-    expired: tuple[str, ...] = field(default=())
-    """Files of references that are no longer good, by name: they are not used."""
+    expired: tuple[str, ...] = ()
+    """Files of references that are not, or no longer, good: they are not used, and this is why."""
 
     def trust(self, policy: Policy, now: datetime | None = None) -> Trust:
         """The pinned roots, those that the policy names, and all of this."""
@@ -40,16 +40,15 @@ class Cache:
 
 def read_cache(folder: Path, now: datetime | None = None) -> Cache:
     """`now` is when the references' signatures are judged; their dates are again at each use."""
-    lists, collateral, references, expired = [], [], [], []
-    trust = Trust(now or datetime.now(UTC))
+    collateral, references, expired = [], [], []
     try:
         paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as problem:
         raise ConfigurationError(f"the cache {folder} cannot be read: {problem}") from None
+    lists = tuple(read_list(path) for path in paths if path.suffix == ".crl")
+    trust = Trust(now or datetime.now(UTC), lists=lists)
     for path in paths:
-        if path.suffix == ".crl":
-            lists.append(read_list(path))
-        elif path.suffix == ".json":
+        if path.suffix == ".json":
             collateral.append(_collateral(path))
         elif path.suffix in (".swidtag", ".xml"):
             content = read_public(path, "the reference measurements", ConfigurationError)
@@ -57,11 +56,11 @@ def read_cache(folder: Path, now: datetime | None = None) -> Cache:
                 references.append(verify_reference(content, trust))
             except AttestationError as refusal:
                 expired.append(f"{path.name}: {refusal}")
-        else:
+        elif path.suffix != ".crl":
             raise ConfigurationError(
                 f"{path} is not a .crl, .json, .swidtag or .xml: the cache holds nothing else"
             )
-    return Cache(tuple(lists), tuple(collateral), tuple(references), tuple(expired))
+    return Cache(lists, tuple(collateral), tuple(references), tuple(expired))
 
 
 def read_list(path: Path) -> x509.CertificateRevocationList:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import (
     ChainExpired,
@@ -73,9 +74,26 @@ def load_certificate(der: bytes) -> x509.Certificate:
         with warnings.catch_warnings():
             # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
             warnings.simplefilter("ignore")
-            return x509.load_der_x509_certificate(der)
-    except ValueError:
+            certificate = x509.load_der_x509_certificate(der)
+            # These are read on first use. What cannot be read is to fail here, not in the midst.
+            _ = certificate.subject, certificate.issuer, certificate.extensions
+            _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+            certificate.public_key()
+    except Exception:  # Strange bytes raise ValueError, TypeError, InvalidVersion and more.
         raise MalformedEvidence("a certificate of the chain cannot be read") from None
+    return certificate
+
+
+def split_pem(text: bytes) -> tuple[bytes, ...]:
+    """The certificates (DER) of a text that holds them in their usual form, and nothing else."""
+    try:
+        found = x509.load_pem_x509_certificates(text)
+        again = b"".join(one.public_bytes(Encoding.PEM) for one in found)
+    except Exception:  # As above.
+        raise MalformedEvidence("a certificate of the chain cannot be read") from None
+    if again != text:
+        raise MalformedEvidence("the certificates are not written in their one usual form")
+    return tuple(one.public_bytes(Encoding.DER) for one in found)
 
 
 def _check_link(certificate: x509.Certificate, issuer: x509.Certificate, cas_below: int) -> None:
@@ -94,7 +112,7 @@ def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:
         extensions = issuer.extensions
         constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
         usage = extensions.get_extension_for_class(x509.KeyUsage).value
-    except (x509.ExtensionNotFound, ValueError):
+    except x509.ExtensionNotFound:
         raise UntrustedChain(f"{_name(issuer)} does not say that it may issue") from None
     if not constraints.ca or not usage.key_cert_sign:
         raise UntrustedChain(f"{_name(issuer)} may not issue certificates")
@@ -104,11 +122,7 @@ def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:
 
 def _check_understood(certificate: x509.Certificate) -> None:
     """A critical extension limits its certificate; one we cannot read may forbid just this use."""
-    try:
-        extensions = certificate.extensions
-    except ValueError:
-        raise MalformedEvidence("a certificate's extensions cannot be read") from None
-    for extension in extensions:
+    for extension in certificate.extensions:
         if extension.critical and isinstance(extension.value, x509.UnrecognizedExtension):
             raise UntrustedChain(
                 f"{_name(certificate)} has the critical extension {extension.oid.dotted_string}, "

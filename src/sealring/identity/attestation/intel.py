@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any, Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import (
     AttestationError,
+    ChainRevoked,
     ConfigurationError,
     DebugGuest,
     ForgedEvidence,
@@ -28,7 +28,7 @@ from sealring.errors import (
     TcbTooOld,
     UnknownEvidence,
 )
-from sealring.identity.attestation.chains import ListSeen, VerifiedChain, verify_chain
+from sealring.identity.attestation.chains import ListSeen, VerifiedChain, split_pem, verify_chain
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
@@ -38,6 +38,7 @@ TDX, SGX = "tdx", "sgx"
 _TEES: Final = {TDX: 0x81, SGX: 0x00}
 _HEADER_BYTES: Final = 48
 _BODY_BYTES: Final = {3: 384, 4: 584}
+_PEM_CHAIN, _QE_REPORT = 5, 6
 _DEBUG: Final = {TDX: 1, SGX: 2}
 
 
@@ -84,6 +85,32 @@ def parse_collateral(text: str) -> Collateral:
 
 def quote_size(data: bytes) -> int:
     """How long a quote is by its own word. One that is cut or extended is refused by it."""
+    return _signature(data)[0]
+
+
+def pck_chain(data: bytes) -> tuple[bytes, ...]:
+    """The platform's certificates, out of the one frame that is accepted around them."""
+    _, version, signature = _signature(data)
+    cursor = Cursor(signature, "the quote's signature", "little")
+    cursor.take(64 + 64)
+    if version > 3:
+        if cursor.number(2) != _QE_REPORT:
+            raise UnknownEvidence("the quote's certification is of a type that is not known")
+        inner = cursor.sized(4)
+        cursor.end()
+        cursor = Cursor(inner, "the quote's certification", "little")
+    cursor.take(384 + 64)
+    cursor.sized(2)
+    if cursor.number(2) != _PEM_CHAIN:
+        raise UnknownEvidence("the quote does not hold its chain of certificates")
+    # Some quoting enclaves end the text as C does.
+    text = cursor.sized(4).removesuffix(b"\0")
+    cursor.end()
+    return split_pem(text)
+
+
+def _signature(data: bytes) -> tuple[int, int, bytes]:
+    """Where the quote ends, its version, and the signature with all that belongs to it."""
     cursor = Cursor(data, "the quote", "little")
     version = cursor.number(2)
     cursor.take(_HEADER_BYTES - 2)
@@ -94,8 +121,8 @@ def quote_size(data: bytes) -> int:
         cursor.take(_BODY_BYTES[version])
     else:
         raise UnknownEvidence(f"quotes of version {version} are not known")
-    cursor.sized(4)
-    return cursor.at
+    signature = cursor.sized(4)
+    return cursor.at, version, signature
 
 
 def verify_intel(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
@@ -113,16 +140,15 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
     qvl = _dcap_qvl()
     if quote_size(raw) != len(raw):
         raise MalformedEvidence(f"the quote has {len(raw)} bytes, and by its own word fewer")
+    whole = pck_chain(raw)
     try:
         quote = qvl.parse_quote(raw)
         family = quote.fmspc().upper()
-        pems = x509.load_pem_x509_certificates(quote.cert_chain_pem_bytes() or b"")
     except ValueError as problem:
         raise MalformedEvidence(f"the quote cannot be read: {problem}") from None
     if quote.header.tee_type != _TEES[kind]:
         raise UnknownEvidence(f"the quote is not a {kind} quote")
     collateral = _fitting(trust, kind, family)
-    whole = tuple(one.public_bytes(Encoding.DER) for one in pems)
     lists = (*trust.lists, *collateral.lists)
     chain = verify_chain(whole, trust.intel, replace(trust, lists=lists))
     # dcap-qvl refuses debug guests too, but among other things: this one has its own error.
@@ -143,11 +169,16 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
 
 def _refusal(kind: str, problem: str) -> AttestationError:
     """dcap-qvl has one exception. Its words tell what cannot be told from the quote beforehand."""
-    if "TCB level" in problem:
-        return TcbTooOld(f"Intel lists no TCB level that this platform has: {problem}")
-    if "enabled" in problem:
-        return GuestNotAllowed(f"no {kind} guest may be launched like this: {problem}")
-    return ForgedEvidence(f"the {kind} quote does not verify: {problem}")
+    said = " ".join(problem.split())
+    if "CertRevoked" in said:
+        return ChainRevoked(f"Intel has revoked a certificate of its own statements: {said}")
+    if "CertExpired" in said or "expired" in said:
+        return StaleRevocationList(f"Intel's statements are out of date, fetch them again: {said}")
+    if "TCB level" in said:
+        return TcbTooOld(f"Intel lists no TCB level that this platform has: {said}")
+    if "enabled" in said:
+        return GuestNotAllowed(f"no {kind} guest may be launched like this: {said}")
+    return ForgedEvidence(f"the {kind} quote does not verify: {said}")
 
 
 def _claims(

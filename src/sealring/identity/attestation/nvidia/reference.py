@@ -6,6 +6,7 @@ read; its dates are looked at whenever it is used.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
@@ -14,7 +15,6 @@ from types import ModuleType
 from typing import Any, Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import (
     ChainExpired,
@@ -75,34 +75,36 @@ def verify_reference(
     if root.getroottree().docinfo.doctype:
         raise MalformedEvidence("reference measurements have no document type")
     chain = verify_chain(_chain(root), roots, trust)
-    usage = chain.leaf.extensions.get_extension_for_class(x509.KeyUsage).value
-    if not usage.digital_signature:
-        raise UntrustedChain("the reference measurements' certificate is not one that signs")
-    signed = _signed(root, chain.leaf, signxml)
+    _check_signer(chain.leaf)
+    signed = _signed(root, chain.leaf, trust.now, signxml)
     return _read(signed, chain.not_after, chain.certificates)
 
 
 def _chain(root: Any) -> tuple[bytes, ...]:
     found = root.findall(f"{_DSIG}Signature/{_DSIG}KeyInfo/{_DSIG}X509Data/{_DSIG}X509Certificate")
     try:
-        return tuple(
-            x509.load_pem_x509_certificate(
-                f"-----BEGIN CERTIFICATE-----\n{(one.text or '').strip()}\n"
-                "-----END CERTIFICATE-----\n".encode()
-            ).public_bytes(Encoding.DER)
-            for one in found
-        )
+        return tuple(base64.b64decode("".join((one.text or "").split())) for one in found)
     except ValueError:
         raise MalformedEvidence("a certificate of the reference measurements is none") from None
 
 
-def _signed(root: Any, leaf: x509.Certificate, signxml: ModuleType) -> Any:
+def _check_signer(leaf: x509.Certificate) -> None:
+    try:
+        signs = leaf.extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature
+    except x509.ExtensionNotFound:
+        signs = False
+    if not signs:
+        raise UntrustedChain("the reference measurements' certificate is not one that signs")
+
+
+def _signed(root: Any, leaf: x509.Certificate, now: datetime, signxml: ModuleType) -> Any:
     """The part of the file that the signature covers: nothing else of it is read."""
     expect = signxml.SignatureConfiguration(
         location="./",
         expect_references=1,
         signature_methods=frozenset({signxml.SignatureMethod.ECDSA_SHA384}),
         digest_algorithms=frozenset({signxml.DigestAlgorithm.SHA384}),
+        verification_time=now,
     )
     try:
         verified = signxml.XMLVerifier().verify(root, x509_cert=leaf, expect_config=expect)

@@ -135,8 +135,11 @@ class Tpm:
                 return None
             raise
 
-    def read_nv(self, index: int) -> bytes | None:
-        """What is stored there; None where there is no such index."""
+    def read_nv(self, index: int, authority: int | None = None) -> bytes | None:
+        """What is stored there; None where there is no such index.
+
+        `authority` is whose empty password opens it: the index's own, unless it is said otherwise.
+        """
         try:
             _, answer = self.call("NV_ReadPublic", 0x169, (index,))
         except TpmFailed as failure:
@@ -150,7 +153,9 @@ class Tpm:
         while len(read) < size:
             wanted = min(_NV_CHUNK, size - len(read))
             parameters = wanted.to_bytes(2, "big") + len(read).to_bytes(2, "big")
-            _, answer = self.call("NV_Read", 0x14E, (index, index), (PASSWORD,), parameters)
+            _, answer = self.call(
+                "NV_Read", 0x14E, (authority or index, index), (PASSWORD,), parameters
+            )
             read += answer.sized(2)
         return read
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import MalformedEvidence, TpmFailed, UnknownEvidence
 from sealring.identity.attestation.chains import load_certificate
@@ -92,31 +93,11 @@ class TpmMachine:
             credential = subject(self._chain[0], ak) + secret
             challenge = Challenge(nonce, public_key, credential)
             qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
-            quote, signature, values = self._quote(ak_handle, qualifying)
+            quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
         parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
-        if log := self._log(values):
+        if log := matching_log(values, self._event_log):
             parts["event_log"] = log
         return Evidence(KIND, challenge, parts, self._chain, devices)
-
-    def _quote(self, key: int, qualifying: bytes) -> tuple[bytes, bytes, bytes]:
-        for _ in range(_TRIES):
-            quote, signature = self._tpm.quote(key, qualifying, QUOTED)
-            values = self._tpm.read_pcrs(QUOTED)
-            # The kernel may extend a PCR between the two.
-            if hashlib.sha256(values).digest() == parse_quote(quote).digest:
-                return quote, signature, values
-        raise TpmFailed("the PCRs change faster than they can be quoted")
-
-    def _log(self, values: bytes) -> bytes:
-        """The firmware's log, of the PCRs that nothing has extended since without telling it."""
-        try:
-            log = self._event_log.read_bytes()
-            expected = replay(parse_event_log(log))
-        except (OSError, MalformedEvidence, UnknownEvidence):
-            return b""
-        quoted = {pcr: values[32 * n :][:32] for n, pcr in enumerate(QUOTED)}
-        same = {pcr for pcr, value in expected.items() if quoted.get(pcr) == value}
-        return only_pcrs(log, same) if same else b""
 
     def _ek(self) -> AbstractContextManager[tuple[int, bytes]]:
         if self._ek_handle is not None:
@@ -145,9 +126,31 @@ class TpmMachine:
         )
 
 
-def read_issuers(pem: bytes) -> tuple[bytes, ...]:
-    from cryptography.hazmat.primitives.serialization import Encoding
+def quote_pcrs(tpm: Tpm, key: int, qualifying: bytes) -> tuple[bytes, bytes, bytes]:
+    """The quote, its signature, and the values of the PCRs that it is over."""
+    for _ in range(_TRIES):
+        quote, signature = tpm.quote(key, qualifying, QUOTED)
+        values = tpm.read_pcrs(QUOTED)
+        # The kernel may extend a PCR between the two.
+        if hashlib.sha256(values).digest() == parse_quote(quote).digest:
+            return quote, signature, values
+    raise TpmFailed("the PCRs change faster than they can be quoted")
 
+
+def matching_log(values: bytes, event_log: Path = EVENT_LOG) -> bytes:
+    """The firmware's log, of the PCRs that nothing has extended since without telling it."""
+    try:
+        log = event_log.read_bytes()
+        expected = replay(parse_event_log(log))
+    except (OSError, MalformedEvidence, UnknownEvidence):
+        return b""
+    quoted = {pcr: values[32 * n :][:32] for n, pcr in enumerate(QUOTED)}
+    same = {pcr for pcr, value in expected.items() if quoted.get(pcr) == value}
+    return only_pcrs(log, same) if same else b""
+
+
+def read_issuers(pem: bytes) -> tuple[bytes, ...]:
+    """A chain's certificates, as DER, from the text that its maker publishes."""
     return tuple(one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(pem))
 
 
