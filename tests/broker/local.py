@@ -83,7 +83,7 @@ class Place:
             "SEALRING_BROKER": f"https://127.0.0.1:{port}",
             "SEALRING_AUTHORITY": str(self.authority),
             "SEALRING_POLICY": str(self.policy),
-            "SEALRING_SIMULATOR": str(self.simulator),
+            "SEALRING_ATTESTER": f"simulated:{self.simulator}",
             "SEALRING_JOB": JOB,
             "SEALRING_SECRET": "",
         }

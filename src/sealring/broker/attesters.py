@@ -18,17 +18,22 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from sealring.errors import ConfigurationError, MalformedAnswer, NoIdentity
-from sealring.identity.attestation import Challenge, Evidence
+from sealring.errors import ConfigurationError, MalformedAnswer
+from sealring.identity.attestation import Challenge, Evidence, Policy
+from sealring.identity.attestation.azure_guest import AzureMachine
+from sealring.identity.attestation.evidence import DeviceEvidence
+from sealring.identity.attestation.nvidia.collect import collect_gpus
 from sealring.identity.attestation.simulated import KIND as SIMULATED
 from sealring.identity.attestation.simulated import Simulator
 from sealring.identity.attestation.tpm.commands import Tpm
 from sealring.identity.attestation.tpm.machine import DEVICE, TpmMachine, read_issuers
 from sealring.identity.attestation.tpm.verify import KIND as TPM
+from sealring.identity.attestation.tsm import TsmMachine
 from sealring.identity.private_files import read_private, read_public, write_private, write_public
 
 _SIMULATOR_DAYS: Final = 365
 _MEASUREMENT_BYTES: Final = 32
+_TSM, _AZURE = "tsm", "azure"
 
 
 class Attester(Protocol):
@@ -59,9 +64,39 @@ class SimulatedAttester:
         return self.simulator.attest(Challenge(nonce, public_key), self.measurement)
 
 
+class Machine(Protocol):
+    """A guest's TEE: TsmMachine, AzureMachine."""
+
+    @property
+    def kind(self) -> str: ...
+    def attest(
+        self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
+    ) -> Evidence: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuestAttester:
+    """A confidential guest, with its GPUs where the policy asks for some."""
+
+    machine: Machine
+    gpus: bool
+
+    @property
+    def kind(self) -> str:
+        return self.machine.kind
+
+    def introduce(self) -> dict[str, Any]:
+        return {}
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        asked = Challenge(nonce, public_key).device_nonce(self.kind)
+        devices = collect_gpus(asked) if self.gpus else ()
+        return self.machine.attest(nonce, public_key, devices)
+
+
 @dataclass(frozen=True, slots=True)
 class TpmAttester:
-    """This machine's TPM 2.0. It is one for all workers here, who take turns."""
+    """This machine's TPM 2.0."""
 
     machine: TpmMachine
 
@@ -84,19 +119,38 @@ class TpmAttester:
         return self.machine.attest(nonce, public_key, blob)
 
 
-def find_attester(environ: Mapping[str, str]) -> Attester:
-    """What this worker attests itself with."""
-    if directory := environ.get("SEALRING_SIMULATOR"):
+def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:
+    """What this worker attests itself with, as SEALRING_ATTESTER names it."""
+    source = environ.get("SEALRING_ATTESTER") or _TSM
+    gpus = policy.devices is not None
+    if source == _TSM:
+        return GuestAttester(TsmMachine(_chain(environ)), gpus)
+    if source == _AZURE:
+        return GuestAttester(AzureMachine(_tpm(environ), _chain(environ)), gpus)
+    if source == TPM:
+        return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)))
+    kind, _, directory = source.partition(":")
+    if kind == SIMULATED and directory:
         return open_simulator(Path(directory))
-    if issuers := environ.get("SEALRING_TPM_ISSUERS"):
-        pem = read_public(Path(issuers), "the TPM maker's certificates", ConfigurationError)
-        tpm = Tpm.open(environ.get("SEALRING_TPM", DEVICE))
-        return TpmAttester(TpmMachine(tpm, read_issuers(pem)))
-    raise NoIdentity(
-        "nothing here is to make evidence for the broker: set SEALRING_TPM_ISSUERS to the "
-        "certificates of its TPM's maker, or, to try things out, SEALRING_SIMULATOR to a "
-        "directory of `sealring broker simulator`, which the policy must name"
+    raise ConfigurationError(
+        f"SEALRING_ATTESTER is {source!r}; set it to {_TSM}, {_AZURE}, {TPM} or {SIMULATED}:DIR"
     )
+
+
+def _tpm(environ: Mapping[str, str]) -> Tpm:
+    return Tpm.open(environ.get("SEALRING_TPM") or DEVICE)
+
+
+def _chain(environ: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Certificates that the machine itself does not have: the chip's, or its TPM maker's."""
+    path = environ.get("SEALRING_ATTESTER_CHAIN")
+    if not path:
+        return ()
+    pem = read_public(Path(path), "the hardware's certificates", ConfigurationError)
+    try:
+        return read_issuers(pem)
+    except ValueError:
+        raise ConfigurationError(f"{path} holds no PEM certificates") from None
 
 
 def make_simulator(directory: Path) -> SimulatedAttester:

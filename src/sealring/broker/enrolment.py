@@ -184,7 +184,7 @@ def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float)
     with _making:
         if key not in _enrolments:
             name = WorkerName(settings.job, rank)
-            attester = find_attester(environ)
+            attester = find_attester(environ, settings.policy)
             _enrolments[key] = Enrolment(settings, name, world, attester, deadline)
         return _enrolments[key]
 

@@ -76,6 +76,30 @@ def bench() -> None:
 
 
 @app.command()
+def attest(
+    workers: Annotated[int, typer.Option(min=1, help="How many join at once.")] = 256,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Time judging evidence of each kind, and workers joining through one broker at once."""
+    from sealring.bench.attest import verify_ms
+    from sealring.bench.joins import measure_joins
+
+    with errors.status(f"judging evidence, then {workers} SIMULATED workers join one broker"):
+        judged = verify_ms()
+        joined = measure_joins(workers)
+    if json:
+        print_json({"verify_ms": judged, "join": joined.as_json()})
+        return
+    table = Table(title="Attestation on this machine")
+    table.add_column("what")
+    table.add_column("took", justify="right")
+    for kind, milliseconds in judged.items():
+        table.add_row(f"verify {kind}", f"{milliseconds:g} ms")
+    table.add_row(f"{workers} SIMULATED workers join", f"{joined.seconds:g} s")
+    console.print(table)
+
+
+@app.command()
 def allreduce(
     ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 2,
     size: Annotated[str, typer.Option(help="Tensor size: 4096, 4KiB, 25MiB.")] = "25MiB",

@@ -161,7 +161,7 @@ def simulator(
     from sealring.broker.attesters import make_simulator
 
     made = make_simulator(directory)
-    _say(f"SEALRING_SIMULATOR={directory}. A policy that lets it join says:\n")
+    _say(f"SEALRING_ATTESTER=simulated:{directory}; a policy that lets its workers join says:\n")
     _say("[simulated]")
     _say(f'roots = ["{made.simulator.fingerprint}"]')
     _say(f'measurements = ["{made.measurement.hex()}"]')
