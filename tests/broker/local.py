@@ -13,7 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.broker.attesters import SimulatedAttester, make_simulator
+from sealring.broker.attesters import make_simulator
 from sealring.broker.client import BrokerClient, Joined
 from sealring.broker.http import Limits
 from sealring.broker.keys import BrokerKeys, open_broker_keys
@@ -22,6 +22,7 @@ from sealring.broker.server import serving
 from sealring.broker.service import Broker, Rules
 from sealring.broker.sqlite import SqliteStore
 from sealring.broker.store import Store, View
+from sealring.identity.attestation import Trust
 from sealring.identity.attestation.files import read_policy, trust_in
 from sealring.identity.authority import create_authority
 from sealring.identity.names import WorkerName
@@ -37,7 +38,10 @@ class Place:
     directory: Path
     minutes: float | None = None
     """How long certificates live, where the policy's whole minutes are too long for a test."""
-    attester: SimulatedAttester = field(init=False)
+    trust: Callable[[], Trust] | None = None
+    """For evidence under roots of a test's own."""
+    clock: Callable[[], float] = time.time
+    attester: Any = field(init=False)
     keys: BrokerKeys = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,12 +95,12 @@ class Place:
     def open_store(self) -> Store:
         return SqliteStore(self.database)
 
-    def broker(self, store: Store, clock: Callable[[], float] = time.time) -> Broker:
+    def broker(self, store: Store) -> Broker:
         policy, digest = read_policy(self.policy)
         if self.minutes is not None:
             policy = replace(policy, certificate_minutes=self.minutes)
-        rules = Rules(policy, digest, trust_in(policy, None), self.data_keys)
-        return Broker(self.keys, store, rules, clock)
+        rules = Rules(policy, digest, self.trust or trust_in(policy, None), self.data_keys)
+        return Broker(self.keys, store, rules, self.clock)
 
 
 @dataclass
