@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.kdf.concatkdf import ConcatKDFHash
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.bench.minting.amd import MEASUREMENT, Amd
 from sealring.bench.minting.azure import AzureGuest
@@ -24,6 +26,7 @@ from sealring.bench.minting.intel import MRTD, Intel
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import BOOT, Maker, pcr_values
 from sealring.broker.attesters import GuestAttester, TpmAttester
+from sealring.broker.keys import open_broker_keys
 from sealring.errors import (
     DebugGuest,
     DeviceNotAllowed,
@@ -38,6 +41,7 @@ from sealring.identity.attestation.tpm import machine as machine_module
 from sealring.identity.attestation.tpm.commands import Tpm
 from sealring.identity.attestation.tpm.credential import _derive, check_ak, subject
 from sealring.identity.attestation.tpm.machine import TpmMachine
+from sealring.identity.certificates import make_authority
 from tests.broker.local import JOB, Place, running
 from tests.identity.attestation import swtpm
 
@@ -85,8 +89,8 @@ class MintedTpm:
         return MAKER.evidence(Challenge(nonce, public_key, credential))
 
     def open(self, blob: bytes) -> bytes:
-        identity, locked = taken(blob)
-        (_, hidden), (x, y) = taken(identity), taken(locked)
+        identity, rest = taken(blob)
+        (_, hidden), (x, y) = taken(identity), taken(taken(rest)[0])
         numbers = [int.from_bytes(one, "big") for one in (x, taken(y)[0])]
         point = ec.EllipticCurvePublicNumbers(*numbers, ec.SECP256R1()).public_key()
         own = MAKER.ek.key.public_key().public_numbers().x.to_bytes(32, "big")
@@ -129,6 +133,12 @@ CASES = {
 
 def at(directory: Path, case: tuple[Any, Trust, str]) -> Place:
     place = Place(directory, trust=lambda: case[1], clock=NOW.timestamp)
+    # The evidence is of another year than the test; its authority must have been there.
+    authority = make_authority(
+        place.keys.authority_key, "then", 1, NOW - timedelta(days=1), NOW + timedelta(days=3650)
+    )
+    place.authority.write_bytes(authority.public_bytes(Encoding.PEM))
+    place.keys = open_broker_keys(place.ca)
     place.attester = case[0]
     place.policy.write_text(f"version = 1\nrejoins = 5\n{LISTS}\n{case[2]}\n")
     return place
@@ -152,7 +162,7 @@ def test_each_kind_joins_and_its_certificate_passes_the_policy_again(
 
 
 def test_a_debug_guest_another_image_and_a_replay(tmp_path: Path) -> None:
-    place = at(tmp_path, CASES["snp"])
+    place = at(tmp_path, (CASES["snp"][0], CASES["gpu"][1], CASES["snp"][2]))
     with running(place) as broker:
         for error, make in (
             (DebugGuest, lambda challenge: snp(challenge, policy=0x30000 | 1 << 19)),

@@ -72,7 +72,7 @@ def trains_until_it_ends(rank: int, world: int, flag: str) -> str:
     if rank == 1:
         # Out is out: there is no next epoch for it.
         with pytest.raises(WorkerRevoked):
-            dist.init_process_group("sealring")
+            dist.init_process_group("sealring", timeout=PATIENCE)
     return first
 
 

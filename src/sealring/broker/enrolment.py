@@ -34,9 +34,10 @@ from sealring.errors import (
     SealringError,
     StoreUnavailable,
     TooManyRequests,
+    WorkerRevoked,
 )
 from sealring.identity.attestation import Policy
-from sealring.identity.attestation.admission import Admission
+from sealring.identity.attestation.admission import Admission, key_digest
 from sealring.identity.attestation.files import read_policy, trust_in
 from sealring.identity.credentials import Credentials, read_authorities
 from sealring.identity.names import WorkerName, check_job
@@ -89,6 +90,9 @@ class Enrolment:
             if self._failure is not None:
                 raise self._failure
             joined = self._joined
+        if key_digest(joined.certificate) in joined.keys_out:
+            # Its peers would refuse it; better to say so than to wait for them.
+            raise WorkerRevoked(f"rank {self._name.rank} was taken out of job {self._name.job}")
         admission = Admission(self._settings.policy, self._trust, joined.keys_out, joined.evidence)
         return Credentials(
             self._name.job,
