@@ -127,6 +127,9 @@ class Running:
             )
         )
 
+    def client_keys_out(self) -> frozenset[str]:
+        return asyncio.run(self.client().keys_out(JOB, PATIENCE))
+
     def decide(self, decide: Callable[[Ledger, View], Any]) -> Any:
         """As `sealring broker revoke` and its like do."""
         ledger = Ledger(self.place.keys.audit_key, 0)

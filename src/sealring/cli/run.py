@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -65,16 +66,16 @@ def run(
     if rdzv_endpoint is not None:
         run_id = os.environ.get("SEALRING_JOB", "sealring")
     elif nnodes == 1:
-        rdzv_endpoint, run_id = "localhost:0", secrets.token_hex(16)
+        port = _free_port() if os.environ.get("SEALRING_BROKER") else 0
+        rdzv_endpoint, run_id = f"localhost:{port}", secrets.token_hex(16)
     else:
         raise ConfigurationError(
             "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a "
             "host that all of them reach, the same on every machine"
         )
-    # The launchers' own store is sealed too wherever there is a secret to seal it under.
     arguments += [
         "--node-rank", str(node_rank),
-        "--rdzv-backend", "c10d" if read_secret(os.environ) is None else "sealring",
+        "--rdzv-backend", _rendezvous(),
         "--rdzv-endpoint", rdzv_endpoint,
         "--rdzv-id", run_id,
     ]  # fmt: skip
@@ -85,6 +86,24 @@ def run(
     except SignalException as stopped:
         # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
         raise typer.Exit(128 + stopped.sigval) from None
+
+
+def _rendezvous() -> str:
+    """How the launchers meet. Their store is sealed wherever there is a secret to seal it under.
+
+    Unsealed, torch's own way (c10d) has launchers unpickle what anybody can put there, and code
+    that runs in an attested machine is what a broker is there to keep out. With one they meet
+    in the static way, in which nothing is unpickled: the machines are numbered beforehand.
+    """
+    if os.environ.get("SEALRING_BROKER"):
+        return "static"
+    return "c10d" if read_secret(os.environ) is None else "sealring"
+
+
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def _brokered(
