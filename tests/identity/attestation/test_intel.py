@@ -81,6 +81,18 @@ def test_true_evidence_is_an_attested_worker() -> None:
     }
 
 
+def test_quotes_of_version_5_with_reports_of_tdx_1_0_and_1_5() -> None:
+    body = tdx_body(CHALLENGE.report_data("tdx"))
+    for quote in (INTEL.quote(body, 5), INTEL.quote(body + b"\x05" + bytes(15 + 48))):
+        worker = verify(changed(quote))
+        assert worker.measurement == MRTD.hex()
+        assert worker.registers["rtmr3"] == "a3" * 48
+        for at in (48, 50, 54 + 136, 54 + 520):
+            bent = quote[:at] + bytes([quote[at] ^ 2]) + quote[at + 1 :]
+            with pytest.raises((ForgedEvidence, MalformedEvidence)):
+                verify(changed(bent))
+
+
 def test_an_enclave_too() -> None:
     worker = verify(INTEL.evidence("sgx"), INTEL.trust(INTEL.collateral("sgx")))
     assert (worker.measurement, worker.signer) == (MRENCLAVE.hex(), MRSIGNER.hex())
