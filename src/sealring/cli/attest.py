@@ -101,5 +101,6 @@ def _guest(_: str) -> dict[str, Any]:
 
 def _measurement(answer: Answer) -> bytes:
     if answer.kind == TDX:
-        return answer.report[48 + 136 : 48 + 184]  # MRTD, in a quote of version 4
+        body = 48 + (6 if answer.report[:1] == b"\x05" else 0)
+        return answer.report[body + 136 : body + 184]  # MRTD
     return parse_report(answer.report).measurement

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,12 +38,18 @@ def running(state: Path | None = None) -> Iterator[str]:
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            while not server.exists():
+            while not _answers(server):
                 assert process.poll() is None, "swtpm ended before it served"
+                time.sleep(0.01)
             yield f"unix://{server}"
         finally:
             process.kill()
             process.wait()
+
+
+def _answers(server: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(server)) == 0
 
 
 def extend(tpm: Tpm, pcr: int, digest: bytes) -> None:

@@ -81,6 +81,18 @@ def test_true_evidence_is_an_attested_worker() -> None:
     }
 
 
+def test_quotes_of_version_5_with_reports_of_tdx_1_0_and_1_5() -> None:
+    body = tdx_body(CHALLENGE.report_data("tdx"))
+    for quote in (INTEL.quote(body, 5), INTEL.quote(body + b"\x05" + bytes(15 + 48))):
+        worker = verify(changed(quote))
+        assert worker.measurement == MRTD.hex()
+        assert worker.registers["rtmr3"] == "a3" * 48
+        for at in (48, 50, 54 + 136, 54 + 520):
+            bent = quote[:at] + bytes([quote[at] ^ 2]) + quote[at + 1 :]
+            with pytest.raises((ForgedEvidence, MalformedEvidence)):
+                verify(changed(bent))
+
+
 def test_an_enclave_too() -> None:
     worker = verify(INTEL.evidence("sgx"), INTEL.trust(INTEL.collateral("sgx")))
     assert (worker.measurement, worker.signer) == (MRENCLAVE.hex(), MRSIGNER.hex())
@@ -202,6 +214,26 @@ def test_real_quotes_verify_at_their_own_dates() -> None:
 def _kind(name: str, kind: str) -> tuple[bytes, str, Collateral]:
     raw, collateral = real(name)
     return raw, kind, collateral
+
+
+HEADER = (0, 2, 4, 8, 10, 12, 28)
+TD_REPORT = (0, 16, 64, 112, 120, 128, 136, 184, 232, 280, 328, 376, 424, 472, 520)
+ENCLAVE_REPORT = (0, 16, 20, 48, 64, 96, 128, 160, 256, 258, 260, 320)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("tdx_quote", "tdx"), ("sgx_quote", "sgx")])
+def test_every_field_of_a_real_quote_changed_in_turn(name: str, kind: str) -> None:
+    raw, collateral = real(name)
+    body, end = (TD_REPORT, 48 + 584) if kind == "tdx" else (ENCLAVE_REPORT, 48 + 384)
+    # Behind the body: a length, the signature, the key, and (TDX) the type and length of the rest.
+    after = [end, end + 4, end + 68, *([end + 132, end + 134] if kind == "tdx" else [])]
+    qe = end + (138 if kind == "tdx" else 132)
+    behind = [qe + 384, qe + 448, qe + 450, qe + 482, qe + 484, qe + 488]
+    fields = [*HEADER, *(48 + at for at in body), *after, *(qe + at for at in ENCLAVE_REPORT)]
+    for at in [*fields, *behind]:
+        bent = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+        with pytest.raises(AttestationError):
+            check(bent, kind, collateral)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("tdx_quote", "tdx"), ("sgx_quote", "sgx")])

@@ -319,6 +319,27 @@ def test_eight_gpus_of_one_machine_are_linked_to_the_same_four_switches() -> Non
     assert len(linked.pop()) == 4
 
 
+def test_every_field_of_a_real_report_changed_in_turn() -> None:
+    raw, chain = real()[1]
+    blocks = 37 + 8
+    fields = [0, 1, 2, 3, 4, 36, 37, 38, 39, 40, 41, 42]
+    for block in range(64):
+        inner = (0, 1, 2, 4, 5, 7) if block % 16 == 0 else (7,)
+        fields += [blocks + 55 * block + at for at in inner]
+    at = blocks + 55 * 64
+    fields += [at, at + 32]
+    at += 34
+    while at < len(raw) - 96:
+        fields += [at, at + 2, at + 4]
+        at += 4 + int.from_bytes(raw[at + 2 : at + 4], "little")
+    assert at == len(raw) - 96
+    fields += [at, at + 48]
+    for one in fields:
+        bent = raw[:one] + bytes([raw[one] ^ 1]) + raw[one + 1 :]
+        with pytest.raises((ForgedEvidence, MalformedEvidence, UnknownEvidence)):
+            verify_report(bent, chain, Trust(THEN))
+
+
 def test_their_broken_variants_do_not() -> None:
     (raw, chain), (_, others), *_ = real()
     for at in range(0, len(raw), 97):

@@ -215,6 +215,27 @@ def test_a_mistake_in_the_policy_is_named_with_its_line(old: str, new: str, said
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('["UpToDate", "SWHardeningNeeded"]', "[]", "sgx.tcb_status is empty or missing"),
+        ('["UpToDate", "SWHardeningNeeded"]', '["Revoked"]', "sgx.tcb_status is a list of Conf"),
+        (f'rtmr1 = ["{"a1" * 48}"]', "rtmr1 = []", "tdx.registers.rtmr1 is empty or missing"),
+        (f'rtmr1 = ["{"a1" * 48}"]', "rtmr4 = []", "tdx.registers.rtmr4 is not known here"),
+        ('models = ["GH100", "LS_10"]', 'models = ["GA100"]', "nvidia.models is a list of GB100"),
+        ("gpus = 1", "gpus = 17", "nvidia.gpus is a number from 0 to 16"),
+        ('drivers = ["590.12"]', "drivers = [590]", "nvidia.drivers is a list of words"),
+        (f'roots = ["{"ab" * 32}"]', "", "tpm.roots is empty or missing"),
+        ("[nvidia]", "[nvidia]\ndebug = true", "nvidia.debug is not known here"),
+    ],
+)
+def test_a_mistake_in_the_other_kinds_is_named_too(old: str, new: str, said: str) -> None:
+    assert old in EVERY_KIND
+    with pytest.raises(BadPolicy) as caught:
+        parse_policy(EVERY_KIND.replace(old, new, 1))
+    assert said in str(caught.value)
+
+
 def test_a_policy_that_admits_nothing_is_a_mistake() -> None:
     with pytest.raises(BadPolicy, match="admits nothing"):
         parse_policy("version = 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import BOOT, Maker, event_log
 from sealring.errors import ForgedEvidence, NotBound, TpmFailed
 from sealring.identity.attestation import Challenge, Trust, parse_evidence, verify_evidence
@@ -70,6 +72,19 @@ def test_a_tpm_worker_from_introduction_to_proof(machine: TpmMachine, maker: Mak
     assert again.machine == worker.machine
 
 
+def test_a_tpm_worker_with_a_gpu(machine: TpmMachine, maker: Maker) -> None:
+    gpu = Nvidia()
+    credential, challenge = asked(machine, maker.trust())
+    devices = (gpu.evidence(CHALLENGE.device_nonce("tpm")),)
+    evidence = machine.attest(challenge.nonce, challenge.public_key, credential.blob, devices)
+    trust = replace(maker.trust(), nvidia=gpu.trust().nvidia)
+    worker = verify_evidence(parse_evidence(evidence.encode()), challenge, trust)
+    assert [device.model for device in worker.devices] == ["GH100"]
+    for others in ((), (*devices, *devices)):
+        with pytest.raises(NotBound):
+            verify_evidence(replace(evidence, devices=others), challenge, trust)
+
+
 def test_an_old_quote_does_not_answer_a_new_credential(machine: TpmMachine, maker: Maker) -> None:
     credential, challenge = asked(machine, maker.trust())
     evidence = machine.attest(challenge.nonce, challenge.public_key, credential.blob)
@@ -121,8 +136,7 @@ def test_every_byte_of_a_real_quote_counts(machine: TpmMachine, maker: Maker) ->
     quote = evidence.parts["quote"]
     for at in range(0, len(quote), 3):
         bent = quote[:at] + bytes([quote[at] ^ 1]) + quote[at + 1 :]
-        forged = parse_evidence(evidence.encode())
-        forged.parts["quote"] = bent  # type: ignore[index]
+        forged = replace(evidence, parts={**evidence.parts, "quote": bent})
         with pytest.raises(ForgedEvidence):
             verify_evidence(forged, challenge, maker.trust())
 

@@ -89,7 +89,7 @@ def test_pcrs_that_any_program_can_reset_are_never_reported() -> None:
 @pytest.mark.parametrize("part", ["quote", "signature", "ak", "pcrs", "event_log"])
 def test_no_byte_of_any_part_can_be_changed(part: str) -> None:
     raw = GOOD.parts[part]
-    for at in range(0, len(raw), 5):
+    for at in range(0, len(raw), 1 if part in ("quote", "ak") else 7):
         bent = raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :]
         # What an event says beside its digest is a comment: nothing reads it, and nothing signs it.
         if part == "event_log" and _only_comments_differ(raw, bent):

@@ -28,6 +28,7 @@ _QE_SIGNER: Final = bytes.fromhex(
     "dc9e2a7c6f948f17474e34a7fc43ed030f7c1563f1babddf6340c82e0e54a8c5"
 )
 _SVN: Final = 5
+_ENCLAVE_BYTES, _TD_BYTES, _TD_15_BYTES = 384, 584, 648
 
 
 class Intel:
@@ -64,11 +65,15 @@ class Intel:
         make = tdx_body if kind == "tdx" else sgx_body
         return Evidence(kind, challenge, {"quote": self.quote(make(bound, **changes))}, (), devices)
 
-    def quote(self, body: bytes) -> bytes:
-        """TDX (version 4) or SGX (version 3), as the body is long."""
-        tdx = len(body) == 584
-        version, tee = (4, 0x81) if tdx else (3, 0)
-        head = _le(version, 2) + _le(2, 2) + _le(tee, 4) + bytes(4) + _VENDOR + bytes(20)
+    def quote(self, body: bytes, version: int | None = None) -> bytes:
+        """SGX (version 3), TDX 1.0 (version 4 or 5) or TDX 1.5 (version 5), as the body is long."""
+        tdx = len(body) != _ENCLAVE_BYTES
+        number = version or {_ENCLAVE_BYTES: 3, _TD_BYTES: 4, _TD_15_BYTES: 5}[len(body)]
+        head = _le(number, 2) + _le(2, 2) + _le(0x81 if tdx else 0, 4) + bytes(4)
+        head += _VENDOR + bytes(20)
+        if number == 5:
+            form = 2 if len(body) == _TD_BYTES else 3
+            body = _le(form, 2) + _le(len(body), 4) + body
         own = _point(self.attestation_key)
         extra = b"quoting enclave".ljust(32, b"\0")
         qe = _enclave(bytes(32), _QE_SIGNER, 2, 4, hashlib.sha256(own + extra).digest() + bytes(32))

@@ -49,16 +49,18 @@ class Challenge:
         `devices` is the devices' evidence as it travels: the machine vouches for just those. All
         but the last part have a fixed length or an end, so no two inputs meet.
         """
-        return hashlib.sha512(
-            _BINDING + self._fixed(kind) + _sha256(devices) + self.public_key
-        ).digest()
+        bound = self._asked(kind) + _sha256(self.credential) + _sha256(devices)
+        return hashlib.sha512(_BINDING + bound + self.public_key).digest()
 
     def device_nonce(self, kind: str) -> bytes:
-        """The nonce for the devices of a machine of this kind: good for one worker, one time."""
-        return _sha256(_DEVICE_BINDING + self._fixed(kind) + self.public_key)
+        """The nonce for the devices of a machine of this kind: good for one worker, one time.
 
-    def _fixed(self, kind: str) -> bytes:
-        return kind.encode() + b"\0" + self.nonce + _sha256(self.credential)
+        A TPM's credential is not in it: devices are asked before the TPM is.
+        """
+        return _sha256(_DEVICE_BINDING + self._asked(kind) + self.public_key)
+
+    def _asked(self, kind: str) -> bytes:
+        return kind.encode() + b"\0" + self.nonce
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def _tdx(reader: Reader, where: str) -> KindRules:
         measurements=measurements,
         registers=reader.digest_lists(table, where, "registers", _TDX_REGISTERS, 48),
         minimum_tcb=reader.numbers(table, where, "minimum_tcb", {"module", "evaluation"}, 65535),
-        tcb_status=reader.words(table, where, "tcb_status", _STATUSES, ["UpToDate"]),
+        tcb_status=_statuses(reader, table, where),
     )
 
 
@@ -130,8 +130,14 @@ def _sgx(reader: Reader, where: str) -> KindRules:
         signers=signers,
         registers=reader.digest_lists(table, where, "registers", {"isvprodid"}, 2),
         minimum_tcb=reader.numbers(table, where, "minimum_tcb", {"isvsvn", "evaluation"}, 65535),
-        tcb_status=reader.words(table, where, "tcb_status", _STATUSES, ["UpToDate"]),
+        tcb_status=_statuses(reader, table, where),
     )
+
+
+def _statuses(reader: Reader, table: dict[str, Any], where: str) -> frozenset[str]:
+    statuses = reader.words(table, where, "tcb_status", _STATUSES, ["UpToDate"])
+    reader.some(statuses, where, "tcb_status")
+    return statuses
 
 
 def _tpm(reader: Reader, where: str) -> KindRules:
