@@ -9,20 +9,27 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from sealring import _native
 from sealring.bench.minting.certificates import NOW
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.tpm import Maker
+from sealring.broker.credentials import credential_for
+from sealring.broker.http import Response as BrokerResponse
+from sealring.broker.messages import parse_attestation, parse_auth
+from sealring.broker.refusals import error_of as broker_error_of
 from sealring.engine.failures import ERROR_BY_CODE, Names, error_from
 from sealring.errors import (
     AttestationError,
     BadPolicy,
+    BrokerError,
     ConfigurationError,
     ForgedEvidence,
     GroupError,
     MalformedEvidence,
+    MalformedRequest,
     MalformedSetup,
     ProtocolMismatch,
     SealringError,
@@ -31,8 +38,9 @@ from sealring.errors import (
 )
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
-from sealring.identity.attestation import Trust, parse_evidence, parse_policy
+from sealring.identity.attestation import Policy, Trust, judge, parse_evidence, parse_policy
 from sealring.identity.attestation.az_snp_vtpm import parse_hcl_report
+from sealring.identity.attestation.claims import parse_claims
 from sealring.identity.attestation.intel import parse_collateral, verify_quote
 from sealring.identity.attestation.nvidia import spdm
 from sealring.identity.attestation.nvidia.reference import verify_reference
@@ -263,6 +271,40 @@ _MAKER: Final = Maker()
 _INTEL_TRUST: Final = Intel().trust()
 
 
+def broker_request(data: bytes) -> None:
+    """What a stranger may send to a broker before anything is known of him."""
+    try:
+        introduction = parse_auth(data)
+    except MalformedRequest:
+        pass
+    else:
+        with suppress(MalformedRequest, AttestationError):
+            credential_for(introduction, bytes(32), bytes(32), _MAKER.trust())
+    try:
+        sent = parse_attestation(data)
+    except MalformedRequest:
+        return
+    # Only one who has the key gets here, so this is what a worker wrote.
+    assert sent.name.rank < sent.world
+
+
+def broker_answer(data: bytes) -> None:
+    """What answers in a broker's place may choose among our errors, and no more."""
+    error = broker_error_of(BrokerResponse(400, data), "here")
+    assert isinstance(error, BrokerError | AttestationError)
+    assert str(error).isprintable()
+
+
+def attestation_claims(data: bytes) -> None:
+    """A certificate's word on its holder."""
+    try:
+        claimed = parse_claims(data)
+    except ValueError:
+        return
+    judge(Policy({}), claimed, 0, "job")
+    assert claimed.simulated == (claimed.label == "SIMULATED") or "SIMULATED" in claimed.kind
+
+
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "header": record_header,
     "alert": alert,
@@ -283,4 +325,8 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "intel_collateral": intel_collateral,
     "nvidia_report": nvidia_report,
     "nvidia_reference": nvidia_reference,
+    "broker_request": broker_request,
+    "broker_answer": broker_answer,
+    "attestation_claims": attestation_claims,
 }
+_MAKER: Final = Maker()

@@ -5,25 +5,35 @@ python -m tests.fuzz.write_corpus. What fuzzing finds beyond that is kept beside
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.bench.minting import tpm
 from sealring.bench.minting.azure import AzureGuest
 from sealring.bench.minting.intel import Intel, sgx_body, tdx_body
 from sealring.bench.minting.nvidia import MEASUREMENTS, Nvidia
-from sealring.errors import WrongRank
+from sealring.broker.envelopes import new_key, public_jwk
+from sealring.broker.messages import write_attestation, write_auth
+from sealring.broker.refusals import response_of
+from sealring.errors import KindNotAllowed, RankTaken, WrongRank
 from sealring.handshake.messages import encode_message, write_hello
 from sealring.handshake.refusals import refusal_of
+from sealring.identity.attestation import verify_evidence
+from sealring.identity.attestation.claims import encode_claims
+from sealring.identity.names import WorkerName
 from sealring.limits import MAX_PAYLOAD_BYTES
 from sealring.links.memory import Offer
 from sealring.links.rendezvous import encode_addresses
 from tests.engine.attacker import EVERYONE, Kind, header
 from tests.fuzz.targets import ALERT_FIXED
 from tests.handshake.meeting import terms
-from tests.identity.attestation.minting import Amd
+from tests.identity.attestation.minting import CHALLENGE, Amd
 from tests.identity.attestation.test_policy import EVERY_KIND, ONLY_SNP, POLICY
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -306,6 +316,55 @@ def nvidia_references() -> Iterator[tuple[str, bytes]]:
     yield "not-xml", b"<" * 100
 
 
+def broker_requests() -> Iterator[tuple[str, bytes]]:
+    key, name = Ed25519PrivateKey.generate(), WorkerName("job", 1)
+    jwk = public_jwk(new_key())
+    good = write_attestation(bytes(32), jwk, name, 4, key, Amd().evidence().encode())
+    fields = json.loads(good)
+    yield "attest", good
+    yield "unsigned", json.dumps(fields | {"signature": ""}).encode()
+    yield (
+        "more-evidence",
+        json.dumps(
+            fields | {"tee-evidence": fields["tee-evidence"] | {"additional_evidence": "[]"}}
+        ).encode(),
+    )
+    yield "auth", write_auth("snp", {})
+    maker = tpm.Maker()
+    shown = [base64.b64encode(one).decode() for one in maker.chain]
+    yield "auth-tpm", write_auth("tpm", {"chain": shown, "ak": base64.b64encode(maker.ak).decode()})
+    yield "auth-odd", write_auth("tpm", {"chain": [7], "ak": None})
+    yield "empty", b""
+    yield "deep", b"[" * 8000
+
+
+def broker_answers() -> Iterator[tuple[str, bytes]]:
+    for number, error in enumerate((RankTaken("taken"), KindNotAllowed("no"))):
+        yield f"refusal-{number}", response_of(error).body
+    yield "unknown", b'{"type": "urn:sealring:error:SystemExit", "detail": "x"}'
+    yield "terminal-escape", b'{"type": "urn:sealring:error:RankTaken", "detail": "\\u001b[2J"}'
+    yield "numbers", b'{"type": 1, "detail": 2}'
+    yield "list", b"[]"
+
+
+def attestation_claims() -> Iterator[tuple[str, bytes]]:
+    amd, gpu = Amd(), Nvidia()
+    device = gpu.evidence(CHALLENGE.device_nonce("snp"))
+    trust = replace(amd.trust(), nvidia=gpu.trust().nvidia, references=gpu.references())
+    for name, evidence, trusted in (
+        ("snp", amd.evidence(), amd.trust(amd.revocation_list())),
+        ("gpu", amd.evidence(devices=(device,)), trust),
+    ):
+        worker = verify_evidence(evidence, CHALLENGE, trusted)
+        yield name, encode_claims(worker, "ab" * 32, "cd" * 32)
+    claims = json.loads(encode_claims(worker, "ab" * 32, "cd" * 32))
+    for name, when in (("far-future", 1.8e18), ("not-a-number", float("nan")), ("true", True)):
+        claims["worker"]["verified_at"] = when
+        yield name, json.dumps(claims).encode()
+    yield "version-2", b'{"version": 2}'
+    yield "deep", b"[" * 8000
+
+
 def main() -> None:
     for target, entries in {
         "header": headers(),
@@ -327,6 +386,9 @@ def main() -> None:
         "intel_collateral": intel_collaterals(),
         "nvidia_report": nvidia_reports(),
         "nvidia_reference": nvidia_references(),
+        "broker_request": broker_requests(),
+        "broker_answer": broker_answers(),
+        "attestation_claims": attestation_claims(),
     }.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

@@ -96,9 +96,10 @@ class GuestAttester:
 
 @dataclass(frozen=True, slots=True)
 class TpmAttester:
-    """This machine's TPM 2.0."""
+    """This machine's TPM 2.0, with its GPUs where the policy asks for some."""
 
     machine: TpmMachine
+    gpus: bool = False
 
     @property
     def kind(self) -> str:
@@ -116,7 +117,10 @@ class TpmAttester:
             blob = base64.b64decode(extra["credential"], validate=True)
         except (KeyError, TypeError, ValueError):
             raise MalformedAnswer("the broker sent no credential for this TPM") from None
-        return self.machine.attest(nonce, public_key, blob)
+        asked = Challenge(nonce, public_key).device_nonce(TPM)
+        return self.machine.attest(
+            nonce, public_key, blob, collect_gpus(asked) if self.gpus else ()
+        )
 
 
 def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:
@@ -128,7 +132,7 @@ def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:
     if source == _AZURE:
         return GuestAttester(AzureMachine(_tpm(environ), _chain(environ)), gpus)
     if source == TPM:
-        return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)))
+        return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)), gpus)
     kind, _, directory = source.partition(":")
     if kind == SIMULATED and directory:
         return open_simulator(Path(directory))

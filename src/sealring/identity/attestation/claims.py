@@ -25,6 +25,7 @@ VERSION: Final = 1
 MAX_CLAIM_BYTES: Final = 48 << 10
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_TEXT: Final = 1024
+_YEAR_10000: Final = 253402300800
 _PLAIN: Final = (str, int, bool)
 _NESTED: Final = (ListSeen, AttestedDevice)
 
@@ -95,7 +96,9 @@ def _typed(value: Any, kind: Any) -> Any:
             raise ValueError
         return value
     if kind is datetime:
-        return datetime.fromtimestamp(float(value), UTC)
+        if type(value) not in (int, float) or not 0 <= value < _YEAR_10000:
+            raise ValueError
+        return datetime.fromtimestamp(value, UTC)
     if kind in _NESTED:
         return kind(**_fields_of(value, kind))
     (*_, inner) = [one for one in get_args(kind) if one is not Ellipsis]
