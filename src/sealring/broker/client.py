@@ -34,14 +34,18 @@ from sealring.broker.tls import client_context, connect
 from sealring.errors import (
     BrokerUnreachable,
     MalformedAnswer,
+    RequestTooSlow,
     ReusedNonce,
     StoreUnavailable,
     TooManyRequests,
 )
 from sealring.identity.attestation.evidence import NONCE_BYTES
+from sealring.identity.certificates import claims_of
 from sealring.identity.names import WorkerName
 
-_AGAIN: Final = (BrokerUnreachable, StoreUnavailable, TooManyRequests, ReusedNonce)
+_AGAIN: Final = (
+    BrokerUnreachable, StoreUnavailable, TooManyRequests, RequestTooSlow, ReusedNonce
+)  # fmt: skip
 """What another attempt, or another replica, may mend. A nonce is used if a broker was lost
 between its commit and its answer."""
 _CALL_SECONDS: Final = 60.0
@@ -177,9 +181,16 @@ class _Join:
         found = certificate.public_key().public_bytes(
             Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         )
-        if found != public:
-            raise MalformedAnswer(f"the broker at {where} gave a certificate for another key")
+        if found != public or _name_in(certificate) != self.name:
+            raise MalformedAnswer(f"the broker at {where} gave another worker's certificate")
         return certificate
+
+
+def _name_in(certificate: x509.Certificate) -> WorkerName | None:
+    try:
+        return claims_of(certificate).name
+    except ValueError:
+        return None
 
 
 def _answer(response: Response, where: str) -> dict[str, Any]:

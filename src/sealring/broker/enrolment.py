@@ -16,10 +16,11 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -42,6 +43,7 @@ from sealring.identity.attestation.files import read_policy, trust_in
 from sealring.identity.credentials import Credentials, read_authorities
 from sealring.identity.names import WorkerName, check_job
 
+T = TypeVar("T")
 _LOG = logging.getLogger("sealring")
 _NEEDED: Final = ("SEALRING_AUTHORITY", "SEALRING_POLICY", "SEALRING_JOB")
 _EARLIEST, _LATEST = 0.4, 0.6
@@ -127,9 +129,7 @@ class Enrolment:
             return self._joined.certificate
 
     def _join(self, seconds: float) -> Joined:
-        return asyncio.run(
-            self._client.join(self._name, self._world, self._key, self._attester, seconds)
-        )
+        return _run(self._client.join(self._name, self._world, self._key, self._attester, seconds))
 
     def _renew(self) -> None:
         while True:
@@ -151,7 +151,7 @@ class Enrolment:
 
     def _ask_who_is_out(self, seconds: float) -> None:
         try:
-            out = asyncio.run(self._client.keys_out(self._name.job, seconds))
+            out = _run(self._client.keys_out(self._name.job, seconds))
         except (BrokerUnreachable, StoreUnavailable, TooManyRequests) as error:
             # What the last renewal said still holds, and ends with the certificate.
             _LOG.warning("sealring: who is out of the job is as of the last renewal: %s", error)
@@ -174,6 +174,16 @@ class Enrolment:
             groups = list(self._groups)
         for group in groups:
             group.expel(-1, f"this worker was not renewed: {type(error).__name__}: {error}")
+
+
+def _run(conversation: Coroutine[Any, Any, T]) -> T:
+    """To its end, also where the script itself runs in an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(conversation)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, conversation).result()
 
 
 _enrolments: Final[dict[tuple[int, str, str, int, int], Enrolment]] = {}

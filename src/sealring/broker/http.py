@@ -100,11 +100,12 @@ async def serve_connection(
         await stream.handshake()
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
     while True:
-        async with asyncio.timeout(limits.idle_seconds):
-            first = await stream.read()
-        if not first:
-            return
-        http.receive_data(first)
+        if not http.trailing_data[0]:  # nothing of the next request came with the last one
+            async with asyncio.timeout(limits.idle_seconds):
+                first = await stream.read()
+            if not first:
+                return
+            http.receive_data(first)
         try:
             async with asyncio.timeout(limits.request_seconds):
                 request = await _receive_request(stream, http, address, limits)

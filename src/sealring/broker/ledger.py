@@ -31,7 +31,8 @@ from sealring.errors import (
 )
 from sealring.identity.names import WorkerName
 
-SWEEP_ROWS: Final = 64
+SWEEP_ROWS: Final = 24
+"""Few enough to be committed together with other decisions (etcd takes 128 rows at once)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class Ledger:
             error = type(refusal).__name__
             self._note(view, now, "refused", **who, error=error, why=str(refusal))
             return refusal
-        joins = 0 if holder is None else holder["joins"]
-        first = now if event != "renewed" or holder is None else holder["joined"]
+        before = holder or {"joins": 0, "joined": now, "certificate_until": None}
+        renewed = event == "renewed"
         view.put(
             place,
             {
@@ -96,10 +97,10 @@ class Ledger:
                 "machine": applicant.machine,
                 "kind": applicant.label,
                 "world": applicant.world,
-                "joins": joins + (event != "renewed"),
-                "joined": first,
+                "joins": before["joins"] + (not renewed),
+                "joined": before["joined"] if renewed else now,
                 "attested": now,
-                "certificate_until": None if holder is None else holder["certificate_until"],
+                "certificate_until": before["certificate_until"] if renewed else None,
                 "facts": applicant.facts,
             },
         )

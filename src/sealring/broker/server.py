@@ -47,6 +47,7 @@ class Server:
         self._limits = limits
         self._rates = Rates(limits.requests_per_second, limits.burst)
         self._open: Counter[str] = Counter()
+        self._streams: set[Stream] = set()
         self.renew_own_certificate()
 
     def renew_own_certificate(self) -> None:
@@ -77,8 +78,13 @@ class Server:
             server = await asyncio.start_server(connected, host, port, backlog=_BACKLOG)
         except OSError as problem:
             raise ConfigurationError(f"cannot listen on {host}:{port}: {problem}") from None
-        async with server:
+        try:
             yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            # Idle clients keep nobody from stopping.
+            for stream in list(self._streams):
+                stream.abort()
 
     async def _serve(self, stream: Stream, address: str, routes: Handle) -> None:
         full = self._open.total() >= self._limits.connections
@@ -86,6 +92,7 @@ class Server:
             stream.abort()
             return
         self._open[address] += 1
+        self._streams.add(stream)
         try:
             await serve_connection(stream, address, self._limits, routes, response_of)
         except (TimeoutError, OSError, SSL.Error):
@@ -93,6 +100,7 @@ class Server:
         except asyncio.CancelledError:
             stream.abort()
         finally:
+            self._streams.discard(stream)
             self._open[address] -= 1
             if not self._open[address]:
                 del self._open[address]
