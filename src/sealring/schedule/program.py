@@ -103,8 +103,14 @@ class Program:
         lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
         return sum(lengths[step.slot] for step in self.steps if step.action in _SEALING)
 
+    def opened_bytes(self, slot_bytes: Sequence[int]) -> int:
+        """What this rank opens, likewise."""
+        lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
+        return sum(lengths[step.slot] for step in self.steps if step.action in _OPENING)
+
 
 _SEALING = frozenset({Action.SEND, Action.PUBLISH})
+_OPENING = frozenset({Action.RECEIVE, Action.RECEIVE_REDUCE})
 
 
 @dataclass

@@ -25,6 +25,7 @@ from sealring.bench.handshake import measure_handshake
 from sealring.bench.link import OPERATIONS, SIZES
 from sealring.bench.session import Job
 from sealring.cli.bench import tables
+from sealring.cli.bench.algorithms import algorithms
 from sealring.cli.bench.options import (
     check_memory,
     check_ranks,
@@ -46,6 +47,7 @@ from sealring.report.drawing import plotting_library
 from sealring.report.page import write_page
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
+app.command()(algorithms)
 
 Transport = Annotated[str, typer.Option(help="shm or tcp.")]
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
