@@ -384,6 +384,19 @@ def test_connections_beyond_the_limit_are_not_served(place: Place) -> None:
         broker.join(0)
 
 
+def test_two_requests_in_one_breath_are_both_answered(broker: Running) -> None:
+    async def act(worker: Worker) -> None:
+        head = f"POST {AUTH} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(HELLO)}\r\n\r\n"
+        await worker.client._stream.write(2 * (head.encode() + HELLO))
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 2:
+            more = await worker.client._stream.read()
+            assert more
+            received += more
+
+    talk(broker, act)
+
+
 def test_noise_instead_of_tls_and_of_http(broker: Running) -> None:
     for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"\x16\x03\x01\xff\xff" + bytes(500)):
         with socket.create_connection(("127.0.0.1", broker.port)) as sock:

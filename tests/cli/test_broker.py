@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
 from sealring.cli import app
@@ -102,6 +103,15 @@ def test_revoke_release_and_audit(place: Place) -> None:
     assert isinstance(refused.exception, BrokenAuditLog)
     for arguments in (["revoke", *ca], ["revoke", *ca, "--job", "job", "--rank", "9"]):
         assert isinstance(invoke(app, ["broker", *arguments]).exception, ConfigurationError)
+
+
+def test_a_certificate_that_is_shown_says_simulated(place: Place) -> None:
+    with running(place) as broker:
+        certificate = broker.join(0).certificate
+    file = place.directory / "worker.pem"
+    file.write_bytes(certificate.public_bytes(Encoding.PEM))
+    shown = CliRunner().invoke(app, ["ca", "show", str(file), "--json"])
+    assert json.loads(shown.stdout)[0]["attestation"].startswith("SIMULATED, measurement ")
 
 
 def test_what_it_needs_is_said(place: Place) -> None:
