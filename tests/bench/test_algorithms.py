@@ -6,19 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from sealring.bench.algorithms import candidates, plan_of
+from sealring.cli import app
 from sealring.cli.bench.algorithms import parse_hosts
 from sealring.errors import ConfigurationError
 from sealring.schedule import Algorithm, Operation, Topology
 from sealring.schedule.table import Placement, parse_table
 from tests.cli.test_commands import sealring
+from tests.workers import Workers
 
 
 def test_it_measures_every_algorithm_and_writes_the_table(tmp_path: Path) -> None:
     file = tmp_path / "table.toml"
     done = sealring(
-        "bench", "algorithms", "--ranks", "4", "--hosts", "2", "--only", "broadcast",
+        "bench", "algorithms", "--ranks", "2", "--hosts", "each", "--only", "broadcast",
         "--sizes", "1KiB,256KiB", "--blocks", "3", "--table", str(file), "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -29,28 +32,38 @@ def test_it_measures_every_algorithm_and_writes_the_table(tmp_path: Path) -> Non
         for size in (1024, 256 << 10)
         for name in ("ring", "direct", "tree", "hierarchical")
     ]
-    assert {(cell["ranks"], cell["hosts"], cell["blocks"]) for cell in cells} == {(4, "several", 3)}
+    seen = {(cell["ranks"], cell["hosts"], cell["blocks"]) for cell in cells}
+    assert seen == {(2, "one_rank_each", 3)}
     assert all(cell["us"] >= cell["fastest_us"] > 0 for cell in cells)
     assert file.read_text() == report["table"]
     table = parse_table(report["table"], "written")
-    assert table.rows.keys() == {(Operation.BROADCAST, Placement.SEVERAL)}
+    assert table.rows.keys() == {(Operation.BROADCAST, Placement.ONE_RANK_EACH)}
     for size in (1024, 256 << 10):
         times = {cell["algorithm"]: cell["fastest_us"] for cell in cells if cell["bytes"] == size}
-        chosen = table.row(Operation.BROADCAST, Placement.SEVERAL, 4).at(size).name.lower()
+        row = table.row(Operation.BROADCAST, Placement.ONE_RANK_EACH, 2)
+        chosen = row.at(size).name.lower()
         # Noise decides between equals, and a change has its price; not between twice as fast.
         assert times[chosen] < 2 * min(times.values())
 
 
-def test_the_workers_of_a_job_measure_themselves(tmp_path: Path) -> None:
-    file = tmp_path / "table.toml"
-    done = sealring(
-        "run", "-n", "2", "-m", "sealring.cli", "bench", "algorithms", "--launched",
-        "--only", "reduce", "--sizes", "1KiB", "--blocks", "3", "--table", str(file),
+def launched(rank: int, world: int, file: str) -> str:
+    done = CliRunner().invoke(
+        app,
+        ["bench", "algorithms", "--launched", "--only", "reduce", "--sizes", "1KiB",
+         "--blocks", "3", "--table", file, "--json"],
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert parse_table(file.read_text(), "written").rows.keys() == {
-        (Operation.REDUCE, Placement.ONE)
-    }
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_workers_of_a_job_measure_themselves(workers: Workers, tmp_path: Path) -> None:
+    file = tmp_path / "table.toml"
+    first, *others = workers.run(launched, str(file), world=3, group=False)
+    assert others == ["", ""], "rank 0 speaks for all"
+    cells = json.loads(first)["cases"]
+    assert {(cell["ranks"], cell["hosts"]) for cell in cells} == {(3, "one")}
+    table = parse_table(file.read_text(), "written")
+    assert table.rows.keys() == {(Operation.REDUCE, Placement.ONE)}
 
 
 def test_a_hierarchy_of_one_host_is_not_measured_twice() -> None:

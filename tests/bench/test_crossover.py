@@ -45,8 +45,16 @@ def test_whoever_is_nearer_gets_less_room() -> None:
     assert 1024 <= row.up_to_bytes[0] < 2048
 
 
+def test_what_is_longer_than_all_that_was_measured_goes_by_the_busiest_ranks_work() -> None:
+    times = {1024: {"direct": 100, "ring": 200}, 4096: {"direct": 200, "ring": 400}}
+    assert fit(cells(times)).rows[KEY] == (Row(2, (4096,), (DIRECT, RING)),)
+    # And between equals by time.
+    equal = {"direct": 100, "ring": 100}
+    assert fit(cells(times, work=equal)).rows[KEY] == (Row(2, (), (DIRECT,)),)
+
+
 def test_between_equals_the_busiest_ranks_work_decides() -> None:
-    times = {1024: {"direct": 100, "ring": 110}, 65536: {"direct": 1000, "ring": 1100}}
+    times = {1024: {"direct": 100, "ring": 104}, 65536: {"direct": 1000, "ring": 1040}}
     assert fit(cells(times)).rows[KEY] == (Row(2, (), (RING,)),)
     other_way_round = {"direct": 100, "ring": 300}
     assert fit(cells(times, work=other_way_round)).rows[KEY] == (Row(2, (), (DIRECT,)),)
@@ -72,7 +80,7 @@ def test_a_gain_within_the_noise_is_no_reason_to_change(noise: float) -> None:
             1024: {"direct": 50, "ring": 100},
             4096: {"direct": 60 * noise, "ring": 60},
             16384: {"direct": 100, "ring": 200},
-        })
+        }, work={"direct": 1, "ring": 1})
     )  # fmt: skip
     assert table.rows[KEY] == (Row(2, (), (DIRECT,)),)
 
@@ -91,9 +99,10 @@ def test_an_algorithm_between_two_others() -> None:
 
 
 def test_a_row_for_each_world_and_the_file_holds_them_all() -> None:
-    small = cells({1024: {"direct": 1, "ring": 2}}, ranks=2)
-    the_same = cells({1024: {"direct": 1, "ring": 3}}, ranks=4)
-    large = cells({1024: {"direct": 2, "ring": 1}}, ranks=8)
+    work = {"direct": 1, "ring": 1}
+    small = cells({1024: {"direct": 1, "ring": 2}}, ranks=2, work=work)
+    the_same = cells({1024: {"direct": 1, "ring": 3}}, ranks=4, work=work)
+    large = cells({1024: {"direct": 2, "ring": 1}}, ranks=8, work=work)
     table = fit([*large, *the_same, *small])
     assert table.rows[KEY] == (Row(2, (), (DIRECT,)), Row(8, (), (RING,)))
     assert parse_table(format_table(table, {"by": "a test"}), "file") == table

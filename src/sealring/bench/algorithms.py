@@ -31,6 +31,8 @@ from sealring.schedule.table import ALGORITHM_NAMES, OPERATIONS, Placement
 
 SIZES: Final = tuple(1024 << shift for shift in range(0, 15, 3))
 """1 KiB to 4 MiB: what is longer takes what is best at the end."""
+CROWDED_BYTES: Final = 512 << 10
+"""Where ranks share cores, longer ones would measure the cores."""
 _OF_A_PART: Final = frozenset({Operation.REDUCE_SCATTER, Operation.ALL_GATHER})
 """Where a rank's message is one part, and the tensor has one for each rank."""
 Plan = Sequence[tuple[Operation, int]]
@@ -81,6 +83,8 @@ def measure_algorithms(
     progress: Callable[[float], None] | None = None,
 ) -> Iterator[list[Cell]]:
     """Yields the cells of one operation and size at a time; `progress` gets the part done of it."""
+    if ranks > len(os.sched_getaffinity(0)):
+        plan = [(operation, size) for operation, size in plan if size <= CROWDED_BYTES]
     for _, report in run_workers(ranks, _pretending, ranks, hosts, list(plan), blocks):
         if isinstance(report, list):
             yield report

@@ -2,7 +2,8 @@
 
 Times within ALIKE of each other count as equal, and then the algorithm is taken whose busiest rank
 has the least to seal and open: on a machine with a core for every rank that one is the faster, and
-one with fewer cores than ranks can hardly tell them apart.
+one with fewer cores than ranks can hardly tell them apart. Beyond the largest size that was
+measured that alone decides: there, time is bytes.
 """
 
 from __future__ import annotations
@@ -71,44 +72,58 @@ def fit(cells: Iterable[Cell]) -> AlgorithmTable:
 
 
 def _row(ranks: int, by_size: Mapping[int, Times]) -> Row:
-    path = _cheapest_path(list(by_size.values()))
     sizes = list(by_size)
+    *path, beyond = _cheapest_path(list(by_size.values()))
     limits: list[int] = []
     algorithms = [path[0]]
     for at, (before, after) in enumerate(pairwise(path)):
         if before is not after:
             limits.append(_overtaken(sizes[at : at + 2], before, after, by_size))
             algorithms.append(after)
+    if beyond is not path[-1]:
+        limits.append(sizes[-1])
+        algorithms.append(beyond)
     return Row(ranks, tuple(limits), tuple(algorithms))
 
 
 def _cheapest_path(times: Sequence[Times]) -> list[Algorithm]:
-    """One algorithm per size: the sum of what each loses, and of what the changes cost."""
+    """One algorithm per size, and one for what is longer than all of them.
+
+    It has the least sum of what each loses to the best, and of what the changes cost.
+    """
     best: dict[Algorithm, tuple[float, list[Algorithm]]] = {}
-    for at, of_size in enumerate(times):
-        loss = _loss(of_size)
+    losses = [*(_loss(of_size, _time, _work) for of_size in times), _loss(times[-1], _work, _time)]
+    for at, loss in enumerate(losses):
         found: dict[Algorithm, tuple[float, list[Algorithm]]] = {}
-        for algorithm in of_size:
+        for algorithm in times[-1]:
             ways = [
                 (cost + A_CHANGE_COSTS * (path[-1] is not algorithm), path)
                 for cost, path in best.values()
             ]
             cost, path = min(ways, key=lambda way: way[0]) if at else (0.0, [])
-            found[algorithm] = (cost + loss(algorithm), [*path, algorithm])
+            found[algorithm] = (cost + loss[algorithm], [*path, algorithm])
         best = found
     return min(best.values(), key=lambda way: way[0])[1]
 
 
-def _loss(of_size: Times) -> Callable[[Algorithm], float]:
-    fastest = min(cell.fastest_us for cell in of_size.values())
-    least = min(cell.busiest_rank_bytes for cell in of_size.values())
+def _time(cell: Cell) -> float:
+    return cell.fastest_us
 
-    def loss(algorithm: Algorithm) -> float:
-        cell = of_size[algorithm]
-        slower = max(0.0, math.log(cell.fastest_us / fastest / ALIKE))
-        return slower + _A_TRIFLE * math.log((cell.busiest_rank_bytes + 1) / (least + 1))
 
-    return loss
+def _work(cell: Cell) -> float:
+    return cell.busiest_rank_bytes + 1.0
+
+
+def _loss(
+    of_size: Times, first: Callable[[Cell], float], then: Callable[[Cell], float]
+) -> dict[Algorithm, float]:
+    """What each loses to the best by one measure, and between equals by the other."""
+    least, least_then = (min(map(each, of_size.values())) for each in (first, then))
+    return {
+        algorithm: max(0.0, math.log(first(cell) / least / ALIKE))
+        + _A_TRIFLE * math.log(then(cell) / least_then)
+        for algorithm, cell in of_size.items()
+    }
 
 
 def _overtaken(

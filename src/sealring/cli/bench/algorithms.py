@@ -87,6 +87,7 @@ def _local_cells(plan: turns.Plan, worlds: list[int], hosts: str, blocks: int) -
             ):
                 cells += found
                 bar.update(task, completed=done + count)
+            bar.update(task, completed=done + len(plan))
     return cells
 
 
