@@ -199,12 +199,15 @@ def _better_transport(results: Results) -> Iterator[Change]:
 
 
 def pairs(before: Results, after: Results) -> list[Pair]:
-    """Cases that both have, by everything that names them."""
+    """Cases that both have, by everything that names them; of several the first."""
     found: list[Pair] = []
     for section, key, label in _SECTIONS:
-        old = {key(case): case for case in usable(getattr(before, section))}
-        for case in usable(getattr(after, section)):
-            if (known := old.get(key(case))) is not None:
+        old, new = (
+            {key(case): case for case in reversed(usable(getattr(each, section)))}
+            for each in (before, after)
+        )
+        for name, case in reversed(new.items()):
+            if (known := old.get(name)) is not None:
                 found.append(
                     Pair(
                         label(case),
