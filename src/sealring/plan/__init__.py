@@ -1,0 +1,11 @@
+"""What a training step will take on machines that nobody has rented yet.
+
+models        what is trained: parameters, arithmetic, memory
+buckets       how DDP cuts the gradients
+profiles      what a machine can do, figure by figure with its source
+collectives   how long a collective takes: the engines' own programs, by a clock
+timeline      one step: computing beside communicating
+memory        what a rank holds
+layouts       DDP against FSDP against tensor x pipeline parallelism
+answer        all of it for one question
+"""
