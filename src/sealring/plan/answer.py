@@ -68,6 +68,9 @@ class WayAnswer:
     communicating_s: float
     exposed_s: float
     bucket_mb: float | None
+    """None where there are no buckets."""
+    default_buckets: bool
+    """That is what DDP does if it is given no bucket_cap_mb: 25, but 1 MiB for the first."""
     all_reduces: int
     algorithm: str
     default_bucket_seconds: float | None
@@ -225,11 +228,12 @@ def _ways(
             row, steps = next(pair for pair in tried if pair[0][way] <= shortest * 1.001)
             step, setting = steps[way]
             bucket: float | None = row["bucket_mb"]
+            is_default = bool(row["default"])
             count, algorithm = int(row["all_reduces"]), setting.algorithm
             default = next((r[way] for r, _ in tried if r["default"]), None)
         else:
-            step, bucket, count, default = _spread_step(question, compute, best, way), None, 0, None
-            algorithm = None
+            step = _spread_step(question, compute, best, way)
+            bucket, is_default, count, default, algorithm = None, False, 0, None, None
         plain = found[0].seconds if found else step.seconds
         rate = question.batch * question.ranks / step.seconds
         price = question.price
@@ -243,6 +247,7 @@ def _ways(
                 communicating_s=step.communicating_s,
                 exposed_s=step.exposed_s,
                 bucket_mb=bucket,
+                default_buckets=is_default,
                 all_reduces=count,
                 algorithm="by size" if algorithm is None else algorithm.name.lower(),
                 default_bucket_seconds=default,
@@ -358,16 +363,14 @@ def _why(question: Question, layouts: list[LayoutAnswer], best: LayoutAnswer) ->
 def _too_large(question: Question, layouts: list[LayoutAnswer]) -> str:
     room = question.profile.device.memory_bytes.value
     least = min(_needed(question, each.memory) for each in layouts)
+    ranks = f"{question.ranks} rank{'s' if question.ranks > 1 else ''}"
     where = "a GPU" if question.profile.device.kind == "gpu" else "a host"
     way_out = (
         "take more ranks, a smaller --batch or --precision bf16"
         if question.profile.device.kind == "gpu"
         else "take fewer ranks per host (--per-host), a smaller --batch or a smaller model"
     )
-    return (
-        f"{question.model.name} on {question.ranks} ranks needs {least / 1e9:.1f} GB of memory on "
-        f"{where}, which has {room / 1e9:.1f} GB: {way_out}"
-    )
+    return f"{question.model.name} on {ranks} needs {least / 1e9:.1f} GB of memory on {where}, which has {room / 1e9:.1f} GB: {way_out}"
 
 
 # ---- algorithms

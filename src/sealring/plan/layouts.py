@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sealring.plan.buckets import Bucket
 from sealring.plan.collectives import Cluster, collective
@@ -17,6 +18,12 @@ from sealring.plan.models import Model
 from sealring.plan.profiles import Network, Profile, Route, Way, costs_of, cutting_of
 from sealring.plan.timeline import Compute, Exchange, Sharing, Step, run_step
 from sealring.schedule import ALGORITHMS, Algorithm, Operation, choose
+
+
+_GLOO: Final = (Algorithm.RING,)
+_NCCL: Final = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
+"""It takes what is faster. Between hosts its rings use every GPU's own port, as here the
+hierarchical algorithm does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +58,7 @@ class Setting:
         if self.way == "sealed":
             candidates = [choose(operation, ranks, nbytes, self.algorithm)]
         else:
-            # NCCL has rings and trees and takes what is faster; Gloo has rings.
-            both = self.profile.device.kind == "gpu"
-            wanted = (Algorithm.RING, Algorithm.TREE) if both else (Algorithm.RING,)
+            wanted = _NCCL if self.profile.device.kind == "gpu" else _GLOO
             candidates = [each for each in wanted if each in ALGORITHMS[operation]]
         costs, cutting = costs_of(route, self.network), cutting_of(self.profile, self.way)
         timed = [

@@ -119,7 +119,7 @@ def _at_stake(
             f"{assumed_rate * 2 / 1e9:.2f} GB/s each way, {assumed_rate / 1e9:.2f} GB/s there and "
             f"back by one thread. {rows[1].published}x at the best bucket leaves no more than "
             f"{(rows[1].published - 1) * rows[0].plain_s:.2f} s for all bytes, which is "
-            f"{rate / 1e9:.0f} GB/s: the experiment's bytes did not pass that bounce buffer at that "
+            f"{rate / 1e9:.0f} GB/s: the experiment's bytes did not pass a bounce buffer of that "
             "rate, or its plain step took longer than ours."
         )
     if message > 2 * assumed_message:

@@ -24,10 +24,10 @@ def tune(
 ) -> Any:
     """`DistributedDataParallel(module, bucket_cap_mb=planned, **options)`.
 
-    Call it where you would wrap the model, after init_process_group, on every rank with the same
-    arguments. `profile` is a profile's name, or the results.json of `sealring bench all` on a
-    machine like this one; without one, torch's default buckets are planned against H200 figures on
-    a GPU, and on CPUs a profile is needed. An explicit bucket_cap_mb wins over the planned one.
+    Call it where you would wrap the model, after init_process_group, with the same arguments on
+    every rank. `profile` is the name of a profile (`sealring plan --list`) or the results.json of
+    `sealring bench all` on a machine like this one; a model on a GPU has h200-sealring by default,
+    one on CPUs needs its own. `options` are DDP's; a bucket_cap_mb among them is left as it is.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -55,8 +55,8 @@ def planned_bucket_mb(
     profile: str | Path | None = None,
     network: str | None = None,
     batch: int = 1,
-) -> float:
-    """The bucket_cap_mb with which a sealed step is shortest."""
+) -> float | None:
+    """The bucket_cap_mb with which a sealed step is shortest; None for torch's default."""
     import torch
 
     model = from_module(module, type(module).__name__)
@@ -82,7 +82,7 @@ def planned_bucket_mb(
         )
     )
     planned = next((each for each in found.ways if each.way == "sealed"), found.ways[0])
-    return planned.bucket_mb if planned.bucket_mb is not None else 25.0
+    return None if planned.default_buckets else planned.bucket_mb
 
 
 def machine(name: str) -> Profile:

@@ -1,0 +1,414 @@
+"""`sealring plan`: what a training step will take, and cost, before anything is rented."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.table import Table
+
+from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
+from sealring.errors import ConfigurationError
+from sealring.plan.answer import Answer, Question, answer
+from sealring.plan.memory import ITEMSIZE
+from sealring.plan.models import MODELS, load_model
+from sealring.plan.profiles import (
+    Figure,
+    Profile,
+    load_network,
+    load_profile,
+    network_names,
+    profile_names,
+)
+from sealring.plan.reproduce import Reproduction, reproduce
+from sealring.plan.timeline import Compute
+from sealring.plan.tuning import machine
+from sealring.plan.validate import Validation, validate
+from sealring.results import read_results
+
+_BAR: Final = 24
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A name, a parameter list (.json), or module:factory of your own."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Ranks, one GPU (or process) each.")] = 8,
+    profile: Annotated[
+        str, typer.Option(help="A machine's name, a .toml file, or results.json of bench.")
+    ] = "h200-sealring",
+    per_host: Annotated[
+        int | None, typer.Option(help="Ranks on one host; the machine's own number if left out.")
+    ] = None,
+    hosts: Annotated[int | None, typer.Option(help="Hosts, instead of --per-host.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Between hosts: 100gbe, ndr400, wan, or a .toml file.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    batch: Annotated[int | None, typer.Option(help="Samples per rank and step.")] = None,
+    bucket_mb: Annotated[
+        float | None, typer.Option(help="DDP's bucket_cap_mb; the best is found if left out.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Per GPU (rank) and hour.")] = None,
+    compute_ms: Annotated[
+        float | None, typer.Option(help="A step of one rank without communication, if measured.")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="ranks=2..16384 (doubling) or ranks=2,4,8.")
+    ] = None,
+    validate_: Annotated[
+        Path | None,
+        typer.Option("--validate", help="Predicted against measured, for this results.json."),
+    ] = None,
+    reproduce_: Annotated[
+        str | None, typer.Option("--reproduce", help="A published experiment: 2501.11771.")
+    ] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Where each figure of --profile comes from.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Models, profiles and networks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict a training step on machines you don't have: time, memory, cost, best settings."""
+    if list_:
+        _show_list(as_json)
+    elif sources:
+        _show_sources(machine(profile), as_json)
+    elif validate_ is not None:
+        _show_validation(validate(read_results(validate_)), as_json)
+    elif reproduce_ is not None:
+        _show_reproduction(reproduce(reproduce_), as_json)
+    elif model is None:
+        raise ConfigurationError(
+            "name a model, e.g. `sealring plan gpt2-xl --ranks 8`; --list shows which there are"
+        )
+    else:
+        question = ask(
+            model, ranks, profile, per_host, hosts, network, precision, batch, bucket_mb, price,
+            compute_ms,
+        )  # fmt: skip
+        if sweep is not None:
+            _show_sweep(question, hosts, parse_sweep(sweep), as_json)
+        else:
+            _show_answer(answer(question), as_json)
+
+
+def ask(
+    model: str, ranks: int, profile: str, per_host: int | None, hosts: int | None,
+    network: str | None, precision: str, batch: int | None, bucket_mb: float | None,
+    price: float | None, compute_ms: float | None,
+) -> Question:  # fmt: skip
+    if precision not in ITEMSIZE:
+        raise ConfigurationError(f"--precision is {precision!r}; it must be fp32, bf16 or fp16")
+    if hosts is not None and per_host is not None:
+        raise ConfigurationError("--hosts and --per-host say the same: give one of them")
+    if hosts is not None and not 1 <= hosts <= max(1, ranks):
+        raise ConfigurationError(f"{ranks} ranks on {hosts} hosts: every host has at least one")
+    if compute_ms is not None and not 0 < compute_ms < 1e12:
+        raise ConfigurationError(f"--compute-ms {compute_ms:g} is no time for a step")
+    loaded, known = load_model(model), machine(profile)
+    compute = None
+    if compute_ms is not None:
+        # A third forward, two thirds backward; the optimizer's part is small beside them.
+        compute = Compute(compute_ms / 3e3, compute_ms / 1.5e3, 0.0)
+    return Question(
+        loaded,
+        known,
+        load_network(network or known.network),
+        ranks,
+        _ranks_per_host(known, ranks, per_host, hosts),
+        loaded.batch if batch is None else batch,
+        precision,
+        bucket_mb,
+        price,
+        compute,
+    )
+
+
+def _ranks_per_host(known: Profile, ranks: int, per_host: int | None, hosts: int | None) -> int:
+    if hosts is not None:
+        return -(-ranks // hosts)
+    return int(known.device.ranks_per_host.value) if per_host is None else per_host
+
+
+def parse_sweep(text: str) -> list[int]:
+    """The numbers of ranks in "ranks=2..16384", which doubles, or "ranks=2,4,8"."""
+    match = re.fullmatch(r"ranks=(?:(\d{1,6})\.\.(\d{1,6})|(\d{1,6}(?:,\d{1,6})*))", text)
+    if match is None:
+        raise ConfigurationError(f"--sweep is {text!r}; write ranks=2..16384 or ranks=2,4,8")
+    if match[3] is not None:
+        return [int(part) for part in match[3].split(",")]
+    low, high = int(match[1]), int(match[2])
+    if not 1 <= low <= high:
+        raise ConfigurationError(f"--sweep {text} goes nowhere: the first must be 1 or more")
+    worlds = [low]
+    while worlds[-1] * 2 <= high:
+        worlds.append(worlds[-1] * 2)
+    return worlds
+
+
+# ---- one answer
+
+
+def _show_answer(found: Answer, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_json())
+        return
+    where = f"{found.hosts} hosts over {found.network}" if found.hosts > 1 else "one host"
+    table = Table(
+        title=f"{found.model}, {found.parameters:,} parameters, {found.precision}, batch "
+        f"{found.batch} a rank: {found.ranks} ranks of {found.profile}, {where}",
+        caption=f"{found.layout}: {found.why}. Predicted, not measured.",
+    )
+    table.add_column("way")
+    columns = ["step", "against plain", "compute", "exposed", "samples/s", "bucket_cap_mb"]
+    columns += ["default buckets", "algorithm"]
+    priced = found.ways[0].cost_per_million_samples is not None
+    for column in columns + (["a million samples"] if priced else []):
+        table.add_column(column, justify="right")
+    for each in found.ways:
+        cells = [
+            each.way,
+            _time(each.seconds),
+            f"[bold]{each.against_plain:.2f}[/bold]",
+            _time(each.compute_s),
+            _time(each.exposed_s),
+            f"{each.samples_per_s:,.1f}",
+            _bucket(each.bucket_mb, each.default_buckets),
+            "-" if each.default_bucket_seconds is None else _time(each.default_bucket_seconds),
+            each.algorithm,
+        ]
+        if priced:
+            cells.append(f"{each.cost_per_million_samples:,.2f}")
+        table.add_row(*cells)
+    console.print(table)
+    _show_layouts(found)
+    _show_buckets(found)
+    _show_algorithms(found)
+    if found.cost_per_day is not None:
+        protected = found.ways[-1]
+        lost = found.cost_per_day * (1 - 1 / protected.against_plain)
+        console.print(
+            f"{found.cost_per_day:,.2f} a day; of these {lost:,.2f} for protection "
+            f"({protected.way}).",
+            highlight=False,
+        )
+
+
+def _show_layouts(found: Answer) -> None:
+    table = Table(title="Memory of one rank, and what a step takes")
+    table.add_column("layout")
+    for column in ("parameters", "gradients", "optimizer", "activations", "buffers", "together",
+                   "fits", *(each.way for each in found.ways)):  # fmt: skip
+        table.add_column(column, justify="right")
+    for layout in found.layouts:
+        held = layout.memory
+        parts = (held.parameters, held.gradients, held.optimizer, held.activations, held.buffers)
+        seconds = layout.seconds or (
+            {each.way: each.seconds for each in found.ways} if layout.layout == "ddp" else {}
+        )
+        table.add_row(
+            layout.layout,
+            *(human_bytes(part) for part in parts),
+            human_bytes(layout.device_bytes),
+            "[green]yes[/]" if layout.fits else "[red]no[/]",
+            *(_time(seconds[each.way]) if layout.fits and each.way in seconds else "-"
+              for each in found.ways),
+        )  # fmt: skip
+    links = found.layouts[0].memory.host_links
+    table.caption = f"sealring's links take {human_bytes(links)} of host memory besides."
+    console.print(table)
+
+
+def _show_buckets(found: Answer) -> None:
+    if len(found.buckets) < 2:
+        return
+    table = Table(title="DDP by bucket size")
+    for column in ("bucket_cap_mb", "all-reduces", *(each.way for each in found.ways)):
+        table.add_column(column, justify="right")
+    for row in found.buckets:
+        table.add_row(
+            _bucket(row["bucket_mb"], bool(row["default"])),
+            f"{row['all_reduces']:.0f}",
+            *(_time(row[each.way]) for each in found.ways),
+        )
+    console.print(table)
+
+
+def _show_algorithms(found: Answer) -> None:
+    if not found.algorithms:
+        return
+    table = Table(title="Sealed all-reduce by size: the fastest algorithm, and sealring's choice")
+    for column in ("size", "fastest", "takes", "by default", "takes"):
+        table.add_column(column, justify="right")
+    for each in found.algorithms:
+        table.add_row(
+            human_bytes(each.bytes), each.algorithm, _time(each.seconds), each.by_default,
+            _time(each.default_seconds),
+        )  # fmt: skip
+    console.print(table)
+
+
+# ---- many
+
+
+def _show_sweep(question: Question, hosts: int | None, worlds: list[int], as_json: bool) -> None:
+    found: list[Answer] = []
+    with progress_bar("{task.completed:.0f}/{task.total}") as bar:
+        task = bar.add_task("planning", total=len(worlds))
+        for ranks in worlds:
+            per_host = question.per_host if hosts is None else -(-ranks // hosts)
+            asked = dataclasses.replace(question, ranks=ranks, per_host=per_host)
+            found.append(answer(asked))
+            bar.advance(task)
+    if as_json:
+        print_json({"sweep": [each.as_json() for each in found]})
+        return
+    first = found[0]
+    ways = [each.way for each in first.ways]
+    table = Table(
+        title=f"{first.model} on {first.profile}, {first.precision}, batch {first.batch} a rank",
+        caption="bars: samples a second and rank, the longest being all computing and no waiting. "
+        "Predicted, not measured.",
+    )
+    for column in ("ranks", "hosts", "layout", *ways, *(f"{way} : plain" for way in ways[1:])):
+        table.add_column(column, justify="right")
+    for way in ways:
+        table.add_column(way, no_wrap=True)
+    for each in found:
+        table.add_row(
+            str(each.ranks),
+            str(each.hosts),
+            each.layout,
+            *(_time(way.seconds) for way in each.ways),
+            *(f"{way.against_plain:.2f}" for way in each.ways[1:]),
+            *(_bar(way.compute_s / way.seconds) for way in each.ways),
+        )
+    console.print(table)
+
+
+def _bar(part: float) -> str:
+    return "█" * round(min(1.0, part) * _BAR) or "▏"
+
+
+# ---- is it true
+
+
+def _show_validation(found: Validation, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_json())
+        return
+    table = Table(title=f"Predicted against measured: {found.profile.about}")
+    table.add_column("case")
+    table.add_column("variant")
+    for column in ("ranks", "bucket_cap_mb", "measured", "predicted", "error"):
+        table.add_column(column, justify="right")
+    for case in found.cases:
+        mark = " (fitted)" if case.seen else ""
+        table.add_row(
+            f"{case.kind}: {case.what}",
+            case.variant,
+            str(case.ranks),
+            f"{case.bucket_mb:g}" if case.bucket_mb else "-",
+            f"{_time(case.measured_s)} ±{case.spread:.0%}",
+            _time(case.predicted_s),
+            f"[bold]{case.error:+.1%}[/bold]{mark}",
+        )
+    console.print(table)
+    for kind in ("step", "all_reduce"):
+        error = found.median_error(kind)
+        if error is not None:
+            count = sum(case.kind == kind and not case.seen for case in found.cases)
+            console.print(f"{kind}: median error {error:.1%} over {count} cases", highlight=False)
+
+
+def _show_reproduction(found: Reproduction, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_json())
+        return
+    table = Table(
+        title=f"arXiv {found.experiment}: GPT-2-XL on four GPUs, profile h100-cc, nothing fitted"
+    )
+    table.add_column("buckets")
+    for column in ("all-reduces", "plain step", "protected", "predicted", "published", "sealring"):
+        table.add_column(column, justify="right")
+    for row in found.rows:
+        name = "25 MB, the default" if row.case == "25" else f"{row.bucket_mb:g} MB, the best"
+        table.add_row(
+            name,
+            str(row.all_reduces),
+            _time(row.plain_s),
+            _time(row.protected_s),
+            f"[bold]{row.predicted:.1f}x[/bold]",
+            f"[bold]{row.published}x[/bold]",
+            f"{row.sealed:.2f}x",
+        )
+    console.print(table)
+    console.print("Where they differ, this is at stake:", highlight=False)
+    for number, sentence in enumerate(found.at_stake, start=1):
+        console.print(f"{number}. {sentence}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"Both published figures together need {found.implied_message_s * 1e3:.2f} ms a message "
+        f"and {found.implied_bytes_per_s / 1e9:.1f} GB/s; the profile has "
+        f"{found.assumed_message_s * 1e3:.3f} ms and {found.assumed_bytes_per_s / 1e9:.2f} GB/s.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+# ---- what there is
+
+
+def _show_list(as_json: bool) -> None:
+    known = [load_profile(name) for name in profile_names()]
+    networks = [load_network(name) for name in network_names()]
+    if as_json:
+        print_json({
+            "models": {name: load_model(name).count for name in MODELS},
+            "profiles": {each.name: each.about for each in known},
+            "networks": {each.name: each.about for each in networks},
+        })  # fmt: skip
+        return
+    table = Table("", "name", "what it is")
+    for name in MODELS:
+        table.add_row("model", name, f"{load_model(name).count:,} parameters")
+    for each in known:
+        table.add_row("profile", each.name, f"{each.about} ({', '.join(each.ways())})")
+    for link in networks:
+        table.add_row("network", link.name, link.about)
+    console.print(table)
+
+
+def _show_sources(known: Profile, as_json: bool) -> None:
+    if as_json:
+        print_json(dataclasses.asdict(known))
+        return
+    table = Table("figure", "value", "source", title=f"{known.name}: {known.about}")
+    for part, holder in (
+        ("device", known.device),
+        *((way, known.way(way)) for way in known.ways()),
+    ):
+        for name, figure in _figures(holder):
+            if figure.value or not figure.source.startswith("not part"):
+                table.add_row(f"{part}.{name}", f"{figure.value:.6g}", figure.source)
+    console.print(table)
+
+
+def _figures(holder: Any) -> list[tuple[str, Figure]]:
+    fields = [(field.name, getattr(holder, field.name)) for field in dataclasses.fields(holder)]
+    return [(name, value) for name, value in fields if isinstance(value, Figure)]
+
+
+def _bucket(mb: float | None, default: bool) -> str:
+    return "-" if mb is None else f"{mb:g}{' (default)' if default else ''}"
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * scale >= 1 or unit == "µs":
+            return f"{seconds * scale:,.4g} {unit}"
+    raise AssertionError
