@@ -370,7 +370,10 @@ def _too_large(question: Question, layouts: list[LayoutAnswer]) -> str:
         if question.profile.device.kind == "gpu"
         else "take fewer ranks per host (--per-host), a smaller --batch or a smaller model"
     )
-    return f"{question.model.name} on {ranks} needs {least / 1e9:.1f} GB of memory on {where}, which has {room / 1e9:.1f} GB: {way_out}"
+    return (
+        f"{question.model.name} on {ranks} needs {least / 1e9:.1f} GB of memory on {where}, "
+        f"which has {room / 1e9:.1f} GB: {way_out}"
+    )
 
 
 # ---- algorithms

@@ -19,7 +19,6 @@ from sealring.plan.profiles import Network, Profile, Route, Way, costs_of, cutti
 from sealring.plan.timeline import Compute, Exchange, Sharing, Step, run_step
 from sealring.schedule import ALGORITHMS, Algorithm, Operation, choose
 
-
 _GLOO: Final = (Algorithm.RING,)
 _NCCL: Final = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
 """It takes what is faster. Between hosts its rings use every GPU's own port, as here the
