@@ -5,6 +5,7 @@
 #include <string>
 
 #include "alert.hpp"
+#include "stopwatch.hpp"
 
 namespace sealring {
 namespace {
@@ -60,6 +61,7 @@ Collective::~Collective() {
 }
 
 void Collective::run() {
+  const Stopwatch running(stats_.run_ns);
   heed_interrupt();
   patience_.progressed();
   open_segments();
@@ -172,12 +174,18 @@ bool Collective::run_tasks() {
 
 void Collective::run_task(Segment& segment, int index) {
   const Step& step = program_.steps[index];
+  if (step.action == Action::send || step.action == Action::publish) {
+    seal(segment, step);
+  } else {
+    compute(segment, step);
+  }
+  finish(segment, index);
+}
+
+void Collective::compute(Segment& segment, const Step& step) {
+  const Stopwatch reducing(stats_.reduce_ns);
   const size_t bytes = length(segment, step.slot);
   switch (step.action) {
-    case Action::send:
-    case Action::publish:
-      seal(segment, step);
-      break;
     case Action::copy:
       if (bytes != 0 && at(segment, step.slot) != at(segment, step.source)) {
         std::memcpy(at(segment, step.slot), at(segment, step.source), bytes);
@@ -192,12 +200,13 @@ void Collective::run_task(Segment& segment, int index) {
     case Action::premultiply:
       premultiply(call_.dtype, at(segment, step.slot), bytes, call_.factor);
       break;
+    case Action::send:
+    case Action::publish:
     case Action::forward:
     case Action::receive:
     case Action::receive_reduce:
-      break;  // never on the list
+      break;  // no arithmetic
   }
-  finish(segment, index);
 }
 
 Header Collective::new_header(const Segment& segment, const Step& step) const {
@@ -216,6 +225,7 @@ Header Collective::new_header(const Segment& segment, const Step& step) const {
 }
 
 void Collective::seal(Segment& segment, const Step& step) {
+  const Stopwatch sealing(stats_.seal_ns);
   Header header = new_header(segment, step);
   const uint8_t* plain = at(segment, step.slot);
   ++stats_.sealed_records;
@@ -394,7 +404,10 @@ bool Collective::take_data(Link& link) {
     if (!plain_) plain_ = pool_.take();
     plain = plain_->payload();
   }
-  link.open(plain);
+  {
+    const Stopwatch opening(stats_.open_ns);
+    link.open(plain);
+  }
   ++stats_.opened_records;
   stats_.opened_bytes += header.length;
   apply(segment, index, plain);
@@ -413,6 +426,7 @@ void Collective::apply(Segment& segment, int index, const uint8_t* plain) {
   const Step& step = program_.steps[index];
   const size_t bytes = length(segment, step.slot);
   if (bytes == 0) return;
+  const Stopwatch reducing(stats_.reduce_ns);
   if (step.action == Action::receive_reduce) {
     reduce_(at(segment, step.slot), plain, bytes);
   } else {
@@ -431,7 +445,11 @@ bool Collective::flush_all() {
 // ---- waiting -----------------------------------------------------------------------------------
 
 void Collective::wait() {
-  if (!patience_.lend()) sleep();
+  {
+    const Stopwatch waiting(stats_.wait_ns);
+    if (patience_.lend()) return;
+  }
+  sleep();
 }
 
 // One that came between two collectives counts too: whoever asked for it believes the group closed.
@@ -450,8 +468,12 @@ void Collective::sleep() {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   const double left_ms = (call_.timeout_s - silent) * 1e3;
-  const auto slept =
-      sleep_on(sleepers, -1, static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs)));
+  const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs));
+  std::chrono::nanoseconds slept{0};
+  {
+    const Stopwatch waiting(stats_.wait_ns);
+    slept = sleep_on(sleepers, -1, nap_ms);
+  }
   if (slept.count() != 0) ++stats_.sleeps;
   for (Link* link : sleepers) {
     if (owed_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
