@@ -143,7 +143,7 @@ def _sealed_route(results: Results, copy: Figure) -> Route:
         between_latency_s=_NONE,
         between_engine_bytes_per_s=_socket_rate(results, copy),
         record_bytes=Figure(float(limits.RECORD_BYTES), "sealring's default"),
-        overlaps=Figure(1.0, "DDP"),
+        overlaps=Figure(1.0, "DDP exchanges a bucket as soon as it is full"),
         core_share=Figure(1.0, "the engine is a thread of its own"),
     )
 
@@ -192,7 +192,9 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
         between_latency_s=Figure(latency, source),
         between_engine_bytes_per_s=Figure(2 / per_byte, source),
         record_bytes=_NONE,
-        overlaps=Figure(0.0 if way == "cc" else 1.0, "as emulated" if way == "cc" else "DDP"),
+        overlaps=Figure(
+            0.0 if way == "cc" else 1.0, "as emulated" if way == "cc" else "as DDP has it"
+        ),
         core_share=Figure(1.0, "assumption"),
     )
 
