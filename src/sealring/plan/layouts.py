@@ -23,6 +23,7 @@ _GLOO: Final = (Algorithm.RING,)
 _NCCL: Final = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
 """It takes what is faster. Between hosts its rings use every GPU's own port, as here the
 hierarchical algorithm does."""
+_INSIDE: Final = (Algorithm.RING, Algorithm.TREE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,12 @@ class Setting:
             candidates = [choose(operation, ranks, nbytes, self.algorithm)]
         else:
             wanted = _NCCL if self.profile.device.kind == "gpu" else _GLOO
-            candidates = [each for each in wanted if each in ALGORITHMS[operation]]
+            several = self.cluster.hosts > 1
+            candidates = [
+                each
+                for each in wanted
+                if each in ALGORITHMS[operation] and (several or each in _INSIDE)
+            ]
         costs, cutting = costs_of(route, self.network), cutting_of(self.profile, self.way)
         timed = [
             (collective(operation, each, self.cluster, nbytes, costs, cutting), each)
