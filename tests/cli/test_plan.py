@@ -59,7 +59,19 @@ def test_validation_prints_every_case(tmp_path: Path) -> None:
     assert len(found["cases"]) == steps + len(results.allreduce)
     assert found["median_error"]["step"] < 0.02
     assert "median error" in planned("--validate", str(path))
-    assert "this machine" in planned("gpt-small", "--ranks", "2", "--profile", str(path))
+
+
+def test_a_results_file_is_a_profile_too(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write_results(path, results_of(imagined()))
+    here = ("--profile", str(path))
+    found = json.loads(planned("gpt-small", "--ranks", "2", *here, "--json"))
+    assert (found["profile"], found["hosts"]) == ("this machine", 1)
+    assert found["ways"][0]["compute_s"] == pytest.approx(0.077)  # as it was measured
+    with pytest.raises(
+        ConfigurationError, match=r"of memory on a host, .*: take fewer ranks per h"
+    ):
+        planned("gpt2-xl", "--ranks", "2", *here)
 
 
 def test_the_reproduction_stands_beside_what_was_published() -> None:

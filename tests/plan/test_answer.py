@@ -27,7 +27,7 @@ def test_an_answer_has_every_way_and_plain_is_one() -> None:
     assert found.layout == "ddp"
     for each in found.ways:
         assert each.seconds >= each.compute_s
-        assert each.seconds <= min(row[each.way] for row in found.buckets) * 1.001
+        assert each.seconds <= min(row.seconds[each.way] for row in found.buckets) * 1.001
 
 
 def test_the_best_bucket_is_no_worse_than_the_default() -> None:
@@ -38,7 +38,7 @@ def test_the_best_bucket_is_no_worse_than_the_default() -> None:
 
 def test_a_bucket_that_is_given_is_taken() -> None:
     found = answer(dataclasses.replace(question(), bucket_mb=7.0))
-    assert [row["bucket_mb"] for row in found.buckets] == [7.0]
+    assert [row.bucket_mb for row in found.buckets] == [7.0]
     assert {each.bucket_mb for each in found.ways} == {7.0}
 
 

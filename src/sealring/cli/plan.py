@@ -26,7 +26,7 @@ from sealring.plan.profiles import (
 from sealring.plan.reproduce import Reproduction, reproduce
 from sealring.plan.timeline import Compute
 from sealring.plan.tuning import machine
-from sealring.plan.validate import Validation, validate
+from sealring.plan.validate import Validation, computing, validate
 from sealring.results import read_results
 
 _BAR: Final = 24
@@ -111,11 +111,7 @@ def ask(
     if compute_ms is not None and not 0 < compute_ms < 1e12:
         raise ConfigurationError(f"--compute-ms {compute_ms:g} is no time for a step")
     loaded, known = load_model(model), machine(profile)
-    compute = None
-    if compute_ms is not None:
-        # A third forward, two thirds backward; the optimizer's part is small beside them.
-        compute = Compute(compute_ms / 3e3, compute_ms / 1.5e3, 0.0)
-    return Question(
+    question = Question(
         loaded,
         known,
         load_network(network or known.network),
@@ -125,8 +121,17 @@ def ask(
         precision,
         bucket_mb,
         price,
-        compute,
     )
+    if compute_ms is not None:
+        # A third forward, two thirds backward; the optimizer's part is small beside them.
+        compute = Compute(compute_ms / 3e3, compute_ms / 1.5e3, 0.0)
+        return dataclasses.replace(question, compute=compute)
+    if profile.endswith(".json"):
+        measured = computing(
+            read_results(Path(profile)), model, question.batch, precision, question.cluster.per_host
+        )
+        return dataclasses.replace(question, compute=measured)
+    return question
 
 
 def _ranks_per_host(known: Profile, ranks: int, per_host: int | None, hosts: int | None) -> int:
@@ -208,9 +213,7 @@ def _show_layouts(found: Answer) -> None:
     for layout in found.layouts:
         held = layout.memory
         parts = (held.parameters, held.gradients, held.optimizer, held.activations, held.buffers)
-        seconds = layout.seconds or (
-            {each.way: each.seconds for each in found.ways} if layout.layout == "ddp" else {}
-        )
+        seconds = layout.seconds
         table.add_row(
             layout.layout,
             *(human_bytes(part) for part in parts),
@@ -232,9 +235,9 @@ def _show_buckets(found: Answer) -> None:
         table.add_column(column, justify="right")
     for row in found.buckets:
         table.add_row(
-            _bucket(row["bucket_mb"], bool(row["default"])),
-            f"{row['all_reduces']:.0f}",
-            *(_time(row[each.way]) for each in found.ways),
+            _bucket(row.bucket_mb, row.default),
+            str(row.all_reduces),
+            *(_time(row.seconds[each.way]) for each in found.ways),
         )
     console.print(table)
 

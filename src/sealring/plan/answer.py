@@ -90,6 +90,16 @@ class LayoutAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketAnswer:
+    bucket_mb: float
+    default: bool
+    """DDP without a bucket_cap_mb: the first bucket is 1 MiB."""
+    all_reduces: int
+    seconds: dict[str, float]
+    """By way."""
+
+
+@dataclass(frozen=True, slots=True)
 class SizeAnswer:
     bytes: int
     algorithm: str
@@ -113,8 +123,8 @@ class Answer:
     why: str
     ways: list[WayAnswer]
     layouts: list[LayoutAnswer]
-    buckets: list[dict[str, float]]
-    """{bucket_mb, all_reduces, and seconds by way} for every cap that was tried."""
+    buckets: list[BucketAnswer]
+    """Every cap that was tried."""
     algorithms: list[SizeAnswer]
     cost_per_day: float | None
 
@@ -130,7 +140,12 @@ def answer(question: Question) -> Answer:
     if not fitting:
         raise ConfigurationError(_too_large(question, layouts))
     tried = _buckets_tried(question, compute) if layouts[0].fits else []
-    best = _best_layout(fitting, tried)
+    if tried:
+        fastest = {
+            way: min(bucket.seconds[way] for bucket, _ in tried) for way in tried[0][0].seconds
+        }
+        fitting[0] = layouts[0] = dataclasses.replace(layouts[0], seconds=fastest)
+    best = _best_layout(fitting)
     ways = _ways(question, compute, best, tried)
     return Answer(
         model=question.model.name,
@@ -145,7 +160,7 @@ def answer(question: Question) -> Answer:
         why=_why(question, layouts, best),
         ways=ways,
         layouts=layouts,
-        buckets=[row for row, _ in tried],
+        buckets=[bucket for bucket, _ in tried],
         algorithms=_algorithms(question),
         cost_per_day=None if question.price is None else question.price * question.ranks * 24,
     )
@@ -196,24 +211,20 @@ def _caps(question: Question) -> list[float | None]:
     return [*caps, float(-(-whole // 1))]
 
 
-_Tried = list[tuple[dict[str, float], dict[Way, tuple[Step, Setting]]]]
+_Tried = list[tuple[BucketAnswer, dict[Way, tuple[Step, Setting]]]]
 
 
 def _buckets_tried(question: Question, compute: Compute) -> _Tried:
     tried: _Tried = []
     for cap in _caps(question):
         buckets = buckets_of(question.model, cap, ITEMSIZE[question.precision])
-        row = {
-            "bucket_mb": DEFAULT_CAP_MB if cap is None else cap,
-            "default": float(cap is None),
-            "all_reduces": float(len(buckets)),
-        }
         steps: dict[Way, tuple[Step, Setting]] = {}
         for way in question.profile.ways():
             timed = [(ddp_step(s, compute, buckets), s) for s in settings(question, way)]
             steps[way] = min(timed, key=lambda pair: pair[0].seconds)
-            row[way] = steps[way][0].seconds
-        tried.append((row, steps))
+        seconds: dict[str, float] = {way: step.seconds for way, (step, _) in steps.items()}
+        bucket_mb = DEFAULT_CAP_MB if cap is None else cap
+        tried.append((BucketAnswer(bucket_mb, cap is None, len(buckets), seconds), steps))
     return tried
 
 
@@ -224,16 +235,19 @@ def _ways(
     for way in question.profile.ways():
         if best.layout == "ddp":
             # The shortest; of two that are as good as the same, the one nearer to the default.
-            shortest = min(row[way] for row, _ in tried)
-            row, steps = next(pair for pair in tried if pair[0][way] <= shortest * 1.001)
+            taken, steps = next(
+                (bucket, steps)
+                for bucket, steps in tried
+                if bucket.seconds[way] <= best.seconds[way] * 1.001
+            )
             step, setting = steps[way]
-            bucket: float | None = row["bucket_mb"]
-            is_default = bool(row["default"])
-            count, algorithm = int(row["all_reduces"]), setting.algorithm
-            default = next((r[way] for r, _ in tried if r["default"]), None)
+            bucket_mb: float | None = taken.bucket_mb
+            is_default, count = taken.default, taken.all_reduces
+            algorithm = setting.algorithm
+            default = next((each.seconds[way] for each, _ in tried if each.default), None)
         else:
             step = _spread_step(question, compute, best, way)
-            bucket, is_default, count, default, algorithm = None, False, 0, None, None
+            bucket_mb, is_default, count, default, algorithm = None, False, 0, None, None
         plain = found[0].seconds if found else step.seconds
         rate = question.batch * question.ranks / step.seconds
         price = question.price
@@ -246,7 +260,7 @@ def _ways(
                 compute_s=compute.total_s,
                 communicating_s=step.communicating_s,
                 exposed_s=step.exposed_s,
-                bucket_mb=bucket,
+                bucket_mb=bucket_mb,
                 default_buckets=is_default,
                 all_reduces=count,
                 algorithm="by size" if algorithm is None else algorithm.name.lower(),
@@ -330,11 +344,10 @@ def _needed(question: Question, memory: Memory) -> float:
     return (memory.device_bytes + memory.host_links) * question.cluster.per_host
 
 
-def _best_layout(fitting: list[LayoutAnswer], tried: _Tried) -> LayoutAnswer:
-    """DDP where it fits: its memory is the simplest. Else what is fastest, protected."""
+def _best_layout(fitting: list[LayoutAnswer]) -> LayoutAnswer:
+    """DDP where it fits: it is the simplest. Else what is fastest, protected."""
     if fitting[0].layout == "ddp":
-        seconds: dict[str, float] = {way: min(row[way] for row, _ in tried) for way in tried[0][1]}
-        return dataclasses.replace(fitting[0], seconds=seconds)
+        return fitting[0]
     return min(fitting, key=lambda each: list(each.seconds.values())[-1])
 
 

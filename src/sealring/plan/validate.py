@@ -13,7 +13,7 @@ from sealring.plan.collectives import Cluster
 from sealring.plan.fit import profile_of
 from sealring.plan.layouts import Setting, alone, compute_of, ddp_step
 from sealring.plan.memory import ITEMSIZE
-from sealring.plan.models import Model, load_model
+from sealring.plan.models import load_model
 from sealring.plan.profiles import WAYS, Network, Profile, Way, load_network
 from sealring.plan.timeline import Compute
 from sealring.results import Results, StepCase, median_of, spread_of
@@ -79,7 +79,9 @@ def _steps(results: Results, profile: Profile, network: Network) -> list[Compare
         if way is None or case.device != "cpu" or case.ranks < 2:
             continue
         model = load_model(case.model)
-        compute = measured_compute(results, profile, model, case)
+        compute = computing(
+            results, case.model, case.batch, case.precision, case.ranks
+        ) or compute_of(model, profile, case.ranks, case.batch, case.precision)
         cap = None if case.bucket_cap_mb == DEFAULT_CAP_MB else case.bucket_cap_mb
         buckets = buckets_of(model, cap, ITEMSIZE[case.precision])
         if cap is None and case.all_reduces != len(buckets):
@@ -103,23 +105,22 @@ def _steps(results: Results, profile: Profile, network: Network) -> list[Compare
     return found
 
 
-def measured_compute(results: Results, profile: Profile, model: Model, case: StepCase) -> Compute:
-    """Of the same step without communication: with as many ranks at once if that was measured,
-    else from one rank's and the cores; and from the arithmetic if there is neither."""
-    alike = [
-        other
-        for other in results.step
-        if other.variant == "compute"
-        and (other.model, other.batch, other.precision) == (case.model, case.batch, case.precision)
-    ]
-    for ranks in (case.ranks, 1):
-        for other in alike:
-            if other.ranks == ranks:
-                crowd = 1.0
-                if ranks != case.ranks:
-                    crowd = max(1.0, case.ranks / profile.device.cores_per_host.value)
-                return _split(other, crowd)
-    return compute_of(model, profile, case.ranks, case.batch, case.precision)
+def computing(
+    results: Results, model: str, batch: int, precision: str, ranks: int
+) -> Compute | None:
+    """A step without communication by so many ranks at once: as measured, else from one rank's and
+    the cores there are; None if neither was measured."""
+    alike = {
+        case.ranks: case
+        for case in results.step
+        if case.variant == "compute"
+        and (case.model, case.batch, case.precision) == (model, batch, precision)
+    }
+    if ranks in alike:
+        return _split(alike[ranks], 1.0)
+    if 1 in alike:
+        return _split(alike[1], max(1.0, ranks / results.machine.cores))
+    return None
 
 
 def _split(case: StepCase, crowd: float) -> Compute:
