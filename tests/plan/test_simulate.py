@@ -85,6 +85,23 @@ def test_other_algorithms_are_near_what_all_their_ranks_take(
     assert found.seconds == pytest.approx(expected.seconds, rel=within)
 
 
+@pytest.mark.parametrize("costs", [GPU, CPU], ids=["gpu", "cpu"])
+def test_hosts_of_many_ranks_follow_from_hosts_of_few(costs: Costs) -> None:
+    cluster = Cluster(60, 20)
+    found = collective(ALL_REDUCE, Algorithm.RING, cluster, 4 << 20, costs, RECORDS)
+    expected = whole(Algorithm.RING, cluster, 4 << 20, costs)
+    assert found.seconds == pytest.approx(expected.seconds, rel=0.03)
+
+
+def test_a_host_that_is_not_full_counts_as_full() -> None:
+    """And the largest worlds of odd numbers are no reason to simulate every rank."""
+    odd, full = (
+        collective(ALL_REDUCE, Algorithm.RING, Cluster(ranks, 8), 1 << 30, GPU, RECORDS)
+        for ranks in (16_001, 16_008)
+    )
+    assert odd.seconds == pytest.approx(full.seconds, rel=0.01)
+
+
 def test_one_rank_needs_nobody() -> None:
     alone = collective(ALL_REDUCE, Algorithm.RING, Cluster(1, 1), 1 << 20, CPU, RECORDS)
     assert (alone.seconds, alone.out_bytes) == (0.0, 0.0)

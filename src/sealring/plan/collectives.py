@@ -27,7 +27,9 @@ from sealring.schedule import (
 
 _FEW_RANKS: Final = (8, 12)
 _FEW_HOSTS: Final = (2, 4)
+_FEW_ON_A_HOST: Final = (4, 8)
 _FEW_IN_TREES: Final = (32, 64)
+_LARGE_HOST: Final = 8
 _WHOLE: Final = 12
 """Up to so many ranks, and so many segments, nothing is extrapolated."""
 _FORWARD_BUDGET: Final = 8 << 20
@@ -47,9 +49,6 @@ class Cluster:
 
     def host_of(self) -> tuple[int, ...]:
         return tuple(rank // self.per_host for rank in range(self.ranks))
-
-    def resized(self, hosts: int) -> Cluster:
-        return Cluster(hosts * self.per_host, self.per_host)
 
     @property
     def even(self) -> bool:
@@ -111,15 +110,22 @@ def collective(
 
     if algorithm is Algorithm.TREE:
         return _tree(cluster, along_segments)
-    if cluster.ranks <= _WHOLE or not cluster.even:
+    if cluster.ranks <= _WHOLE:
         return along_segments(cluster)
-    if cluster.hosts > 1 and cluster.per_host > 1:
+    if cluster.hosts == 1 or cluster.per_host == 1:
+        few = [Cluster(ranks, min(cluster.per_host, ranks)) for ranks in _FEW_RANKS]
+        return _line([(each.ranks, along_segments(each)) for each in few], cluster.ranks)
+
+    def along_hosts(per_host: int) -> Outcome:
+        # A host that is not full counts as full.
         if cluster.hosts <= _FEW_HOSTS[1]:
-            return along_segments(cluster)
-        few_worlds = [cluster.resized(hosts) for hosts in _FEW_HOSTS]
-    else:
-        few_worlds = [Cluster(ranks, 1 if cluster.hosts > 1 else ranks) for ranks in _FEW_RANKS]
-    return _line([(few.ranks, along_segments(few)) for few in few_worlds], cluster.ranks)
+            return along_segments(Cluster(cluster.hosts * per_host, per_host))
+        worlds = [(hosts, Cluster(hosts * per_host, per_host)) for hosts in _FEW_HOSTS]
+        return _line([(h, along_segments(world)) for h, world in worlds], cluster.hosts)
+
+    if cluster.per_host <= _LARGE_HOST:
+        return along_hosts(cluster.per_host)
+    return _line([(per, along_hosts(per)) for per in _FEW_ON_A_HOST], cluster.per_host)
 
 
 def _neighbours(nbytes: int) -> tuple[int, int] | None:
