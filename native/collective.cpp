@@ -238,21 +238,41 @@ void Collective::seal(Segment& segment, const Step& step) {
   }
 }
 
-// Sealed once, for all of them: in place if there is only one, else where it can wait for all.
+// Sealed once, for all of them: where it leaves from to the first, and copied from there.
 void Collective::publish(Header& header, const uint8_t* plain, const std::vector<int>& peers) {
   header.kind = Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = kEveryone;
   const size_t size = kRecordOverhead + header.length;
   Link& first = *links_[peers[0]];
-  if (uint8_t* const place = peers.size() == 1 ? first.reserve(size) : nullptr) {
-    seal_record(*keyring_.own_group, keyring_.context, header, plain, place);
-    return first.commit(size);
+  BufferRef waiting;  // for those whose pipes have no room
+  uint8_t* record = first.reserve(size);
+  const bool in_place = record != nullptr;
+  if (!in_place) {
+    waiting = pool_.take();
+    waiting->size = size;
+    record = waiting->record;
   }
-  BufferRef record = pool_.take();
-  record->size = size;
-  seal_record(*keyring_.own_group, keyring_.context, header, plain, record->record);
-  for (int peer : peers) links_[peer]->enqueue(record);
+  seal_record(*keyring_.own_group, keyring_.context, header, plain, record);
+  for (size_t i = 1; i < peers.size(); ++i) {
+    Link& other = *links_[peers[i]];
+    if (uint8_t* const place = other.reserve(size)) {
+      std::memcpy(place, record, size);
+      other.commit(size);
+      continue;
+    }
+    if (!waiting) {
+      waiting = pool_.take();
+      waiting->size = size;
+      std::memcpy(waiting->record, record, size);
+    }
+    other.enqueue(waiting);
+  }
+  if (in_place) {
+    first.commit(size);
+  } else {
+    first.enqueue(waiting);
+  }
 }
 
 // ---- what comes from others --------------------------------------------------------------------
