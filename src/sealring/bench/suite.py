@@ -1,13 +1,13 @@
 """What each `sealring bench` measures, and what `bench all` makes of it.
 
 A GPU's kernels are a part like the others: its jobs go into `everything`, its cases into
-Results.gpu.
+Results.gpu, its command into cli/bench.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -120,41 +120,45 @@ def _once(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     return tuple(reversed(list(first.values())))
 
 
-def everything(*, quick: bool) -> list[Job]:
-    """All of it on this machine's cores: in under four minutes on two, or in about an hour."""
+def everything(*, quick: bool) -> dict[str, list[Job]]:
+    """All of it on this machine's cores, by part: in minutes, or in the better part of an hour."""
     every = ("plain", "sealed", "cc")
+    names = list(COLLECTIVES)
     if quick:
-        return [
-            *aead(blocks=7),
-            *link(["shm", "tcp"], every, QUICK, ["all_reduce"]),
-            *allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "shm", every, QUICK),
-            *collectives(list(COLLECTIVES), [2], [MIB], "shm", QUICK),
-            *steps(
-                [
-                    _training(2, ["mlp", "gpt-demo", "gpt-small"], [1.0, 25.0], 5),
-                    _training(4, ["mlp", "gpt-demo"], [1.0, 25.0], 5),
-                ]
-            ),
-        ]
+        few, many = {"mlp": [1.0, 25.0], "gpt-demo": [25.0]}, {"gpt-small": [25.0]}
+        return {
+            "aead": aead(blocks=7),
+            "link": link(["shm", "tcp"], every, QUICK, ["all_reduce"]),
+            "allreduce": allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "shm", every, QUICK),
+            "collectives": collectives(names, [2], [MIB], "shm", QUICK),
+            "step": steps([_training(2, few | many), _training(4, few)]),
+        }
     effort = Effort()
     buckets = [1.0, 5.0, 25.0, 100.0]
-    models = ["mlp", "gpt-demo", "gpt-small"]
-    return [
-        *aead(blocks=21),
-        *link(["shm", "tcp"], every, effort),
-        *allreduce([2, 3, 4], [4 << 10, 64 << 10, MIB, 25 * MIB - 16], "shm", every, effort),
-        *allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "tcp", every, effort),
-        *collectives(list(COLLECTIVES), [2, 4], [4 << 10, 25 * MIB], "shm", effort),
-        *steps([_training(ranks, models, buckets, 11) for ranks in (2, 3, 4)]),
-    ]
+    models = {"mlp": buckets, "gpt-demo": buckets, "gpt-small": buckets}
+    return {
+        "aead": aead(blocks=21),
+        "link": link(["shm", "tcp"], every, effort),
+        "allreduce": [
+            *allreduce([2, 3, 4], [4 << 10, 64 << 10, MIB, 25 * MIB], "shm", every, effort),
+            *allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "tcp", every, effort),
+        ],
+        "collectives": collectives(names, [2, 4], [4 << 10, 25 * MIB], "shm", effort),
+        "step": steps(_training(ranks, models, 7) for ranks in (2, 3, 4)),
+    }
 
 
-def _training(ranks: int, models: Sequence[str], buckets: Sequence[float], count: int) -> Work:
+def _training(ranks: int, models: Mapping[str, Sequence[float]], count: int = 5) -> Work:
+    """`count` steps of each model with each of its bucket sizes."""
     from sealring.bench.models import find
 
     return Work(
         ranks,
-        tuple(Setting(m, find(m).batch, "fp32", cap) for m in models for cap in buckets),
+        tuple(
+            Setting(model, find(model).batch, "fp32", bucket)
+            for model, buckets in models.items()
+            for bucket in buckets
+        ),
         ("compute", "plain", "sealed", "cc"),
         count,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sealring.bench.fit import predicted
 from sealring.report.drawing import COLOURS, Picture, draw
 from sealring.report.findings import hops, kernels
-from sealring.report.plots import VARIANTS, above
+from sealring.report.plots import VARIANTS, legend
 from sealring.results import KernelCase, Results
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def links(results: Results) -> Picture | None:
         axes.minorticks_off()
         axes.set_xlabel("bytes, all-reduced by two ranks")
         axes.set_ylabel("milliseconds")
-        above(axes, narrow, 2)
+        legend(figure, 1 if narrow else 2)
 
     desk, phone = draw("links", 400, picture, phone_height=420)
     fitted = [(case, case.fit) for case in hops(results)]
@@ -104,12 +104,10 @@ def roofline(results: Results) -> Picture | None:
             [left, knee, right], [left * memory / 1e9, top / 1e9, top / 1e9],
             color=COLOURS["ink"], linewidth=1.6, label=f"memory: {memory / 1e9:.1f} GB/s",
         )  # fmt: skip
-        for name, rate in ceilings.items():
-            axes.plot([min(rate / memory, right), right], [rate / 1e9] * 2, "--",
-                      color=COLOURS["muted"], linewidth=1.4)  # fmt: skip
-            axes.annotate(
-                name, (right, rate / 1e9), (0, 4), textcoords="offset points", ha="right",
-                fontsize=11,
+        for (name, rate), dashes in zip(ceilings.items(), ("--", ":"), strict=False):
+            axes.plot(
+                [min(rate / memory, right), right], [rate / 1e9] * 2, dashes,
+                color=COLOURS["muted"], linewidth=2, label=f"{name}: {rate / 1e9:.1f} Gop/s",
             )  # fmt: skip
         colours = {"seal": "sealed", "open": "open", "reduce": "reduce", "matmul": "compute"}
         for case, x in zip(placed, xs, strict=True):
@@ -127,7 +125,7 @@ def roofline(results: Results) -> Picture | None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("operations per byte moved")
         axes.set_ylabel("billion operations a second")
-        above(axes, narrow, 2)
+        legend(figure, 1 if narrow else 3)
 
     desk, phone = draw("roofline", 380, picture, phone_height=360)
     return Picture(

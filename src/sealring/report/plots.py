@@ -29,11 +29,9 @@ def clipped(text: str, most: int = 40) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def above(axes: Axes, narrow: bool, columns: int) -> None:
-    """The legend over the plot, where it hides nothing."""
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=1 if narrow else columns, borderaxespad=0.2
-    )
+def legend(figure: Figure, columns: int) -> None:
+    """Over the whole picture, where it hides nothing."""
+    figure.legend(loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=1.4)
 
 
 def overhead(found: Sequence[Overhead]) -> Picture | None:
@@ -65,27 +63,29 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
             mine = [(y, bar) for y, bar in zip(places, bars, strict=True) if bar[1] == variant]
             if not mine:
                 continue
-            errors: Any = list(zip(*(bar[3] for _, bar in mine), strict=True))
+            # From 1 on: what a bar is long is what protection adds.
             axes.barh(
                 [y for y, _ in mine],
-                [bar[2] for _, bar in mine],
+                [bar[2] - 1 for _, bar in mine],
+                left=1,
                 height=0.8,
                 color=COLOURS[variant],
                 label=names[variant],
-                xerr=errors if variant != "published" else None,
-                error_kw={"ecolor": COLOURS["ink"], "elinewidth": 1.2},
             )
             for y, bar in mine:
-                end = bar[2] + bar[3][1]
-                axes.annotate(bar[4], (max(end, 1.0), y), (5, 0), textcoords="offset points",
-                              va="center", fontsize=11)  # fmt: skip
+                low, high = bar[2] - bar[3][0], bar[2] + bar[3][1]
+                axes.plot([low, high], [y, y], color=COLOURS["ink"], linewidth=1.2)
+                axes.annotate(
+                    bar[4], (max(high, 1.0), y), (5, 0), textcoords="offset points", va="center",
+                    fontsize=11,
+                )  # fmt: skip
         ticks: dict[str, list[float]] = {}
         for y, (setting, *_) in zip(places, bars, strict=True):
             ticks.setdefault(setting, []).append(y)
         axes.set_yticks([sum(ys) / len(ys) for ys in ticks.values()])
         axes.set_yticklabels([clipped(name, 18 if narrow else 40) for name in ticks], fontsize=11)
         axes.set_xscale("log")
-        low = min(0.5, *(bar[2] * 0.8 for bar in bars))
+        low = min(0.7, *((bar[2] - bar[3][0]) * 0.8 for bar in bars))
         axes.set_xlim(low, 41.6 * (4 if narrow else 2))
         axes.set_xticks([1, 2, 5, 10, 40], ["1×", "2×", "5×", "10×", "40×"])
         axes.minorticks_off()
@@ -97,7 +97,7 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
         )
         axes.grid(False, axis="y")
         axes.invert_yaxis()
-        above(axes, narrow, 3)
+        legend(figure, 1 if narrow else 3)
 
     height = 110 + 28 * len(bars)
     desk, phone = draw("overhead", height, picture, phone_height=height + 50)
@@ -174,7 +174,7 @@ def buckets(found: Sequence[Overhead]) -> Picture | None:
         axes.set_yticks(ticks, [f"{each:g}×" for each in ticks])
         axes.set_xlabel("bucket_cap_mb")
         axes.set_ylabel("step, plain = 1")
-        above(axes, narrow, 2)
+        legend(figure, 1 if narrow else 2)
 
     rows = len(lines)
     desk, phone = draw(
@@ -249,9 +249,7 @@ def split(results: Results) -> Picture | None:
         axes.invert_yaxis()
         if narrow:
             axes.xaxis.set_major_locator(_few())
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3 if narrow else 6, borderaxespad=0.2
-        )
+        legend(figure, 3 if narrow else 6)
 
     height = 110 + 40 * len(cases)
     desk, phone = draw("split", height, picture, phone_height=height + 40)
@@ -312,9 +310,7 @@ def timeline(results: Results) -> Picture | None:
         axes.grid(False, axis="y")
         if narrow:
             axes.xaxis.set_major_locator(_few())
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2 if narrow else 4, borderaxespad=0.2
-        )
+        legend(figure, 2 if narrow else 4)
 
     desk, phone = draw("timeline", 210, picture, phone_height=250)
     collectives = [span for span in spans if span.lane == "collective"]

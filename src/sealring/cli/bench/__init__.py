@@ -246,12 +246,19 @@ def everything(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer cases and samples: minutes instead of an hour.")
     ] = False,
+    only: Annotated[
+        str | None, typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step.")
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The directory for both files; made if missing.")
     ] = Path(),
     report: Annotated[bool, typer.Option(help="Make the page as well.")] = True,
 ) -> None:
     """All of it, into results.json with every sample and report.html, which explains them."""
+    parts = suite.everything(quick=quick)
+    wanted = several(only, str) if only else list(parts)
+    if unknown := [name for name in wanted if name not in parts]:
+        raise ConfigurationError(f"{unknown[0]!r} is not a part; there is {', '.join(parts)}")
     if report:
         plotting_library()  # said now, not after the measurement
     try:
@@ -259,7 +266,7 @@ def everything(
     except OSError as problem:
         raise ConfigurationError(f"{output} cannot be made: {problem.strerror}") from problem
     session = new_session(output / "results.json")
-    status = run(session, suite.everything(quick=quick))
+    status = run(session, [job for name in wanted for job in parts[name]])
     console.print(tables.summary(session.measured))
     files = f"{output / 'results.json'}"
     if report and session.measured:
