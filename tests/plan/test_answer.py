@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 from sealring.errors import ConfigurationError
-from sealring.plan.answer import Question, answer
+from sealring.plan.answer import answer
 from sealring.plan.layouts import Setting
 from sealring.plan.models import load_model
 from sealring.plan.profiles import load_network, load_profile
+from sealring.plan.question import Question
 from sealring.plan.reproduce import reproduce
 from sealring.plan.timeline import Compute
 from sealring.schedule import Algorithm, Operation

@@ -9,7 +9,9 @@ import pytest
 
 from sealring.errors import ConfigurationError
 from sealring.plan.buckets import buckets_of, fill, limits_of
-from sealring.plan.models import MODELS, Model, Parameter, from_file, load_model
+from sealring.plan.model import Model, Parameter
+from sealring.plan.models import from_file, load_model
+from sealring.plan.named import MODELS
 
 COUNTS = {
     "gpt2": 124_439_808,

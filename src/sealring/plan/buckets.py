@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealring.errors import ConfigurationError
-from sealring.plan.models import Model
+from sealring.plan.model import Model
 
 DEFAULT_CAP_MB: Final = 25.0
 _DEFAULT_FIRST_BYTES: Final = 1 << 20

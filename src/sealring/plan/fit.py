@@ -16,7 +16,8 @@ from sealring import limits
 from sealring.errors import ConfigurationError
 from sealring.plan.collectives import Cluster
 from sealring.plan.layouts import Setting, alone
-from sealring.plan.models import MODELS, load_model
+from sealring.plan.models import load_model
+from sealring.plan.named import MODELS
 from sealring.plan.profiles import (
     WAYS,
     Device,

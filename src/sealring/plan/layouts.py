@@ -14,7 +14,7 @@ from typing import Final
 from sealring.plan.buckets import Bucket
 from sealring.plan.collectives import Cluster, collective
 from sealring.plan.memory import ITEMSIZE, Precision
-from sealring.plan.models import Model
+from sealring.plan.model import Model
 from sealring.plan.profiles import Network, Profile, Route, Way, costs_of, cutting_of
 from sealring.plan.timeline import Compute, Exchange, Sharing, Step, run_step
 from sealring.schedule import ALGORITHMS, Algorithm, Operation, choose

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from sealring import limits
 from sealring.plan.collectives import Cluster
-from sealring.plan.models import Model
+from sealring.plan.model import Model
 
 Precision = Literal["fp32", "bf16", "fp16"]
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.errors import ConfigurationError
-from sealring.plan.answer import CAPS_MB, Question, reckoned
+from sealring.plan.answer import CAPS_MB, reckoned
 from sealring.plan.buckets import buckets_of
 from sealring.plan.collectives import Cluster
 from sealring.plan.layouts import Setting, ddp_step
 from sealring.plan.memory import ITEMSIZE
 from sealring.plan.models import load_model
 from sealring.plan.profiles import Way, load_network, load_profile
+from sealring.plan.question import Question
 
 EXPERIMENTS: Final = ("2501.11771",)
 PAPER: Final = {"25": 41.6, "best": 3.03}

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sealring.errors import ConfigurationError
-from sealring.plan.answer import Question, answer
+from sealring.plan.answer import answer
 from sealring.plan.memory import Precision
 from sealring.plan.models import from_module
 from sealring.plan.profiles import Profile, load_network, load_profile
+from sealring.plan.question import Question
 
 
 def tune(
