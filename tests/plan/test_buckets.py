@@ -10,7 +10,7 @@ import pytest
 from sealring.errors import ConfigurationError
 from sealring.plan.buckets import buckets_of, fill, limits_of
 from sealring.plan.model import Model, Parameter
-from sealring.plan.models import from_file, load_model
+from sealring.plan.models import from_file, load_model, with_tokens
 from sealring.plan.named import MODELS
 
 COUNTS = {
@@ -136,6 +136,24 @@ def test_what_is_no_parameter_list_is_refused(text: str, sentence: str, tmp_path
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=sentence):
         from_file(path)
+
+
+def test_tokens_multiply_the_arithmetic_of_models_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('{"w": [10, 10]}')
+    assert load_model(str(path)).forward_flops == 200
+    assert with_tokens(load_model(str(path)), 512).forward_flops == 200 * 512
+    with pytest.raises(ConfigurationError, match="what gpt2 computes is known"):
+        with_tokens(load_model("gpt2"), 512)
+    with pytest.raises(ConfigurationError, match="0 tokens in a sample"):
+        with_tokens(load_model(str(path)), 0)
+
+
+def test_blocks_are_found_by_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    names = ["embed.w", "h.0.a", "h.0.b", "h.1.a", "h.1.b", "head.w", "head.b"]
+    path.write_text(json.dumps({name: [2] for name in names}))
+    assert load_model(str(path)).blocks == ((0, 1), (1, 3), (3, 5), (5, 7))
 
 
 def test_a_model_of_ones_own_is_built_without_memory(

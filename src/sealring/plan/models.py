@@ -4,11 +4,13 @@ user's own, built on the meta device, where parameters have shapes and no memory
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +53,7 @@ def from_file(path: Path) -> Model:
     if not isinstance(listed, dict) or not listed:
         raise ConfigurationError(f"{path} lists no parameters")
     parameters = tuple(_listed(path, name, shape) for name, shape in listed.items())
-    return Model(path.stem, parameters)
+    return Model(path.stem, parameters, blocks=_blocks(parameters))
 
 
 def _listed(path: Path, name: str, shape: Any) -> Parameter:
@@ -90,4 +92,36 @@ def from_module(module: Any, name: str) -> Model:
     trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if not trained:
         raise ConfigurationError(f"{name} has no parameters to train")
-    return Model(name, tuple(Parameter(n, tuple(p.shape)) for n, p in trained))
+    parameters = tuple(Parameter(n, tuple(p.shape)) for n, p in trained)
+    return Model(name, parameters, blocks=_blocks(parameters))
+
+
+def with_tokens(model: Model, tokens: int) -> Model:
+    """A model of the user's own, in which each sample uses every parameter so many times."""
+    if model.name in MODELS:
+        raise ConfigurationError(
+            f"--tokens is for models of your own: what {model.name} computes is known"
+        )
+    if not 1 <= tokens <= 1 << 40:
+        raise ConfigurationError(f"{tokens} tokens in a sample: there is at least one")
+    parameters = tuple(dataclasses.replace(p, uses=float(tokens)) for p in model.parameters)
+    return dataclasses.replace(model, parameters=parameters)
+
+
+def _blocks(parameters: Sequence[Parameter]) -> tuple[tuple[int, int], ...]:
+    """Parameters that follow each other and belong together by their names: `layers.7.`, `head.`.
+
+    People wrap such blocks in FSDP one by one.
+    """
+    found: list[tuple[int, int]] = []
+    before = None
+    for index, parameter in enumerate(parameters):
+        parts = parameter.name.split(".")
+        number = next((place for place, part in enumerate(parts) if part.isdigit()), 0)
+        prefix = parts[: number + 1]
+        if prefix == before:
+            found[-1] = (found[-1][0], index + 1)
+        else:
+            found.append((index, index + 1))
+        before = prefix
+    return tuple(found)

@@ -92,7 +92,7 @@ def _steps(results: Results, profile: Profile, network: Network) -> list[Compare
         found.append(
             Compared(
                 "step",
-                f"{case.model}, batch {case.batch}, {case.precision}",
+                f"{case.model}, {case.batch} x {case.precision}",
                 case.variant,
                 case.ranks,
                 case.bucket_cap_mb,
@@ -147,7 +147,7 @@ def _all_reduces(results: Results, profile: Profile, network: Network) -> list[C
         found.append(
             Compared(
                 "all_reduce",
-                f"{case.bytes} bytes, {case.transport}",
+                f"all-reduce {case.bytes} B, {case.transport}",
                 case.variant,
                 case.ranks,
                 0.0,

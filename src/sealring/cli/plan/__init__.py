@@ -17,7 +17,7 @@ from sealring.cli.terminal import progress_bar
 from sealring.errors import ConfigurationError
 from sealring.plan.answer import answer
 from sealring.plan.memory import ITEMSIZE
-from sealring.plan.models import load_model
+from sealring.plan.models import load_model, with_tokens
 from sealring.plan.profiles import Profile, load_network
 from sealring.plan.question import Answer, Question
 from sealring.plan.reproduce import reproduce
@@ -45,6 +45,10 @@ def plan(
     ] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
     batch: Annotated[int | None, typer.Option(help="Samples per rank and step.")] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Per sample, for a model of your own: how often it uses a parameter."),
+    ] = None,
     bucket_mb: Annotated[
         float | None, typer.Option(help="DDP's bucket_cap_mb; the best is found if left out.")
     ] = None,
@@ -83,8 +87,8 @@ def plan(
         )
     else:
         question = ask(
-            model, ranks, profile, per_host, hosts, network, precision, batch, bucket_mb, price,
-            compute_ms,
+            model, ranks, profile, per_host, hosts, network, precision, batch, tokens, bucket_mb,
+            price, compute_ms,
         )  # fmt: skip
         if sweep is not None:
             tables.show_sweep(_swept(question, hosts, parse_sweep(sweep)), as_json)
@@ -94,8 +98,8 @@ def plan(
 
 def ask(
     model: str, ranks: int, profile: str, per_host: int | None, hosts: int | None,
-    network: str | None, precision: str, batch: int | None, bucket_mb: float | None,
-    price: float | None, compute_ms: float | None,
+    network: str | None, precision: str, batch: int | None, tokens: int | None,
+    bucket_mb: float | None, price: float | None, compute_ms: float | None,
 ) -> Question:  # fmt: skip
     if precision not in ITEMSIZE:
         raise ConfigurationError(f"--precision is {precision!r}; it must be fp32, bf16 or fp16")
@@ -106,6 +110,8 @@ def ask(
     if compute_ms is not None and not 0 < compute_ms < 1e12:
         raise ConfigurationError(f"--compute-ms {compute_ms:g} is no time for a step")
     loaded, known = load_model(model), machine(profile)
+    if tokens is not None:
+        loaded = with_tokens(loaded, tokens)
     question = Question(
         loaded,
         known,

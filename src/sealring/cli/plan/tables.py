@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Final
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sealring.cli.terminal import console, human_bytes, print_json
@@ -18,11 +20,11 @@ from sealring.plan.profiles import (
     network_names,
     profile_names,
 )
-from sealring.plan.question import Answer
+from sealring.plan.question import Answer, WayAnswer
 from sealring.plan.reproduce import Reproduction
 from sealring.plan.validate import Validation
 
-_BAR: Final = 24
+_BAR: Final = 10
 
 # ---- one answer
 
@@ -37,27 +39,26 @@ def show_answer(found: Answer, as_json: bool) -> None:
         f"{found.batch} a rank: {found.ranks} ranks of {found.profile}, {where}",
         caption=f"{found.layout}: {found.why}. Predicted, not measured.",
     )
-    table.add_column("way")
-    columns = ["step", "against plain", "compute", "exposed", "samples/s", "bucket_cap_mb"]
-    columns += ["default buckets", "algorithm"]
-    priced = found.ways[0].cost_per_million_samples is not None
-    for column in columns + (["a million samples"] if priced else []):
-        table.add_column(column, justify="right")
+    table.add_column("")
     for each in found.ways:
-        cells = [
-            each.way,
-            _time(each.seconds),
-            f"[bold]{each.against_plain:.2f}[/bold]",
-            _time(each.compute_s),
-            _time(each.exposed_s),
-            f"{each.samples_per_s:,.1f}",
-            _bucket(each.bucket_mb, each.default_buckets),
-            "-" if each.default_bucket_seconds is None else _time(each.default_bucket_seconds),
-            each.algorithm,
-        ]
-        if priced:
-            cells.append(f"{each.cost_per_million_samples:,.2f}")
-        table.add_row(*cells)
+        table.add_column(each.way, justify="right")
+    rows: list[tuple[str, Callable[[WayAnswer], str]]] = [
+        ("step", lambda each: _time(each.seconds)),
+        ("against plain", lambda each: f"[bold]{each.against_plain:.2f}[/bold]"),
+        ("computing", lambda each: _time(each.compute_s)),
+        ("exchanges, exposed", lambda each: _time(each.exposed_s)),
+        ("exchanges, together", lambda each: _time(each.communicating_s)),
+        ("samples a second", lambda each: f"{each.samples_per_s:,.1f}"),
+        ("best bucket_cap_mb", lambda each: _bucket(each.bucket_mb, each.default_buckets)),
+        ("with default buckets", lambda each: _time(each.default_bucket_seconds)),
+        ("SEALRING_ALGORITHM", lambda each: each.algorithm if each.way == "sealed" else "-"),
+    ]
+    if found.cost_per_day is not None:
+        rows.append(
+            ("cost of a million samples", lambda each: f"{each.cost_per_million_samples:,.2f}")
+        )
+    for name, cell in rows:
+        table.add_row(name, *(cell(each) for each in found.ways))
     console.print(table)
     _show_layouts(found)
     _show_buckets(found)
@@ -74,22 +75,18 @@ def show_answer(found: Answer, as_json: bool) -> None:
 
 def _show_layouts(found: Answer) -> None:
     table = Table(title="Memory of one rank, and what a step takes")
-    table.add_column("layout")
-    for column in ("parameters", "gradients", "optimizer", "activations", "buffers", "together",
-                   "fits", *(each.way for each in found.ways)):  # fmt: skip
-        table.add_column(column, justify="right")
+    table.add_column("")
     for layout in found.layouts:
-        held = layout.memory
-        parts = (held.parameters, held.gradients, held.optimizer, held.activations, held.buffers)
-        seconds = layout.seconds
-        table.add_row(
-            layout.layout,
-            *(human_bytes(part) for part in parts),
-            human_bytes(layout.device_bytes),
-            "[green]yes[/]" if layout.fits else "[red]no[/]",
-            *(_time(seconds[each.way]) if layout.fits and each.way in seconds else "-"
-              for each in found.ways),
-        )  # fmt: skip
+        table.add_column(layout.layout, justify="right")
+    for name in ("parameters", "gradients", "optimizer", "activations", "buffers"):
+        held = [getattr(layout.memory, name) for layout in found.layouts]
+        table.add_row(name, *(human_bytes(each) if each else "not known" for each in held))
+    table.add_row("together", *(human_bytes(layout.device_bytes) for layout in found.layouts))
+    marks = {True: "[green]yes[/]", False: "[red]no[/]"}
+    table.add_row("fits", *(marks[layout.fits] for layout in found.layouts))
+    for way in found.ways:
+        times = (layout.seconds.get(way.way) for layout in found.layouts)
+        table.add_row(f"step, {way.way}", *(_time(each) for each in times))
     links = found.layouts[0].memory.host_links
     table.caption = f"sealring's links take {human_bytes(links)} of host memory besides."
     console.print(table)
@@ -135,22 +132,26 @@ def show_sweep(found: list[Answer], as_json: bool) -> None:
     ways = [each.way for each in first.ways]
     table = Table(
         title=f"{first.model} on {first.profile}, {first.precision}, batch {first.batch} a rank",
-        caption="bars: samples a second and rank, the longest being all computing and no waiting. "
-        "Predicted, not measured.",
+        caption="Bars: the part of a step that computes. Predicted, not measured.",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
-    for column in ("ranks", "hosts", "layout", *ways, *(f"{way} : plain" for way in ways[1:])):
-        table.add_column(column, justify="right")
+    spread = {each.layout for each in found} != {"ddp"}
+    table.add_column("ranks", justify="right", no_wrap=True)
+    if spread:
+        table.add_column("layout", no_wrap=True)
     for way in ways:
-        table.add_column(way, no_wrap=True)
+        table.add_column(way, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        if way != "plain":
+            table.add_column(": plain", justify="right", no_wrap=True)
     for each in found:
-        table.add_row(
-            str(each.ranks),
-            str(each.hosts),
-            each.layout,
-            *(_time(way.seconds) for way in each.ways),
-            *(f"{way.against_plain:.2f}" for way in each.ways[1:]),
-            *(_bar(way.compute_s / way.seconds) for way in each.ways),
-        )
+        cells = [str(each.ranks), *([each.layout] if spread else [])]
+        for answered in each.ways:
+            cells += [_time(answered.seconds), _bar(answered.compute_s / answered.seconds)]
+            if answered.way != "plain":
+                cells.append(f"{answered.against_plain:.2f}")
+        table.add_row(*cells)
     console.print(table)
 
 
@@ -165,21 +166,25 @@ def show_validation(found: Validation, as_json: bool) -> None:
     if as_json:
         print_json(found.as_json())
         return
-    table = Table(title=f"Predicted against measured: {found.profile.about}")
-    table.add_column("case")
-    table.add_column("variant")
-    for column in ("ranks", "bucket_cap_mb", "measured", "predicted", "error"):
-        table.add_column(column, justify="right")
+    table = Table(
+        title=f"Predicted against measured: {found.profile.about}",
+        caption="*: the profile was fitted to this case, which does not count.",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("case", no_wrap=True)
+    table.add_column("variant", no_wrap=True)
+    for column in ("ranks", "bucket", "measured", "predicted", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
     for case in found.cases:
-        mark = " (fitted)" if case.seen else ""
         table.add_row(
-            f"{case.kind}: {case.what}",
+            case.what,
             case.variant,
             str(case.ranks),
             f"{case.bucket_mb:g}" if case.bucket_mb else "-",
             f"{_time(case.measured_s)} ±{case.spread:.0%}",
             _time(case.predicted_s),
-            f"[bold]{case.error:+.1%}[/bold]{mark}",
+            f"[bold]{case.error:+.1%}[/bold]{'*' if case.seen else ' '}",
         )
     console.print(table)
     for kind in ("step", "all_reduce"):
@@ -270,7 +275,9 @@ def _bucket(mb: float | None, default: bool) -> str:
     return "-" if mb is None else f"{mb:g}{' (default)' if default else ''}"
 
 
-def _time(seconds: float) -> str:
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1 or unit == "µs":
             return f"{seconds * scale:,.4g} {unit}"
