@@ -9,7 +9,7 @@ import pytest
 from sealring.errors import ConfigurationError
 from sealring.plan.fit import profile_of
 from sealring.plan.profiles import Profile, Route
-from sealring.plan.validate import validate
+from sealring.plan.validate import computing, validate
 from tests.plan.measured import RATES, figure, results_of
 
 
@@ -133,3 +133,15 @@ def test_compute_of_one_rank_stands_for_others_where_theirs_was_not_measured() -
     # Two ranks have a core each, so one rank's 70 ms are taken for their 77.
     errors = [case.error for case in found.cases if case.kind == "step"]
     assert all(-0.12 < error < -0.01 for error in errors)
+
+
+def test_computing_of_the_same_run_is_preferred() -> None:
+    results = results_of(imagined())
+    (one,) = [case for case in results.step if case.variant == "compute" and case.ranks == 2]
+    busy = dataclasses.replace(one, run=4, seconds=[3 * each for each in one.seconds])
+    asked = (results.step[0].model, 2, "fp32", 2)
+    both = dataclasses.replace(results, step=[*results.step, busy])
+    slow, usual = computing(both, *asked, run=4), computing(both, *asked, run=3)
+    assert slow is not None
+    assert usual is not None
+    assert slow.total_s == pytest.approx(3 * usual.total_s)

@@ -24,7 +24,7 @@ from sealring.plan.question import Answer, WayAnswer
 from sealring.plan.reproduce import Reproduction
 from sealring.plan.validate import Validation
 
-_BAR: Final = 10
+_BAR: Final = 8
 
 # ---- one answer
 
@@ -135,6 +135,7 @@ def show_sweep(found: list[Answer], as_json: bool) -> None:
         caption="Bars: the part of a step that computes. Predicted, not measured.",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
     )
     spread = {each.layout for each in found} != {"ddp"}
     table.add_column("ranks", justify="right", no_wrap=True)
@@ -171,6 +172,7 @@ def show_validation(found: Validation, as_json: bool) -> None:
         caption="*: the profile was fitted to this case, which does not count.",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("case", no_wrap=True)
     table.add_column("variant", no_wrap=True)
@@ -178,13 +180,15 @@ def show_validation(found: Validation, as_json: bool) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for case in found.cases:
         table.add_row(
-            case.what,
+            case.what
+            if case.kind == "step"
+            else f"all-reduce {human_bytes(case.bytes)}, {case.what}",
             case.variant,
             str(case.ranks),
             f"{case.bucket_mb:g}" if case.bucket_mb else "-",
             f"{_time(case.measured_s)} ±{case.spread:.0%}",
             _time(case.predicted_s),
-            f"[bold]{case.error:+.1%}[/bold]{'*' if case.seen else ' '}",
+            f"[bold]{case.error:+.0%}[/bold]{'*' if case.seen else ' '}",
         )
     console.print(table)
     for kind in ("step", "all_reduce"):
@@ -280,5 +284,6 @@ def _time(seconds: float | None) -> str:
         return "-"
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1 or unit == "µs":
-            return f"{seconds * scale:,.4g} {unit}"
+            shown = seconds * scale
+            return f"{shown:,.0f} {unit}" if shown >= 100 else f"{shown:.3g} {unit}"
     raise AssertionError
