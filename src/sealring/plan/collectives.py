@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from sealring.engine.cpu import largest_segment
 from sealring.engine.simulate import WINDOW, Costs, Outcome, simulate
 from sealring.schedule import (
     Algorithm,
@@ -32,8 +33,6 @@ _FEW_IN_TREES: Final = (32, 64)
 _LARGE_HOST: Final = 8
 _WHOLE: Final = 12
 """Up to so many ranks, and so many segments, nothing is extrapolated."""
-_FORWARD_BUDGET: Final = 8 << 20
-_MIN_RECORD_BYTES: Final = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class Cutting:
     def segments(self, slot_bytes: float, world: int) -> int:
         if not self.by_world:
             return max(1, math.ceil(slot_bytes / self.record_bytes)) if self.record_bytes else 1
-        room = max(_MIN_RECORD_BYTES, _FORWARD_BUDGET // max(1, world - 2) // 64 * 64)
-        size = segment_bytes(max(1, math.ceil(slot_bytes)), min(self.record_bytes, room))
+        largest = min(self.record_bytes, largest_segment(world))
+        size = segment_bytes(max(1, math.ceil(slot_bytes)), largest)
         return max(1, math.ceil(slot_bytes / size))
 
 
