@@ -16,6 +16,7 @@ from sealring.plan.profiles import (
     load_profile,
     network_names,
     profile_names,
+    read_network,
     read_profile,
 )
 
@@ -58,7 +59,9 @@ def test_the_published_path_is_slower_than_none_and_than_the_kernels() -> None:
         ("value = 80e9", "value = -80e9", "mine: device: memory_bytes: value is not"),
         ("value = 80e9", 'value = "80e9"', "mine: device: memory_bytes: value is not"),
         ("value = 80e9, source", "value = 80e9, origin", "mine: device: memory_bytes is not"),
-        ("cores_per_host = { value = 8", "cores_per_host = { value = 0", "without cores or ranks"),
+        ("cores_per_host = { value = 8", "cores_per_host = { value = 0", "cores_per_host is 0: n"),
+        ("efficiency = { value = 0.40", "efficiency = { value = 0", "efficiency is 0: nothing"),
+        ("value = 80e9", "value = inf", "mine: device: memory_bytes: value is not"),
         ("[plain]", "[plain", "mine is not TOML"),
     ],
 )
@@ -66,6 +69,13 @@ def test_a_profile_with_a_mistake_is_refused(old: str, new: str, sentence: str) 
     assert old in MINE
     with pytest.raises(ConfigurationError, match=sentence):
         read_profile(MINE.replace(old, new, 1), "mine")
+
+
+def test_a_network_that_carries_nothing_is_refused() -> None:
+    folder = Path(__file__).parents[2] / "src/sealring/plan/figures/networks"
+    text = (folder / "wan.toml").read_text().replace("1.17e9", "0")
+    with pytest.raises(ConfigurationError, match="less than a byte a second carries nothing"):
+        read_network(text, "mine")
 
 
 def test_a_profile_of_ones_own_is_a_file(tmp_path: Path) -> None:

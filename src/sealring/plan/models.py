@@ -68,7 +68,8 @@ def from_factory(name: str) -> Model:
     import torch
 
     module_name, _, factory_name = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it: the user's own module
+    here = os.getcwd()
+    sys.path.insert(0, here)  # as `python -m` has it: the user's own module
     try:
         factory: Any = importlib.import_module(module_name)
         for part in factory_name.split("."):
@@ -81,7 +82,7 @@ def from_factory(name: str) -> Model:
             "without arguments that returns a torch.nn.Module"
         ) from problem
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove(here)
     if not isinstance(module, torch.nn.Module):
         raise ConfigurationError(f"{name} returned a {type(module).__name__}, no torch.nn.Module")
     return from_module(module, name)

@@ -185,13 +185,20 @@ def read_profile(text: str, name: str) -> Profile:
         elif way != "plain":
             document.setdefault(way, None)
     profile: Profile = strictly(Profile, document, name, "profile")
-    if not (profile.device.cores_per_host.value >= 1 and profile.device.ranks_per_host.value >= 1):
-        raise ConfigurationError(f"{name}: a host without cores or ranks")
+    for field in dataclasses.fields(Device):
+        figure = getattr(profile.device, field.name)
+        least = 1.0 if field.name.endswith("per_host") else 1e-6
+        if isinstance(figure, Figure) and figure.value < least:
+            raise ConfigurationError(
+                f"{name}: device: {field.name} is {figure.value:g}: nothing trains on that"
+            )
     return profile
 
 
 def read_network(text: str, name: str) -> Network:
     network: Network = strictly(Network, _toml(text, name), name, "network")
+    if network.bytes_per_s.value < 1:
+        raise ConfigurationError(f"{name}: a network of less than a byte a second carries nothing")
     return network
 
 
