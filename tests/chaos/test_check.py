@@ -131,8 +131,22 @@ def test_nobody_notices(plan: Plan, history: History) -> None:
 def test_a_failed_group_comes_back(plan: Plan, history: History) -> None:
     all_fail(history)
     last = last_of(history, 0)
-    history.outcomes.append(replace(last, error=None, output=b""))
+    assert last.ended is not None
+    again = replace(last, error=None, output=b"", started=last.ended, ended=last.ended + 1)
+    history.outcomes.append(again)
     assert "a failed group stays failed" in rules(check(plan, history))
+
+
+def test_what_was_under_way_when_the_group_failed_may_come_out_right(
+    plan: Plan, history: History
+) -> None:
+    before = last_of(history, 0)
+    all_fail(history)
+    under_way = replace(before, error=None, output=b"")
+    history.outcomes.append(under_way)
+    assert check(plan, history).violations == []
+    under_way.error = SeenError("PeerLost", "text", True, 1, 0, None)
+    assert rules(check(plan, history)) == {"a failed group stays failed"}
 
 
 def test_an_error_that_is_not_sealrings(plan: Plan, history: History) -> None:

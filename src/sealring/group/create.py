@@ -24,6 +24,7 @@ from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
 from sealring.links import Link, agreed_epoch, build_mesh
 from sealring.recorder.start import start_recorder
+from sealring.schedule import Selection
 
 
 def create_group(options: Any) -> SealedProcessGroup:
@@ -59,6 +60,7 @@ def create_group(options: Any) -> SealedProcessGroup:
             members=members,
             rank=rank,
             settings=settings.shared,
+            host=settings.host,
         )
         # Messages between two ranks must not wait behind a collective, nor the other way round:
         # they have links and keys of their own.
@@ -85,6 +87,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         )
     recorder = start_recorder(
         engine,
+        mailbox,
         job=terms.job,
         job_rank=rank,
         group=terms.group,
@@ -101,7 +104,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         options.timeout,
         recorder=recorder,
         arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
-        algorithm=settings.algorithm,
+        selection=Selection(engine.topology, settings.table, settings.algorithms),
     )
     restore_errors_in_backward()
     serve_torchs_own_call(SealedProcessGroup)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from sealring.plan.buckets import Bucket
@@ -17,7 +18,8 @@ from sealring.plan.memory import ITEMSIZE, Precision
 from sealring.plan.model import Model
 from sealring.plan.profiles import Network, Profile, Route, Way, costs_of, cutting_of
 from sealring.plan.timeline import Compute, Exchange, Sharing, Step, run_step
-from sealring.schedule import ALGORITHMS, Algorithm, Operation, choose
+from sealring.schedule import ALGORITHMS, Algorithm, Operation, Selection, Topology
+from sealring.schedule.choose import NOTHING_SET, everywhere
 
 _GLOO: Final = (Algorithm.RING,)
 _NCCL: Final = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
@@ -54,9 +56,9 @@ class Setting:
 
     def takes(self, operation: Operation, nbytes: int) -> tuple[float, float, Algorithm]:
         """(seconds, of these the engine's, algorithm) of one collective."""
-        route, ranks = self.route, self.cluster.ranks
+        route = self.route
         if self.way == "sealed":
-            candidates = [choose(operation, ranks, nbytes, self.algorithm)]
+            candidates = [_selection(self.cluster, self.algorithm)(operation, nbytes)]
         else:
             wanted = _NCCL if self.profile.device.kind == "gpu" else _GLOO
             several = self.cluster.hosts > 1
@@ -79,6 +81,13 @@ class Setting:
     def exchange(self, operation: Operation, nbytes: int, ready: float = 1.0) -> Exchange:
         seconds, busy, _ = self.takes(operation, nbytes)
         return Exchange(ready, seconds, busy * self.route.core_share.value)
+
+
+@lru_cache(maxsize=256)
+def _selection(cluster: Cluster, algorithm: Algorithm | None) -> Selection:
+    """As a group of these ranks would choose."""
+    fixed = NOTHING_SET if algorithm is None else everywhere(algorithm)
+    return Selection(Topology(cluster.host_of()), fixed=fixed)
 
 
 def compute_of(model: Model, profile: Profile, ranks: int, batch: int, p: Precision) -> Compute:

@@ -1,5 +1,6 @@
 """`sealring bench`: what protection costs on this machine.
 
+algorithms the algorithms against each other, and the table of them
 options    what may be written, and what is refused
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
@@ -25,6 +26,7 @@ from sealring.bench.handshake import measure_handshake
 from sealring.bench.link import OPERATIONS, SIZES
 from sealring.bench.session import Job
 from sealring.cli.bench import tables
+from sealring.cli.bench.algorithms import algorithms
 from sealring.cli.bench.options import (
     check_memory,
     check_ranks,
@@ -46,6 +48,7 @@ from sealring.report.drawing import plotting_library
 from sealring.report.page import write_page
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
+app.command()(algorithms)
 
 Transport = Annotated[str, typer.Option(help="shm or tcp.")]
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
