@@ -51,7 +51,7 @@ def usable(cases: Iterable[Case]) -> list[Case]:
 
 def overheads(results: Results) -> list[Overhead]:
     """In the order measured; only pairs of one run, whose samples belong together."""
-    steps = usable(results.step)
+    steps = [case for case in usable(results.step) if case.bucket_cap_mb > 0]
     plain = {case.run: case for case in steps if case.variant == "plain"}
     return [
         Overhead(case, compare(case.seconds, plain[case.run].seconds))
@@ -86,10 +86,13 @@ def timeline_step(results: Results) -> StepCase | None:
 
 
 def hops(results: Results) -> list[LinkCase]:
+    """Those with samples at every size, and with a line that has a slope, or none."""
     return [
         case
         for case in results.link
-        if case.points and all(point.seconds and min(point.seconds) > 0 for point in case.points)
+        if usable(case.points) == case.points != []
+        and all(point.bytes * point.messages > 0 for point in case.points)
+        and (case.fit is None or case.fit.beta_low_bytes_per_s > 0)
     ]
 
 
