@@ -9,7 +9,7 @@ from typing import Final
 from sealring.limits import REKEY_BYTES
 from tests.chaos.history import History, Hit, Outcome, SeenError, digest
 from tests.chaos.messages import bits_after, bits_before
-from tests.chaos.plan import Call, FaultKind, Plan
+from tests.chaos.plan import PROBES, Call, FaultKind, Plan
 
 SLACK_S: Final = 30.0
 """What a crowded machine may add to the timeout. A hang is longer."""
@@ -53,8 +53,11 @@ LOSES_A_RANK: Final = frozenset({FaultKind.KILL, FaultKind.LEAVE})
 
 
 def check(plan: Plan, history: History) -> Verdict:
+    wrong = _results(plan, history)
+    if history.longest_stall_s > SLACK_S:
+        return Verdict(wrong, not wrong, 0.0)  # nothing that depends on time can be judged
     violations = [Violation("no hang, no crash", text) for text in history.trouble]
-    violations += _results(plan, history)
+    violations += wrong
     slowest = 0.0
     silence_unexplained = False
     for group, members in enumerate(plan.groups):
@@ -219,11 +222,20 @@ class _Group:
         must = [hit for hit in self._hits if hit.must_end and self._concerns(hit)]
         if not unharmed or not (must or self._first):
             return []
+        if not must and self._plan.transport == "shm" and self._seen_last_of_all():
+            return []
         why = f"after {must[0].fault}" if must else f"when ranks {sorted(self._first)} had failed"
         return [
             Violation("all ranks fail, or none", f"rank {rank} went on {why}", rank)
             for rank in unharmed
         ]
+
+    def _seen_last_of_all(self) -> bool:
+        """In shared memory a cut is seen by whoever sleeps on its socket, in the last probe at the
+        earliest sometimes; then nobody is asked any more."""
+        cut = any(hit.fault.kind is FaultKind.CUT and self._concerns(hit) for hit in self._hits)
+        last = self._plan.probes(self._group, PROBES)
+        return cut and all(outcome.call in last for outcome in self._first.values())
 
     def _concerns(self, hit: Hit) -> bool:
         fault = hit.fault

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Literal
 
 import pytest
 
-from tests.chaos.check import Verdict, check
+from tests.chaos.check import SLACK_S, Verdict, check
 from tests.chaos.history import History, Outcome, SeenError
 from tests.chaos.local import run_local
 from tests.chaos.plan import Fault, FaultKind, Plan, make_plan
@@ -178,6 +179,31 @@ def test_silence_while_the_machine_stood_still_proves_nothing(
     verdict = check(plan, history)
     assert verdict.inconclusive is inconclusive
     assert bool(verdict.violations) is not inconclusive
+
+
+def test_a_machine_that_stood_still_for_long_is_asked_for_results_only(
+    plan: Plan, history: History
+) -> None:
+    history.trouble.append("a rank still hung")
+    history.longest_stall_s = SLACK_S + 1
+    verdict = check(plan, history)
+    assert (verdict.violations, verdict.inconclusive) == ([], True)
+    outcome = next(o for o in history.outcomes if o.output)
+    assert outcome.output is not None
+    outcome.output = bytes([outcome.output[0] ^ 1]) + outcome.output[1:]
+    assert rules(check(plan, history)) == {"the reference's result, bit by bit"}
+
+
+@pytest.mark.parametrize(
+    ("transport", "rule"), [("shm", set()), ("tcp", {"all ranks fail, or none"})]
+)
+def test_a_cut_bell_may_be_seen_in_the_last_probe_of_all(
+    plan: Plan, history: History, transport: Literal["shm", "tcp"], rule: set[str]
+) -> None:
+    cut = Fault(FaultKind.CUT, 0, sender=0, receiver=1)
+    history.hit(cut, "both ways cut", must_end=False, at=history.outcomes[0].started)
+    fail(history, 1, "PeerLost", 0)
+    assert rules(check(replace(plan, transport=transport), history)) == rule
 
 
 def test_the_page_says_what_was_expected_and_how_to_repeat_it(plan: Plan, history: History) -> None:
