@@ -104,7 +104,7 @@ def test_a_worker_that_fails_loses_nothing_either(tmp_path: Path) -> None:
 
 def test_what_one_process_computes_by_itself_is_measured_once() -> None:
     settings = tuple(Setting("mlp", 4, "fp32", bucket) for bucket in (1.0, 25.0))
-    works = [Work(ranks, settings, ("compute", "sealed")) for ranks in (2, 4)]
+    works = [Work(ranks, settings[:ranks], ("compute", "sealed")) for ranks in (2, 4)]
     assert [(each.label, each.count) for each in steps(works)] == [
         ("training mlp, 1 rank", 1),
         ("training mlp, 2 ranks", 2),

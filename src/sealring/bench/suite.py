@@ -94,15 +94,15 @@ def collectives(
 
 
 def steps(works: Iterable[Work]) -> list[Job]:
-    """A world for each; what one process computes by itself comes first."""
-    jobs = []
-    for work in works:
-        if "compute" in work.variants and work.ranks > 1:
-            alone = replace(work, ranks=1, variants=("compute",), settings=_once(work.settings))
-            jobs.append(_step_job(replace(alone, trace=None)))
-        jobs.append(_step_job(work))
-    # Several worlds train the same models: by itself each is measured once.
-    return list({(job.label, job.count): job for job in jobs}.values())
+    """A world for each; before them all, each model by one process alone, once."""
+    works = list(works)
+    computing = [work for work in works if "compute" in work.variants]
+    settings = _once([setting for work in computing for setting in work.settings])
+    alone = [
+        replace(work, ranks=1, variants=("compute",), settings=settings, trace=None)
+        for work in computing[:1]
+    ]
+    return [_step_job(work) for work in (*alone, *works)]
 
 
 def _step_job(work: Work) -> Job:
@@ -125,13 +125,14 @@ def everything(*, quick: bool) -> dict[str, list[Job]]:
     every = ("plain", "sealed", "cc")
     names = list(COLLECTIVES)
     if quick:
-        few, many = {"mlp": [1.0, 25.0], "gpt-demo": [25.0]}, {"gpt-small": [25.0]}
+        few = {"mlp": [25.0], "gpt-demo": [25.0]}
+        more = {"mlp": [1.0, 25.0], "gpt-demo": [25.0], "gpt-small": [25.0]}
         return {
             "aead": aead(blocks=7),
-            "link": link(["shm", "tcp"], every, QUICK, ["all_reduce"]),
+            "link": link(["shm", "tcp"], every, QUICK, ["all_reduce"], SIZES[::2]),
             "allreduce": allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "shm", every, QUICK),
             "collectives": collectives(names, [2], [MIB], "shm", QUICK),
-            "step": steps([_training(2, few | many), _training(4, few)]),
+            "step": steps([_training(2, more), _training(4, few)]),
         }
     effort = Effort()
     buckets = [1.0, 5.0, 25.0, 100.0]

@@ -270,7 +270,8 @@ def everything(
         raise ConfigurationError(f"{output} cannot be made: {problem.strerror}") from problem
     session = new_session(output / "results.json")
     status = run(session, [job for name in wanted for job in parts[name]])
-    console.print(tables.summary(session.measured))
+    if (table := tables.summary(session.measured)).row_count:
+        console.print(table)
     files = f"{output / 'results.json'}"
     if report and session.measured:
         write_page(output / "report.html", session.results(session.stopped))
