@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
+SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test lint native-test asan ubsan tsan chaos fuzz conformance clean help
+.PHONY: demo test system-deps lint native-test asan ubsan tsan chaos fuzz conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -25,6 +26,10 @@ demo: $(VENV)/.installed ## train a small GPT with four sealed workers, and watc
 
 test: $(VENV)/.installed lint native-test ## everything CI runs
 	$(BIN)/python -m pytest
+
+system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium
+	@dpkg --status $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends $(SYSTEM_PACKAGES); }
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

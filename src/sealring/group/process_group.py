@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.engine.failures import fields_of
+from sealring.engine.failures import NO_LONGER_ADMITTED, fields_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupError
 from sealring.group import arguments, monitored
@@ -165,6 +165,12 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     def abort(self) -> None:
         """Ends at once; what is under way fails with GroupClosed here and on every peer."""
         self._close(abort=True)
+
+    def expel(self, member: int, why: str) -> None:
+        """Ends the group on every rank, because a member (by its rank here) has no place in it."""
+        failure = (NO_LONGER_ADMITTED, member, 0, -1, why)
+        self._engine.fail(failure)
+        self._messages.fail(self._engine.error_of(failure))
 
     def leave(self) -> None:
         """At the process's exit: nobody waits any more for what is still in the queue."""

@@ -283,3 +283,27 @@ def _plain(case: Any) -> dict[str, Any]:
     import dataclasses
 
     return dataclasses.asdict(case)
+
+
+@app.command()
+def attest(
+    workers: Annotated[int, typer.Option(min=1, help="How many join at once.")] = 256,
+    json: AsJson = False,
+) -> None:
+    """Time judging evidence of each kind, and workers joining through one broker at once."""
+    from sealring.bench.attest import verify_ms
+    from sealring.bench.joins import measure_joins
+
+    with errors.status(f"judging evidence, then {workers} SIMULATED workers join one broker"):
+        taken = verify_ms()
+        joined = measure_joins(workers)
+    if json:
+        print_json({"verify_ms": taken, "join": joined.as_json()})
+        return
+    table = Table(title="Attestation on this machine")
+    table.add_column("what")
+    table.add_column("took", justify="right")
+    for kind, milliseconds in taken.items():
+        table.add_row(f"verify {kind}", f"{milliseconds:g} ms")
+    table.add_row(f"{workers} SIMULATED workers join", f"{joined.seconds:g} s")
+    console.print(table)
