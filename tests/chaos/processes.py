@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -124,6 +125,7 @@ class _World:
         self._open: dict[tuple[int, Call], Outcome] = {}
         self._armed: list[tuple[int, Fault, float]] = []
         self._stopped_at: dict[int, float] = {}
+        self._over = threading.Event()
 
     def _stream_for(
         self, group: int, channel: Channel, way: Way, middle: Callable[[], Middle]
@@ -150,6 +152,15 @@ class _World:
             own = {**env, "SEALRING_HOST": f"host-{plan.hosts[rank]}"}
             hand.pipe.send(Order(plan, rank, self._store.port, ports, own))
         running = (len(plan.faults) + 1) * plan.timeout_s + HANG_S
+        waker = threading.Thread(target=self._keep_waking, daemon=True, name="waker")
+        waker.start()
+        try:
+            self._lead(running)
+        finally:
+            self._over.set()
+            waker.join()
+
+    def _lead(self, running: float) -> None:
         for step, limit in (
             ("ready", _SETUP_S), ("traffic over", running), ("probed", running),
             ("probed", running), ("over", HANG_S),
@@ -180,7 +191,6 @@ class _World:
                     waiting.discard(rank)
                 if not self._heard(rank, message):
                     return False
-            self._wake_the_stopped()
             if waiting and time.monotonic() > end:
                 self.history.trouble.append(f"ranks {sorted(waiting)} never came to {step!r}")
                 return False
@@ -225,9 +235,14 @@ class _World:
         else:
             self.history.trouble.append(f"rank {rank} ended with exit status {process.exitcode}")
 
+    def _keep_waking(self) -> None:
+        """On a thread of its own: a rank may be stopped in the middle of what it tells us."""
+        while not self._over.wait(0.05):
+            self._wake_the_stopped()
+
     def _wake_the_stopped(self) -> None:
         now = time.monotonic()
-        for rank, fault, at in self._armed:
+        for rank, fault, at in list(self._armed):
             if fault.kind not in (FaultKind.STOP, FaultKind.PAUSE) or rank in self.history.dead:
                 continue
             pid = self.hands[rank].process.pid
@@ -239,7 +254,8 @@ class _World:
             long = fault.kind is FaultKind.STOP
             rest = self.plan.timeout_s + BEYOND_THE_TIMEOUT_S if long else 0.6 * fault.amount
             if now >= self._stopped_at[rank] + rest:
-                os.kill(pid, signal.SIGCONT)
+                with suppress(OSError):  # it has ended meanwhile
+                    os.kill(pid, signal.SIGCONT)
 
 
 def _is_stopped(pid: int) -> bool:
