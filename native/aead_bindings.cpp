@@ -1,0 +1,154 @@
+// The GPU's arithmetic on the CPU: one record as the threads of a cluster compute it.
+//
+// It is slow and it is not used for records: it lets machines without a GPU hold the text that GPUs
+// compile (chacha20_poly1305.hpp) against the official vectors, places and powers included.
+#include "aead_bindings.hpp"
+
+#include <openssl/crypto.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "chacha20_poly1305.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace sealring::chacha;
+
+namespace {
+
+const uint8_t* data(const nb::bytes& bytes) {
+  return reinterpret_cast<const uint8_t*>(bytes.c_str());
+}
+
+u32 word_at(const uint8_t* bytes, size_t size, size_t at) {
+  u32 word = 0;
+  for (size_t i = 0; i < 4 && at + i < size; ++i) word |= static_cast<u32>(bytes[at + i]) << 8 * i;
+  return word;
+}
+
+// The sum that one thread of a part forms over its turns.
+Number thread_sum(const uint8_t* cipher, int first_place, int thread, const Number& associated,
+                  const RecordPowers& powers) {
+  Number sum = {};
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int block = first_place + turn * kThreads + thread;
+    Columns columns = {};
+    if (block >= 0) {
+      u32 words[16];
+      for (int i = 0; i < 16; ++i) words[i] = word_at(cipher + block * 64, 64, 4 * i);
+      if (block == 0) add_product(columns, associated, powers.small[3]);
+      add_block(columns, words, powers.small);
+    }
+    add_product(columns, sum, powers.lane_doubling[kNextTurn]);
+    sum = carried(columns);
+  }
+  return sum;
+}
+
+Number part_sum(const uint8_t* cipher, int first_place, const Number& associated,
+                const RecordPowers& powers) {
+  Number sums[kThreads];
+  for (int t = 0; t < kThreads; ++t) sums[t] = thread_sum(cipher, first_place, t, associated, powers);
+  for (int warp = 0; warp < kWarps; ++warp) {
+    Number* lanes = sums + warp * kLanes;
+    for (int level = 0; level < kNextWarp; ++level) {
+      for (int lane = 0; lane + (1 << level) < kLanes; ++lane) {
+        lanes[lane] = joined(lanes[lane], powers.lane_doubling[level], lanes[lane + (1 << level)]);
+      }
+    }
+  }
+  Number sum = sums[0];
+  for (int warp = 1; warp < kWarps; ++warp) {
+    sum = joined(sum, powers.lane_doubling[kNextWarp], sums[warp * kLanes]);
+  }
+  return sum;
+}
+
+struct Inputs {
+  u32 key[8];
+  Nonce nonce;
+
+  Inputs(const nb::bytes& key_bytes, const nb::bytes& nonce_bytes) {
+    if (key_bytes.size() != 32) throw nb::value_error("key must have 32 bytes");
+    if (nonce_bytes.size() != 12) throw nb::value_error("nonce must have 12 bytes");
+    for (int i = 0; i < 8; ++i) key[i] = word_at(data(key_bytes), 32, 4 * i);
+    for (int i = 0; i < 3; ++i) nonce.word[i] = word_at(data(nonce_bytes), 12, 4 * i);
+  }
+  Inputs(const Inputs&) = delete;
+  Inputs& operator=(const Inputs&) = delete;
+  ~Inputs() { OPENSSL_cleanse(key, sizeof key); }
+};
+
+Tag tag_over(const Inputs& inputs, const uint8_t* associated, size_t associated_bytes,
+             const uint8_t* cipher, size_t bytes) {
+  const OneTimeKey key = one_time_key(inputs.key, inputs.nonce, 1);
+  RecordPowers powers;
+  make_powers(key.r, powers);
+  const auto words_of = [](const uint8_t* from, size_t size) {
+    return [=](u32 i) { return word_at(from, size, size_t{i} * 4); };
+  };
+  const Number before = absorb_padded(Number{}, key.r, static_cast<u32>(associated_bytes),
+                                      words_of(associated, associated_bytes));
+  const int blocks = static_cast<int>(bytes / 64);
+  const int parts = std::max(1, (blocks + kPartBlocks - 1) / kPartBlocks);
+  const int empty = parts * kPartBlocks - blocks;
+  Number h = before;
+  if (blocks > 0) {
+    h = part_sum(cipher, -empty, before, powers);
+    for (int part = 1; part < parts; ++part) {
+      h = joined(h, powers.lane_doubling[kNextPart],
+                 part_sum(cipher, part * kPartBlocks - empty, before, powers));
+    }
+  }
+  const size_t tail = bytes % 64;
+  h = absorb_padded(h, key.r, static_cast<u32>(tail), words_of(cipher + bytes - tail, tail));
+  return tag_of(h, key, associated_bytes, bytes);
+}
+
+void apply_cipher(const Inputs& inputs, const uint8_t* in, size_t bytes, uint8_t* out) {
+  for (size_t at = 0; at < bytes; at += 64) {
+    u32 x[16];
+    keystream(inputs.key, static_cast<u32>(at / 64) + 1, inputs.nonce, 1, x);
+    for (size_t i = 0; i < std::min<size_t>(64, bytes - at); ++i) {
+      out[at + i] = in[at + i] ^ static_cast<uint8_t>(x[i / 4] >> 8 * (i % 4));
+    }
+  }
+}
+
+nb::bytes seal(const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
+               const nb::bytes& plain) {
+  const Inputs inputs(key, nonce);
+  const size_t bytes = plain.size();
+  std::vector<uint8_t> out(bytes + 16);
+  apply_cipher(inputs, data(plain), bytes, out.data());
+  const Tag tag = tag_over(inputs, data(associated), associated.size(), out.data(), bytes);
+  for (int i = 0; i < 16; ++i) {
+    out[bytes + i] = static_cast<uint8_t>(tag.word[i / 4] >> 8 * (i % 4));
+  }
+  return nb::bytes(out.data(), out.size());
+}
+
+nb::object open(const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
+                const nb::bytes& sealed) {
+  if (sealed.size() < 16) return nb::none();
+  const Inputs inputs(key, nonce);
+  const uint8_t* cipher = data(sealed);
+  const size_t bytes = sealed.size() - 16;
+  const Tag tag = tag_over(inputs, data(associated), associated.size(), cipher, bytes);
+  Tag sent;
+  for (int i = 0; i < 4; ++i) sent.word[i] = word_at(cipher + bytes, 16, 4 * i);
+  if (!same(tag, sent)) return nb::none();
+  std::vector<uint8_t> out(bytes);
+  apply_cipher(inputs, cipher, bytes, out.data());
+  return nb::bytes(out.data(), out.size());
+}
+
+}  // namespace
+
+void bind_gpu_aead(nb::module_& m) {
+  m.def("gpu_aead_seal", &seal, "key"_a, "nonce"_a, "associated"_a, "plain"_a,
+        "ChaCha20-Poly1305 by the arithmetic that GPUs run.");
+  m.def("gpu_aead_open", &open, "key"_a, "nonce"_a, "associated"_a, "sealed"_a);
+}
