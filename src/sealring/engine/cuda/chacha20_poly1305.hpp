@@ -12,9 +12,11 @@
 #ifdef __CUDACC__
 #define SEALRING_EVERYWHERE __device__ __forceinline__
 #define SEALRING_UNROLL _Pragma("unroll")
+#define SEALRING_ROLLED _Pragma("unroll 1")
 #else
 #define SEALRING_EVERYWHERE inline
 #define SEALRING_UNROLL
+#define SEALRING_ROLLED
 #endif
 
 namespace sealring::chacha {
@@ -63,7 +65,20 @@ struct Nonce {
   u32 word[3];
 };
 
-// 64 bytes of keystream. `one` is 1.
+SEALRING_EVERYWHERE void double_round(u32 (&x)[16], u32 one) {
+  quarter_round(x[0], x[4], x[8], x[12], one);
+  quarter_round(x[1], x[5], x[9], x[13], one);
+  quarter_round(x[2], x[6], x[10], x[14], one);
+  quarter_round(x[3], x[7], x[11], x[15], one);
+  quarter_round(x[0], x[5], x[10], x[15], one);
+  quarter_round(x[1], x[6], x[11], x[12], one);
+  quarter_round(x[2], x[7], x[8], x[13], one);
+  quarter_round(x[3], x[4], x[9], x[14], one);
+}
+
+// 64 bytes of keystream. `one` is 1. Code that runs once is better short than unrolled: a GPU
+// fetches each instruction from far away the first time.
+template <bool unrolled = true>
 SEALRING_EVERYWHERE void keystream(const u32 (&key)[8], u32 counter, const Nonce& nonce, u32 one,
                                    u32 (&x)[16]) {
   const u32 start[16] = {0x61707865,    0x3320646e,    0x79622d32,    0x6b206574,
@@ -72,16 +87,12 @@ SEALRING_EVERYWHERE void keystream(const u32 (&key)[8], u32 counter, const Nonce
                          counter,       nonce.word[0], nonce.word[1], nonce.word[2]};
   SEALRING_UNROLL
   for (int i = 0; i < 16; ++i) x[i] = start[i];
-  SEALRING_UNROLL
-  for (int i = 0; i < 10; ++i) {
-    quarter_round(x[0], x[4], x[8], x[12], one);
-    quarter_round(x[1], x[5], x[9], x[13], one);
-    quarter_round(x[2], x[6], x[10], x[14], one);
-    quarter_round(x[3], x[7], x[11], x[15], one);
-    quarter_round(x[0], x[5], x[10], x[15], one);
-    quarter_round(x[1], x[6], x[11], x[12], one);
-    quarter_round(x[2], x[7], x[8], x[13], one);
-    quarter_round(x[3], x[4], x[9], x[14], one);
+  if constexpr (unrolled) {
+    SEALRING_UNROLL
+    for (int i = 0; i < 10; ++i) double_round(x, one);
+  } else {
+    SEALRING_ROLLED
+    for (int i = 0; i < 10; ++i) double_round(x, one);
   }
   SEALRING_UNROLL
   for (int i = 0; i < 16; ++i) x[i] = add(x[i], start[i], one);
@@ -189,9 +200,7 @@ SEALRING_EVERYWHERE void make_powers(const Number& r, Powers<doublings>& powers)
   powers.small[2] = product(square, r);
   powers.small[3] = power;
   powers.lane_doubling[0] = power;
-#ifdef __CUDACC__
-#pragma unroll 1
-#endif
+  SEALRING_ROLLED
   for (int k = 1; k < doublings; ++k) {
     power = product(power, power);
     powers.lane_doubling[k] = power;
@@ -210,9 +219,7 @@ SEALRING_EVERYWHERE void add_block(Columns& sum, const u32 (&w)[16], const Numbe
 // `word(i)` gives the i-th 32-bit word, zeros past the end.
 template <class Words>
 SEALRING_EVERYWHERE Number absorb_padded(Number h, const Number& r, u32 bytes, Words word) {
-#ifdef __CUDACC__
-#pragma unroll 1
-#endif
+  SEALRING_ROLLED
   for (u32 at = 0; at < bytes; at += 16) {
     const u32 i = at / 4;
     h = absorbed(h, number_of(word(i), word(i + 1), word(i + 2), word(i + 3), 1), r);

@@ -23,6 +23,10 @@ constexpr u32 kPayloadAt = kHeaderBytes + kTagBytes;
 constexpr u32 kOverhead = kPayloadAt + kTagBytes;
 constexpr u32 kAssociatedBytes = kHeaderBytes + kContextBytes;
 constexpr u32 kHeaderLane = 0x80000000;
+#ifndef SEAL_PARTS
+#define SEAL_PARTS 4
+#endif
+constexpr int kSealParts = SEAL_PARTS;  // at a time on one multiprocessor
 constexpr u64 kNothingFailed = ~0ull;
 
 // ---- What the host hands over (engine/cuda/kernels.py packs the same) ---------------------------
@@ -155,7 +159,7 @@ struct Side {
   RecordPowers powers;
   OneTimeKey one_time;
   Number associated;  // the hash of header and context
-  u32 header[16];
+  u32 associated_words[kAssociatedBytes / 4];  // the header and the group's context
   u32 header_tag[4];
   u32 tail[16];  // ciphertext past the last whole block, padded with zeros
 };
@@ -227,7 +231,7 @@ __device__ __noinline__ void slow_keystream(const u32* key_slot, u32 counter, u3
                                             u32 n2, u32 one, u32* out) {
   u32 key[8], x[16];
   for (int i = 0; i < 8; ++i) key[i] = key_slot[i];
-  keystream(key, counter, {{n0, n1, n2}}, one, x);
+  keystream<false>(key, counter, {{n0, n1, n2}}, one, x);
   for (int i = 0; i < 16; ++i) out[i] = x[i];
 }
 
@@ -238,11 +242,9 @@ __device__ __forceinline__ OneTimeKey slow_one_time_key(const Wire& wire, const 
           {x[4], x[5], x[6], x[7]}};
 }
 
-__device__ __noinline__ Number hash_associated(const Launch& launch, const Wire& wire,
-                                               const Place& at, const Number& r) {
-  return absorb_padded(Number{}, r, kAssociatedBytes, [&](u32 i) {
-    return i < 16 ? header_word(wire, at, i) : launch.context[i - 16];
-  });
+__device__ __noinline__ Number hash_associated(const Side& side, const Number& r) {
+  return absorb_padded(Number{}, r, kAssociatedBytes,
+                       [&](u32 i) { return side.associated_words[i]; });
 }
 
 // By one warp of part 0: the powers of r, and what stands in front of the ciphertext.
@@ -253,16 +255,15 @@ __device__ __noinline__ void prepare(const Launch& launch, const Wire& wire, con
     side.one_time = key;
     make_powers(key.r, side.powers);
   } else if (threadIdx.x % kLanes == 1) {
-    side.associated = hash_associated(launch, wire, at, key.r);
+    side.associated = hash_associated(side, key.r);
   }
 }
 
 // By one thread of part 0: the header we expect or send, and its tag.
 __device__ __noinline__ void prepare_header(const Launch& launch, const Wire& wire, const Place& at,
                                             Side& side) {
-  for (u32 i = 0; i < 16; ++i) side.header[i] = header_word(wire, at, i);
   const OneTimeKey key = slow_one_time_key(wire, nonce_of(wire, at, kHeaderLane), launch.one);
-  const Number h = hash_associated(launch, wire, at, key.r);
+  const Number h = hash_associated(side, key.r);
   const Tag tag = tag_of(h, key, kAssociatedBytes, 0);
   for (int i = 0; i < 4; ++i) side.header_tag[i] = tag.word[i];
 }
@@ -271,7 +272,7 @@ __device__ __noinline__ bool header_on_wire_is(const Side& side, const u8* recor
   u32 different = 0;
   for (u32 i = 0; i < 20; ++i) {
     const u32 word = *reinterpret_cast<const volatile u32*>(record + 4 * i);
-    different |= word ^ (i < 16 ? side.header[i] : side.header_tag[i - 16]);
+    different |= word ^ (i < 16 ? side.associated_words[i] : side.header_tag[i - 16]);
   }
   return different == 0;
 }
@@ -385,6 +386,13 @@ __device__ __forceinline__ void run(const Launch& launch) {
   const u64 tail_at = (u64)at.blocks * 64;
 
   if (at.part == 0) {
+    const u32 lane = t % kLanes;
+    if (warp < 2 && lane < kAssociatedBytes / 4 && (warp == 0 ? opens : seals)) {
+      const Wire& wire = warp == 0 ? launch.in : launch.out;
+      shared.side[warp].associated_words[lane] =
+          lane < 16 ? header_word(wire, at, lane) : launch.context[lane - 16];
+    }
+    __syncthreads();
     if (warp == 0) {
       if (t == 0) shared.proceed = *(volatile u64*)launch.failed == kNothingFailed;
       if constexpr (opens) prepare(launch, launch.in, at, in_side);
@@ -506,7 +514,7 @@ __device__ __forceinline__ void run(const Launch& launch) {
     if (at.part == 0 && t == 0 && shared.proceed) {
       const Tag tag = finish_tag(at, out_side, shared);
       store_tail(out + kPayloadAt + at.bytes, kTagBytes, tag.word);
-      store_tail(out, kHeaderBytes, out_side.header);
+      store_tail(out, kHeaderBytes, out_side.associated_words);
       store_tail(out + kHeaderBytes, kTagBytes, out_side.header_tag);
     }
   } else if (proceed) {
@@ -546,7 +554,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) hop(const __grid_const
   run<true, true, true>(launch);
 }
 #else
-extern "C" __global__ void __launch_bounds__(kThreads, 3) seal(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(kThreads, kSealParts) seal(const __grid_constant__ Launch launch) {
   run<false, true, false>(launch);
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 3) open(const __grid_constant__ Launch launch) {
