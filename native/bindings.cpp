@@ -9,6 +9,7 @@
 
 #include <cstring>
 
+#include "aead_bindings.hpp"
 #include "alert.hpp"
 #include "engine.hpp"
 
@@ -223,5 +224,6 @@ NB_MODULE(_native, m) {
         return failure_fields(decode_alert({data(bytes), bytes.size()}, sender));
       },
       "bytes"_a, "sender"_a);
+  bind_gpu_aead(m);
   m.def("openssl_version", [] { return std::string(OpenSSL_version(OPENSSL_VERSION)); });
 }

@@ -11,7 +11,6 @@ from typing import Any, Final
 from sealring.errors import Unsupported
 
 _MIN_ARCHITECTURE: Final = 90
-_PORTABLE_CLUSTER: Final = 8
 
 
 def _bindings() -> tuple[Any, Any]:

@@ -23,10 +23,7 @@ constexpr u32 kPayloadAt = kHeaderBytes + kTagBytes;
 constexpr u32 kOverhead = kPayloadAt + kTagBytes;
 constexpr u32 kAssociatedBytes = kHeaderBytes + kContextBytes;
 constexpr u32 kHeaderLane = 0x80000000;
-#ifndef SEAL_PARTS
-#define SEAL_PARTS 4
-#endif
-constexpr int kSealParts = SEAL_PARTS;  // at a time on one multiprocessor
+constexpr int kSealParts = 4;  // at a time on one multiprocessor
 constexpr u64 kNothingFailed = ~0ull;
 
 // ---- What the host hands over (engine/cuda/kernels.py packs the same) ---------------------------
@@ -159,7 +156,8 @@ struct Side {
   RecordPowers powers;
   OneTimeKey one_time;
   Number associated;  // the hash of header and context
-  u32 associated_words[kAssociatedBytes / 4];  // the header and the group's context
+  // The header and the group's context. Aligned, so that no wide load reaches into a neighbour.
+  alignas(16) u32 associated_words[kAssociatedBytes / 4];
   u32 header_tag[4];
   u32 tail[16];  // ciphertext past the last whole block, padded with zeros
 };

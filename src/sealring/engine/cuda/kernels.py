@@ -24,7 +24,6 @@ CONTEXT_BYTES: Final = 32
 _THREADS: Final = 128
 _PART_BYTES: Final = 64 << 10
 _STAGED: Final = _PART_BYTES
-_NOTHING_FAILED: Final = (1 << 64) - 1
 # The structs of kernels.cu.
 _KEY_SLOT: Final = struct.Struct("<32sQI20x")
 _WIRE: Final = struct.Struct("<QQQ64s")
@@ -120,9 +119,7 @@ class RecordKernels:
         self._launch = (ctypes.c_char * _LAUNCH.size)()
         self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(self._launch))
 
-    def seal(
-        self, plain: torch.Tensor, key: DeviceKey, header: Header, wire: torch.Tensor
-    ) -> None:
+    def seal(self, plain: torch.Tensor, key: DeviceKey, header: Header, wire: torch.Tensor) -> None:
         """The tensor's bytes, sealed into `wire`."""
         self._check_wire(wire, plain)
         self._run("seal", None, plain, local=plain, out=(wire, key, header))
@@ -147,7 +144,12 @@ class RecordKernels:
         self._check_wire(wire, result)
         incoming = (wire, key, header)
         self._run(
-            "open_reduce", reduction, result, local=result, result=result, incoming=incoming,
+            "open_reduce",
+            reduction,
+            result,
+            local=result,
+            result=result,
+            incoming=incoming,
             divisor=divisor,
         )
 
