@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test lint native-test asan ubsan tsan fuzz clean help
+.PHONY: demo test lint native-test asan ubsan tsan chaos fuzz conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -48,7 +48,9 @@ tsan: $(VENV)/.locked ## ... under ThreadSanitizer
 	$(CMAKE_NATIVE) -B build/tsan -DSEALRING_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan && $(BIN)/ctest --test-dir build/tsan --output-on-failure
 
-SECONDS ?= 30
+chaos: $(VENV)/.installed ## traffic with random faults, SECONDS=120 of it; SEED=... and WORLD=... repeat one
+	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),120) $(if $(SEED),--seed $(SEED)) $(if $(WORLD),--world $(WORLD))
+
 fuzz: $(VENV)/.installed ## every parser under atheris, SECONDS=30 each; finds go to build/fuzz
 	@# A wheel on x86-64; elsewhere pip builds it, with clang and libclang-rt-14-dev (or later).
 	@$(BIN)/python -c "import atheris" 2>/dev/null || CLANG_BIN=$$(command -v clang) CC=clang CXX=clang++ \
@@ -56,13 +58,16 @@ fuzz: $(VENV)/.installed ## every parser under atheris, SECONDS=30 each; finds g
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
 	@for harness in tests/fuzz/fuzz_*.py; do \
 	  target=$$(basename $$harness .py | sed s/fuzz_//); mkdir -p build/fuzz/$$target; \
-	  echo "fuzzing $$target for $(SECONDS) s"; \
-	  $(BIN)/python -m tests.fuzz.fuzz_$$target -max_total_time=$(SECONDS) -max_len=2048 \
+	  echo "fuzzing $$target for $(or $(SECONDS),30) s"; \
+	  $(BIN)/python -m tests.fuzz.fuzz_$$target -max_total_time=$(or $(SECONDS),30) -max_len=2048 \
 	    -print_final_stats=1 -artifact_prefix=build/fuzz/$$target- \
 	    build/fuzz/$$target tests/fuzz/corpus/$$target >build/fuzz/$$target.log 2>&1 \
 	    || { tail -40 build/fuzz/$$target.log; exit 1; }; \
 	  grep -E "executed_units|new_units" build/fuzz/$$target.log; \
 	done
+
+conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on Gloo
+	@$(BIN)/python -m tests.conformance
 
 clean:
 	rm -rf build $(VENV)

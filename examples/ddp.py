@@ -1,39 +1,27 @@
-"""Data-parallel training over sealed links: sealring run -n 2 examples/ddp.py
+"""Data parallel: every rank holds the whole model and trains on its share of each batch.
 
-An ordinary DDP script; only the backend's name is sealring's.
+sealring run -n 4 examples/ddp.py
 """
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
-from torch.nn import Linear, Sequential, Tanh
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 100
+import gpt
+
+
+def train(steps: int) -> list[float]:
+    model = DistributedDataParallel(gpt.make_model())
+    optimizer = gpt.make_optimizer(model.parameters())
+    losses = gpt.fit(model, optimizer, steps, dist.get_rank(), dist.get_world_size())
+    return gpt.mean_over_ranks(losses)
 
 
 def main() -> None:
-    dist.init_process_group("sealring")
-    rank, world = dist.get_rank(), dist.get_world_size()
-
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Sequential(Linear(16, 64), Tanh(), Linear(64, 1)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-    samples = torch.Generator().manual_seed(1 + rank)  # other samples on every rank
-    for step in range(1, STEPS + 1):
-        x = torch.randn(32, 16, generator=samples)
-        loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % 20 == 0:
-            mean = loss.detach().clone()
-            dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-            if rank == 0:
-                print(f"step {step:3}  loss {mean.item():.4f}  over {world} ranks")
-
+    options = gpt.options(__doc__).parse_args()
+    dist.init_process_group(options.backend)
+    gpt.report(train(options.steps), as_json=options.json)
     dist.destroy_process_group()
 
 

@@ -1,5 +1,6 @@
 // The native core as Python sees it: sealring._native. Nothing here decides anything.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -12,6 +13,7 @@
 #include "aead_bindings.hpp"
 #include "alert.hpp"
 #include "engine.hpp"
+#include "mailbox.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -63,14 +65,54 @@ nb::dict header_fields(const Header& header) {
   out["algorithm"] = header.algorithm;
   out["message"] = header.message;
   out["segment"] = header.segment;
+  out["root"] = header.root;
   out["total"] = header.total;
   return out;
 }
 
 // What Python needs to build its own exception: (code, peer, collective, reported_by, text).
 nb::tuple failure_fields(const Failure& failure) {
+  std::string text = failure.what();
+  for (const auto& [rank, view] : failure.views) {
+    text += "\n  rank " + std::to_string(rank) + ": " + view;
+  }
   return nb::make_tuple(static_cast<int>(failure.code), failure.peer, failure.collective,
-                        failure.reported_by, std::string(failure.what()));
+                        failure.reported_by, text);
+}
+
+// A synchronous call runs on the script's own thread: Ctrl-C must get through.
+bool script_wants_out() {
+  const nb::gil_scoped_acquire held;
+  return PyErr_CheckSignals() != 0;
+}
+
+Failure failure_from(const std::tuple<int, int, uint64_t, int, std::string>& fields) {
+  const auto& [code, peer, collective, reported_by, text] = fields;
+  Failure failure(static_cast<FailureCode>(code), peer, text);
+  failure.collective = collective;
+  failure.reported_by = reported_by;
+  return failure;
+}
+
+// Calls without the GIL; what fails comes back as fields, not as an exception.
+template <typename Function>
+nb::object without_gil(Function function) {
+  std::optional<Failure> failure;
+  nb::object result = nb::none();
+  {
+    decltype(function()) value;
+    {
+      const nb::gil_scoped_release released;
+      try {
+        value = function();
+      } catch (const Failure& caught) {
+        failure = caught;
+      }
+    }
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    if (!failure) result = nb::cast(value);
+  }
+  return nb::make_tuple(failure ? nb::object(failure_fields(*failure)) : nb::none(), result);
 }
 
 }  // namespace
@@ -83,6 +125,15 @@ NB_MODULE(_native, m) {
   nb::class_<Program>(m, "Program")
       .def(nb::new_(&make_program), "operation"_a, "algorithm"_a, "rank"_a, "world"_a, "slots"_a,
            "scratch"_a, "steps"_a);
+
+  nb::class_<LinkMemory>(m, "LinkMemory")
+      .def(
+          "__init__",
+          [](LinkMemory* self, int file, size_t ring_bytes, bool writable) {
+            new (self) LinkMemory(file, ring_bytes,
+                                  writable ? LinkMemory::Access::write : LinkMemory::Access::read);
+          },
+          "file"_a, "ring_bytes"_a, "writable"_a);
 
   nb::class_<Engine>(m, "Engine")
       .def(
@@ -108,33 +159,29 @@ NB_MODULE(_native, m) {
           "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a, "peer_group_key"_a)
       .def(
           "add_shm_link",
-          [](Engine& self, int peer, int socket, int memory, size_t ring_bytes, bool first,
+          [](Engine& self, int peer, int socket, LinkMemory& own, LinkMemory& theirs,
              const nb::bytes& send_key, const nb::bytes& receive_key,
              const nb::bytes& peer_group_key) {
-            self.add_link(peer, make_shm_pipe(socket, memory, ring_bytes, first),
+            self.add_link(peer, make_shm_pipe(socket, std::move(own), std::move(theirs)),
                           exactly<KeyBytes>(send_key, "send_key"),
                           exactly<KeyBytes>(receive_key, "receive_key"),
                           exactly<KeyBytes>(peer_group_key, "peer_group_key"));
           },
-          "peer"_a, "socket"_a, "memory"_a, "ring_bytes"_a, "first"_a, "send_key"_a,
-          "receive_key"_a, "peer_group_key"_a)
+          "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a,
+          "peer_group_key"_a)
       .def(
           "run",
           // None when all went well, else the failure's fields.
           [](Engine& self, const Program& program,
-             const std::vector<std::pair<uintptr_t, size_t>>& slots, uint64_t number, uint64_t total,
-             uint8_t dtype, uint8_t reduction, double factor, size_t segment_bytes,
+             const std::vector<std::pair<uintptr_t, size_t>>& slots, uint64_t number,
+             std::optional<uint64_t> total, uint32_t root, uint8_t dtype, uint8_t reduction, double factor, size_t segment_bytes,
              double timeout_s) -> nb::object {
-            Call call{&program, {}, number, total, static_cast<DType>(dtype),
+            Call call{&program, {}, number, total, root, static_cast<DType>(dtype),
                       static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s};
             for (const auto& [address, bytes] : slots) {
               call.slots.push_back({reinterpret_cast<uint8_t*>(address), bytes});
             }
-            // A synchronous collective runs on the script's own thread: Ctrl-C must get through.
-            call.wants_out = [] {
-              const nb::gil_scoped_acquire held;
-              return PyErr_CheckSignals() != 0;
-            };
+            call.wants_out = script_wants_out;
             std::optional<Failure> failure;
             {
               nb::gil_scoped_release released;
@@ -148,10 +195,18 @@ NB_MODULE(_native, m) {
             if (failure) return failure_fields(*failure);
             return nb::none();
           },
-          "program"_a, "slots"_a, "number"_a, "total"_a, "dtype"_a, "reduction"_a, "factor"_a,
+          "program"_a, "slots"_a, "number"_a, "total"_a.none(), "root"_a, "dtype"_a, "reduction"_a, "factor"_a,
           "segment_bytes"_a, "timeout_s"_a)
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)
+      .def(
+          "fail",
+          [](Engine& self, const std::tuple<int, int, uint64_t, int, std::string>& failure) {
+            const nb::gil_scoped_release released;
+            self.fail(failure_from(failure));
+          },
+          "failure"_a)
+      .def("sealed_and_opened", &Engine::sealed_and_opened)
       .def("account", [](const Engine& self) {
         const Engine::Account account = self.account();
         nb::dict out;
@@ -162,7 +217,77 @@ NB_MODULE(_native, m) {
         out["forwarded_records"] = account.stats.forwarded_records;
         out["sleeps"] = account.stats.sleeps;
         out["waited_s"] = account.waited_s;
+        out["rekeys"] = account.rekeys;
         out["memory_bytes"] = account.memory_bytes;
+        return out;
+      });
+
+  nb::class_<Mailbox>(m, "Mailbox")
+      .def(
+          "__init__",
+          [](Mailbox* self, int rank, int world, const nb::bytes& context, size_t record_bytes,
+             uint64_t rekey_bytes) {
+            new (self) Mailbox(rank, world, exactly<Context>(context, "context"), record_bytes,
+                               rekey_bytes);
+          },
+          "rank"_a, "world"_a, "context"_a, "record_bytes"_a, "rekey_bytes"_a)
+      .def(
+          "add_tcp_link",
+          [](Mailbox& self, int peer, int socket, const nb::bytes& send_key,
+             const nb::bytes& receive_key) {
+            self.add_link(peer, make_tcp_pipe(socket), exactly<KeyBytes>(send_key, "send_key"),
+                          exactly<KeyBytes>(receive_key, "receive_key"));
+          },
+          "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a)
+      .def(
+          "add_shm_link",
+          [](Mailbox& self, int peer, int socket, LinkMemory& own, LinkMemory& theirs,
+             const nb::bytes& send_key, const nb::bytes& receive_key) {
+            self.add_link(peer, make_shm_pipe(socket, std::move(own), std::move(theirs)),
+                          exactly<KeyBytes>(send_key, "send_key"),
+                          exactly<KeyBytes>(receive_key, "receive_key"));
+          },
+          "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a)
+      .def(
+          "send",
+          [](Mailbox& self, int peer, uint32_t tag, uintptr_t from, size_t bytes,
+             double timeout_s) {
+            return without_gil([&] {
+              return self.send(peer, tag, reinterpret_cast<const uint8_t*>(from), bytes, timeout_s);
+            });
+          },
+          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a)
+      .def(
+          "receive",
+          [](Mailbox& self, int peer, uint32_t tag, uintptr_t into, size_t bytes,
+             double timeout_s) {
+            return without_gil([&] {
+              return self.receive(peer, tag, reinterpret_cast<uint8_t*>(into), bytes, timeout_s);
+            });
+          },
+          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a)
+      .def(
+          "wait",
+          [](Mailbox& self, Mailbox::Ticket ticket) {
+            return without_gil([&] { return self.wait(ticket, script_wants_out); });
+          },
+          "ticket"_a)
+      .def("finished",
+           [](Mailbox& self) { return without_gil([&] { return self.finished(); }); })
+      .def("close", &Mailbox::close, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "fail",
+          [](Mailbox& self, const std::tuple<int, int, uint64_t, int, std::string>& failure) {
+            const nb::gil_scoped_release released;
+            self.fail(failure_from(failure));
+          },
+          "failure"_a)
+      .def("account", [](const Mailbox& self) {
+        const Mailbox::Stats stats = self.stats();
+        nb::dict out;
+        out["sealed_bytes"] = stats.sealed_bytes;
+        out["opened_bytes"] = stats.opened_bytes;
+        out["memory_bytes"] = stats.memory_bytes;
         return out;
       });
 

@@ -1,8 +1,5 @@
 #include "collective.hpp"
 
-#include <poll.h>
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -16,44 +13,44 @@ namespace {
 constexpr uint64_t kWindow = 4;
 // Sealed records that may wait on one link to be passed on, in bytes.
 constexpr uint64_t kForwardBudget = 8u << 20;
-// How long to look again and again, lending the core to others, before going to sleep.
-constexpr std::chrono::microseconds kPatience{200};
 // A sleeper looks around this often even if nobody wakes it.
 constexpr int kNapMs = 100;
 
-std::string describe(uint64_t number, uint8_t operation, uint8_t algorithm, uint8_t dtype,
-                     uint8_t reduction, uint64_t total) {
-  // "operation/algorithm/..." in numbers; Python puts the names in (engine/failures.py).
-  return "collective " + std::to_string(number) + " {operation=" + std::to_string(operation) +
-         " algorithm=" + std::to_string(algorithm) + " dtype=" + std::to_string(dtype) +
-         " reduction=" + std::to_string(reduction) + " bytes=" + std::to_string(total) + "}";
-}
+// How long a rank waits before it tells the others what it waits in.
+constexpr double kStatusAfterS = 0.5;
 
 }  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
-                       Stats& stats, const std::atomic<bool>& interrupted)
+                       Stats& stats, Patience& patience, const History& history,
+                       const std::atomic<bool>& interrupted)
     : call_(call),
       program_(*call.program),
       links_(links),
       keyring_(keyring),
       pool_(pool),
       stats_(stats),
+      patience_(patience),
+      history_(history),
       interrupted_(interrupted),
       reduce_(reduce_function(call.dtype, call.reduction)),
       owed_(links.size(), 0) {
-  size_t longest = 0;
-  for (const Slot& slot : call.slots) longest = std::max(longest, slot.bytes);
-  if (longest != 0) segments_ = (longest + call.segment_bytes - 1) / call.segment_bytes;
-  const uint64_t forwarded = call.segment_bytes * std::max(program_.forwards_per_link, 1);
+  full_segments_ = program_.steps.empty() ? 1 : UINT64_MAX;
+  for (size_t step = 0; step < program_.steps.size(); ++step) {
+    const uint64_t segments = segments_of(static_cast<int>(step));
+    segments_ = std::max(segments_, segments);
+    full_segments_ = std::min(full_segments_, segments);
+    if (receives(program_.steps[step].action)) owed_[program_.steps[step].peers[0]] += segments;
+  }
+  if (segments_ > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
+  // From the world, not from this rank's own steps: a rank with a smaller window than its peer's
+  // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
+  const uint64_t forwarded = call.segment_bytes * std::max(program_.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
   window_.resize(std::min({kWindow, segments_, affordable}));
   stats.scratch_bytes = std::max<uint64_t>(
       stats.scratch_bytes, window_.size() * program_.scratch.size() * call.segment_bytes);
-  for (int peer : program_.sources) {
-    owed_[peer] = segments_ * static_cast<uint64_t>(program_.receives_from[peer]);
-    links_[peer]->expecting = true;
-  }
+  for (int peer : program_.sources) links_[peer]->expecting = true;
 }
 
 Collective::~Collective() {
@@ -64,7 +61,7 @@ Collective::~Collective() {
 
 void Collective::run() {
   heed_interrupt();
-  last_progress_ = Clock::now();
+  patience_.progressed();
   open_segments();
   for (;;) {
     // Seal one, send, take one per link: so every link and both directions are kept moving.
@@ -78,7 +75,7 @@ void Collective::run() {
       if (sent) return;
     }
     if (moved) {
-      progressing_ = true;
+      patience_.progressed();
     } else {
       wait();
     }
@@ -95,13 +92,20 @@ void Collective::open_segments() {
     segment.done.assign(program_.steps.size(), false);
     segment.left = program_.steps.size();
     segment.scratch.resize(program_.scratch.size() * call_.segment_bytes);
-    if (segment.left == 0) {
+    if (segment.left == 0) {  // a program without steps
       ++finished_;
       oldest_ = opened_;
       continue;
     }
+    // Where its slot has ended a step does not exist, and nothing waits for it.
+    for (size_t step = 0; segment.number >= full_segments_ && step < program_.steps.size(); ++step) {
+      if (segment.number < segments_of(static_cast<int>(step))) continue;
+      segment.done[step] = true;
+      --segment.left;
+      for (int next : program_.successors[step]) --segment.waits[next];
+    }
     for (size_t step = 0; step < program_.steps.size(); ++step) {
-      if (segment.waits[step] == 0) enable(segment, static_cast<int>(step));
+      if (segment.waits[step] == 0 && !segment.done[step]) enable(segment, static_cast<int>(step));
     }
   }
 }
@@ -115,7 +119,7 @@ void Collective::enable(Segment& segment, int step) {
 void Collective::finish(Segment& segment, int step) {
   segment.done[step] = true;
   for (int next : program_.successors[step]) {
-    if (--segment.waits[next] == 0) enable(segment, next);
+    if (--segment.waits[next] == 0 && !segment.done[next]) enable(segment, next);
   }
   if (--segment.left != 0) return;
   ++finished_;
@@ -130,12 +134,24 @@ uint8_t* Collective::at(Segment& segment, int slot) const {
   return call_.slots[slot].data + segment.number * call_.segment_bytes;
 }
 
-size_t Collective::length(const Segment& segment, int slot) const {
+size_t Collective::slot_bytes(int slot) const {
   if (slot >= program_.slots) slot = program_.scratch[slot - program_.slots];
+  return call_.slots[slot].bytes;
+}
+
+// A step exists in segment 0, and in every other one in which its slot has bytes.
+uint64_t Collective::segments_of(int step) const {
+  const size_t bytes = slot_bytes(program_.steps[step].slot);
+  return bytes == 0 ? 1 : (bytes + call_.segment_bytes - 1) / call_.segment_bytes;
+}
+
+size_t Collective::length(const Segment& segment, int slot) const {
   const size_t from = segment.number * call_.segment_bytes;
-  const size_t bytes = call_.slots[slot].bytes;
+  const size_t bytes = slot_bytes(slot);
   return from >= bytes ? 0 : std::min(call_.segment_bytes, bytes - from);
 }
+
+uint64_t Collective::total_of(int slot) const { return call_.total.value_or(slot_bytes(slot)); }
 
 // ---- what this rank does by itself -------------------------------------------------------------
 
@@ -193,28 +209,40 @@ Header Collective::new_header(const Segment& segment, const Step& step) const {
   header.reduction = static_cast<uint8_t>(call_.reduction);
   header.algorithm = program_.algorithm;
   header.message = step.message;
-  header.segment = segment.number;
-  header.total = call_.total;
+  header.segment = static_cast<uint32_t>(segment.number);
+  header.root = call_.root;
+  header.total = total_of(step.slot);
   return header;
 }
 
 void Collective::seal(Segment& segment, const Step& step) {
   Header header = new_header(segment, step);
-  BufferRef record = pool_.take();
-  record->size = kRecordOverhead + header.length;
   const uint8_t* plain = at(segment, step.slot);
-  if (step.action == Action::send) {
-    header.kind = Kind::pair;
-    links_[step.peers[0]]->seal(header, plain, record->record);
-  } else {
-    header.kind = Kind::group;
-    header.sender = static_cast<uint32_t>(keyring_.rank);
-    header.receiver = kEveryone;
-    seal_record(*keyring_.own_group, keyring_.context, header, plain, record->record);
-  }
   ++stats_.sealed_records;
   stats_.sealed_bytes += header.length;
-  for (int peer : step.peers) links_[peer]->enqueue(record);
+  if (step.action == Action::send) {
+    header.kind = Kind::pair;
+    links_[step.peers[0]]->send(header, plain);
+  } else {
+    publish(header, plain, step.peers);
+  }
+}
+
+// Sealed once, for all of them: in place if there is only one, else where it can wait for all.
+void Collective::publish(Header& header, const uint8_t* plain, const std::vector<int>& peers) {
+  header.kind = Kind::group;
+  header.sender = static_cast<uint32_t>(keyring_.rank);
+  header.receiver = kEveryone;
+  const size_t size = kRecordOverhead + header.length;
+  Link& first = *links_[peers[0]];
+  if (uint8_t* const place = peers.size() == 1 ? first.reserve(size) : nullptr) {
+    seal_record(*keyring_.own_group, keyring_.context, header, plain, place);
+    return first.commit(size);
+  }
+  BufferRef record = pool_.take();
+  record->size = size;
+  seal_record(*keyring_.own_group, keyring_.context, header, plain, record->record);
+  for (int peer : peers) links_[peer]->enqueue(record);
 }
 
 // ---- what comes from others --------------------------------------------------------------------
@@ -229,7 +257,17 @@ bool Collective::receive_all() {
 
 // Reads from the link and takes at most one record.
 bool Collective::receive(Link& link) {
-  bool moved = link.fill();
+  bool moved = false;
+  try {
+    moved = link.fill();
+  } catch (const Failure& failure) {
+    // A gap in a sealer's numbers, in an authentic record of another collective than ours: not
+    // lost on the way, but sent along another one.
+    if (failure.code == FailureCode::missing && link.header().collective == call_.number) {
+      require_same(link);
+    }
+    throw;
+  }
   if (link.ended() && (owed_[link.peer] != 0 || !link.idle() || link.broken())) {
     throw Failure(FailureCode::peer_lost, link.peer, "the peer left the group");
   }
@@ -237,7 +275,9 @@ bool Collective::receive(Link& link) {
   switch (link.header().kind) {
     case Kind::alert: {
       link.open(link.arrived_payload());
-      throw decode_alert({link.arrived_payload(), link.header().length}, link.peer);
+      Failure failure = decode_alert({link.arrived_payload(), link.header().length}, link.peer);
+      if (link.header().collective != 0) failure.views[link.peer] = View::from(link.header()).text();
+      throw failure;
     }
     case Kind::bye:
       link.open(link.arrived_payload());
@@ -247,21 +287,78 @@ bool Collective::receive(Link& link) {
     case Kind::pair:
     case Kind::group:
       return take_data(link) || moved;
+    case Kind::status:
+      hear_status(link);
+      return true;
+    case Kind::announce:
+    case Kind::accept:
+    case Kind::data:
+      throw Failure(FailureCode::tampered, link.peer, "a message came over a collectives' link");
   }
   return moved;
 }
 
+bool Collective::same_call(const Header& header, uint64_t total) const {
+  return header.collective == call_.number && header.operation == program_.operation &&
+         header.algorithm == program_.algorithm && header.root == call_.root &&
+         header.total == total && header.dtype == static_cast<uint8_t>(call_.dtype) &&
+         header.reduction == static_cast<uint8_t>(call_.reduction);
+}
+
 void Collective::require_same(const Link& link) const {
   const Header& header = link.header();
-  const std::string mine =
-      describe(call_.number, program_.operation, program_.algorithm,
-               static_cast<uint8_t>(call_.dtype), static_cast<uint8_t>(call_.reduction), call_.total);
-  const std::string theirs = describe(header.collective, header.operation, header.algorithm,
-                                      header.dtype, header.reduction, header.total);
-  if (mine != theirs) {
-    throw Failure(FailureCode::out_of_step, link.peer,
-                  "rank " + std::to_string(header.sender) + " is in " + theirs + ", rank " +
-                      std::to_string(keyring_.rank) + " is in " + mine);
+  const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
+  const int index = program_.receiving_step(link.peer, origin, header.message);
+  const uint64_t total =
+      index < 0 ? call_.total.value_or(header.total) : total_of(program_.steps[index].slot);
+  if (same_call(header, total)) return;
+  View mine = view();
+  mine.total = total;
+  disagree(link.peer, static_cast<int>(header.sender), View::from(header), mine);
+}
+
+void Collective::disagree(int peer, int other, const View& theirs, const View& mine) const {
+  throw Failure(FailureCode::out_of_step, peer,
+                "rank " + std::to_string(other) + " is in " + theirs.text() + ", rank " +
+                    std::to_string(keyring_.rank) + " is in " + mine.text());
+}
+
+View Collective::view() const { return view_of(call_); }
+
+View view_of(const Call& call) {
+  return {call.number,
+          call.program->operation,
+          call.program->algorithm,
+          static_cast<uint8_t>(call.dtype),
+          static_cast<uint8_t>(call.reduction),
+          call.root,
+          call.total.value_or(0)};
+}
+
+// A peer waits and says in what. It may be behind us or ahead of us, and still in step: what counts
+// is what we called under that number.
+void Collective::hear_status(Link& link) {
+  link.open(link.arrived_payload());
+  const View theirs = View::from(link.header());
+  link.waits_in = theirs.number;
+  const auto ours = std::find_if(history_.begin(), history_.end(), [&](const View& view) {
+    return view.number == theirs.number;
+  });
+  if (ours != history_.end() && *ours != theirs) {
+    disagree(link.peer, link.peer, theirs, *ours);
+  }
+  link.take();
+}
+
+void Collective::tell_status() {
+  if (told_status_) return;
+  told_status_ = true;
+  for (const auto& link : links_) {
+    if (!link || link->ended() || link->broken()) continue;
+    Header header;
+    view().put_into(header);
+    header.kind = Kind::status;
+    link->send(header, nullptr);
   }
 }
 
@@ -269,21 +366,16 @@ void Collective::require_same(const Link& link) const {
 bool Collective::take_data(Link& link) {
   const Header& header = link.header();
   if (header.collective > call_.number && owed_[link.peer] == 0) return false;  // it is ahead of us
-  if (header.collective != call_.number || header.operation != program_.operation ||
-      header.algorithm != program_.algorithm || header.total != call_.total ||
-      header.dtype != static_cast<uint8_t>(call_.dtype) ||
-      header.reduction != static_cast<uint8_t>(call_.reduction)) {
-    require_same(link);
-  }
-  if (header.segment >= opened_ && header.segment < segments_) return false;
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);
+  if (index < 0 || !same_call(header, total_of(program_.steps[index].slot))) require_same(link);
+  if (index >= 0 && header.segment >= opened_ && header.segment < segments_of(index)) return false;
   Segment& segment = window_[header.segment % window_.size()];
-  if (index < 0 || header.segment >= segments_) {
+  if (index < 0 || header.segment >= segments_of(index)) {
     throw Failure(FailureCode::out_of_step, link.peer,
                   "rank " + std::to_string(link.peer) + " sent a record of rank " +
                       std::to_string(header.sender) + " that has no place in rank " +
-                      std::to_string(keyring_.rank) + "'s program: they disagree on the root");
+                      std::to_string(keyring_.rank) + "'s program: they disagree on the way it takes");
   }
   if (segment.number != header.segment || segment.done[index]) {
     throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");
@@ -339,17 +431,7 @@ bool Collective::flush_all() {
 // ---- waiting -----------------------------------------------------------------------------------
 
 void Collective::wait() {
-  const Clock::time_point now = Clock::now();
-  if (progressing_) {
-    progressing_ = false;
-    last_progress_ = now;
-  }
-  if (now - last_progress_ < kPatience) {
-    // With more ranks than cores, whoever we wait for may need this very core.
-    sched_yield();
-    return;
-  }
-  sleep();
+  if (!patience_.lend()) sleep();
 }
 
 // One that came between two collectives counts too: whoever asked for it believes the group closed.
@@ -360,47 +442,51 @@ void Collective::heed_interrupt() const {
 void Collective::sleep() {
   heed_interrupt();
   if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
-  const double silent = std::chrono::duration<double>(Clock::now() - last_progress_).count();
+  const double silent = patience_.silent_s();
   if (silent > call_.timeout_s) give_up();
-  std::vector<pollfd> polled;
+  if (silent > kStatusAfterS) tell_status();
   std::vector<Link*> sleepers;
-  bool quiet = true;
   for (const auto& link : links_) {
-    if (!link || link->ended()) continue;
-    quiet &= link->arm();
-    polled.push_back({link->socket(), link->poll_events(), 0});
-    sleepers.push_back(link.get());
+    if (link && !link->ended()) sleepers.push_back(link.get());
   }
-  if (quiet) {
-    ++stats_.sleeps;
-    const double left_ms = (call_.timeout_s - silent) * 1e3;
-    const Clock::time_point before = Clock::now();
-    ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs)));
-    const auto slept = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - before);
-    for (Link* link : sleepers) {
-      if (owed_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
-    }
+  const double left_ms = (call_.timeout_s - silent) * 1e3;
+  const auto slept =
+      sleep_on(sleepers, -1, static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs)));
+  if (slept.count() != 0) ++stats_.sleeps;
+  for (Link* link : sleepers) {
+    if (owed_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
   }
-  for (Link* link : sleepers) link->disarm();
   // Alerts and ends come over any link, not only those that the program reads.
   for (Link* link : sleepers) {
-    if (receive(*link)) progressing_ = true;
+    if (receive(*link)) patience_.progressed();
   }
 }
 
+// Whom we wait for, or whoever it in turn waits for: a peer that waits in this collective itself has
+// said so, and is not the one.
 void Collective::give_up() {
-  int peer = -1;
-  const char* what = "nothing came from the peer";
-  for (const auto& link : links_) {
-    if (link && owed_[link->peer] != 0 && !link->ready()) peer = link->peer;
-  }
-  if (peer < 0) {
-    what = "the peer takes nothing";
+  int blamed = -1;
+  const auto blame = [&](auto guilty) {
     for (const auto& link : links_) {
-      if (link && !link->idle()) peer = link->peer;
+      if (blamed < 0 && link && guilty(*link)) blamed = link->peer;
     }
+  };
+  const auto owes = [&](const Link& link) { return owed_[link.peer] != 0 && !link.ready(); };
+  const auto waits = [&](const Link& link) { return link.waits_in >= call_.number; };
+  const char* what = "nothing came from the peer";
+  blame([&](const Link& link) { return owes(link) && !waits(link); });
+  if (blamed < 0 && std::any_of(links_.begin(), links_.end(),
+                                [&](const auto& link) { return link && owes(*link); })) {
+    what = "the peer did not come to this collective";
+    blame([&](const Link& link) { return !waits(link); });
+    if (blamed < 0) what = "nothing came from the peer";
+    blame(owes);
   }
-  throw Failure(FailureCode::peer_silent, peer,
+  if (blamed < 0) {
+    what = "the peer takes nothing";
+    blame([](const Link& link) { return !link.idle(); });
+  }
+  throw Failure(FailureCode::peer_silent, blamed,
                 std::string(what) + " for " + std::to_string(call_.timeout_s) + " s");
 }
 

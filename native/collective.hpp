@@ -2,17 +2,19 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "buffers.hpp"
+#include "farewell.hpp"
 #include "link.hpp"
 #include "program.hpp"
 #include "reduce.hpp"
+#include "waiting.hpp"
 
 namespace sealring {
 
@@ -26,7 +28,10 @@ struct Call {
   const Program* program;
   std::vector<Slot> slots;
   uint64_t number;
-  uint64_t total;  // bytes of the user's tensor; all ranks must say the same
+  // Bytes of the user's tensor; all ranks must say the same. Without it each message states its own
+  // length, on which its two ends must agree.
+  std::optional<uint64_t> total;
+  uint32_t root;  // 0 where the operation has none; all ranks must say the same
   DType dtype;
   ReduceKind reduction;
   double factor;
@@ -46,20 +51,21 @@ struct Stats {
   uint64_t scratch_bytes = 0;  // the most that any one collective needed
 };
 
-using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
+// This rank's last collectives, the one under way among them.
+using History = std::deque<View>;
+
+View view_of(const Call& call);
 
 class Collective {
  public:
   Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Stats& stats,
-             const std::atomic<bool>& interrupted);
+             Patience& patience, const History& history, const std::atomic<bool>& interrupted);
   ~Collective();
 
   // Returns when this rank's part is done and everything it had to send has left.
   void run();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   struct Segment {
     uint64_t number = 0;
     std::vector<int> waits;        // how many steps each step still waits for
@@ -79,6 +85,7 @@ class Collective {
   bool run_tasks();
   void run_task(Segment& segment, int index);
   void seal(Segment& segment, const Step& step);
+  void publish(Header& header, const uint8_t* plain, const std::vector<int>& peers);
   bool receive_all();
   bool receive(Link& link);
   bool take_data(Link& link);
@@ -87,10 +94,18 @@ class Collective {
   void wait();
   void sleep();
   void heed_interrupt() const;
+  View view() const;
+  void hear_status(Link& link);
+  void tell_status();
+  [[noreturn]] void disagree(int peer, int other, const View& theirs, const View& mine) const;
   [[noreturn]] void give_up();
 
   uint8_t* at(Segment& segment, int slot) const;
+  size_t slot_bytes(int slot) const;
+  uint64_t segments_of(int step) const;
   size_t length(const Segment& segment, int slot) const;
+  uint64_t total_of(int slot) const;
+  bool same_call(const Header& header, uint64_t total) const;
   void require_same(const Link& link) const;
   Header new_header(const Segment& segment, const Step& step) const;
 
@@ -100,20 +115,21 @@ class Collective {
   Keyring& keyring_;
   BufferPool& pool_;
   Stats& stats_;
+  Patience& patience_;
+  const History& history_;
   const std::atomic<bool>& interrupted_;
   const ReduceFn reduce_;
 
-  uint64_t segments_ = 1;
+  uint64_t segments_ = 1;       // of the longest slot that a step uses
+  uint64_t full_segments_ = 0;  // how many of them have every step
   uint64_t opened_ = 0;    // segments started
   uint64_t finished_ = 0;  // segments done; they finish in any order
   uint64_t oldest_ = 0;    // the first segment that is not done
   std::vector<Segment> window_;
   std::deque<Task> tasks_;
   std::vector<uint64_t> owed_;  // records still to come, by rank
+  bool told_status_ = false;
   BufferRef plain_;             // where a record is opened whose ciphertext goes on
-
-  Clock::time_point last_progress_;
-  bool progressing_ = true;
 };
 
 }  // namespace sealring

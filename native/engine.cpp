@@ -1,21 +1,17 @@
 #include "engine.hpp"
 
-#include <poll.h>
-
 #include <algorithm>
-#include <chrono>
-#include <cstring>
 
 #include "alert.hpp"
+#include "farewell.hpp"
 
 namespace sealring {
 namespace {
 
-// How long a rank that leaves tries to get its last words out.
-constexpr std::chrono::milliseconds kLastWords{2000};
+// Far more than ranks can be apart: links hold a few records.
+constexpr size_t kHistory = 256;
 
 }  // namespace
-
 Engine::Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
                size_t record_bytes, uint64_t rekey_bytes)
     : rank_(rank),
@@ -64,16 +60,62 @@ void Engine::run(const Call& call) {
       throw std::invalid_argument("this dtype has no such reduction");
     }
   }
+  history_.push_back(view_of(call));
+  if (history_.size() > kHistory) history_.pop_front();
   try {
-    Collective(call, links_, keyring_, pool_, stats_, interrupted_).run();
+    Collective(call, links_, keyring_, pool_, stats_, patience_, history_, interrupted_).run();
   } catch (Failure& failure) {
-    if (failure.collective == 0) failure.collective = call.number;
-    failure_ = failure;
-    tell_everyone(Kind::alert, encode_alert(failure, rank_));
-    wipe();
-    update_account();
-    throw;
+    std::optional<Failure> imposed = imposed_failure();
+    if (!imposed && failure.collective == 0) failure.collective = call.number;
+    if (!imposed) say_where_last_seen(failure);
+    Failure& ends = imposed ? *imposed : failure;
+    end_with(ends, view_of(call));
+    throw ends;
   }
+  update_account();
+}
+
+void Engine::fail(const Failure& failure) {
+  {
+    // A run under way ends with this failure, not with the interruption it sees.
+    const std::lock_guard<std::mutex> lock(imposing_);
+    imposed_ = failure;
+  }
+  interrupted_ = true;
+  const std::lock_guard<std::mutex> lock(running_);
+  if (closed_ || failure_) return;
+  Failure seen = failure;
+  end_with(seen, {});
+}
+
+// Of a rank that is gone or silent: what it was doing when it was last heard of.
+void Engine::say_where_last_seen(Failure& failure) const {
+  const bool absent =
+      failure.code == FailureCode::peer_lost || failure.code == FailureCode::peer_silent;
+  if (!absent || failure.reported_by >= 0 || failure.peer < 0 || !links_[failure.peer]) return;
+  const View& seen = links_[failure.peer]->seen;
+  Failure said(failure.code, failure.peer,
+               failure.what() + std::string("; rank ") + std::to_string(failure.peer) +
+                   " was last seen " +
+                   (seen.number == 0 ? "before its first collective" : "in " + seen.text()));
+  said.collective = failure.collective;
+  failure = said;
+}
+
+std::optional<Failure> Engine::imposed_failure() {
+  const std::lock_guard<std::mutex> lock(imposing_);
+  return imposed_;
+}
+
+void Engine::end_with(Failure& failure, const View& view) {
+  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_), view);
+  if (failure.code == FailureCode::out_of_step) {
+    if (view.number != 0) failure.views[rank_] = view.text();
+    hear_views(links_, failure);
+  }
+  failure_ = failure;
+  update_account();  // what was waited for goes with the links
+  wipe();
   update_account();
 }
 
@@ -82,46 +124,8 @@ void Engine::close() {
   const std::lock_guard<std::mutex> lock(running_);
   if (closed_ || failure_) return;
   closed_ = true;
-  tell_everyone(Kind::bye, {});
+  say_and_leave(links_, Kind::bye, {}, {});
   wipe();
-}
-
-void Engine::tell_everyone(Kind kind, std::span<const uint8_t> payload) {
-  for (const auto& link : links_) {
-    if (!link) continue;
-    Header header;
-    header.kind = kind;
-    header.length = static_cast<uint32_t>(payload.size());
-    BufferRef record = pool_.take();
-    record->size = kRecordOverhead + payload.size();
-    link->seal(header, payload.data(), record->record);
-    link->enqueue(std::move(record));
-  }
-  const auto deadline = std::chrono::steady_clock::now() + kLastWords;
-  for (;;) {
-    std::vector<pollfd> unsent;
-    for (const auto& link : links_) {
-      if (!link || link->idle()) continue;
-      try {
-        link->flush();
-      } catch (const Failure&) {
-        continue;  // it is gone, and we are going
-      }
-      if (!link->idle()) unsent.push_back({link->socket(), POLLOUT, 0});
-    }
-    const auto left = deadline - std::chrono::steady_clock::now();
-    if (unsent.empty() || left.count() <= 0) break;
-    // A ring has no event to wait for here; a millisecond's nap serves both kinds of pipe.
-    ::poll(nullptr, 0, 1);
-  }
-  for (const auto& link : links_) {
-    if (link) link->end_writing();
-  }
-  const auto delivered = [this] {
-    return std::all_of(links_.begin(), links_.end(),
-                       [](const auto& link) { return !link || link->delivered(); });
-  };
-  while (!delivered() && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 1);
 }
 
 // The keys' destructors overwrite them.
@@ -135,10 +139,13 @@ void Engine::update_account() {
   const std::lock_guard<std::mutex> lock(account_lock_);
   account_.stats = stats_;
   account_.waited_s.resize(links_.size(), 0.0);
+  account_.rekeys.resize(links_.size(), 0);
+  if (keyring_.own_group) account_.rekeys[rank_] = keyring_.own_group->rekeys();
   account_.memory_bytes = pool_.bytes() + stats_.scratch_bytes;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;
     account_.waited_s[peer] = static_cast<double>(links_[peer]->waited_ns) * 1e-9;
+    account_.rekeys[peer] = links_[peer]->rekeys();
     account_.memory_bytes += links_[peer]->memory_bytes();
   }
 }
@@ -146,6 +153,11 @@ void Engine::update_account() {
 Engine::Account Engine::account() const {
   const std::lock_guard<std::mutex> lock(account_lock_);
   return account_;
+}
+
+std::pair<uint64_t, uint64_t> Engine::sealed_and_opened() const {
+  const std::lock_guard<std::mutex> lock(account_lock_);
+  return {account_.stats.sealed_bytes, account_.stats.opened_bytes};
 }
 
 }  // namespace sealring

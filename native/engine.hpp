@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "buffers.hpp"
@@ -30,18 +31,25 @@ class Engine {
 
   // Ends the group in order: says goodbye to every peer and wipes the keys.
   void close();
+  // Ends the group with a failure that was seen elsewhere, and tells the other ranks.
+  void fail(const Failure& failure);
   // Makes a run under way in another thread end with FailureCode::closed.
   void interrupt() { interrupted_ = true; }
 
   struct Account {
     Stats stats;
     std::vector<double> waited_s;  // by rank
+    std::vector<uint64_t> rekeys;  // of the key to each rank; our own place: of our group key
     size_t memory_bytes;           // beyond the user's tensors
   };
   Account account() const;
+  // (sealed, opened) bytes of it. Asked for after every collective, so without the vectors.
+  std::pair<uint64_t, uint64_t> sealed_and_opened() const;
 
  private:
-  void tell_everyone(Kind kind, std::span<const uint8_t> payload);
+  void end_with(Failure& failure, const View& view);
+  std::optional<Failure> imposed_failure();
+  void say_where_last_seen(Failure& failure) const;
   void wipe();
   void update_account();
 
@@ -53,8 +61,12 @@ class Engine {
   std::mutex running_;
   std::atomic<bool> interrupted_{false};
   std::optional<Failure> failure_;
+  std::mutex imposing_;
+  std::optional<Failure> imposed_;
   bool closed_ = false;
   Stats stats_;
+  Patience patience_;
+  History history_;
   mutable std::mutex account_lock_;
   Account account_;
 };

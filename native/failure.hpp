@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -30,6 +31,7 @@ struct Failure : std::runtime_error {
   int peer;                 // the rank it is about, -1 if none
   uint64_t collective = 0;  // filled in by the engine
   int reported_by = -1;     // the rank that saw it, -1 if this one did
+  std::map<int, std::string> views;  // what each rank says it was doing, by rank
 };
 
 }  // namespace sealring

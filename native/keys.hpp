@@ -64,6 +64,8 @@ class SealingKey {
   // would not repeat even under a key that did.
   Place advance(size_t bytes);
   Aead& aead() { return aead_; }
+  // How often the key was replaced.
+  uint32_t rekeys() const { return generation_; }
 
  private:
   KeyBytes key_;

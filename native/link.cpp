@@ -21,6 +21,27 @@ void Link::seal(Header& header, const uint8_t* plain, uint8_t* out) {
   seal_record(send_key_, keyring_.context, header, plain, out);
 }
 
+void Link::send(Header& header, const uint8_t* plain) {
+  const size_t size = kRecordOverhead + header.length;
+  if (uint8_t* const place = reserve(size)) {
+    seal(header, plain, place);
+    return commit(size);
+  }
+  BufferRef record = pool_.take();
+  record->size = size;
+  seal(header, plain, record->record);
+  enqueue(std::move(record));
+}
+
+uint8_t* Link::reserve(size_t bytes) {
+  if (!out_.empty() || broken_) return nullptr;
+  try {
+    return pipe_->reserve(bytes);
+  } catch (const PipeCorrupted& bad) {
+    throw Failure(FailureCode::tampered, peer, bad.what());
+  }
+}
+
 bool Link::flush() {
   if (out_.empty()) return false;
   bool moved = false;
@@ -154,6 +175,10 @@ void Link::check_header() {
     throw Failure(FailureCode::out_of_step, peer, "the peer's records are longer than agreed");
   }
   ++key.expected_count;
+  // A published record tells of its sealer, not of the peer that passed it on.
+  if (header_.collective != 0 && header_.sender == static_cast<uint32_t>(peer)) {
+    seen = View::from(header_);
+  }
   in_->size = kRecordOverhead + header_.length;
   header_known_ = true;
 }

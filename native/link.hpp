@@ -13,6 +13,7 @@
 #include "keys.hpp"
 #include "pipe.hpp"
 #include "record.hpp"
+#include "view.hpp"
 
 namespace sealring {
 
@@ -39,6 +40,11 @@ class Link {
   // Writes what the pipe takes. True if anything moved.
   bool flush();
   void seal(Header& header, const uint8_t* plain, uint8_t* out);
+  // Seals a record for this peer, where it leaves from if there is room, else where it can wait.
+  void send(Header& header, const uint8_t* plain);
+  // A place in the pipe itself for a record of `bytes` bytes that would leave at once, or nullptr.
+  uint8_t* reserve(size_t bytes);
+  void commit(size_t bytes) { pipe_->commit(bytes); }
 
   // ---- in
   // Reads what is there. True if anything moved.
@@ -67,8 +73,11 @@ class Link {
 
   const int peer;
   bool said_bye = false;  // the peer closed its end in order
+  View seen;              // what the peer's last record said it was doing
+  uint64_t waits_in = 0;  // the last collective in which the peer said that it waits
   bool ended() const { return ended_; }
   uint64_t waited_ns = 0;
+  uint64_t rekeys() const { return send_key_.rekeys(); }
   size_t memory_bytes() const { return pipe_->memory_bytes(); }
 
  private:

@@ -12,6 +12,8 @@
 #include <span>
 #include <stdexcept>
 
+#include "link_memory.hpp"
+
 namespace sealring {
 
 // The other end is gone. The message says how that was seen.
@@ -32,6 +34,11 @@ class Pipe {
   virtual size_t read(std::span<iovec> into) = 0;
   virtual size_t write(std::span<iovec> from) = 0;
 
+  // Where `bytes` bytes may be put together in place, or nullptr if there is no such room. Only
+  // this end can write there; the peer sees them after commit(), which no other write may precede.
+  virtual uint8_t* reserve(size_t bytes) = 0;
+  virtual void commit(size_t bytes) = 0;
+
   // Waiting: arm() announces that this end is about to sleep and returns false if there is
   // something to do after all; then socket() becomes readable (or writable, for TCP with bytes
   // left to write) when the peer has moved something. disarm() ends it.
@@ -49,11 +56,8 @@ class Pipe {
 // Takes over the socket. It must be connected and non-blocking.
 std::unique_ptr<Pipe> make_tcp_pipe(int socket);
 
-// Takes over the socket, which only rings the peer's bell and shows whether it lives. `memory`
-// stays the caller's: two rings, each kRingControlBytes and ring_bytes long, of which the
-// `first` end writes the first.
-std::unique_ptr<Pipe> make_shm_pipe(int socket, int memory, size_t ring_bytes, bool first);
-
-inline constexpr size_t kRingControlBytes = 4096;
+// Takes over the socket, which only rings the peer's bell and shows whether it lives, and both
+// memories: this end's own, mapped to write, and the peer's, mapped to read.
+std::unique_ptr<Pipe> make_shm_pipe(int socket, LinkMemory own, LinkMemory peer);
 
 }  // namespace sealring

@@ -54,7 +54,8 @@ Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int 
         }
         forwards[step.source].push_back(static_cast<int>(i));
         for (int peer : step.peers) {
-          forwards_per_link = std::max(forwards_per_link, ++forwarded_to[peer]);
+          // The engine's memory is reckoned by it: each rank's record, but not ours nor the peer's.
+          if (++forwarded_to[peer] > world - 2) malformed(i, "forwards too much over one link");
         }
         break;
       }

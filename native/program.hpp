@@ -54,7 +54,6 @@ class Program {
   std::vector<int> waits;                     // how many steps a step waits for
   std::vector<int> receives_from;             // records per segment from each rank
   std::vector<int> sources;                   // the ranks among those that send any
-  int forwards_per_link = 0;                  // records per segment passed on over one link, at most
   // The step that takes record (origin or -1, message) from a rank, or -1.
   int receiving_step(int peer, int origin, uint32_t message) const;
 

@@ -44,12 +44,13 @@ void Header::encode(uint8_t* out) const {
   out[43] = algorithm;
   put(out + 44, message);
   put(out + 48, segment);
+  put(out + 52, root);
   put(out + 56, total);
 }
 
 bool Header::decode(const uint8_t* in, Header& header) {
   if (in[0] != 'S' || in[1] != 'R' || in[2] != kVersion) return false;
-  if (in[3] < static_cast<uint8_t>(Kind::pair) || in[3] > static_cast<uint8_t>(Kind::bye)) {
+  if (in[3] < static_cast<uint8_t>(Kind::pair) || in[3] > static_cast<uint8_t>(Kind::status)) {
     return false;
   }
   header.kind = static_cast<Kind>(in[3]);
@@ -65,7 +66,8 @@ bool Header::decode(const uint8_t* in, Header& header) {
   header.reduction = in[42];
   header.algorithm = in[43];
   header.message = take<uint32_t>(in + 44);
-  header.segment = take<uint64_t>(in + 48);
+  header.segment = take<uint32_t>(in + 48);
+  header.root = take<uint32_t>(in + 52);
   header.total = take<uint64_t>(in + 56);
   return header.length <= kMaxPayload && (header.lane & kHeaderLane) == 0;
 }

@@ -25,7 +25,18 @@ inline constexpr uint32_t kHeaderLane = 0x80000000u;  // set in the lane of a he
 
 using Context = std::array<uint8_t, kContextBytes>;
 
-enum class Kind : uint8_t { pair = 1, group = 2, alert = 3, bye = 4 };
+enum class Kind : uint8_t {
+  pair = 1,
+  group = 2,
+  alert = 3,
+  bye = 4,
+  // Messages from rank to rank (mailbox.hpp).
+  announce = 5,
+  accept = 6,
+  data = 7,
+  // What a rank that waits is waiting in (view.hpp).
+  status = 8,
+};
 
 struct Header {
   Kind kind = Kind::pair;
@@ -41,7 +52,8 @@ struct Header {
   uint8_t reduction = 0;
   uint8_t algorithm = 0;
   uint32_t message = 0;
-  uint64_t segment = 0;
+  uint32_t segment = 0;
+  uint32_t root = 0;
   uint64_t total = 0;
 
   void encode(uint8_t* out) const;
@@ -50,8 +62,8 @@ struct Header {
 };
 
 // Seals `plain` into out[0 .. kRecordOverhead + length). Fills in count and generation.
-// `out` must be private memory: GCM may read back what it has just written, and a byte changed
-// in between would get a valid tag.
+// Nobody else may be able to write to `out`: GCM may read back what it has just written, and a
+// byte changed in between would get a valid tag.
 void seal_record(SealingKey& key, const Context& context, Header& header, const uint8_t* plain,
                  uint8_t* out);
 

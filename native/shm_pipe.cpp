@@ -14,96 +14,131 @@
 namespace sealring {
 namespace {
 
-// The control page of one ring, writable by both ends and by whoever owns the host. Each end
-// keeps its own position in private memory and believes the other's only after checking it.
+// What one end tells the other, in the memory that only it can write. Each end keeps its own
+// positions in private memory too, and believes the other's only after checking them.
 struct Control {
-  alignas(64) std::atomic<uint64_t> written;
-  alignas(64) uint8_t nonce[64];  // by which the two ends recognise the memory at set-up
-  alignas(64) std::atomic<uint64_t> taken;
+  alignas(64) std::atomic<uint64_t> written;  // bytes put into this end's ring
+  alignas(64) uint8_t nonce[64];              // by which the peer recognises the memory at set-up
+  alignas(64) std::atomic<uint64_t> taken;    // bytes taken out of the other end's ring
+  // Odd while this end sleeps until there is something to read (room to write). Every sleep has a
+  // number of its own, so a peer that cannot reset the word still rings only once for each.
   alignas(64) std::atomic<uint32_t> reader_sleeps;
   alignas(64) std::atomic<uint32_t> writer_sleeps;
 };
 static_assert(sizeof(Control) <= kRingControlBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-class Ring {
- public:
-  Ring(uint8_t* memory, size_t bytes)
-      : control_(reinterpret_cast<Control*>(memory)), data_(memory + kRingControlBytes),
-        bytes_(bytes) {}
+Control* control_of(const LinkMemory& memory) {
+  return reinterpret_cast<Control*>(memory.control());
+}
 
-  // ---- the writing end
-  size_t write(const uint8_t* from, size_t bytes) {
-    const size_t n = std::min(bytes, space());
-    copy_around(n, [&](size_t at, size_t offset, size_t part) {
-      std::memcpy(data_ + at, from + offset, part);
-    });
-    return n;
+// Announces this end's sleeps.
+class SleepSign {
+ public:
+  explicit SleepSign(std::atomic<uint32_t>& shared) : shared_(shared) {}
+  void set(bool asleep) {
+    if (asleep == (number_ % 2 == 1)) return;
+    shared_.store(++number_, std::memory_order_seq_cst);
   }
-  size_t space() {
-    const uint64_t taken = control_->taken.load(std::memory_order_seq_cst);
+
+ private:
+  std::atomic<uint32_t>& shared_;
+  uint32_t number_ = 0;
+};
+
+// Watches the other end's sleeps.
+class SleepWatch {
+ public:
+  explicit SleepWatch(const std::atomic<uint32_t>& shared) : shared_(shared) {}
+  // Whether the peer sleeps and has not been woken from that sleep. Only a hint: a peer that lies
+  // here rings or sleeps more than it had to.
+  bool must_wake() {
+    const uint32_t number = shared_.load(std::memory_order_seq_cst);
+    if (number % 2 == 0 || number == woken_) return false;
+    woken_ = number;
+    return true;
+  }
+
+ private:
+  const std::atomic<uint32_t>& shared_;
+  uint32_t woken_ = 0;
+};
+
+// This end's ring: written here, read there.
+class OutRing {
+ public:
+  OutRing(const LinkMemory& own, const LinkMemory& peer)
+      : data_(own.data()),
+        bytes_(own.ring_bytes()),
+        written_(control_of(own)->written),
+        taken_(control_of(peer)->taken) {}
+
+  size_t space() const {
+    const uint64_t taken = taken_.load(std::memory_order_seq_cst);
     if (taken > position_ || position_ - taken > bytes_) {
       throw PipeCorrupted("the reader's position in shared memory is impossible");
     }
     return bytes_ - static_cast<size_t>(position_ - taken);
   }
-  // Makes what was written visible. True if the reader sleeps and must be woken.
-  bool publish() {
-    control_->written.store(position_, std::memory_order_seq_cst);
-    return control_->reader_sleeps.load(std::memory_order_seq_cst) != 0 &&
-           control_->reader_sleeps.exchange(0) != 0;
-  }
-  void writer_sleeps(bool yes) { control_->writer_sleeps.store(yes ? 1 : 0); }
+  // Where the next bytes go. The ring is mapped twice in a row, so they lie in one piece.
+  uint8_t* next() const { return data_ + position_ % bytes_; }
+  void advance(size_t bytes) { position_ += bytes; }
+  void publish() { written_.store(position_, std::memory_order_seq_cst); }
 
-  // ---- the reading end
-  size_t read(uint8_t* into, size_t bytes) {
-    const size_t n = std::min(bytes, available());
-    copy_around(n, [&](size_t at, size_t offset, size_t part) {
-      std::memcpy(into + offset, data_ + at, part);
-    });
-    return n;
-  }
-  size_t available() {
-    const uint64_t written = control_->written.load(std::memory_order_seq_cst);
+ private:
+  uint8_t* data_;
+  size_t bytes_;
+  std::atomic<uint64_t>& written_;
+  const std::atomic<uint64_t>& taken_;
+  uint64_t position_ = 0;
+};
+
+// The other end's ring.
+class InRing {
+ public:
+  InRing(const LinkMemory& own, const LinkMemory& peer)
+      : data_(peer.data()),
+        bytes_(peer.ring_bytes()),
+        written_(control_of(peer)->written),
+        taken_(control_of(own)->taken) {}
+
+  size_t available() const {
+    const uint64_t written = written_.load(std::memory_order_seq_cst);
     if (written < position_ || written - position_ > bytes_) {
       throw PipeCorrupted("the writer's position in shared memory is impossible");
     }
     return static_cast<size_t>(written - position_);
   }
-  // Gives the space back. True if the writer sleeps and must be woken.
-  bool release() {
-    control_->taken.store(position_, std::memory_order_seq_cst);
-    return control_->writer_sleeps.load(std::memory_order_seq_cst) != 0 &&
-           control_->writer_sleeps.exchange(0) != 0;
+  size_t read(uint8_t* into, size_t bytes) {
+    const size_t n = std::min(bytes, available());
+    if (n != 0) std::memcpy(into, data_ + position_ % bytes_, n);
+    position_ += n;
+    return n;
   }
-  void reader_sleeps(bool yes) { control_->reader_sleeps.store(yes ? 1 : 0); }
+  // Gives the space back.
+  void release() { taken_.store(position_, std::memory_order_seq_cst); }
 
  private:
-  template <typename Copy>
-  void copy_around(size_t n, Copy copy) {
-    const size_t at = static_cast<size_t>(position_ % bytes_);
-    const size_t first = std::min(n, bytes_ - at);
-    if (first != 0) copy(at, 0, first);
-    if (n > first) copy(0, first, n - first);
-    position_ += n;
-  }
-
-  Control* control_;
-  uint8_t* data_;
+  const uint8_t* data_;
   size_t bytes_;
-  uint64_t position_ = 0;  // of this end; the shared copy is only ever written
+  const std::atomic<uint64_t>& written_;
+  std::atomic<uint64_t>& taken_;
+  uint64_t position_ = 0;
 };
 
 class ShmPipe final : public Pipe {
  public:
-  ShmPipe(int socket, uint8_t* memory, size_t ring_bytes, bool first)
-      : socket_(socket), memory_(memory), mapped_(2 * (kRingControlBytes + ring_bytes)),
-        out_(memory + (first ? 0 : kRingControlBytes + ring_bytes), ring_bytes),
-        in_(memory + (first ? kRingControlBytes + ring_bytes : 0), ring_bytes) {}
-  ~ShmPipe() override {
-    ::munmap(memory_, mapped_);
-    ::close(socket_);
-  }
+  ShmPipe(int socket, LinkMemory own, LinkMemory peer)
+      : socket_(socket),
+        own_(std::move(own)),
+        peer_(std::move(peer)),
+        out_(own_, peer_),
+        in_(own_, peer_),
+        reader_sleeps_(control_of(own_)->reader_sleeps),
+        writer_sleeps_(control_of(own_)->writer_sleeps),
+        peer_reads_(control_of(peer_)->reader_sleeps),
+        peer_writes_(control_of(peer_)->writer_sleeps) {}
+  ~ShmPipe() override { ::close(socket_); }
 
   size_t read(std::span<iovec> into) override {
     size_t total = 0;
@@ -113,7 +148,8 @@ class ShmPipe final : public Pipe {
       if (n < part.iov_len) break;
     }
     if (total != 0) {
-      if (in_.release()) ring_bell();
+      in_.release();
+      if (peer_writes_.must_wake()) ring_bell();
     } else if (ended_ && in_.available() == 0) {
       // What the peer wrote before it went is read first: it may say why it went.
       throw PipeEnded("the peer's process closed the link");
@@ -124,27 +160,37 @@ class ShmPipe final : public Pipe {
   size_t write(std::span<iovec> from) override {
     size_t total = 0;
     for (const iovec& part : from) {
-      const size_t n = out_.write(static_cast<const uint8_t*>(part.iov_base), part.iov_len);
+      const size_t n = std::min(part.iov_len, out_.space());
+      if (n != 0) std::memcpy(out_.next(), part.iov_base, n);
+      out_.advance(n);
       total += n;
       if (n < part.iov_len) break;
     }
     if (total != 0) {
-      if (out_.publish()) ring_bell();
+      publish();
     } else if (ended_) {
       throw PipeEnded("the peer's process closed the link");  // nobody will make room any more
     }
     return total;
   }
 
+  uint8_t* reserve(size_t bytes) override {
+    return !ended_ && out_.space() >= bytes ? out_.next() : nullptr;
+  }
+  void commit(size_t bytes) override {
+    out_.advance(bytes);
+    publish();
+  }
+
   bool arm(bool wants_read, bool wants_write) override {
-    if (wants_read) in_.reader_sleeps(true);
-    if (wants_write) out_.writer_sleeps(true);
+    if (wants_read) reader_sleeps_.set(true);
+    if (wants_write) writer_sleeps_.set(true);
     return !((wants_read && in_.available() != 0) || (wants_write && out_.space() != 0) || ended_);
   }
 
   void disarm() override {
-    in_.reader_sleeps(false);
-    out_.writer_sleeps(false);
+    reader_sleeps_.set(false);
+    writer_sleeps_.set(false);
     hear_bell();
   }
 
@@ -153,9 +199,14 @@ class ShmPipe final : public Pipe {
   int socket() const override { return socket_; }
   void end_writing() override { ::shutdown(socket_, SHUT_WR); }
   bool delivered() const override { return true; }
-  size_t memory_bytes() const override { return mapped_; }
+  // The peer's memory is in the peer's account.
+  size_t memory_bytes() const override { return own_.ring_bytes() + kRingControlBytes; }
 
  private:
+  void publish() {
+    out_.publish();
+    if (peer_reads_.must_wake()) ring_bell();
+  }
   // A full socket means that the bell has been rung more than enough.
   void ring_bell() {
     const char one = 1;
@@ -170,24 +221,25 @@ class ShmPipe final : public Pipe {
   }
 
   int socket_;
-  uint8_t* memory_;
-  size_t mapped_;
-  Ring out_;
-  Ring in_;
+  LinkMemory own_;
+  LinkMemory peer_;
+  OutRing out_;
+  InRing in_;
+  SleepSign reader_sleeps_;
+  SleepSign writer_sleeps_;
+  SleepWatch peer_reads_;
+  SleepWatch peer_writes_;
   bool ended_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Pipe> make_shm_pipe(int socket, int memory, size_t ring_bytes, bool first) {
-  const size_t bytes = 2 * (kRingControlBytes + ring_bytes);
-  void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-  if (mapped == MAP_FAILED) {
-    const std::string why = std::strerror(errno);
+std::unique_ptr<Pipe> make_shm_pipe(int socket, LinkMemory own, LinkMemory peer) {
+  if (!own.mapped() || !peer.mapped() || own.ring_bytes() != peer.ring_bytes()) {
     ::close(socket);
-    throw std::runtime_error("cannot map the link's shared memory: " + why);
+    throw std::invalid_argument("a link needs two memories of one size that serve no other link");
   }
-  return std::make_unique<ShmPipe>(socket, static_cast<uint8_t*>(mapped), ring_bytes, first);
+  return std::make_unique<ShmPipe>(socket, std::move(own), std::move(peer));
 }
 
 }  // namespace sealring

@@ -23,7 +23,10 @@ def test_the_public_api_is_exactly_this() -> None:
         "HandshakeError",
         "SealringError",
         "__version__",
+        "dump_flight_record",
+        "flight_record",
     ]
+    assert all(hasattr(sealring, name) for name in sealring.__all__)
 
 
 def test_the_backend_is_there_without_an_import_of_ours() -> None:

@@ -126,9 +126,9 @@ class World {
     const auto [a, b] = tcp_pair();
     std::unique_ptr<SharedMemory> memory;
     if (transport == Transport::shm) memory = std::make_unique<SharedMemory>();
-    engines[low]->add_link(high, TwoEnds::pipe(a, memory.get(), false), pair_key(low, high),
+    engines[low]->add_link(high, TwoEnds::pipe(a, memory.get(), 0), pair_key(low, high),
                            pair_key(high, low), group_key(high));
-    engines[high]->add_link(low, TwoEnds::pipe(b, memory.get(), true), pair_key(high, low),
+    engines[high]->add_link(low, TwoEnds::pipe(b, memory.get(), 1), pair_key(high, low),
                             pair_key(low, high), group_key(low));
   }
 };
@@ -144,8 +144,8 @@ std::vector<Slot> cut(std::vector<float>& tensor, int parts) {
 
 void all_reduce(Engine& engine, const Program& program, std::vector<float>& tensor, uint64_t number,
                 double timeout_s = 20) {
-  const Call call{&program,        cut(tensor, program.slots), number,    tensor.size() * 4,
-                  DType::float32, ReduceKind::sum,            1.0,       1024,
+  const Call call{&program,        cut(tensor, program.slots), number, tensor.size() * 4, 0,
+                  DType::float32, ReduceKind::sum,            1.0,    1024,
                   timeout_s};
   engine.run(call);
 }
@@ -190,8 +190,8 @@ TEST(direct_broadcast_arrives) {
       const Program program = direct_broadcast(4, rank);
       for (uint64_t number = 1; number <= 20; ++number) {
         std::vector<float> tensor(5000, rank == 0 ? static_cast<float>(number) : 0.0f);
-        const Call call{&program, cut(tensor, 1), number, tensor.size() * 4, DType::float32,
-                        ReduceKind::none, 1.0, 1024, 20};
+        const Call call{&program, cut(tensor, 1), number, tensor.size() * 4, 0,
+                        DType::float32, ReduceKind::none, 1.0, 1024, 20};
         engine.run(call);
         for (float value : tensor) CHECK(value == static_cast<float>(number));
       }
@@ -307,7 +307,7 @@ TEST(failed_engine_repeats_its_failure) {
     } catch (const Failure& failure) {
       CHECK(failure.code == FailureCode::peer_lost);
       CHECK(failure.peer == 1);
-      CHECK(std::string(failure.what()) == "the peer left the group");
+      CHECK(std::string(failure.what()).starts_with("the peer left the group"));
     }
   }
 }
@@ -334,7 +334,7 @@ TEST(calls_that_do_not_fit_are_refused) {
                 other_world = ring_all_reduce(3, 0);
   std::vector<float> tensor(6, 1.0f);
   const auto call = [&](const Program& program, int slots, size_t segment, ReduceKind kind) {
-    engine.run({&program, cut(tensor, slots), 1, 24, DType::float32, kind, 1.0, segment, 1});
+    engine.run({&program, cut(tensor, slots), 1, 24, 0, DType::float32, kind, 1.0, segment, 1});
   };
   CHECK_THROWS(std::invalid_argument, call(other_rank, 2, 1024, ReduceKind::sum));
   CHECK_THROWS(std::invalid_argument, call(other_world, 3, 1024, ReduceKind::sum));

@@ -26,7 +26,8 @@ Header distinct() {
   header.reduction = 0x73;
   header.algorithm = 0x74;
   header.message = 0x84838281;
-  header.segment = 0x9897969594939291;
+  header.segment = 0x94939291;
+  header.root = 0x98979695;
   header.total = 0xa8a7a6a5a4a3a2a1;
   return header;
 }
@@ -43,7 +44,8 @@ constexpr uint8_t kDistinct[kHeaderBytes] = {
     0x61, 0x62, 0x63, 0x64, 0x65, 0x66, 0x67, 0x68,           // 32 collective
     0x71, 0x72, 0x73, 0x74,                                   // 40 operation .. algorithm
     0x81, 0x82, 0x83, 0x84,                                   // 44 message
-    0x91, 0x92, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98,           // 48 segment
+    0x91, 0x92, 0x93, 0x94,                                   // 48 segment
+    0x95, 0x96, 0x97, 0x98,                                   // 52 root
     0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7, 0xa8,           // 56 total
 };
 
@@ -98,7 +100,7 @@ bool same(const Header& a, const Header& b) {
          a.generation == b.generation && a.sender == b.sender && a.receiver == b.receiver &&
          a.collective == b.collective && a.operation == b.operation && a.dtype == b.dtype &&
          a.reduction == b.reduction && a.algorithm == b.algorithm && a.message == b.message &&
-         a.segment == b.segment && a.total == b.total;
+         a.segment == b.segment && a.root == b.root && a.total == b.total;
 }
 
 }  // namespace
@@ -148,7 +150,7 @@ TEST(malformed_headers_are_refused) {
   CHECK(refused(3, 0));
   CHECK(!refused(3, 1));
   CHECK(!refused(3, 4));
-  CHECK(refused(3, 5));
+  CHECK(refused(3, 9));
   CHECK(!refused(6, 0x0f));
   CHECK(refused(6, 0x10));  // one mebibyte and two bytes more
   CHECK(refused(7, 0x01));

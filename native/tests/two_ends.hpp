@@ -48,34 +48,47 @@ inline std::pair<int, int> tcp_pair() {
   return {near, far};
 }
 
-// The memory of one link, seen as its host sees it.
+// Both ends' memory of one link, seen as their host sees it.
 class SharedMemory {
  public:
-  SharedMemory() : fd(good(::memfd_create("sealring-test", MFD_CLOEXEC), "memfd_create")) {
-    good(::ftruncate(fd, kBytes), "ftruncate");
-    void* mapped = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (mapped == MAP_FAILED) throw std::runtime_error("mmap");
-    bytes = static_cast<uint8_t*>(mapped);
+  SharedMemory() {
+    for (size_t end : {0u, 1u}) {
+      files[end] = good(::memfd_create("sealring-test", MFD_CLOEXEC), "memfd_create");
+      good(::ftruncate(files[end], kBytes), "ftruncate");
+      void* mapped = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, files[end], 0);
+      if (mapped == MAP_FAILED) throw std::runtime_error("mmap");
+      bytes[end] = static_cast<uint8_t*>(mapped);
+    }
   }
   ~SharedMemory() {
-    ::munmap(bytes, kBytes);
-    ::close(fd);
+    for (size_t end : {0u, 1u}) {
+      ::munmap(bytes[end], kBytes);
+      ::close(files[end]);
+    }
   }
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // The ring that the `first` end writes, or the other one: its control page, then its data.
-  uint8_t* ring(bool first) { return bytes + (first ? 0 : kRingControlBytes + kRing); }
-  uint8_t* data(bool first) { return ring(first) + kRingControlBytes; }
-  void set_word(bool first, size_t offset, uint64_t value) {
-    std::memcpy(ring(first) + offset, &value, sizeof value);
+  // What end 0, or end 1, writes: its ring, then its control words.
+  uint8_t* data(int end) { return bytes[end]; }
+  void set_word(int end, size_t offset, uint64_t value) {
+    std::memcpy(bytes[end] + kRing + offset, &value, sizeof value);
+  }
+  void scribble(uint8_t with) {
+    for (uint8_t* each : bytes) std::memset(each, with, kBytes);
+  }
+  std::unique_ptr<Pipe> pipe(int socket, int end) {
+    return make_shm_pipe(socket, LinkMemory(files[end], kRing, LinkMemory::Access::write),
+                         LinkMemory(files[1 - end], kRing, LinkMemory::Access::read));
   }
 
-  static constexpr size_t kBytes = 2 * (kRingControlBytes + kRing);
+  static constexpr size_t kBytes = kRing + kRingControlBytes;
   static constexpr size_t kWritten = 0;  // offsets in the control page (shm_pipe.cpp)
   static constexpr size_t kTaken = 128;
-  const int fd;
-  uint8_t* bytes;
+
+ private:
+  std::array<int, 2> files{};
+  std::array<uint8_t*, 2> bytes{};
 };
 
 inline KeyBytes key_of(uint8_t what, int from, int to) {
@@ -135,16 +148,14 @@ struct End {
   Link link;
 };
 
-// Rank 1 is the first end of the memory, as the dialer is in links/.
 struct TwoEnds {
   explicit TwoEnds(SharedMemory* memory = nullptr, uint64_t rekey_bytes = 1u << 30)
       : sockets(tcp_pair()),
-        zero(0, pipe(sockets.first, memory, false), rekey_bytes),
-        one(1, pipe(sockets.second, memory, true), rekey_bytes) {}
+        zero(0, pipe(sockets.first, memory, 0), rekey_bytes),
+        one(1, pipe(sockets.second, memory, 1), rekey_bytes) {}
 
-  static std::unique_ptr<Pipe> pipe(int socket, SharedMemory* memory, bool first) {
-    return memory == nullptr ? make_tcp_pipe(socket)
-                             : make_shm_pipe(socket, memory->fd, kRing, first);
+  static std::unique_ptr<Pipe> pipe(int socket, SharedMemory* memory, int end) {
+    return memory == nullptr ? make_tcp_pipe(socket) : memory->pipe(socket, end);
   }
 
   std::pair<int, int> sockets;

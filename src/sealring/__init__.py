@@ -6,6 +6,10 @@
 Nothing here imports torch: torch imports us.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from sealring.errors import (
     ConfigurationError,
     GroupError,
@@ -13,6 +17,26 @@ from sealring.errors import (
     SealringError,
 )
 
+if TYPE_CHECKING:
+    from sealring.recorder import dump_flight_record, flight_record
+
 __version__ = "0.1.0"
 
-__all__ = ["ConfigurationError", "GroupError", "HandshakeError", "SealringError", "__version__"]
+__all__ = [
+    "ConfigurationError",
+    "GroupError",
+    "HandshakeError",
+    "SealringError",
+    "__version__",
+    "dump_flight_record",
+    "flight_record",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # `import torch` imports this package: what few scripts need is loaded when they ask for it.
+    if name in ("dump_flight_record", "flight_record"):
+        from sealring import recorder
+
+        return getattr(recorder, name)
+    raise AttributeError(f"module 'sealring' has no attribute {name!r}")

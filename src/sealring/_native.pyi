@@ -9,6 +9,7 @@ class Account(TypedDict):
     forwarded_records: int
     sleeps: int
     waited_s: list[float]
+    rekeys: list[int]
     memory_bytes: int
 
 class Program:
@@ -22,6 +23,10 @@ class Program:
         scratch: Sequence[int],
         steps: Sequence[tuple[int, int, Sequence[int], int, int, int, Sequence[int]]],
     ) -> None: ...
+
+class LinkMemory:
+    """Mapped once, given to one link, unmapped with it (or with this object)."""
+    def __init__(self, file: int, ring_bytes: int, writable: bool) -> None: ...
 
 class Engine:
     def __init__(
@@ -40,9 +45,8 @@ class Engine:
         self,
         peer: int,
         socket: int,
-        memory: int,
-        ring_bytes: int,
-        first: bool,
+        own: LinkMemory,
+        theirs: LinkMemory,
         send_key: bytes,
         receive_key: bytes,
         peer_group_key: bytes,
@@ -52,7 +56,8 @@ class Engine:
         program: Program,
         slots: Sequence[tuple[int, int]],
         number: int,
-        total: int,
+        total: int | None,
+        root: int,
         dtype: int,
         reduction: int,
         factor: float,
@@ -61,7 +66,43 @@ class Engine:
     ) -> tuple[int, int, int, int, str] | None: ...
     def close(self) -> None: ...
     def interrupt(self) -> None: ...
+    def fail(self, failure: tuple[int, int, int, int, str]) -> None: ...
     def account(self) -> Account: ...
+    def sealed_and_opened(self) -> tuple[int, int]: ...
+
+class MailAccount(TypedDict):
+    sealed_bytes: int
+    opened_bytes: int
+    memory_bytes: int
+
+_Failed = tuple[int, int, int, int, str] | None
+
+class Mailbox:
+    """Every call returns (failure or None, result or None)."""
+    def __init__(
+        self, rank: int, world: int, context: bytes, record_bytes: int, rekey_bytes: int
+    ) -> None: ...
+    def add_tcp_link(self, peer: int, socket: int, send_key: bytes, receive_key: bytes) -> None: ...
+    def add_shm_link(
+        self,
+        peer: int,
+        socket: int,
+        own: LinkMemory,
+        theirs: LinkMemory,
+        send_key: bytes,
+        receive_key: bytes,
+    ) -> None: ...
+    def send(
+        self, peer: int, tag: int, address: int, bytes: int, timeout_s: float
+    ) -> tuple[_Failed, int | None]: ...
+    def receive(
+        self, peer: int, tag: int, address: int, bytes: int, timeout_s: float
+    ) -> tuple[_Failed, int | None]: ...
+    def wait(self, ticket: int) -> tuple[_Failed, int | None]: ...
+    def finished(self) -> tuple[_Failed, list[tuple[int, int]] | None]: ...
+    def close(self) -> None: ...
+    def fail(self, failure: tuple[int, int, int, int, str]) -> None: ...
+    def account(self) -> MailAccount: ...
 
 def reduce(dst: int, src: int, bytes: int, dtype: int, kind: int) -> None: ...
 def aead_seal(key: bytes, nonce: bytes, associated: bytes, plain: bytes) -> bytes: ...

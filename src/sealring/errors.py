@@ -22,6 +22,9 @@
     │   ├── SettingsMismatch
     │   ├── MalformedSetup
     │   └── PeerUnreachable
+    ├── StoreError                    the sealed store cannot be believed; the group goes on
+    │   ├── TamperedValue             an attacker's: nobody of this job put that value there
+    │   └── ReplayedValue             an attacker's: an older value was put back
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -133,6 +136,18 @@ class PeerUnreachable(HandshakeError):
     """The peer did not appear, or could not be connected to, in time."""
 
 
+class StoreError(SealringError):
+    """What the store answered cannot be believed, and nothing of it was used."""
+
+
+class TamperedValue(StoreError):
+    """A value is not sealed, is cut, or was sealed for another key, job, run or epoch."""
+
+
+class ReplayedValue(StoreError):
+    """An authentic value that its writer had replaced since, as this process has seen."""
+
+
 class GroupError(SealringError):
     """The group is dead: its links are closed and its keys wiped. A new group can be made."""
 
@@ -141,16 +156,24 @@ class GroupError(SealringError):
         message: str,
         *,
         peer: int | None = None,
+        host: str | None = None,
+        operation: str | None = None,
         collective: int | None = None,
         reported_by: int | None = None,
     ) -> None:
         super().__init__(message)
         self.peer = peer
-        """The rank that the error is about."""
+        """The rank that the error is about, by its number in the job."""
+        self.host = host
+        """That rank's own name for its machine."""
+        self.operation = operation
+        """What was called there (`all_reduce`), where this rank is in the same collective."""
         self.collective = collective
         """The number of the collective in which it happened."""
         self.reported_by = reported_by
         """The rank that saw it, where that was not this one."""
+        self.native: tuple[int, int, int, int, str] | None = None
+        """As the native core told it (engine/failures.py)."""
 
 
 class TamperedRecord(GroupError):

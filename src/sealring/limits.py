@@ -36,8 +36,8 @@ A little less than a power of two: with header and tags a record then fills two 
 RING_BYTES: Final = 768 << 10
 """Shared memory per direction of a link."""
 RING_CONTROL_BYTES: Final = 4096
-"""The control page in front of each direction's ring. A link's memory is two of control + ring."""
-RING_NONCE_OFFSET: Final = 64
-"""Where in the first control page the dialer writes the nonce that proves which memory it is."""
+"""The control page behind each side's ring."""
+RING_NONCE_OFFSET: Final = RING_BYTES + 64
+"""Where each side's memory holds the nonce that proves which memory it is."""
 CERTIFICATE_HOURS: Final = 24.0
 """How long a certificate lives unless its issuer says otherwise."""

@@ -7,12 +7,21 @@ from typing import Any
 
 def register() -> None:
     import torch.distributed as dist
+    from torch.distributed.rendezvous import register_rendezvous_handler
 
     if dist.is_available() and "SEALRING" not in dist.Backend._plugins:
         dist.Backend.register_backend("sealring", _create_group, extended_api=True, devices=["cpu"])
+        # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
+        register_rendezvous_handler("sealring", _rendezvous)  # type: ignore[no-untyped-call]
 
 
 def _create_group(options: Any, _backend_options: Any = None) -> Any:
     from sealring.group.create import create_group
 
     return create_group(options)
+
+
+def _rendezvous(url: str, **options: Any) -> Any:
+    from sealring.store.rendezvous import rendezvous
+
+    return rendezvous(url, **options)

@@ -24,6 +24,10 @@ class Kind(IntEnum):
     GROUP = 2
     ALERT = 3
     BYE = 4
+    ANNOUNCE = 5
+    ACCEPT = 6
+    DATA = 7
+    STATUS = 8
 
 
 DATA_KINDS: Final = (Kind.PAIR, Kind.GROUP)
@@ -230,7 +234,8 @@ HEADER_FIELDS: Final = {
     "reduction": 1,
     "algorithm": 1,
     "message": 4,
-    "segment": 8,
+    "segment": 4,
+    "root": 4,
     "total": 8,
 }
 """In the order they are written, with their bytes, after magic, version and kind."""

@@ -18,10 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sealring._native import LinkMemory
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.limits import RING_CONTROL_BYTES
+from sealring.links.memory import SharedMemory
 
 RING_BYTES = 256 << 10
+MEMORY_BYTES = RING_BYTES + RING_CONTROL_BYTES
 
 
 class Last(bytes):
@@ -40,8 +43,7 @@ class LocalLink:
 
     host: str
     socket: socket.socket
-    memory_fd: int | None
-    dialer: bool
+    memory: SharedMemory | None
     send_key: bytes
     receive_key: bytes
     peer_group_key: bytes
@@ -106,11 +108,14 @@ class LocalWorld:
     """(sender, receiver) -> what happens to the bytes on their way."""
     keys_seed: bytes = b"test"
     context: bytes = b"c" * 32
+    hosts: Sequence[int] | None = None
+    """A number per rank for the host that it says it is on; every rank on its own without it."""
     contexts: dict[int, bytes] = field(default_factory=dict)
     """Ranks that take themselves to be in another group than the rest."""
 
     def __post_init__(self) -> None:
         self.memories: dict[tuple[int, int], int] = {}
+        """(owner, peer) -> the file of the owner's part, not sealed: the host writes anywhere."""
         self.middles: dict[tuple[int, int], Middle] = {}
         self._relays: list[socket.socket] = []
         self.number = 0
@@ -125,9 +130,9 @@ class LocalWorld:
                 context=self.contexts.get(rank, self.context),
                 group_key=self._key("group", rank),
                 links=[(peer, ends[rank, peer]) for peer in range(self.world) if peer != rank],
+                host=self._host(rank),
                 record_bytes=self.record_bytes,
                 rekey_bytes=self.rekey_bytes,
-                ring_bytes=RING_BYTES,
             )
             for rank in range(self.world)
         ]
@@ -151,6 +156,9 @@ class LocalWorld:
         for end in self._relays:
             end.close()
 
+    def _host(self, rank: int) -> str:
+        return f"host-{rank if self.hosts is None else self.hosts[rank]}"
+
     def _key(self, *words: object) -> bytes:
         return hashlib.sha256(repr((self.keys_seed, words)).encode()).digest()
 
@@ -164,20 +172,19 @@ class LocalWorld:
             for (source, sink), way in (((near, far), (low, high)), ((far, near), (high, low))):
                 change = self.middle.get(way, untouched)
                 self.middles[way] = Middle(source, sink, change)
-        memory: int | None = None
         if self.transport == "shm":
-            memory = os.memfd_create("sealring-test")
-            os.ftruncate(memory, 2 * (RING_CONTROL_BYTES + RING_BYTES))
-            self.memories[low, high] = memory
+            for owner, peer in ((low, high), (high, low)):
+                memory = os.memfd_create("sealring-test")
+                os.ftruncate(memory, MEMORY_BYTES)
+                self.memories[owner, peer] = memory
         links = []
         for me, peer, end in ((low, high, a), (high, low, b)):
             end.setblocking(False)
             links.append(
                 LocalLink(
-                    host=f"host-{peer}",
+                    host=self._host(peer),
                     socket=end,
-                    memory_fd=None if memory is None else os.dup(memory),
-                    dialer=me == high,
+                    memory=self._map(me, peer) if self.transport == "shm" else None,
                     send_key=self._key("pair", me, peer),
                     receive_key=self._key("pair", peer, me),
                     peer_group_key=self._key("group", peer),
@@ -185,9 +192,11 @@ class LocalWorld:
             )
         return links[0], links[1]
 
-    def ring_offset(self, sender: int, receiver: int) -> int:
-        """Where in the pair's shared memory the ring that `sender` writes begins."""
-        return 0 if sender > receiver else RING_CONTROL_BYTES + RING_BYTES
+    def _map(self, owner: int, peer: int) -> SharedMemory:
+        return SharedMemory(
+            LinkMemory(self.memories[owner, peer], RING_BYTES, writable=True),
+            LinkMemory(self.memories[peer, owner], RING_BYTES, writable=False),
+        )
 
     def run(
         self,

@@ -16,13 +16,14 @@ import pytest
 
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import GroupError, PeerLost, PeerSilent, ReplayedRecord, TamperedRecord
-from sealring.limits import RING_CONTROL_BYTES
 from sealring.schedule import Algorithm, Operation
 from tests.engine.cases import Case, expected, tensors_of
-from tests.engine.local_world import RING_BYTES, LocalWorld
+from tests.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
 
-# The control page of a ring (native/shm_pipe.cpp, struct Control).
-WRITTEN, NONCE, TAKEN, READER_SLEEPS, WRITER_SLEEPS = 0, 64, 128, 192, 256
+# The control words of one end, behind its ring (native/shm_pipe.cpp, struct Control).
+WRITTEN, NONCE, TAKEN, READER_SLEEPS, WRITER_SLEEPS = (
+    RING_BYTES + offset for offset in (0, 64, 128, 192, 256)
+)
 
 CASE = Case(Operation.ALL_REDUCE, Algorithm.RING, 40_000, DType.FLOAT32, ReduceKind.SUM)
 ABSURD = {
@@ -34,8 +35,9 @@ ABSURD = {
 
 
 @contextmanager
-def mapped(local: LocalWorld, low: int, high: int) -> Iterator[mmap.mmap]:
-    with mmap.mmap(local.memories[low, high], 2 * (RING_CONTROL_BYTES + RING_BYTES)) as memory:
+def mapped(local: LocalWorld, owner: int, peer: int) -> Iterator[mmap.mmap]:
+    """The memory in which `owner` tells `peer` things."""
+    with mmap.mmap(local.memories[owner, peer], MEMORY_BYTES) as memory:
         yield memory
 
 
@@ -58,12 +60,12 @@ def run_while(
     """Runs the case until it fails while another thread disturbs the link of ranks 0 and 1."""
     done = threading.Event()
 
-    def keep_disturbing(memory: mmap.mmap) -> None:
+    def keep_disturbing(*memories: mmap.mmap) -> None:
         while not done.is_set():
-            disturb(memory)
+            disturb(random.choice(memories))
 
-    with mapped(local, 0, 1) as memory:
-        attacker = threading.Thread(target=keep_disturbing, args=(memory,))
+    with mapped(local, 0, 1) as one, mapped(local, 1, 0) as other:
+        attacker = threading.Thread(target=keep_disturbing, args=(one, other))
         attacker.start()
         try:
             for _ in range(rounds):
@@ -112,8 +114,7 @@ def test_random_bytes_in_the_data(seed: int) -> None:
     chance = random.Random(seed)
 
     def disturb(memory: mmap.mmap) -> None:
-        ring = chance.choice([0, RING_CONTROL_BYTES + RING_BYTES]) + RING_CONTROL_BYTES
-        at = ring + chance.randrange(RING_BYTES)
+        at = chance.randrange(RING_BYTES)
         memory[at] ^= 1 << chance.randrange(8)
 
     with LocalWorld(2, "shm") as local:
@@ -126,8 +127,7 @@ def test_random_control_words(seed: int) -> None:
     chance = random.Random(seed)
 
     def disturb(memory: mmap.mmap) -> None:
-        ring = chance.choice([0, RING_CONTROL_BYTES + RING_BYTES])
-        word = ring + chance.choice([WRITTEN, TAKEN])
+        word = chance.choice([WRITTEN, TAKEN])
         struct.pack_into("<Q", memory, word, chance.getrandbits(chance.choice([8, 18, 20, 64])))
 
     with LocalWorld(2, "shm") as local:
@@ -140,9 +140,8 @@ def test_sleeping_flags_are_only_hints() -> None:
     """Nobody may be woken, or everybody all the time: it takes longer, and comes out right."""
 
     def disturb(memory: mmap.mmap) -> None:
-        for ring in (0, RING_CONTROL_BYTES + RING_BYTES):
-            for word in (READER_SLEEPS, WRITER_SLEEPS):
-                struct.pack_into("<I", memory, ring + word, random.choice([0, 0, 1]))
+        for word in (READER_SLEEPS, WRITER_SLEEPS):
+            struct.pack_into("<I", memory, word, random.choice([0, 0, 1, 2, 3, 0xFFFFFFFF]))
 
     with LocalWorld(2, "shm") as local:
         assert run_while(local, disturb, rounds=5) == [None, None]
@@ -152,8 +151,7 @@ def test_nonce_field_is_not_used_any_more() -> None:
     """The engine takes over when the two ends have recognised each other's memory."""
 
     def disturb(memory: mmap.mmap) -> None:
-        for ring in (0, RING_CONTROL_BYTES + RING_BYTES):
-            memory[ring + 8 : ring + TAKEN] = random.randbytes(TAKEN - 8)
+        memory[WRITTEN + 8 : TAKEN] = random.randbytes(TAKEN - WRITTEN - 8)
 
     with LocalWorld(2, "shm") as local:
         assert run_while(local, disturb, rounds=5) == [None, None]
@@ -168,8 +166,8 @@ def test_absurd_position(word: int, sender: int, receiver: int, value: int) -> N
     reader, other = (receiver, sender) if word == WRITTEN else (sender, receiver)
     tensors = tensors_of(CASE, 2)
     with LocalWorld(2, "shm") as local:
-        with mapped(local, 0, 1) as memory:
-            struct.pack_into("<Q", memory, local.ring_offset(sender, receiver) + word, value)
+        with mapped(local, other, reader) as memory:
+            struct.pack_into("<Q", memory, word, value)
         calls = [each.collective() if each is tensors[reader] else None for each in tensors]
         seen = local.run(calls)[reader]
         # What the other one finds in its place is an end, or the alert if its ring still works.
@@ -189,8 +187,7 @@ def test_absurd_position_seen_by_a_sleeper(value: int) -> None:
     """A rank that waits checks the words before it goes to sleep, and when it wakes."""
     tensors = tensors_of(CASE, 2)
     with LocalWorld(2, "shm") as local, mapped(local, 0, 1) as memory:
-        at = local.ring_offset(0, 1) + WRITTEN
-        timer = threading.Timer(0.05, struct.pack_into, ("<Q", memory, at, value))
+        timer = threading.Timer(0.05, struct.pack_into, ("<Q", memory, WRITTEN, value))
         timer.start()
         errors = local.run([None, tensors[1].collective()], timeout_s=10)
         timer.join()
@@ -204,12 +201,10 @@ def test_old_ring_contents_put_back() -> None:
         small = Case(Operation.ALL_GATHER, Algorithm.DIRECT, 8)
         tensors = tensors_of(small, 2)
         assert local.run([each.collective() for each in tensors]) == [None, None]
-        ring = local.ring_offset(0, 1) + RING_CONTROL_BYTES
-        record = bytes(memory[ring : ring + 96 + 32])
+        record = bytes(memory[: 96 + 32])
         # Rank 0 has written one record; claim that it has written the same one again.
-        memory[ring + len(record) : ring + 2 * len(record)] = record
-        word = local.ring_offset(0, 1) + WRITTEN
-        struct.pack_into("<Q", memory, word, 2 * len(record))
+        memory[len(record) : 2 * len(record)] = record
+        struct.pack_into("<Q", memory, WRITTEN, 2 * len(record))
         late = local.run([None, tensors[1].collective()], timeout_s=1)
     assert type(late[1]) is ReplayedRecord
     assert late[1].peer == 0

@@ -61,6 +61,7 @@ def test_header_fields(vector: dict[str, str]) -> None:
         "algorithm": Algorithm.DIRECT,
         "message": 7,
         "segment": 9,
+        "root": 0,
         "total": 20,
     }
 

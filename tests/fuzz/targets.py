@@ -12,13 +12,21 @@ from collections.abc import Callable
 from typing import Final
 
 from sealring import _native
-from sealring.engine.failures import ERROR_BY_CODE, error_from
-from sealring.errors import GroupError, MalformedSetup, ProtocolMismatch, SealringError
+from sealring.engine.failures import ERROR_BY_CODE, Names, error_from
+from sealring.errors import (
+    GroupError,
+    MalformedSetup,
+    ProtocolMismatch,
+    SealringError,
+    TamperedValue,
+)
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
-from sealring.limits import HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION
+from sealring.limits import HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, TAG_BYTES
 from sealring.links.memory import parse_offer
 from sealring.links.rendezvous import encode_addresses, parse_addresses
+from sealring.store.values import Kind as StoredKind
+from sealring.store.values import StoreKeys, parse_parts
 from tests.engine.attacker import Kind, header
 
 ALERT_FIXED: Final = struct.Struct("<BiiQ")
@@ -55,7 +63,7 @@ def alert(data: bytes) -> None:
         assert (code, about, seen_by, collective) == ALERT_FIXED.unpack_from(data)
         again = ALERT_FIXED.pack(code, about, seen_by, collective) + text.encode()
         assert _native.parse_alert(again, sender) == fields
-    assert isinstance(error_from(fields, rank=0, hosts={3: "host"}), GroupError)
+    assert isinstance(error_from(fields, Names(0, (0, 1, 2, 5), {3: "host"})), GroupError)
 
 
 def hello(data: bytes) -> None:
@@ -95,6 +103,25 @@ def addresses(data: bytes) -> None:
     assert parse_addresses(encode_addresses(read).encode()) == read
 
 
+def stored(data: bytes) -> None:
+    """A sealed store's value. Whatever parses, nothing opens that was not sealed under the key."""
+    try:
+        parts = parse_parts(data)
+    except TamperedValue:
+        return
+    assert b"".join(part.header + part.sealed for part in parts) == data
+    assert all(part.kind is StoredKind.APPENDED for part in parts[1:])
+    for part in parts:
+        assert len(part.sealed) == int.from_bytes(part.header[4:8], "big") + TAG_BYTES
+        try:
+            _STORE_KEYS.open(part, _STORE_KEYS.value_name("key"))
+        except TamperedValue:
+            continue
+        raise AssertionError("a forged part was opened")
+
+
+_STORE_KEYS: Final = StoreKeys.derive(bytes(32), ["nobody has sealed anything under this"])
+
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "header": record_header,
     "alert": alert,
@@ -102,4 +129,5 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "refusal": refusal,
     "offer": offer,
     "addresses": addresses,
+    "stored": stored,
 }

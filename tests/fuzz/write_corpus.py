@@ -34,7 +34,7 @@ def headers() -> Iterator[tuple[str, bytes]]:
     yield "all-ones", plain[:4] + b"\xff" * 60
     yield "version-2", plain[:2] + b"\x02" + plain[3:]
     yield "kind-0", plain[:3] + b"\x00" + plain[4:]
-    yield "kind-5", plain[:3] + b"\x05" + plain[4:]
+    yield "kind-9", plain[:3] + b"\x09" + plain[4:]
     yield "short", plain[:63]
     yield "longer", plain + b"payload"
     yield "empty", b""
@@ -128,6 +128,30 @@ def address_lists() -> Iterator[tuple[str, bytes]]:
     yield "too-long", b" " * 1100
 
 
+def stored_values() -> Iterator[tuple[str, bytes]]:
+    def part(kind: int, value: bytes, length: int | None = None) -> bytes:
+        head = struct.pack(">2sBBI", b"SV", 1, kind, len(value) if length is None else length)
+        return head + bytes(range(16)) + (1).to_bytes(8, "big") + bytes(32) + value + bytes(16)
+
+    first, appended, counter = part(1, b"value"), part(2, b"more"), part(3, b"")
+    yield "value", first
+    yield "empty-value", part(1, b"")
+    yield "appended", first + appended + appended
+    yield "only-appended", appended
+    yield "counter", counter
+    yield "counter-appended", counter + appended
+    yield "two-values", first + first
+    yield "kind-0", part(0, b"value")
+    yield "kind-4", part(4, b"value")
+    yield "version-2", first[:2] + b"\x02" + first[3:]
+    yield "too-long", part(1, b"value", (1 << 30) + 1)
+    yield "longest", part(1, b"value", 0xFFFFFFFF)
+    yield "cut", first[:-1]
+    yield "trailing", first + b"\x00"
+    yield "number", b"17"
+    yield "empty", b""
+
+
 def main() -> None:
     for target, entries in {
         "header": headers(),
@@ -136,6 +160,7 @@ def main() -> None:
         "refusal": refusals(),
         "offer": offers(),
         "addresses": address_lists(),
+        "stored": stored_values(),
     }.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

@@ -219,6 +219,30 @@ def test_a_futures_callback_may_call_a_collective(workers: Workers) -> None:
     assert workers.run(calls_from_a_callback, world=2) == [2.0, 2.0]
 
 
+def waits_in_a_callback(rank: int, world: int) -> list[float]:
+    """As PowerSGD does it; how many collectives are queued by then differs from rank to rank."""
+    first, second, third = torch.ones(1 << 18), torch.ones(1 << 16), torch.ones(100)
+
+    def reduce_again(_: object) -> torch.Tensor:
+        again = dist.all_reduce(second, async_op=True).get_future()
+        return again.wait()[0]
+
+    dist.barrier()
+    work = dist.all_reduce(first, async_op=True)
+    if rank == 0:
+        work.wait()  # here the callback runs on this thread, elsewhere on the group's
+    done = work.get_future().then(reduce_again)
+    last = dist.all_reduce(third, async_op=True)
+    reduced = done.wait()
+    last.wait()
+    return [first[0].item(), reduced[0].item(), third[0].item()]
+
+
+def test_a_futures_callback_may_wait_for_a_collective_of_its_own(workers: Workers) -> None:
+    for _ in range(5):
+        assert workers.run(waits_in_a_callback, world=3) == [[3.0] * 3] * 3
+
+
 def rekeyed(rank: int, world: int) -> None:
     for length in (10, 100_000, 333):
         for _ in range(5):
@@ -252,7 +276,8 @@ def refused(rank: int, world: int) -> list[str]:
         lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG),
         lambda: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND),
         lambda: dist.all_reduce(torch.zeros(4).to(torch.float8_e4m3fn)),
-        lambda: dist.all_reduce(torch.ones(2, 2).to_sparse()),
+        lambda: dist.all_reduce(torch.ones(2, 2).to_sparse_csr()),
+        lambda: dist.all_reduce(torch.ones(2, 2).to_sparse(), op=dist.ReduceOp.MAX),
         lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.zeros(3)),
     ):
         with pytest.raises(Unsupported) as caught:
@@ -268,4 +293,5 @@ def test_what_has_no_meaning_is_refused_before_it_starts(workers: Workers) -> No
     assert "BAND is not defined for torch.float32" in texts[1]
     assert "can be moved but not reduced" in texts[2]
     assert "to_dense" in texts[3]
-    assert "5 elements" in texts[4]
+    assert "can be summed only" in texts[4]
+    assert "5 elements" in texts[5]

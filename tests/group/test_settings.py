@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,24 +17,36 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert read_settings({}) == Settings()
 
 
-def test_everything_can_be_set() -> None:
+def test_everything_can_be_set(tmp_path: Path) -> None:
     environ = {
         "SEALRING_TRANSPORT": "tcp",
         "SEALRING_RECORD_BYTES": "65536",
         "SEALRING_REKEY_BYTES": "1000000",
         "SEALRING_ALGORITHM": "ring",
+        "SEALRING_TRACE_DIR": str(tmp_path / "new"),
+        "SEALRING_TRACE_SIGNAL": "USR1",
     }
-    assert read_settings(environ) == Settings("tcp", 65536, 1_000_000, Algorithm.RING)
+    assert read_settings(environ) == Settings(
+        "tcp", 65536, 1_000_000, Algorithm.RING, tmp_path / "new", signal.SIGUSR1
+    )
+    assert (tmp_path / "new").is_dir()
 
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
         ("SEALRING_TRANSPORT", "udp", "SEALRING_TRANSPORT is 'udp'; set it to one of auto, tcp"),
-        ("SEALRING_ALGORITHM", "tree", "SEALRING_ALGORITHM is 'tree'; set it to ring or direct"),
+        (
+            "SEALRING_ALGORITHM",
+            "star",
+            "'star'; set it to one of ring, direct, tree, parameter_server",
+        ),
         ("SEALRING_RECORD_BYTES", "100", "must be a number from 1024 to 1048576"),
         ("SEALRING_RECORD_BYTES", "1025", "must be a multiple of 64"),
         ("SEALRING_RECORD_BYTES", "-4096", "must be a number from 1024 to 1048576"),
+        ("SEALRING_TRACE_DIR", "/dev/null/traces", "cannot be made: Not a directory"),
+        ("SEALRING_TRACE_SIGNAL", "KILL", "is 'KILL'; set it to USR1 or USR2"),
+        ("SEALRING_TRACE_SIGNAL", "USR1", "SEALRING_TRACE_DIR is not: say where"),
         ("SEALRING_REKEY_BYTES", "0", "must be a number from 1 to"),
         ("SEALRING_REKEY_BYTES", "99999999999999", "must be a number from 1 to"),
     ],
@@ -60,6 +75,6 @@ def reduces(rank: int, world: int) -> None:
         assert torch.equal(tensor, torch.full((length,), 6.0))
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+@pytest.mark.parametrize("algorithm", [each.name.lower() for each in Algorithm])
 def test_the_algorithm_can_be_chosen(workers: Workers, algorithm: str) -> None:
     workers.run(reduces, world=3, env={"SEALRING_ALGORITHM": algorithm})

@@ -18,7 +18,6 @@ from sealring.errors import (
     PeerLost,
     PeerSilent,
     UnknownAuthority,
-    Unsupported,
     WrongJob,
 )
 from tests.workers import Workers
@@ -128,25 +127,6 @@ def test_a_wait_that_runs_out_of_time_closes_the_group(workers: Workers) -> None
     results = workers.run(waits_briefly, world=2, env=only_here, errors=True)
     assert results[0] == "gave up"
     assert results[1] == "was told"
-
-
-def test_unserved_operations_say_so(workers: Workers) -> None:
-    assert workers.run(unserved, world=2) == [4, 4]
-
-
-def unserved(rank: int, world: int) -> int:
-    refused = 0
-    for call in (
-        lambda: dist.send(torch.ones(1), dst=1 - rank),
-        lambda: dist.recv(torch.ones(1), src=1 - rank),
-        lambda: dist.reduce(torch.ones(1), dst=0),
-        lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)),
-    ):
-        with pytest.raises(Unsupported, match="not among them yet"):
-            call()
-        refused += 1
-    dist.barrier()
-    return refused
 
 
 def after_failure(rank: int, world: int) -> str:

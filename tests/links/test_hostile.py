@@ -14,7 +14,7 @@ from sealring.errors import PeerUnreachable
 from sealring.handshake import dial
 from tests.handshake.meeting import soon
 from tests.links.test_mesh import assert_linked
-from tests.links.worlds import ISSUER, World, world
+from tests.links.worlds import ISSUER, World, address_key, world
 
 
 def stranger(address: tuple[str, int], send: Callable[[socket.socket], None]) -> threading.Thread:
@@ -95,7 +95,7 @@ def test_a_member_that_stops_half_way_can_come_again() -> None:
 )
 def test_a_stale_or_wrong_address_is_corrected(lie: bytes) -> None:
     with world(2) as mesh:
-        key = "sealring/1/address/0"
+        key = address_key(0)
         mesh.store.overlay[key] = lie
         mesh.start(1)
         mesh.start(0)
@@ -109,7 +109,7 @@ def test_an_address_that_was_overwritten_is_put_back() -> None:
     with world(2) as mesh:
         mesh.start(0)
         mesh.store.address(0)
-        mesh.store.set("sealring/1/address/0", '[["127.0.0.1",1]]')
+        mesh.store.set(address_key(0), '[["127.0.0.1",1]]')
         mesh.start(1)
         mesh.join()
         assert_linked(mesh)

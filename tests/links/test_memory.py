@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sealring._native import LinkMemory
 from sealring.errors import Unsupported
-from sealring.limits import RING_NONCE_OFFSET
+from sealring.limits import RING_BYTES, RING_NONCE_OFFSET
 from sealring.links.memory import MEMORY_BYTES, Offer, create_memory, open_memory
 
 SHRINK, GROW, SEAL = fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL
+FUTURE_WRITE = 0x10
+ALL = SHRINK | GROW | SEAL | FUTURE_WRITE
 
 
 @pytest.fixture(autouse=True)
@@ -35,36 +39,41 @@ def memory(seals: int, size: int = MEMORY_BYTES) -> int:
     return fd
 
 
-def test_what_is_made_can_be_opened() -> None:
-    fd, offer = create_memory()
-    other = open_memory(offer)
-    os.pwrite(fd, b"x", 5000)
-    assert os.pread(other, 1, 5000) == b"x"
-    assert os.pread(fd, 32, RING_NONCE_OFFSET).hex() == offer.nonce
-    assert not os.get_inheritable(other)
-    os.close(fd)
-    os.close(other)
+def test_what_is_made_can_be_opened_and_only_read() -> None:
+    own = create_memory()
+    open_memory(own.offer)
+    assert os.pread(own.offer.fd, 32, RING_NONCE_OFFSET).hex() == own.offer.nonce
+    assert not os.get_inheritable(own.offer.fd)
+    own.close()
 
 
-@pytest.mark.parametrize(
-    ("seals", "reason"),
-    [
-        (0, "not sealed"),
-        (GROW | SEAL, "not sealed"),
-        (SHRINK | SEAL, "not sealed"),
-        (SHRINK | GROW, "not sealed"),
-        (SHRINK | GROW | SEAL | fcntl.F_SEAL_WRITE, "sealed against writing"),
-    ],
-)
-def test_other_seals_are_refused(seals: int, reason: str) -> None:
-    fd = memory(seals)
-    with pytest.raises(Unsupported, match=reason):
+def test_nobody_else_gets_to_write_and_nobody_changes_the_size() -> None:
+    """Not even with the descriptor itself: the maker's one mapping is all there is."""
+    own = create_memory()
+    fd = own.offer.fd
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, MEMORY_BYTES)
+    with pytest.raises(RuntimeError, match="cannot map a link's shared memory"):
+        LinkMemory(fd, RING_BYTES, writable=True)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 4096)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    own.close()
+
+
+@pytest.mark.parametrize("missing", [SHRINK, GROW, SEAL, FUTURE_WRITE])
+def test_other_seals_are_refused(missing: int) -> None:
+    fd = memory(ALL & ~missing)
+    with pytest.raises(Unsupported, match="not sealed against other writers and sizes"):
         open_memory(offered(fd))
     os.close(fd)
 
 
 def test_another_size_is_refused() -> None:
-    fd = memory(SHRINK | GROW | SEAL, MEMORY_BYTES - 4096)
+    fd = memory(ALL, MEMORY_BYTES - 4096)
     with pytest.raises(Unsupported, match=f"and not {MEMORY_BYTES}"):
         open_memory(offered(fd))
     os.close(fd)
@@ -74,10 +83,10 @@ def test_another_size_is_refused() -> None:
 
 def test_another_nonce_is_refused() -> None:
     """Whoever guesses a descriptor finds memory, but not the nonce that came over TLS."""
-    fd, offer = create_memory()
+    own = create_memory()
     with pytest.raises(Unsupported, match="does not hold its nonce"):
-        open_memory(dataclasses.replace(offer, nonce="11" * 32))
-    os.close(fd)
+        open_memory(dataclasses.replace(own.offer, nonce="11" * 32))
+    own.close()
 
 
 def test_what_is_no_memory_is_not_opened(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import threading
 import time
@@ -18,27 +19,32 @@ from tests.identity.issuing import Issuer
 
 ISSUER = Issuer()
 LOOPBACK = {"SEALRING_ADDRESS": "127.0.0.1"}
+_EPOCH = re.compile("^sealring/[^/]+/(?=address/)")
 
 
 class DictStore:
-    """As hostile as a test likes: `overlay` is what readers see instead."""
+    """As hostile as a test likes: `overlay` is what readers see instead.
+
+    It also leads workers of all epochs together, whom an honest one would keep apart.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.overlay: dict[str, bytes] = {}
 
     def set(self, key: str, value: str) -> None:
-        self.values[key] = value.encode()
+        self.values[_EPOCH.sub("sealring/any/", key)] = value.encode()
 
     def get(self, key: str) -> bytes:
-        return (self.values | self.overlay)[key]
+        return (self.values | self.overlay)[_EPOCH.sub("sealring/any/", key)]
 
     def check(self, keys: list[str]) -> bool:
-        return all(key in self.values or key in self.overlay for key in keys)
+        known = self.values | self.overlay
+        return all(_EPOCH.sub("sealring/any/", key) in known for key in keys)
 
     def address(self, rank: int) -> tuple[str, int]:
         """Where a rank listens, once it does."""
-        key = f"sealring/{INCARNATION}/address/{rank}"
+        key = address_key(rank)
         end = time.monotonic() + 10
         while key not in self.values:
             assert time.monotonic() < end, f"rank {rank} published nothing"
@@ -47,7 +53,8 @@ class DictStore:
         return host, port
 
 
-INCARNATION = "1"
+def address_key(rank: int) -> str:
+    return f"sealring/any/address/{rank}"
 
 
 class World:
@@ -59,7 +66,6 @@ class World:
         self.options: dict[str, Any] = {
             "timeout": 20.0,
             "environ": LOOPBACK,
-            "incarnation": INCARNATION,
         } | options
         self.group_keys = [secrets.token_bytes(32) for _ in range(size)]
         self.outcomes: dict[object, list[Link] | BaseException] = {}
@@ -120,8 +126,6 @@ class World:
             if isinstance(outcome, list):
                 for link in outcome:
                     link.socket.close()
-                    if link.memory_fd is not None:
-                        os.close(link.memory_fd)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sealring.engine.datatypes import COMPLEXES, FLOATS, DType, ReduceKind
-from sealring.schedule import Algorithm, Operation, Program, program_for
+from sealring.schedule import ALGORITHMS, Algorithm, Operation, Program, program_for
 
 Array = np.ndarray[Any, Any]
 Combine = Callable[[Array, Array], Array]
@@ -37,8 +37,9 @@ def programs(
 
 
 def all_algorithms() -> list[tuple[Operation, Algorithm]]:
-    pairs = [(operation, algorithm) for operation in Operation for algorithm in Algorithm]
-    return [pair for pair in pairs if pair != (Operation.BARRIER, Algorithm.RING)]
+    return [
+        (operation, algorithm) for operation in Operation for algorithm in ALGORITHMS[operation]
+    ]
 
 
 def random_array(dtype: DType, length: int, rng: np.random.Generator) -> Array:

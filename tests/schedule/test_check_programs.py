@@ -12,25 +12,27 @@ from hypothesis import strategies as st
 
 from sealring.errors import ScheduleError, Unsupported
 from sealring.schedule import (
+    ALGORITHMS,
+    REDUCING,
+    ROOTED,
     Action,
     Algorithm,
     Operation,
     Program,
     Step,
+    Topology,
     check_programs,
     input_slots,
     program_for,
 )
 from sealring.schedule.execution import Execution
 
-REDUCING = (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER)
-
 
 @pytest.mark.parametrize(("operation", "algorithm"), all_algorithms())
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8, 9, 16])
 def test_everything_we_build_is_sound(operation, algorithm, world):
     flags = (False, True) if operation in REDUCING else (False,)
-    for root in range(world if operation is Operation.BROADCAST else 1):
+    for root in range(world if operation in ROOTED else 1):
         for average in flags:
             for premultiply in flags:
                 built = programs(
@@ -41,7 +43,11 @@ def test_everything_we_build_is_sound(operation, algorithm, world):
                     average=average,
                     premultiply=premultiply,
                 )
-                check_programs(built, read_only=input_slots(operation, world))
+                check_programs(built, read_only=_inputs(operation, world, root))
+
+
+def _inputs(operation, world, root):
+    return lambda rank: input_slots(operation, world, is_root=rank == root)
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), all_algorithms())
@@ -60,13 +66,64 @@ def test_no_deadlock_however_little_room_links_have(
     segments = 1 if operation is Operation.BARRIER else 9
     execution = Execution(
         built,
-        segments=segments,
+        segments=[[segments] * len(each.steps) for each in built],
         window=window,
         link_records=link_records,
         shuffle=random.Random(seed),
     )
     turns = list(execution.turns())
     assert len(set(turns)) == len(turns) == segments * sum(len(each.steps) for each in built)
+
+
+@given(
+    hosts=st.lists(st.integers(0, 3), min_size=2, max_size=9),
+    operation=st.sampled_from([o for o in Operation if Algorithm.HIERARCHICAL in ALGORITHMS[o]]),
+    scaled=st.booleans(),
+    window=st.integers(1, 5),
+    link_records=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+    data=st.data(),
+)
+@settings(max_examples=120, deadline=None)
+def test_hierarchies_of_any_shape_are_sound(
+    hosts, operation, scaled, window, link_records, seed, data
+):
+    world = len(hosts)
+    root = data.draw(st.integers(0, world - 1)) if operation in ROOTED else 0
+    scaled = scaled and operation in REDUCING
+    built = programs(
+        operation,
+        Algorithm.HIERARCHICAL,
+        world,
+        root=root,
+        average=scaled,
+        premultiply=scaled,
+        topology=Topology(tuple(hosts)),
+    )
+    check_programs(built, read_only=_inputs(operation, world, root))
+    execution = Execution(
+        built,
+        segments=[[5] * len(each.steps) for each in built],
+        window=window,
+        link_records=link_records,
+        shuffle=random.Random(seed),
+    )
+    assert sum(1 for _ in execution.turns()) == 5 * sum(len(each.steps) for each in built)
+
+
+@pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.ALL_GATHER])
+def test_in_a_hierarchy_every_chunk_enters_a_host_once(operation):
+    hosts = (0, 1, 0, 2, 1, 0, 1)
+    built = programs(operation, Algorithm.HIERARCHICAL, 7, topology=Topology(hosts))
+    for host in set(hosts):
+        entered = [
+            step.message
+            for program in built
+            if hosts[program.rank] == host
+            for step in program.steps
+            if step.origin >= 0 and step.action is Action.RECEIVE and hosts[step.peers[0]] != host
+        ]
+        assert sorted(entered) == [rank for rank in range(7) if hosts[rank] != host]
 
 
 def steps_before(program: Program, index: int) -> set[Action]:
@@ -98,7 +155,7 @@ def test_in_direct_programs_a_slow_peer_holds_up_nobody_else(operation, premulti
 
 @pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.ALL_GATHER])
 def test_a_world_of_one_talks_to_nobody(operation):
-    for algorithm in Algorithm:
+    for algorithm in ALGORITHMS[operation]:
         [program] = programs(operation, algorithm, 1)
         assert not any(step.peers for step in program.steps)
 
@@ -243,7 +300,7 @@ def test_write_to_an_input():
     assert (
         refusal(
             broken(scatter, 0, copy, slot=1, source=0),
-            read_only=input_slots(Operation.REDUCE_SCATTER, 2),
+            read_only=lambda rank: input_slots(Operation.REDUCE_SCATTER, 2),
         )
         == f"rank 0, step {copy} (COPY) writes slot 1, which is read-only"
     )

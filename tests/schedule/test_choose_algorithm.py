@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.schedule import Algorithm, Operation, choose
+from sealring.schedule import ALGORITHMS, Algorithm, Operation, choose
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,13 @@ def test_small_messages_go_directly(operation, world, largest_direct):
 
 @pytest.mark.parametrize("algorithm", Algorithm)
 def test_an_override_comes_before_the_table(algorithm):
-    for operation in set(Operation) - {Operation.BARRIER}:
-        assert choose(operation, 4, 1, algorithm) is algorithm
-        assert choose(operation, 4, 1 << 30, algorithm) is algorithm
+    for operation in Operation:
+        for size in (1, 1 << 30):
+            chosen = choose(operation, 4, size, algorithm)
+            if algorithm in ALGORITHMS[operation]:
+                assert chosen is algorithm
+            else:
+                assert chosen is choose(operation, 4, size)
 
 
 def test_a_barrier_is_always_direct():

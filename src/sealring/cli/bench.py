@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,19 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from sealring.bench.allreduce import Result, measure_allreduce
+from sealring.bench.collectives import (
+    COLLECTIVES,
+    LARGE_BYTES,
+    OF_FLOOR,
+    OF_GLOO,
+    SMALL_BYTES,
+    Case,
+    measure_collectives,
+    plan_of,
+)
 from sealring.bench.handshake import measure_handshake
+from sealring.bench.step import Result as StepResult
+from sealring.bench.step import measure_step
 from sealring.cli.terminal import console, errors, human_bytes, print_json, progress_bar
 from sealring.errors import ConfigurationError
 
@@ -48,6 +61,13 @@ def check_ranks(ranks: int) -> int:
 def check_transport(transport: str) -> None:
     if transport not in ("shm", "tcp"):
         raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")
+
+
+def check_model(name: str) -> None:
+    from sealring.bench.models import MODELS
+
+    if name not in MODELS:
+        raise ConfigurationError(f"--model is {name!r}; there is {', '.join(MODELS)}")
 
 
 @app.callback()
@@ -91,6 +111,47 @@ def allreduce(
 
 
 @app.command()
+def collectives(
+    ranks: Annotated[str, typer.Option(help="Numbers of workers on this machine.")] = "2,4",
+    sizes: Annotated[str, typer.Option(help="Tensor sizes: 4096, 4KiB, 25MiB.")] = "4KiB,25MiB",
+    transport: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
+    only: Annotated[
+        str | None, typer.Option(help="Some of them, e.g. all_reduce,send_recv.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")] = 15,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Every collective against torch's plaintext Gloo and against what its AES alone takes."""
+    check_transport(transport)
+    names = [name.strip() for name in only.split(",")] if only else list(COLLECTIVES)
+    size_bytes = [parse_size(size) for size in sizes.split(",")]
+    worlds = {world: plan_of(names, world, size_bytes) for world in parse_world_sizes(ranks)}
+    cases: list[Case] = []
+    with progress_bar("{task.completed:.0f}/{task.total} cases") as bar:
+        task = bar.add_task("starting", total=sum(map(len, worlds.values())))
+        for world, plan in worlds.items():
+            labels = [f"{name}, {world} ranks, {human_bytes(size)}" for name, size in plan]
+            bar.update(task, description=labels[0])
+            for number, case in enumerate(
+                measure_collectives(
+                    names,
+                    world,
+                    size_bytes,
+                    transport,
+                    blocks=blocks,
+                    progress=lambda part: bar.update(task, completed=len(cases) + part),
+                ),
+                start=1,
+            ):
+                cases.append(case)
+                bar.update(task, description=labels[min(number, len(labels) - 1)])
+    if json:
+        print_json({"cases": [case.as_json() for case in cases]})
+        return
+    console.print(_collectives_table(cases))
+
+
+@app.command()
 def handshake(
     ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 16,
     transport: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
@@ -116,6 +177,37 @@ def handshake(
     console.print(table)
 
 
+@app.command()
+def step(
+    model: Annotated[str, typer.Option(help="gpt-small or gpt-demo.")] = "gpt-small",
+    ranks: Annotated[str, typer.Option(help="Numbers of workers on this machine.")] = "2,4",
+    steps: Annotated[int, typer.Option(min=3, help="Timed steps of each variant.")] = 11,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a Chrome trace of one sealed step on rank 0; for one --ranks."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """A DDP training step, sealed against torch's plaintext Gloo, alternately (medians)."""
+    worlds = parse_world_sizes(ranks)
+    check_model(model)
+    if trace is not None and len(worlds) > 1:
+        raise ConfigurationError(f"one trace shows one world: pass --ranks {worlds[0]}")
+    results = []
+    with progress_bar() as bar:
+        for world in worlds:
+            task = bar.add_task(f"{model}, {world} ranks", total=1.0)
+            results.append(
+                measure_step(
+                    model, world, steps=steps, trace=trace, progress=partial(_advance, bar, task)
+                )
+            )
+    if json:
+        print_json({"cases": [result.as_json() for result in results]})
+        return
+    console.print(_step_table(results))
+
+
 def _advance(bar: Progress, task: TaskID, part: float) -> None:
     bar.update(task, completed=part)
 
@@ -138,5 +230,55 @@ def _table(results: list[Result]) -> Table:
             f"{result.gloo_us:,.0f} µs ±{result.gloo_spread:.0%}",
             f"{result.ratio:.3f}",
             human_bytes(result.sealed_bytes),
+        )
+    return table
+
+
+def _collectives_table(cases: list[Case]) -> Table:
+    met = [case.meets_bar for case in cases if case.meets_bar is not None]
+    table = Table(
+        title=f"Collectives over {cases[0].transport}: sealed by sealring, plaintext by Gloo "
+        "(medians of the slowest rank's times)",
+        caption=f"floor: what the busiest core seals and opens, at the "
+        f"{min(case.aes_bytes_per_s for case in cases) / 1e9:.2f} GB/s of AES-256-GCM that one "
+        f"core does here. Bar: up to {human_bytes(SMALL_BYTES)} Gloo's time; from "
+        f"{human_bytes(LARGE_BYTES)} on, in shared memory, {OF_GLOO} x Gloo or {OF_FLOOR} x "
+        f"floor, whichever is larger. {sum(met)} of {len(met)} cases meet it.",
+    )
+    table.add_column("collective", no_wrap=True)
+    for column in ("ranks", "size", "sealed, µs", "Gloo, µs", "ratio", "floor", "bar", "met"):
+        table.add_column(column, justify="right")
+    marks = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
+    for case in cases:
+        table.add_row(
+            case.collective,
+            str(case.ranks),
+            human_bytes(case.bytes) if case.bytes else "-",
+            f"{case.sealed_us:,.0f} ±{case.sealed_spread:.0%}",
+            "-" if case.gloo_us is None else f"{case.gloo_us:,.0f} ±{case.gloo_spread:.0%}",
+            "-" if case.ratio is None else f"[bold]{case.ratio:.3f}[/bold]",
+            f"{case.floor_us:,.0f}",
+            "-" if case.bar_us is None else f"{case.bar_us:,.0f}",
+            marks[case.meets_bar],
+        )
+    return table
+
+
+def _step_table(results: list[StepResult]) -> Table:
+    first = results[0]
+    table = Table(
+        title=f"{first.model}, {first.parameters:,} parameters, {first.tokens} tokens a rank: "
+        "DDP step, sealed by sealring, plaintext by Gloo (medians)"
+    )
+    for column in ("ranks", "sealed", "Gloo", "sealed : Gloo", "sealed a rank", "in backward"):
+        table.add_column(column, justify="right")
+    for result in results:
+        table.add_row(
+            str(result.ranks),
+            f"{result.sealed_ms:,.0f} ms ±{result.sealed_spread:.0%}",
+            f"{result.gloo_ms:,.0f} ms ±{result.gloo_spread:.0%}",
+            f"[bold]{result.ratio:.3f}[/bold]",
+            human_bytes(result.sealed_bytes),
+            f"{result.overlap:.0%}",
         )
     return table

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import mmap
 import os
 import platform
 import socket
@@ -183,20 +181,15 @@ def _listening_address() -> Finding:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    size = 2 * (limits.RING_CONTROL_BYTES + limits.RING_BYTES)
+    from sealring.links.memory import create_memory, open_memory
+
     try:
-        memory = os.memfd_create("sealring-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        memory = create_memory()
         try:
-            os.ftruncate(memory, size)
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            other = os.open(f"/proc/{os.getpid()}/fd/{memory}", os.O_RDWR)
-            try:
-                mmap.mmap(other, size).close()
-            finally:
-                os.close(other)
+            open_memory(memory.offer)
         finally:
-            os.close(memory)
-    except OSError as error:
+            memory.close()
+    except SealringError as error:
         yield Finding(
             "shared memory",
             "warning",

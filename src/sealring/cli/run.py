@@ -35,6 +35,9 @@ def run(
     ] = None,
     job: Annotated[str | None, typer.Option(help="The job's name, the same everywhere.")] = None,
     transport: Annotated[str | None, typer.Option(help="auto (the default), tcp or shm.")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often all workers are started again when one fails.")
+    ] = 0,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own."""
@@ -44,26 +47,34 @@ def run(
     if transport is not None:
         os.environ["SEALRING_TRANSPORT"] = transport
     read_settings(os.environ)
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.run import main as torchrun
 
     arguments = ["--nproc-per-node", str(nproc), "--nnodes", str(nnodes)]
-    if nnodes == 1 and rdzv_endpoint is None:
-        arguments.append("--standalone")
+    arguments += ["--max-restarts", str(max_restarts)]
+    if rdzv_endpoint is not None:
+        run_id = os.environ.get("SEALRING_JOB", "sealring")
+    elif nnodes == 1:
+        rdzv_endpoint, run_id = "localhost:0", secrets.token_hex(16)
     else:
-        if rdzv_endpoint is None:
-            raise ConfigurationError(
-                "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a "
-                "host that all of them reach, the same on every machine"
-            )
-        arguments += [
-            "--node-rank", str(node_rank),
-            "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", rdzv_endpoint,
-            "--rdzv-id", os.environ.get("SEALRING_JOB", "sealring"),
-        ]  # fmt: skip
+        raise ConfigurationError(
+            "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a "
+            "host that all of them reach, the same on every machine"
+        )
+    # The launchers' own store is sealed too wherever there is a secret to seal it under.
+    arguments += [
+        "--node-rank", str(node_rank),
+        "--rdzv-backend", "c10d" if read_secret(os.environ) is None else "sealring",
+        "--rdzv-endpoint", rdzv_endpoint,
+        "--rdzv-id", run_id,
+    ]  # fmt: skip
     if module:
         arguments.append("--module")
-    torchrun([*arguments, script, *context.args])
+    try:
+        torchrun([*arguments, script, *context.args])
+    except SignalException as stopped:
+        # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
+        raise typer.Exit(128 + stopped.sigval) from None
 
 
 def _identity(nnodes: int, secret_file: Path | None) -> dict[str, str]:

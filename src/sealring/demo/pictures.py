@@ -12,8 +12,8 @@ from rich.rule import Rule
 from rich.table import Table
 
 from sealring import limits
+from sealring.bench.models import Shape, make_model
 from sealring.demo.evidence import SHORTEST_RUN
-from sealring.demo.model import Shape, make_model
 from sealring.demo.story import Attacked, Outcome, Tapped, Training
 from sealring.demo.train import ATTACKED_STEPS, TAPPED_STEPS, Backend
 from sealring.demo.wiretap import GROUP, PAIR

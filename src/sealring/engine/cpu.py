@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,16 @@ from typing import Final, Protocol
 
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.engine.failures import error_from
-from sealring.schedule import Algorithm, Operation, Program, program_for, segment_bytes
+from sealring.engine.failures import Fields, Names, error_from
+from sealring.links.memory import SharedMemory
+from sealring.schedule import (
+    Algorithm,
+    Operation,
+    Program,
+    Topology,
+    program_for,
+    segment_bytes,
+)
 
 FORWARD_BUDGET: Final = 8 << 20
 MIN_RECORD_BYTES: Final = 4 << 10
@@ -23,9 +30,7 @@ class LinkEnds(Protocol):
     @property
     def host(self) -> str: ...
     @property
-    def memory_fd(self) -> int | None: ...
-    @property
-    def dialer(self) -> bool: ...
+    def memory(self) -> SharedMemory | None: ...
     @property
     def send_key(self) -> bytes: ...
     @property
@@ -44,8 +49,9 @@ class Collective:
     algorithm: Algorithm
     slots: Sequence[tuple[int, int]]
     """(address, bytes) of each slot, in the order the program numbers them."""
-    total: int
-    """Bytes of the tensor as the user sees it; all ranks must say the same."""
+    total: int | None
+    """Bytes of the tensor as the user sees it; all ranks must say the same. None where only the two
+    ends of a message know its length (all_to_all): each record then states that."""
     dtype: DType
     reduction: ReduceKind = ReduceKind.NONE
     factor: float = 1.0
@@ -53,7 +59,10 @@ class Collective:
 
 
 class CpuEngine:
-    """Runs collectives, one at a time, over sealed links. Ranks are numbered within the group."""
+    """Runs collectives, one at a time, over sealed links.
+
+    Ranks are numbered within the group; `members` are their numbers in the job, which errors name.
+    """
 
     def __init__(
         self,
@@ -63,36 +72,39 @@ class CpuEngine:
         context: bytes,
         group_key: bytes,
         links: Iterable[tuple[int, LinkEnds]],
+        host: str = "",
+        members: Sequence[int] | None = None,
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
-        ring_bytes: int = limits.RING_BYTES,
     ) -> None:
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
-        self._hosts: dict[int, str] = {}
+        self._names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
         self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
         for peer, link in links:
-            self._hosts[peer] = link.host
+            self._names.hosts[peer] = link.host
             keys = (link.send_key, link.receive_key, link.peer_group_key)
-            # The descriptors are the native engine's from here on.
-            if link.memory_fd is None:
+            # The socket and the memory are the native engine's from here on.
+            if link.memory is None:
                 self._native.add_tcp_link(peer, link.socket.detach(), *keys)
             else:
-                self._native.add_shm_link(
-                    peer, link.socket.detach(), link.memory_fd, ring_bytes, link.dialer, *keys
-                )
-                os.close(link.memory_fd)
+                own, theirs = link.memory
+                self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
+        self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
-        longest = max(size for _, size in collective.slots)
+        # What is cut must be cut alike by all who touch it, so by a length that they all know.
+        known_to_all = collective.total is not None
+        longest = max(size for _, size in collective.slots) if known_to_all else None
         failure = self._native.run(
             self._program(collective),
             collective.slots,
             number,
             collective.total,
+            collective.root,
             collective.dtype,
             collective.reduction,
             collective.factor,
@@ -100,7 +112,7 @@ class CpuEngine:
             timeout_s,
         )
         if failure is not None:
-            raise error_from(failure, rank=self._rank, hosts=self._hosts)
+            raise error_from(failure, self._names, number, collective.operation)
 
     def close(self) -> None:
         """Says goodbye to every peer and wipes the keys. A run under way is ended first."""
@@ -110,25 +122,51 @@ class CpuEngine:
         """Ends a run under way in another thread with GroupClosed."""
         self._native.interrupt()
 
+    def fail(self, failure: Fields) -> None:
+        """End with a failure that the group saw elsewhere, and tell the other ranks."""
+        self._native.fail(failure)
+
     def account(self) -> _native.Account:
         return self._native.account()
+
+    def sealed_and_opened(self) -> tuple[int, int]:
+        """(sealed_bytes, opened_bytes) of account(), for a small part of its price."""
+        return self._native.sealed_and_opened()
+
+    def sealed_bytes(self, collective: Collective) -> int:
+        """What this rank will seal for it, if it goes well."""
+        return self._plan(collective).sealed_bytes([size for _, size in collective.slots])
+
+    def _plan(self, collective: Collective) -> Program:
+        return program_for(
+            collective.operation,
+            collective.algorithm,
+            self._world,
+            self._rank,
+            root=collective.root,
+            average=collective.reduction is ReduceKind.AVG,
+            premultiply=collective.reduction is ReduceKind.PREMUL_SUM,
+            topology=self.topology,
+        )
 
     def _program(self, collective: Collective) -> _native.Program:
         average = collective.reduction is ReduceKind.AVG
         premultiply = collective.reduction is ReduceKind.PREMUL_SUM
         key = (collective.operation, collective.algorithm, collective.root, average, premultiply)
         if key not in self._programs:
-            program = program_for(
-                collective.operation,
-                collective.algorithm,
-                self._world,
-                self._rank,
-                root=collective.root,
-                average=average,
-                premultiply=premultiply,
-            )
-            self._programs[key] = to_native(program)
+            self._programs[key] = to_native(self._plan(collective))
         return self._programs[key]
+
+
+def topology_of(hosts: Sequence[str]) -> Topology:
+    """Who shares a host with whom, by the names that ranks gave of their hosts.
+
+    All ranks compute the same: every name came from its own rank, over TLS that proved who it is.
+    A rank that told its peers different names would fail the group (the programs would not fit),
+    which it could do by simply leaving, too. Equal names of different machines cost only time.
+    """
+    numbers: dict[str, int] = {}
+    return Topology(tuple(numbers.setdefault(host, len(numbers)) for host in hosts))
 
 
 def largest_segment(world: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Final
 
 from sealring.engine.datatypes import DType, ReduceKind
@@ -16,7 +17,7 @@ from sealring.errors import (
     ReplayedRecord,
     TamperedRecord,
 )
-from sealring.schedule.program import Algorithm, Operation
+from sealring.schedule.program import ROOTED, Algorithm, Operation
 
 # The numbers are native/failure.hpp's, and travel in alerts.
 ERROR_BY_CODE: Final[dict[int, type[GroupError]]] = {
@@ -44,42 +45,88 @@ _REMEDY: Final[dict[type[GroupError], str]] = {
     GroupClosed: "Make a new group.",
 }
 
-_VIEW = re.compile(r"\{operation=(\d+) algorithm=(\d+) dtype=(\d+) reduction=(\d+) bytes=(\d+)\}")
+_RANK = re.compile(r"\brank (\d{1,9})\b")
+_SECONDS = re.compile(r"\b(\d{1,15}\.\d{6}) s\b")
+_VIEW = re.compile(
+    r"\{operation=(\d+) algorithm=(\d+) dtype=(\d+) reduction=(\d+) root=(\d+) bytes=(\d+)\}"
+)
+
+
+Fields = tuple[int, int, int, int, str]
+"""(code, peer, collective, reported_by, text), as the native core tells and takes a failure."""
+
+
+def fields_of(error: GroupError) -> Fields:
+    """What the native core must be told, so that every rank learns of this error."""
+    if error.native is not None:
+        return error.native
+    code = next(code for code, kind in ERROR_BY_CODE.items() if isinstance(error, kind))
+    return code, -1 if error.peer is None else error.peer, error.collective or 0, -1, str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Who the group's ranks are to the people who read errors."""
+
+    rank: int
+    members: tuple[int, ...]
+    """The group's ranks by their numbers in the job."""
+    hosts: dict[int, str] = field(default_factory=dict)
+
+    def number(self, rank: int) -> int | None:
+        """A rank's number in the job; None if it has none."""
+        return self.members[rank] if 0 <= rank < len(self.members) else None
 
 
 def error_from(
-    fields: tuple[int, int, int, int, str], *, rank: int, hosts: dict[int, str]
+    fields: Fields,
+    names: Names,
+    number: int | None = None,
+    operation: Operation | None = None,
 ) -> GroupError:
-    """The exception for (code, peer, collective, reported_by, text) as seen by `rank`."""
+    """The exception for (code, peer, collective, reported_by, text), met in collective `number`."""
     code, peer, collective, reported_by, text = fields
     kind = ERROR_BY_CODE[code]
-    about = f"rank {peer} ({hosts[peer]})" if peer in hosts else f"rank {peer}"
-    seen_by = f"rank {reported_by} reported: " if reported_by not in (-1, rank) else ""
-    between = f", from {about}" if peer >= 0 and kind is not OutOfStep else ""
-    message = (
-        f"{seen_by}{_named(text)} (collective {collective}{between}). "
-        f"The group is closed. {_REMEDY[kind]}"
-    )
-    return kind(
-        message,
-        peer=peer if peer >= 0 else None,
+    about, host = names.number(peer), names.hosts.get(peer)
+    told_by = names.number(reported_by) if reported_by != names.rank else None
+    # Another rank may report from a collective that this one has not come to, or has left.
+    called = operation.name.lower() if operation is not None and number == collective else None
+    numbered = f"collective {collective}" if collective else "a message"
+    where = [f"{called}, {numbered}" if called else numbered]
+    if about is not None and kind is not OutOfStep:
+        where.insert(0, f"rank {about} on {host}" if host else f"rank {about}")
+    reported = "" if told_by is None else f"rank {told_by} reported: "
+    error = kind(
+        f"{reported}{_named(text, names)} ({'; '.join(where)}). The group is closed. "
+        f"{_REMEDY[kind]}",
+        peer=about,
+        host=host,
+        operation=called,
         collective=collective,
-        reported_by=reported_by if reported_by not in (-1, rank) else None,
+        reported_by=told_by,
     )
+    error.native = fields
+    return error
 
 
-def _named(text: str) -> str:
-    """The native engine's numbers put into words."""
+def _named(text: str, names: Names) -> str:
+    """The native engine's numbers put into words, and its ranks into the job's."""
 
     def words(match: re.Match[str]) -> str:
-        operation, algorithm, dtype, reduction, total = (int(group) for group in match.groups())
+        operation, algorithm, dtype, reduction, root, total = map(int, match.groups())
         reducing = f" {_name(ReduceKind, reduction)}" if reduction else ""
+        rooted = f" at root {root}" if operation in ROOTED else ""
         return (
-            f"({_name(Operation, operation)}{reducing} of {total} bytes of {_name(DType, dtype)}, "
-            f"{_name(Algorithm, algorithm)})"
+            f"({_name(Operation, operation)}{reducing}{rooted} of {total} bytes of "
+            f"{_name(DType, dtype)}, {_name(Algorithm, algorithm)})"
         )
 
-    return _VIEW.sub(words, text)
+    def ranked(match: re.Match[str]) -> str:
+        known = names.number(int(match[1]))
+        return f"rank {match[1] if known is None else known}"
+
+    seconds = _SECONDS.sub(lambda match: f"{float(match[1]):g} s", text)
+    return _RANK.sub(ranked, _VIEW.sub(words, seconds))
 
 
 def _name(

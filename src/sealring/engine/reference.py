@@ -59,7 +59,7 @@ def run_reference(
     ]
     execution = Execution(
         programs,
-        segments=max([1, *(rank.segments() for rank in ranks)]),
+        segments=[rank.segments() for rank in ranks],
         window=window,
         link_records=link_records,
         shuffle=shuffle,
@@ -110,9 +110,12 @@ class _Rank:
         self._segment_elements = segment_elements
         self._factor = factor
 
-    def segments(self) -> int:
-        """How many segments the longest slot takes; shorter slots' last ones are empty."""
-        return max(-(-slot.size // self._segment_elements) for slot in self._slots)
+    def segments(self) -> list[int]:
+        """In how many segments each step exists: the first, and where its slot has bytes."""
+        return [
+            max(1, -(-self._slots[step.slot].size // self._segment_elements))
+            for step in self._program.steps
+        ]
 
     def run(self, index: int, segment: int, records: _Records) -> None:
         step = self._program.steps[index]

@@ -40,14 +40,18 @@ def one(tensors: list[torch.Tensor], operation: str) -> torch.Tensor:
 
 
 def check_tensor(tensor: torch.Tensor, operation: str) -> None:
+    check_device(tensor, operation)
+    if tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"{operation}: {tensor.layout} tensors are not supported. Use .to_dense() first."
+        )
+
+
+def check_device(tensor: torch.Tensor, operation: str) -> None:
     if tensor.device.type != "cpu":
         raise Unsupported(
             f"{operation}: the tensor is on {tensor.device}; this version of sealring seals CPU "
             "tensors. Move it with .cpu() first."
-        )
-    if tensor.layout is not torch.strided:
-        raise Unsupported(
-            f"{operation}: {tensor.layout} tensors are not supported. Use .to_dense() first."
         )
 
 
@@ -93,3 +97,10 @@ def timeout_seconds(opts: Any, default: timedelta) -> float:
     if timeout is None or timeout <= timedelta(0):
         timeout = default
     return float(timeout.total_seconds())
+
+
+def message_tag(tag: int) -> int:
+    """torch's tags are C ints; the record has 32 bits for one."""
+    if not 0 <= tag < 1 << 31:
+        raise Unsupported(f"a message's tag must be between 0 and {(1 << 31) - 1}, not {tag}")
+    return tag

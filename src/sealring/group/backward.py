@@ -3,7 +3,8 @@
 DDP waits for its all-reduces in C++, inside the autograd engine, and torch turns whatever fails
 there into a RuntimeError that has our text but not our type: `except sealring.errors.PeerLost`
 would not see it. The engine object that `backward()` calls is a plain attribute of torch's; ours
-is torch's own with one addition, that on the way out it puts the original exception back.
+is torch's own with two additions: on the way out it puts the original exception back, and while
+it waits Ctrl-C gets through (interrupts.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 from torch.autograd import Variable
 
 from sealring.errors import GroupError
+from sealring.group.interrupts import heeding_interrupts
 
 _recent_failures: Final[deque[GroupError]] = deque(maxlen=16)
 
@@ -33,7 +35,8 @@ def restore_errors_in_backward() -> None:
 class _RestoringEngine(type(Variable._execution_engine)):  # type: ignore[misc]
     def run_backward(self, *arguments: Any, **options: Any) -> Any:
         try:
-            return super().run_backward(*arguments, **options)
+            with heeding_interrupts():
+                return super().run_backward(*arguments, **options)
         except RuntimeError as error:
             text = str(error)
             for failure in reversed(_recent_failures):

@@ -5,19 +5,25 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import time
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
 from sealring import limits
 from sealring.engine.cpu import CpuEngine
+from sealring.engine.mailbox import Mailbox
 from sealring.group.backward import restore_errors_in_backward
+from sealring.group.interrupts import interrupt_on_signal
+from sealring.group.monitored import Arrivals, serve_torchs_own_call
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
-from sealring.links import build_mesh
+from sealring.links import Link, agreed_epoch, build_mesh
+from sealring.recorder.start import start_recorder
 
 
 def create_group(options: Any) -> SealedProcessGroup:
@@ -29,44 +35,77 @@ def create_group(options: Any) -> SealedProcessGroup:
     world = dist.get_world_size() if dist.is_initialized() else group_world
     credentials = load_credentials(rank=rank, world=world)
 
-    name = options.group_id or "default"
-    # A store may outlive a group: the second one of a name must not read what the first one left.
-    # A store that lies here only makes the ranks disagree, which the handshake tells them.
-    incarnation = options.store.add(f"sealring/attempts/{rank}", 1)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    terms = Terms(
-        job=credentials.job,
-        group=name,
-        epoch=f"{restart}.{incarnation}",
-        world=world,
-        members=members,
-        rank=rank,
-        settings=settings.shared,
-    )
+    deadline = time.monotonic() + options.timeout.total_seconds()
     # Fresh for every group, so its nonces may start at zero.
     group_key = secrets.token_bytes(limits.KEY_BYTES)
-    links = build_mesh(
-        options.store,
-        credentials,
-        terms,
-        group_key,
-        incarnation=str(incarnation),
-        timeout=options.timeout.total_seconds(),
-        transport=settings.transport,
-    )
-    engine = CpuEngine(
-        group_rank,
-        group_world,
-        context=group_context(terms),
-        group_key=group_key,
-        links=[(members.index(link.peer), link) for link in links],
-        record_bytes=settings.record_bytes,
-        rekey_bytes=settings.rekey_bytes,
+
+    def links_for(terms: Terms) -> list[tuple[int, Link]]:
+        links = build_mesh(
+            options.store,
+            credentials,
+            terms,
+            group_key,
+            timeout=max(0.0, deadline - time.monotonic()),
+            transport=settings.transport,
+        )
+        return [(members.index(link.peer), link) for link in links]
+
+    with agreed_epoch(options.store, members, rank, deadline) as epoch:
+        terms = Terms(
+            job=credentials.job,
+            group=options.group_id or "default",
+            epoch=epoch,
+            world=world,
+            members=members,
+            rank=rank,
+            settings=settings.shared,
+        )
+        # Messages between two ranks must not wait behind a collective, nor the other way round:
+        # they have links and keys of their own.
+        message_terms = replace(terms, epoch=f"{epoch}.messages")
+        engine = CpuEngine(
+            group_rank,
+            group_world,
+            context=group_context(terms),
+            group_key=group_key,
+            links=links_for(terms),
+            host=terms.host,
+            members=members,
+            record_bytes=settings.record_bytes,
+            rekey_bytes=settings.rekey_bytes,
+        )
+        mailbox = Mailbox(
+            group_rank,
+            group_world,
+            context=group_context(message_terms),
+            links=links_for(message_terms),
+            members=members,
+            record_bytes=settings.record_bytes,
+            rekey_bytes=settings.rekey_bytes,
+        )
+    recorder = start_recorder(
+        engine,
+        job=terms.job,
+        job_rank=rank,
+        group=terms.group,
+        group_id=group_context(terms).hex()[:16],
+        members=members,
+        directory=settings.trace_directory,
+        on_signal=settings.trace_signal,
     )
     group = SealedProcessGroup(
-        group_rank, group_world, engine, options.timeout, algorithm=settings.algorithm
+        group_rank,
+        group_world,
+        engine,
+        mailbox,
+        options.timeout,
+        recorder=recorder,
+        arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
+        algorithm=settings.algorithm,
     )
     restore_errors_in_backward()
+    serve_torchs_own_call(SealedProcessGroup)
+    interrupt_on_signal(engine)
     _leave_in_order(group)
     return group
 

@@ -8,41 +8,60 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.errors import GroupClosed
+from sealring.errors import GroupClosed, GroupError
+from sealring.group import profiles
 from sealring.group.backward import remember
 from sealring.group.work import SealedWork
+from sealring.recorder import FlightRecorder
+
+_CALLBACK: Final = 0
+"""The number of a call that comes from a future's callback: it never waits in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One collective, and what keeps its memory alive until it is done."""
+    """One call, and what keeps its memory alive until it is done."""
 
     name: str
-    collective: Collective
+    collectives: Iterable[Collective]
+    """Mostly one. Each has been run to its end before the next is asked for."""
     timeout_s: float
     work: SealedWork
     tensors: tuple[torch.Tensor, ...]
     on_success: Callable[[], None] | None
     """Copies the result to where the user wants it, if it could not be written there at once."""
+    known: Collective | None = None
+    """The only collective, where it is known ahead."""
 
 
 class Dispatcher:
-    def __init__(self, engine: CpuEngine, label: str) -> None:
+    def __init__(
+        self,
+        engine: CpuEngine,
+        label: str,
+        recorder: FlightRecorder,
+        on_failure: Callable[[GroupError], None],
+    ) -> None:
         self._engine = engine
+        self._recorder = recorder
+        self._on_failure = on_failure
         self._submitting = threading.Lock()
-        self._turn = threading.RLock()
-        """Held by whoever runs a collective; taken in the order in which they were called. A
-        future's callback runs with it held, and may call a collective in its turn."""
+        self._turn = threading.Lock()
+        """Held by whoever runs a collective; taken in the order in which they were called."""
+        self._running_thread: int | None = None
+        """Who holds the turn. A future's callback runs on that thread, before the next turn."""
         self._closed = False
         self._submitted = 0
         self._finished = 0
+        self._ran = 0
+        """Collectives, in the order in which they ran: the number that all ranks agree on."""
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
         self._thread.start()
@@ -52,20 +71,31 @@ class Dispatcher:
 
         Whoever waits anyway is spared two changes of thread, which cost more than a small
         collective itself.
+
+        A callback's own collectives run at once, before any that are queued. Nobody else could run
+        them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next bucket
+        by then is chance, while this order is the same on all ranks: if the future was done
+        before the callback was attached, the caller runs it, before it calls anything else.
         """
+        if self._running_thread == threading.get_ident():
+            self._run(_CALLBACK, job)
+            return
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
+            at_once = wait and self.idle
             self._submitted += 1
-            number = self._submitted
-            at_once = wait and self._finished == number - 1
+            call = self._submitted
+            if job.known is not None:
+                self._recorder.queued(call, job.known)
             if at_once:
                 self._turn.acquire()
             else:
-                self._jobs.put((number, job))
+                with profiles.shown(job.name, job.known, self._engine):
+                    self._jobs.put((call, job))
         if at_once:
             try:
-                self._run(number, job)
+                self._run_called(call, job)
             finally:
                 self._turn.release()
 
@@ -89,28 +119,41 @@ class Dispatcher:
     def _loop(self) -> None:
         while (entry := self._jobs.get()) is not None:
             with self._turn:
-                self._run(*entry)
+                self._run_called(*entry)
             # The last reference to a tensor must not be kept by an idle thread.
             del entry
         with self._turn:
             self._engine.close()
+            self._recorder.close()
 
-    def _run(self, number: int, job: Job) -> None:
+    def _run_called(self, call: int, job: Job) -> None:
+        self._running_thread = threading.get_ident()
+        try:
+            self._run(call, job)
+        finally:
+            self._running_thread = None
+
+    def _run(self, call: int, job: Job) -> None:
         error: BaseException | None = None
         try:
-            with _shown_in_profiles(job.name):
-                self._engine.run(number, job.collective, job.timeout_s)
+            with profiles.shown(job.name, job.known, self._engine):
+                for collective in job.collectives:
+                    self._ran += 1
+                    self._recorder.started(call, self._ran, collective)
+                    self._engine.run(self._ran, collective, job.timeout_s)
+                    self._recorder.ended(None)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = raised
             remember(raised)
-        self._finished = number
-        job.work.finish(error)
-
-
-def _shown_in_profiles(name: str) -> AbstractContextManager[object]:
-    """A range in torch.profiler's timeline. It is not free, so it is made only for a profiler."""
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.profiler.record_function(name)
-    return nullcontext()
+            if isinstance(raised, GroupError):
+                # The engine has closed itself, unless this was found between two collectives.
+                self._engine.close()
+                self._on_failure(raised)
+        try:
+            if error is not None:
+                self._recorder.ended(error)
+        finally:  # Ctrl-C may come while the record is being written
+            self._finished += call != _CALLBACK
+            job.work.finish(error)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sealring.errors import PeerSilent
+from sealring.errors import GroupError, PeerSilent
 
 
 class SealedWork(dist.Work):
@@ -30,6 +31,40 @@ class SealedWork(dist.Work):
         self._pending.acquire()
         self._on_done: list[Callable[[], None]] = []
 
+    @classmethod
+    def of_all(cls, works: Sequence[SealedWork], give_up: Callable[[], None]) -> SealedWork:
+        """Done when all of them are, with the first error among theirs."""
+        together = cls([tensor for work in works for tensor in work._result], give_up)
+        unfinished = [len(works)]
+        counting = threading.Lock()
+
+        def one_less() -> None:
+            with counting:
+                unfinished[0] -= 1
+                if unfinished[0] > 0:
+                    return
+            failed = (work._error for work in works if work._error is not None)
+            together.finish(next(failed, None))
+
+        for work in works:
+            work.when_done(one_less)
+        if not works:
+            together.finish()
+        return together
+
+    def stand_for(self, result: list[torch.Tensor]) -> None:
+        """Take the results of the calls before this one for its own; they are done first."""
+        self._result = result
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Calls back once, from the thread that finishes the work, or at once if it is done."""
+        with self._lock:
+            done = self._done
+            if not done:
+                self._on_done.append(callback)
+        if done:
+            callback()
+
     def finish(self, error: BaseException | None = None) -> None:
         """Called once, by the thread that ran the collective."""
         with self._lock:
@@ -42,18 +77,43 @@ class SealedWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else -1
-        if not self._pending.acquire(timeout=limit):
-            # Its memory is still being written: the script may go on only once that has ended.
-            self._give_up()
-            self._pending.acquire()
-            self._pending.release()
+        try:
+            in_time = self._pending.acquire(timeout=limit)
+        except BaseException:  # Ctrl-C, or what a script's handler of a signal raised
+            self._end_at_once()
+            raise
+        if not in_time:
+            self._end_at_once()
             raise PeerSilent(
-                f"the collective was not done {limit} s after wait() began. The group is closed."
+                f"the collective was not done {limit:g} s after wait() began{self._which()}. The "
+                "group is closed. A rank hangs, is stopped or is cut off; if it is only slow, wait "
+                "longer.",
+                collective=self._error.collective if isinstance(self._error, GroupError) else None,
             )
-        self._pending.release()
+        self._let_others_by()
         if self._error is not None:
             raise self._error
         return True
+
+    def _end_at_once(self) -> None:
+        """The script goes on without the result: close the group, as a synchronous call does.
+
+        The memory is still being written until the collective has ended.
+        """
+        self._give_up()
+        # An interrupt may have come just when wait() had got the lock; then the work is done.
+        if not self._done:
+            self._pending.acquire()
+        self._let_others_by()
+
+    def _let_others_by(self) -> None:
+        """The work is done, so the lock is to be open, whoever of the waiters opens it."""
+        with suppress(RuntimeError):
+            self._pending.release()
+
+    def _which(self) -> str:
+        known = isinstance(self._error, GroupError) and self._error.collective
+        return f" (collective {known})" if known else ""
 
     def is_completed(self) -> bool:
         return self._done
@@ -79,12 +139,7 @@ class SealedWork(dist.Work):
             else:
                 future.set_exception(self._error)
 
-        with self._lock:
-            done = self._done
-            if not done:
-                self._on_done.append(resolve)
-        if done:
-            resolve()
+        self.when_done(resolve)
         # DDP's C++ reads a future's value without asking for its error: an exception set from
         # Python is invisible to it, and it would take the exception object for tensors. One raised
         # in a callback is a C++ error of the new future, which DDP rethrows in backward().

@@ -48,7 +48,7 @@ class Terms:
     instance: str = field(default_factory=lambda: secrets.token_hex(16))
     """Random per attempt: tells a worker that reconnects from a second one with its rank."""
     host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
-    """For people to read; nothing is decided by it."""
+    """For people to read, and for the choice of algorithm: who shares a host with whom."""
 
     def __post_init__(self) -> None:
         check_job(self.job)

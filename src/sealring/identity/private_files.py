@@ -60,7 +60,16 @@ def write_private(path: Path, content: bytes) -> None:
 
 def write_public(path: Path, content: bytes) -> None:
     """Write a file of mode 0644, whole or not at all; an older one is replaced."""
-    temporary = _write_temporary(path, content, 0o644)
+    _replace(path, content, 0o644)
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Write a file of mode 0600, whole or not at all; an older one is replaced."""
+    _replace(path, content, 0o600)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    temporary = _write_temporary(path, content, mode)
     try:
         os.replace(temporary, path)
     except OSError as problem:

@@ -25,7 +25,7 @@ from sealring.errors import BadSecret, ConfigurationError
 from sealring.identity.certificates import issue, make_authority
 from sealring.identity.names import WorkerName
 from sealring.identity.private_files import read_private
-from sealring.limits import CERTIFICATE_HOURS, MIN_SECRET_BYTES
+from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES, MIN_SECRET_BYTES
 
 _SALT: Final = b"sealring-1 job secret"
 _MAKE_ONE: Final = "make one with `openssl rand -hex 32`"
@@ -78,10 +78,20 @@ def derive_authority(secret: bytes) -> JobAuthority:
     refused by the name in its certificate, and then told WrongJob instead of UnknownAuthority.
     """
     key = Ed25519PrivateKey.from_private_bytes(_derive(secret, b"authority key", 32))
-    job = "job-" + _derive(secret, b"job name", 4).hex()
+    job = default_job(secret)
     serial = int.from_bytes(_derive(secret, b"authority serial", 16), "big") | 1
     certificate = make_authority(key, f"authority of {job}", serial, _NOT_BEFORE, _NOT_AFTER)
     return JobAuthority(certificate, job, key)
+
+
+def default_job(secret: bytes) -> str:
+    """The job's name where nobody gave it one."""
+    return "job-" + _derive(secret, b"job name", 4).hex()
+
+
+def derive_store_key(secret: bytes) -> bytes:
+    """What the job's sealed stores are keyed with, before there is a group."""
+    return _derive(secret, b"store key", KEY_BYTES)
 
 
 def _derive(secret: bytes, purpose: bytes, length: int) -> bytes:

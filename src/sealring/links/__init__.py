@@ -1,6 +1,7 @@
 """Who connects to whom, and over what.
 
 addresses   where this worker listens: one address, never all of them
+epoch       one name for one attempt to make a group
 rendezvous  addresses through the store, which is the adversary's
 memory      a link's shared memory: made, offered, checked
 agreement   what two verified workers settle over TLS: group keys and transport
@@ -12,8 +13,9 @@ diagnosis   why it is not complete when its time is up
 link        what comes out
 """
 
+from sealring.links.epoch import agreed_epoch
 from sealring.links.link import Link
 from sealring.links.mesh import build_mesh
 from sealring.links.rendezvous import Store
 
-__all__ = ["Link", "Store", "build_mesh"]
+__all__ = ["Link", "Store", "agreed_epoch", "build_mesh"]

@@ -1,108 +1,128 @@
 """What two verified workers settle over TLS before their records flow: group keys and transport.
 
 dialer    -> {"type": "link", "group_key", "shm": null or an offer}
-acceptor  -> {"type": "link", "group_key", "transport": "shm" or "tcp"}
+acceptor  -> {"type": "link", "group_key", "shm": null or an offer}
+dialer    -> {"type": "transport", "transport": "shm" or "tcp"}
+
+An acceptor offers memory only after it has opened the dialer's, so the dialer, who opens the
+acceptor's, is the one who knows whether both could.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Message, digest, exactly
-from sealring.links.memory import create_memory, open_memory, parse_offer
+from sealring.links.memory import (
+    Offer,
+    OwnMemory,
+    SharedMemory,
+    create_memory,
+    open_memory,
+    parse_offer,
+)
 
 Transport = Literal["auto", "tcp", "shm"]
 
-_OFFER: Final = frozenset({"type", "group_key", "shm"})
-_ANSWER: Final = frozenset({"type", "group_key", "transport"})
+_LINK: Final = frozenset({"type", "group_key", "shm"})
+_TRANSPORT: Final = frozenset({"type", "transport"})
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    memory_fd: int | None
+    memory: SharedMemory | None
     peer_group_key: bytes = field(repr=False)
 
 
 def settle_as_dialer(
     channel: SecureChannel, group_key: bytes, transport: Transport, own_host: str
 ) -> Settled:
-    memory_fd, offer = None, None
-    if transport == "shm" or (transport == "auto" and _near(channel, own_host)):
+    wanted = transport == "shm" or (transport == "auto" and _near(channel, own_host))
+    with _own_memory(channel, transport, wanted) as own:
+        _send_link(channel, group_key, own)
+        peer_group_key, offer = _receive_link(channel)
+        if offer is not None and own is None:
+            raise _malformed(channel, "offered memory that it was not asked for")
+        memory, reason = None, "the peer could not open, or refused, our memory"
+        if offer is not None and own is not None:
+            try:
+                memory = SharedMemory(own.mapping, open_memory(offer))
+            except Unsupported as problem:
+                reason = str(problem)
+        if memory is None and transport == "shm":
+            raise _no_shared_memory(channel, reason)
+        channel.send({"type": "transport", "transport": "tcp" if memory is None else "shm"})
+    return Settled(memory, peer_group_key)
+
+
+def settle_as_acceptor(channel: SecureChannel, group_key: bytes, transport: Transport) -> Settled:
+    peer_group_key, offer = _receive_link(channel)
+    theirs, reason = None, "the peer offered none"
+    if offer is not None and transport != "tcp":
         try:
-            memory_fd, offer = create_memory()
+            theirs = open_memory(offer)
+        except Unsupported as problem:
+            reason = str(problem)
+    if theirs is None and transport == "shm":
+        raise _no_shared_memory(channel, reason)
+    with _own_memory(channel, transport, theirs is not None) as own:
+        _send_link(channel, group_key, own)
+        message = _receive(channel, "transport", _TRANSPORT)
+        memory = None if own is None or theirs is None else SharedMemory(own.mapping, theirs)
+        if message["transport"] not in ({"tcp"} if memory is None else {"tcp", "shm"}):
+            raise _malformed(channel, "chose a transport that it was not offered")
+        if message["transport"] == "tcp":
+            if transport == "shm":
+                raise _no_shared_memory(channel, "the peer could not open, or refused, our memory")
+            memory = None
+    return Settled(memory, peer_group_key)
+
+
+@contextmanager
+def _own_memory(
+    channel: SecureChannel, transport: Transport, wanted: bool
+) -> Iterator[OwnMemory | None]:
+    """Our part of the memory, its file open for as long as the peer may look for it."""
+    own = None
+    if wanted:
+        try:
+            own = create_memory()
         except Unsupported as problem:
             if transport == "shm":
                 raise _no_shared_memory(channel, str(problem)) from problem
     try:
-        channel.send(
-            {
-                "type": "link",
-                "group_key": group_key.hex(),
-                "shm": None if offer is None else offer.message(),
-            }
-        )
-        answer = _link_message(channel, _ANSWER)
-        chosen = answer["transport"]
-        if chosen not in ("shm", "tcp") or (chosen == "shm" and memory_fd is None):
-            raise MalformedSetup(
-                f"rank {channel.peer.rank} chose a transport that it was not offered",
-                peer=channel.peer.rank,
-                proven=True,
-            )
-        if chosen == "tcp" and transport == "shm":
-            raise _no_shared_memory(channel, "the peer could not open, or refused, our memory")
-    except BaseException:
-        if memory_fd is not None:
-            os.close(memory_fd)
-        raise
-    if chosen == "tcp" and memory_fd is not None:
-        os.close(memory_fd)
-        memory_fd = None
-    return Settled(memory_fd, bytes.fromhex(digest(answer, "group_key")))
+        yield own
+    finally:
+        if own is not None:
+            own.close()
 
 
-def settle_as_acceptor(channel: SecureChannel, group_key: bytes, transport: Transport) -> Settled:
-    message = _link_message(channel, _OFFER)
-    peer_group_key = bytes.fromhex(digest(message, "group_key"))
+def _send_link(channel: SecureChannel, group_key: bytes, own: OwnMemory | None) -> None:
+    offer = None if own is None else own.offer.message()
+    channel.send({"type": "link", "group_key": group_key.hex(), "shm": offer})
+
+
+def _receive_link(channel: SecureChannel) -> tuple[bytes, Offer | None]:
+    message = _receive(channel, "link", _LINK)
     offer = None if message["shm"] is None else parse_offer(message["shm"])
-    memory_fd, reason = None, "the peer offered none"
-    if offer is not None and transport != "tcp":
-        try:
-            memory_fd = open_memory(offer)
-        except Unsupported as problem:
-            reason = str(problem)
-    if memory_fd is None and transport == "shm":
-        raise _no_shared_memory(channel, reason)
-    try:
-        channel.send(
-            {
-                "type": "link",
-                "group_key": group_key.hex(),
-                "transport": "tcp" if memory_fd is None else "shm",
-            }
-        )
-    except BaseException:
-        if memory_fd is not None:
-            os.close(memory_fd)
-        raise
-    return Settled(memory_fd, peer_group_key)
+    return bytes.fromhex(digest(message, "group_key")), offer
 
 
-def _link_message(channel: SecureChannel, fields: frozenset[str]) -> Message:
+def _receive(channel: SecureChannel, kind: str, fields: frozenset[str]) -> Message:
     message = channel.receive()
-    if message["type"] != "link":
-        raise MalformedSetup(
-            f"rank {channel.peer.rank} did not say how to link",
-            peer=channel.peer.rank,
-            proven=True,
-        )
+    if message["type"] != kind:
+        raise _malformed(channel, "did not say how to link")
     exactly(message, fields)
-    digest(message, "group_key")
     return message
+
+
+def _malformed(channel: SecureChannel, what: str) -> MalformedSetup:
+    return MalformedSetup(f"rank {channel.peer.rank} {what}", peer=channel.peer.rank, proven=True)
 
 
 def _near(channel: SecureChannel, own_host: str) -> bool:

@@ -6,16 +6,18 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
+from sealring.links.memory import SharedMemory
+
+# A host that answers nothing for about a minute is gone; a rank that merely computes has a kernel
+# that answers for it.
 _KEEPALIVE_IDLE_SECONDS: Final = 15
 _KEEPALIVE_INTERVAL_SECONDS: Final = 5
-_KEEPALIVE_COUNT: Final = 4
-_MIN_USER_TIMEOUT_SECONDS: Final = 30.0
-_MAX_USER_TIMEOUT_SECONDS: Final = 86400.0
+_KEEPALIVE_COUNT: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One peer of the group. Whoever holds it closes the socket and the memory."""
+    """One peer of the group. Whoever holds it closes the socket."""
 
     peer: int
     """Its rank in the job."""
@@ -24,16 +26,21 @@ class Link:
     address: str
     socket: socket.socket
     """Connected, non-blocking, no longer TLS. With shared memory: doorbell and sign of life."""
-    memory_fd: int | None
+    memory: SharedMemory | None
     dialer: bool
-    """Whether this side dialed; it then writes the first ring, and the peer the second."""
+    """Whether this side dialed."""
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
     peer_group_key: bytes = field(repr=False)
 
 
-def prepare_socket(sock: socket.socket, timeout: float) -> None:
-    """Options for a socket that carries records for a group with this timeout."""
+def prepare_socket(sock: socket.socket) -> None:
+    """Options for a socket that carries records.
+
+    TCP_USER_TIMEOUT is left alone: Linux counts a peer against it that is alive and does not read
+    (it computes, and its window is full), and lets it replace the count of keep-alive probes. What
+    bounds a collective whose bytes are not acknowledged is the collective's own timeout.
+    """
     sock.setblocking(False)
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -43,7 +50,3 @@ def prepare_socket(sock: socket.socket, timeout: float) -> None:
     sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_SECONDS)
     sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_SECONDS)
     sock.setsockopt(tcp, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
-    # Not less than the group's own timeout: Linux counts a peer that is alive but does not read
-    # (it computes, and its window is full) against this one too.
-    seconds = min(max(timeout, _MIN_USER_TIMEOUT_SECONDS), _MAX_USER_TIMEOUT_SECONDS)
-    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

@@ -1,12 +1,12 @@
-"""A link's shared memory: the dialer makes it, the acceptor opens and checks it.
+"""A link's shared memory: each side makes its own part, and only reads the other's.
 
-    first ring: dialer to acceptor          second ring: acceptor to dialer
-    | control page | RING_BYTES |           | control page | RING_BYTES |
+    | ring, RING_BYTES | control page |     one file from each side, written by its maker alone
 
-It is an unnamed file that the acceptor finds through /proc. Being able to find it proves nothing,
-so a nonce that came over TLS must be in it; and its size must be sealed, because a file that
-shrinks under a mapping kills the process that touches it. What cannot be had is Unsupported, and
-the link then stays with TCP unless shared memory was demanded.
+The maker maps its file and then seals it against every further writer, so it may put records
+together in it. The file has no name; the peer finds it through /proc. Being able to find it proves
+nothing, so a nonce that came over TLS must be in it; and its size must be sealed, because a file
+that shrinks under a mapping kills the process that touches it. What cannot be had is Unsupported,
+and the link then stays with TCP unless shared memory was demanded.
 """
 
 from __future__ import annotations
@@ -16,21 +16,30 @@ import hmac
 import os
 import secrets
 import stat
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
+from sealring._native import LinkMemory
 from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.messages import Message, digest, integer
 from sealring.limits import RING_BYTES, RING_CONTROL_BYTES, RING_NONCE_OFFSET
 
-MEMORY_BYTES: Final = 2 * (RING_CONTROL_BYTES + RING_BYTES)
+MEMORY_BYTES: Final = RING_BYTES + RING_CONTROL_BYTES
 
 _NONCE_BYTES: Final = 32
+_SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE (Linux 5.1) has no name in Python 3.11
 # The last one seals the seals themselves, so that none is added after the check.
-_SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_WRITE_SEALS: Final = fcntl.F_SEAL_WRITE | 0x10  # F_SEAL_FUTURE_WRITE has no name in Python 3.11
+_SEALS: Final = _SIZE_SEALS | _FUTURE_WRITE | fcntl.F_SEAL_SEAL
 _MFD_NOEXEC_SEAL: Final = 0x8  # Linux 6.3; no name in Python 3.11
 _FIELDS: Final = frozenset({"pid", "fd", "nonce", "bytes"})
+
+
+class SharedMemory(NamedTuple):
+    """Both sides' memory, mapped: our own to write, the peer's to read."""
+
+    own: LinkMemory
+    theirs: LinkMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +65,19 @@ def parse_offer(value: object) -> Offer:
     )
 
 
-def create_memory() -> tuple[int, Offer]:
-    """New sealed memory with a nonce in it; Unsupported if this machine has none to give."""
+@dataclass(frozen=True, slots=True)
+class OwnMemory:
+    """Our part, until the peer has opened it: then the file may be closed, the mapping stays."""
+
+    mapping: LinkMemory = field(repr=False)
+    offer: Offer
+
+    def close(self) -> None:
+        os.close(self.offer.fd)
+
+
+def create_memory() -> OwnMemory:
+    """New memory with a nonce in it; Unsupported if this machine has none to give."""
     try:
         fd = _memfd()
     except OSError as problem:
@@ -67,18 +87,19 @@ def create_memory() -> tuple[int, Offer]:
         os.posix_fallocate(fd, 0, MEMORY_BYTES)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         os.pwrite(fd, nonce, RING_NONCE_OFFSET)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
-    except OSError as problem:
+        mapping = LinkMemory(fd, RING_BYTES, writable=True)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except (OSError, RuntimeError) as problem:
         os.close(fd)
-        raise Unsupported(f"memory cannot be made here: {problem.strerror}") from problem
+        raise Unsupported(f"memory cannot be made here: {problem}") from problem
     except BaseException:
         os.close(fd)
         raise
-    return fd, Offer(os.getpid(), fd, nonce.hex(), MEMORY_BYTES)
+    return OwnMemory(mapping, Offer(os.getpid(), fd, nonce.hex(), MEMORY_BYTES))
 
 
-def open_memory(offer: Offer) -> int:
-    """Open the memory that a peer offers, if it is what it must be; Unsupported if not."""
+def open_memory(offer: Offer) -> LinkMemory:
+    """Map the memory that a peer offers, if it is what it must be; Unsupported if not."""
     if offer.bytes != MEMORY_BYTES:
         raise Unsupported(f"the peer's memory has {offer.bytes} bytes and ours {MEMORY_BYTES}")
     try:
@@ -91,17 +112,18 @@ def open_memory(offer: Offer) -> int:
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
             raise Unsupported("the peer's memory is no file")
-        fd = os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as problem:
         raise Unsupported(f"the peer's memory cannot be opened: {problem.strerror}") from problem
     finally:
         os.close(found)
     try:
         _check(fd, bytes.fromhex(offer.nonce))
-    except BaseException:
+        return LinkMemory(fd, RING_BYTES, writable=False)
+    except RuntimeError as problem:
+        raise Unsupported(f"the peer's memory cannot be mapped: {problem}") from problem
+    finally:
         os.close(fd)
-        raise
-    return fd
 
 
 def _check(fd: int, nonce: bytes) -> None:
@@ -112,10 +134,8 @@ def _check(fd: int, nonce: bytes) -> None:
         present = os.pread(fd, _NONCE_BYTES, RING_NONCE_OFFSET)
     except OSError as problem:
         raise Unsupported(f"the peer's memory cannot be checked: {problem.strerror}") from problem
-    if seals & _SIZE_SEALS != _SIZE_SEALS:
-        raise Unsupported("the peer's memory is not sealed against a change of its size")
-    if seals & _WRITE_SEALS:
-        raise Unsupported("the peer's memory is sealed against writing")
+    if seals & _SEALS != _SEALS:
+        raise Unsupported("the peer's memory is not sealed against other writers and sizes")
     if size != MEMORY_BYTES:
         raise Unsupported(f"the peer's memory has {size} bytes and not {MEMORY_BYTES}")
     if not hmac.compare_digest(present, nonce):

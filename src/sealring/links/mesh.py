@@ -61,13 +61,9 @@ def build_mesh(
     *,
     timeout: float,
     transport: Transport = "auto",
-    incarnation: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> list[Link]:
-    """Connect this worker to every other member; returns its links in the order of their ranks.
-
-    `incarnation` is the part of the store's keys that one attempt to make one group has to itself.
-    """
+    """Connect this worker to every other member; returns its links in the order of their ranks."""
     if transport not in ("auto", "tcp", "shm"):
         raise ConfigurationError(f"the transport {transport!r} is none of auto, tcp and shm")
     if len(group_key) != KEY_BYTES:
@@ -80,7 +76,7 @@ def build_mesh(
     if len(terms.members) == 1:
         return []
     addresses = own_addresses(os.environ if environ is None else environ)
-    book = AddressBook(store, incarnation or f"{terms.group}/{terms.epoch}")
+    book = AddressBook(store, terms.epoch)
     return _Mesh(book, credentials, terms, group_key, timeout, transport, addresses).build()
 
 
@@ -219,7 +215,7 @@ class _Mesh:
 
     def _prepare(self, link: WaitingLink) -> None:
         try:
-            prepare_socket(link.channel.socket, self._timeout)
+            prepare_socket(link.channel.socket)
         except OSError as problem:
             raise PeerUnreachable(
                 f"the connection to rank {link.rank} broke at the end of set-up: {problem}",

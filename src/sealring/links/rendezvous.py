@@ -33,11 +33,11 @@ class Store(Protocol):
 
 
 class AddressBook:
-    """The group's addresses under one incarnation of it."""
+    """The group's addresses in one epoch. torch's stores put the group's name before each key."""
 
-    def __init__(self, store: Store, incarnation: str) -> None:
+    def __init__(self, store: Store, epoch: str) -> None:
         self._store = store
-        self._incarnation = incarnation
+        self._epoch = epoch
         # A store is one connection; and a key is only read once it is there, because reading one
         # that is not would block every other thread's call as well.
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class AddressBook:
         return () if raw is None else parse_addresses(raw)
 
     def _key(self, rank: int) -> str:
-        return f"sealring/{self._incarnation}/address/{rank}"
+        return f"sealring/{self._epoch}/address/{rank}"
 
 
 def encode_addresses(addresses: Sequence[Address]) -> str:

@@ -48,8 +48,6 @@ class WaitingLink:
 
     def discard(self, until: float) -> None:
         self.channel.close(until)
-        if self.settled.memory_fd is not None:
-            os.close(self.settled.memory_fd)
 
     def link(self) -> Link:
         channel = self.channel
@@ -58,7 +56,7 @@ class WaitingLink:
             host=channel.peer_hello.host,
             address=address_of(channel.socket),
             socket=channel.detach(),
-            memory_fd=self.settled.memory_fd,
+            memory=self.settled.memory,
             dialer=self.dialer,
             send_key=channel.link_keys.send,
             receive_key=channel.link_keys.receive,

@@ -2,26 +2,41 @@
 
 choose   which algorithm, by operation, world and size
 layout   where a tensor is cut into chunks, and chunks into segments
-build    the program, written by ring or direct
+build    the program, written by ring, direct, tree or hierarchical
 check    whether the programs of all ranks fit together
 """
 
-from sealring.schedule.build import input_slots, program_for
+from sealring.schedule.build import ALGORITHMS, cuts_into_chunks, input_slots, program_for
 from sealring.schedule.check import check_programs
 from sealring.schedule.choose import choose
+from sealring.schedule.hierarchical import Topology
 from sealring.schedule.layout import chunks, segment_bytes
-from sealring.schedule.program import Action, Algorithm, Operation, Program, ProgramWriter, Step
+from sealring.schedule.program import (
+    REDUCING,
+    ROOTED,
+    Action,
+    Algorithm,
+    Operation,
+    Program,
+    ProgramWriter,
+    Step,
+)
 
 __all__ = [
+    "ALGORITHMS",
+    "REDUCING",
+    "ROOTED",
     "Action",
     "Algorithm",
     "Operation",
     "Program",
     "ProgramWriter",
     "Step",
+    "Topology",
     "check_programs",
     "choose",
     "chunks",
+    "cuts_into_chunks",
     "input_slots",
     "program_for",
     "segment_bytes",

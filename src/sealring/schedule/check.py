@@ -5,7 +5,7 @@ Run in tests over every program we can build; a mistake here would be a hang or 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from sealring.errors import ScheduleError
 from sealring.schedule.execution import RECEIVING, SENDING, Execution, Link
@@ -28,16 +28,21 @@ _Arrival = tuple[Link, int, int]
 """A record on a link, by its origin (-1: of the pair) and its message number."""
 
 
-def check_programs(programs: Sequence[Program], *, read_only: Collection[int] = ()) -> None:
+def check_programs(
+    programs: Sequence[Program], *, read_only: Callable[[int], Collection[int]] = lambda rank: ()
+) -> None:
     """Raises ScheduleError, saying where, unless the ranks' programs form one sound collective:
 
     - programs[r] is rank r's, and all are of one operation, algorithm and world;
-    - steps name slots, peers and earlier steps that exist, and write no slot in `read_only`;
+    - steps name slots, peers and earlier steps that exist, and write no slot in `read_only(rank)`;
     - two steps that touch one slot, one of them writing, are ordered by ``after``;
     - scratch is written before it is read;
     - a FORWARD passes on a published record that this rank has received by then;
     - a (sealer, message) pair is sealed once, and a published record reaches every other rank
       exactly once (its sealer's count would show a gap to a rank that it does not reach);
+    - what one rank publishes comes to another over one link, so that it comes in order;
+    - over one link a rank passes on no more than world - 2 records (the engine's memory is
+      reckoned by it);
     - every record that is sent is received by exactly one step, and the other way round;
     - all steps can run, over links that keep records in order.
     """
@@ -46,10 +51,12 @@ def check_programs(programs: Sequence[Program], *, read_only: Collection[int] = 
         for index, step in enumerate(program.steps):
             _check_step(program, index, step)
             _check_forward(program, index, step)
-            if step.action in _WRITES_SLOT and step.slot in read_only:
+            if step.action in _WRITES_SLOT and step.slot in read_only(program.rank):
                 _fail(program, index, f"writes slot {step.slot}, which is read-only")
         _check_slot_order(program)
         _check_sealed_once(program)
+        _check_published_come_over_one_link(program)
+        _check_forwards_per_link(program)
     _check_sends_meet_receives(programs)
     for _ in Execution(programs).turns():
         pass
@@ -162,6 +169,29 @@ def _check_sealed_once(program: Program) -> None:
             continue
         if (earlier := sealed.setdefault(step.message, index)) != index:
             _fail(program, index, f"seals message {step.message} again after step {earlier}")
+
+
+def _check_published_come_over_one_link(program: Program) -> None:
+    link_of: dict[int, int] = {}
+    for index, step in enumerate(program.steps):
+        if step.action in RECEIVING and step.origin >= 0:
+            link = step.peers[0]
+            if (other := link_of.setdefault(step.origin, link)) != link:
+                _fail(
+                    program,
+                    index,
+                    f"takes a record of rank {step.origin} from rank {link}, and others of its "
+                    f"records from rank {other}: they could overtake each other",
+                )
+
+
+def _check_forwards_per_link(program: Program) -> None:
+    passed_on: dict[int, int] = {}
+    for index, step in enumerate(program.steps):
+        for peer in step.peers if step.action is Action.FORWARD else ():
+            passed_on[peer] = passed_on.get(peer, 0) + 1
+            if passed_on[peer] > program.world - 2:
+                _fail(program, index, f"passes on too many records to rank {peer}")
 
 
 def _check_sends_meet_receives(programs: Sequence[Program]) -> None:

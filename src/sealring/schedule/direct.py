@@ -94,6 +94,73 @@ def broadcast(world: int, rank: int, *, root: int) -> Program:
     return writer.program()
 
 
+def reduce(world: int, rank: int, *, root: int, average: bool, premultiply: bool) -> Program:
+    """Slot 0 is the tensor: the root's becomes the result, the others' stay as they are."""
+    writer = ProgramWriter(Operation.REDUCE, Algorithm.DIRECT, rank, world, slots=1)
+    own = 0
+    if (premultiply and rank != root) or (rank == root and root > 0):
+        own = writer.scratch(like=0)
+        writer.copy(own, 0)
+    if premultiply:
+        writer.premultiply(own)
+    if rank != root:
+        writer.send(own, root, message=rank)
+        return writer.program()
+    for contributor in range(world):
+        if contributor == rank:
+            if rank > 0:
+                writer.reduce(0, own)
+        elif contributor == 0:
+            writer.receive(0, contributor, message=contributor)
+        else:
+            writer.receive_reduce(0, contributor, message=contributor)
+    if average:
+        writer.average(0)
+    return writer.program()
+
+
+def gather(world: int, rank: int, *, root: int) -> Program:
+    """The root's slots 0..world-1 are the regions of the output, its slot `world` its own input,
+    which may be the memory of region `root`. All others have slot 0 alone, their input."""
+    slots = world + 1 if rank == root else 1
+    writer = ProgramWriter(Operation.GATHER, Algorithm.DIRECT, rank, world, slots=slots)
+    if rank != root:
+        writer.send(0, root, message=rank)
+        return writer.program()
+    writer.copy(rank, world)
+    for owner in _others(world, rank):
+        writer.receive(owner, owner, message=owner)
+    return writer.program()
+
+
+def scatter(world: int, rank: int, *, root: int) -> Program:
+    """The root's slots 0..world-1 are the parts of its input, its slot `world` its own output,
+    which may be the memory of part `root`. All others have slot 0 alone, their output."""
+    slots = world + 1 if rank == root else 1
+    writer = ProgramWriter(Operation.SCATTER, Algorithm.DIRECT, rank, world, slots=slots)
+    if rank != root:
+        writer.receive(0, root, message=rank)
+        return writer.program()
+    for owner in _others(world, rank):
+        writer.send(owner, owner, message=owner)
+    writer.copy(world, rank)
+    return writer.program()
+
+
+def all_to_all(world: int, rank: int) -> Program:
+    """Slots 0..world-1 are what goes to each rank, the next `world` slots what comes from each.
+
+    They may be of any lengths, as long as the two ends of each message agree on its own.
+    """
+    writer = ProgramWriter(Operation.ALL_TO_ALL, Algorithm.DIRECT, rank, world, slots=2 * world)
+    for peer in _others(world, rank):
+        writer.send(peer, peer, message=peer)
+    writer.copy(world + rank, rank)
+    for peer in reversed(_others(world, rank)):
+        writer.receive(world + peer, peer, message=rank)
+    return writer.program()
+
+
 def barrier(world: int, rank: int) -> Program:
     """Slot 0 is empty; what counts is that a record came from everybody."""
     writer = ProgramWriter(Operation.BARRIER, Algorithm.DIRECT, rank, world, slots=1)

@@ -46,7 +46,8 @@ class Execution:
     Only the record at the head of a link can be received; it holds up those behind it until the
     step that takes it may run. With `link_records`, a link holds no more than so many, and a step
     that sends is done when its last record found room. A rank has at most `window` segments
-    open, the oldest unfinished one among them. With `shuffle`, of all steps that can run any one
+    open, the oldest unfinished one among them. segments[rank][step] says in how many segments that
+    step exists, 1 without it. With `shuffle`, of all steps that can run any one
     may be next, except that a rank's sends keep the order in which they became ready, and that a
     step runs in the order of segments.
     """
@@ -55,13 +56,13 @@ class Execution:
         self,
         programs: Sequence[Program],
         *,
-        segments: int = 1,
+        segments: Sequence[Sequence[int]] | None = None,
         window: int = 1,
         link_records: int | None = None,
         shuffle: random.Random | None = None,
     ) -> None:
         self._programs = programs
-        self._segments = segments
+        self._segments = segments or [[1] * len(program.steps) for program in programs]
         self._link_records = link_records
         self._shuffle = shuffle
         self._dependents = [_dependents(program) for program in programs]
@@ -109,14 +110,18 @@ class Execution:
         steps = self._programs[rank].steps
         if not steps:
             return
-        while self._opened[rank] < min(self._segments, self._oldest[rank] + self._window):
+        segments = self._segments[rank]
+        while self._opened[rank] < min(max(segments), self._oldest[rank] + self._window):
             segment = self._opened[rank]
             self._opened[rank] += 1
-            self._undone[rank, segment] = len(steps)
+            exists = [segment < count for count in segments]
+            self._undone[rank, segment] = sum(exists)
             before = self._waits.get((rank, segment - 1), [_DONE] * len(steps))
             waits = [
-                len(step.after) + (same_step_before != _DONE)
-                for step, same_step_before in zip(steps, before, strict=True)
+                sum(exists[earlier] for earlier in step.after) + (before[index] != _DONE)
+                if exists[index]
+                else _DONE
+                for index, step in enumerate(steps)
             ]
             self._waits[rank, segment] = waits
             for index, count in enumerate(waits):
@@ -155,6 +160,8 @@ class Execution:
 
     def _waits_for_one_less(self, turn: Turn) -> None:
         waits = self._waits[turn.rank, turn.segment]
+        if waits[turn.step] == _DONE:
+            return  # its slot has ended before this segment
         waits[turn.step] -= 1
         if waits[turn.step] == 0:
             self._became_ready(turn)

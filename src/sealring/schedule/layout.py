@@ -32,14 +32,17 @@ def chunks(
     return [(start, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def segment_bytes(longest_slot_bytes: int, record_bytes: int) -> int:
+def segment_bytes(longest_slot_bytes: int | None, record_bytes: int) -> int:
     """Plaintext per record for a collective whose longest slot has so many bytes.
 
-    Segments come out equally long, so that the last one is not a straggler's remainder.
+    Segments come out equally long, so that the last one is not a straggler's remainder. None where
+    ranks do not know each other's longest slot: then a segment is as long as a record may be.
     """
     largest = record_bytes // CACHE_LINE_BYTES * CACHE_LINE_BYTES
     if largest == 0:
         raise ValueError(f"a record of {record_bytes} bytes holds no {CACHE_LINE_BYTES}-byte line")
+    if longest_slot_bytes is None:
+        return largest
     segments = max(MIN_SEGMENTS, -(-longest_slot_bytes // largest))
     lines = -(-longest_slot_bytes // (segments * CACHE_LINE_BYTES))
     return min(largest, max(MIN_SEGMENT_BYTES, lines * CACHE_LINE_BYTES))

@@ -2,10 +2,12 @@
 
 A program is written for one rank of one world and says nothing about sizes. The engine cuts each
 slot (a stretch of memory: a chunk of a tensor, one tensor of a list, or scratch) into segments of
-one record each and runs the whole program once per segment, several segments at a time. A step may
-run when the steps in its ``after`` are done in the same segment. Two more rules order it, without
-which records could wait behind each other in a circle: a step runs in the order of segments, and
-the records of one link leave in the order in which their steps became ready.
+one record each and runs the program once per segment, several segments at a time. A step exists in
+segment 0, and in every other one in which its slot has bytes: so the two ends of a message, who
+agree on its length, agree on its records, whatever other slots either of them has. A step may run
+when those steps in its ``after`` that exist are done in the same segment. Two more rules order it,
+without which records could wait behind each other in a circle: a step runs in the order of
+segments, and the records of one link leave in the order in which their steps became ready.
 
 Two ranks' programs meet in ``message``: a SEND or PUBLISH and the RECEIVE that takes it carry the
 same number. A (sealer, message) pair occurs once per program, so a record names its place exactly.
@@ -13,7 +15,7 @@ same number. A (sealer, message) pair occurs once per program, so a record names
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -51,6 +53,15 @@ class Operation(IntEnum):
     ALL_GATHER = 3
     BROADCAST = 4
     BARRIER = 5
+    REDUCE = 6
+    GATHER = 7
+    SCATTER = 8
+    ALL_TO_ALL = 9
+
+
+ROOTED = frozenset({Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER})
+"""Those in which one rank is named; ranks compare it."""
+REDUCING = frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE})
 
 
 class Algorithm(IntEnum):
@@ -58,6 +69,9 @@ class Algorithm(IntEnum):
 
     RING = 1
     DIRECT = 2
+    TREE = 3
+    PARAMETER_SERVER = 4
+    HIERARCHICAL = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,14 @@ class Program:
     scratch: tuple[int, ...]
     """For each scratch slot the provided slot whose length it takes."""
     steps: tuple[Step, ...]
+
+    def sealed_bytes(self, slot_bytes: Sequence[int]) -> int:
+        """What this rank seals, with provided slots of these lengths."""
+        lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
+        return sum(lengths[step.slot] for step in self.steps if step.action in _SEALING)
+
+
+_SEALING = frozenset({Action.SEND, Action.PUBLISH})
 
 
 @dataclass

@@ -102,6 +102,37 @@ def broadcast(world: int, rank: int, *, root: int) -> Program:
     return writer.program()
 
 
+def reduce(world: int, rank: int, *, root: int, average: bool, premultiply: bool) -> Program:
+    """Slot 0 is the tensor: the root's becomes the result, the others' stay as they are.
+
+    A chain that ends at the root: x[root] op ((x[root+1] op x[root+2]) op ... op x[root-1]). Each
+    rank opens and seals the tensor once, all of them at work on different segments.
+    """
+    writer = ProgramWriter(Operation.REDUCE, Algorithm.RING, rank, world, slots=1)
+    preceding, following = _preceding(world, rank), _following(world, rank)
+    if rank == root:
+        if premultiply:
+            writer.premultiply(0)
+        if world > 1:
+            writer.receive_reduce(0, preceding, message=preceding)
+        if average:
+            writer.average(0)
+        return writer.program()
+    own = 0
+    if premultiply:
+        own = writer.scratch(like=0)
+        writer.copy(own, 0)
+        writer.premultiply(own)
+    passing = own
+    if preceding != root:
+        passing = writer.scratch(like=0)
+        writer.receive(passing, preceding, message=preceding)
+        # As in reduce_scatter: what passes stands on the left, which saves a copy.
+        writer.reduce(passing, own)
+    writer.send(passing, following, message=rank)
+    return writer.program()
+
+
 def _gather(writer: ProgramWriter, own: int) -> None:
     """Slot `own` goes around to all ranks, sealed once; slot c takes what rank c published."""
     world, rank = writer.world, writer.rank

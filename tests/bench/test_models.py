@@ -1,4 +1,4 @@
-"""The demo's GPT: its size, its causality, its determinism."""
+"""The GPT of the demo and the benchmarks: its sizes, its causality, its determinism."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from sealring.demo.model import GPT, Shape, make_model
+from sealring.bench.models import GPT, MODELS, Shape, make_model
 
 SMALL = Shape(layers=2, width=32, heads=2, context=16)
 
@@ -17,6 +17,12 @@ def parameters(model: GPT) -> int:
 
 def test_the_demos_model_has_less_than_a_million_parameters() -> None:
     assert parameters(make_model(Shape(), 0)) == 832_256
+
+
+def test_gpt_small_is_as_large_as_documented() -> None:
+    load = MODELS["gpt-small"]
+    assert parameters(make_model(load.shape, 0)) == 10_834_944
+    assert load.batch * load.shape.context == 512
 
 
 def test_logits_have_one_value_per_byte_value() -> None:

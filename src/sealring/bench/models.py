@@ -1,9 +1,9 @@
-"""A small GPT over bytes: 0.8 million parameters, and nothing in it but torch."""
+"""A GPT over bytes, with nothing in it but torch, and the shapes of it that are measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,32 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """The defaults are the demo's: 0.8 million parameters."""
+
     layers: int = 4
     width: int = 128
     heads: int = 4
     context: int = 64
     vocabulary: int = 256
     """One token per byte: no tokenizer to explain, and any source file can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one rank trains on in one step."""
+
+    shape: Shape
+    batch: int
+    """Sequences, each as long as the shape's context."""
+
+
+MODELS: Final = {
+    "gpt-demo": Load(Shape(), batch=8),  # 0.8 million parameters: a quick look
+    # 10.8 million parameters, 512 tokens a rank: the shape that tutorials train on Shakespeare's
+    # bytes, with the batch of a CPU. Larger batches compute longer for the same gradients.
+    "gpt-small": Load(Shape(layers=6, width=384, heads=6, context=256), batch=2),
+}
+"""By the name that `sealring bench step --model` takes."""
 
 
 class Attention(nn.Module):

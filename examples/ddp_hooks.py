@@ -1,0 +1,50 @@
+"""Data parallel with fewer bytes: gradients travel as bf16 or fp16, or as PowerSGD's low rank.
+
+    sealring run -n 4 examples/ddp_hooks.py --hook powersgd
+
+A hook changes what is sent, and so the losses a little; sealring seals whatever is sent.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import gpt
+
+HOOKS = ("bf16", "fp16", "powersgd")
+EXACT_STEPS = 4
+"""PowerSGD starts from gradients that are already past their first, wildest steps."""
+
+
+def train(steps: int, hook: str = "bf16") -> list[float]:
+    model = DistributedDataParallel(gpt.make_model())
+    if hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=EXACT_STEPS
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif hook == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    else:
+        # By its own name DDP takes this hook for NCCL's alone; any backend that sums bf16 will do.
+        model.register_comm_hook(
+            None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)
+        )
+    optimizer = gpt.make_optimizer(model.parameters())
+    losses = gpt.fit(model, optimizer, steps, dist.get_rank(), dist.get_world_size())
+    return gpt.mean_over_ranks(losses)
+
+
+def main() -> None:
+    parser = gpt.options(__doc__)
+    parser.add_argument("--hook", choices=HOOKS, default=HOOKS[0])
+    options = parser.parse_args()
+    dist.init_process_group(options.backend)
+    gpt.report(train(options.steps, options.hook), as_json=options.json)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Elastic training: a worker dies, the launcher restarts the job, it trains on to the same loss.
+
+    sealring run -n 4 --max-restarts 3 examples/elastic.py --checkpoint gpt.pt --kill-at 7
+
+With --kill-at, rank 1 kills itself before that step, once. The last line printed is `final loss`,
+which is the one that an undisturbed run ends with; --json gives all losses, from the first step
+on, the number of restarts and the step at which this attempt went on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gpt
+
+
+def train(steps: int, checkpoint: Path, kill_at: int | None = None) -> tuple[list[float], int]:
+    """The losses of all steps, and the step from which this attempt trained on."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = gpt.make_model()
+    optimizer = gpt.make_optimizer(model.parameters())
+    losses: list[float] = []
+    if checkpoint.exists():
+        # A file that others may have written: only tensors and plain values are let in.
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        losses = state["losses"]
+    resumed_at = len(losses)
+    ddp = DistributedDataParallel(model)
+
+    for step in range(resumed_at, steps):
+        if step == kill_at and rank == 1 and _restarts() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        inputs, targets = gpt.batch(step, rank, world)
+        loss = gpt.loss_of(ddp(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses += gpt.mean_over_ranks([loss.detach()])
+        if rank == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            _save({**state, "losses": losses}, checkpoint)
+    return losses, resumed_at
+
+
+def _save(state: dict[str, Any], checkpoint: Path) -> None:
+    """All or nothing: whoever dies while writing leaves the checkpoint before it."""
+    unfinished = checkpoint.with_suffix(".unfinished")
+    torch.save(state, unfinished)
+    unfinished.replace(checkpoint)
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def main() -> None:
+    parser = gpt.options(__doc__)
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, help="a file that all ranks can read"
+    )
+    parser.add_argument("--kill-at", type=int, metavar="STEP")
+    options = parser.parse_args()
+    dist.init_process_group(options.backend)
+    losses, resumed_at = train(options.steps, options.checkpoint, options.kill_at)
+    gpt.report(losses, as_json=options.json, restarts=_restarts(), resumed_at=resumed_at)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""ZeRO-3 (FSDP2): parameters, gradients and optimizer state are all cut into parts, one per rank.
+
+sealring run -n 4 examples/fsdp.py
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import gpt
+
+
+def train(steps: int) -> list[float]:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    model = gpt.make_model()
+    # Block by block, so that no more than one block is whole at a time.
+    for part in model:
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = gpt.make_optimizer(model.parameters())
+    return gpt.mean_over_ranks(gpt.fit(model, optimizer, steps, rank, world))
+
+
+def main() -> None:
+    options = gpt.options(__doc__).parse_args()
+    dist.init_process_group(options.backend)
+    gpt.report(train(options.steps), as_json=options.json)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+#include "mailbox.hpp"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "alert.hpp"
+
+namespace sealring {
+namespace {
+
+// Whoever calls wait() drives the traffic itself; its thread is given this long to come.
+constexpr std::chrono::milliseconds kGrace{1};
+constexpr int kNapMs = 100;
+
+}  // namespace
+
+Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_bytes,
+                 uint64_t rekey_bytes)
+    : rank_(rank),
+      rekey_bytes_(rekey_bytes),
+      wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      keyring_{rank, context, nullptr, {}},
+      pool_(std::max(record_bytes, std::max(kShortBytes, kMaxAlertText + 64))),
+      links_(static_cast<size_t>(world)),
+      peers_(static_cast<size_t>(world)) {
+  if (wake_ < 0) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
+}
+
+Mailbox::~Mailbox() {
+  close();
+  ::close(wake_);
+}
+
+void Mailbox::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
+                       const KeyBytes& receive_key) {
+  if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || peer == rank_ || links_[peer]) {
+    throw std::invalid_argument("a link to a rank that cannot have one");
+  }
+  links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
+                                        keyring_, pool_);
+}
+
+// ---- what the caller sees ----------------------------------------------------------------------
+
+void Mailbox::require_alive() const {
+  if (failure_) throw *failure_;
+  if (closed_) throw Failure(FailureCode::closed, -1, "the group is closed");
+}
+
+void Mailbox::require_link(int peer) const {
+  if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || !links_[peer]) {
+    throw std::invalid_argument("a message to or from a rank that is not there");
+  }
+}
+
+Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_t bytes,
+                              double timeout_s) {
+  const Lock lock(lock_);
+  require_alive();
+  require_link(peer);
+  const Ticket ticket = ++last_ticket_;
+  tickets_[ticket] = std::nullopt;
+  posted_ = Clock::now();
+  peers_[peer].unannounced.push_back({ticket, tag, from, bytes, timeout_s, posted_});
+  try {
+    // A short message is gone before the call returns, if its link has room.
+    if (!driving_) write(*links_[peer]);
+  } catch (const Failure& failure) {
+    end_with(failure);
+    throw;
+  }
+  wake();
+  return ticket;
+}
+
+Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t bytes,
+                                 double timeout_s) {
+  const Lock lock(lock_);
+  require_alive();
+  if (peer != kAnyone) require_link(peer);
+  const Ticket ticket = ++last_ticket_;
+  tickets_[ticket] = std::nullopt;
+  posted_ = Clock::now();
+  waiting_.push_back({ticket, peer, tag, into, bytes, timeout_s, posted_});
+  new_receives_ = true;
+  try {
+    if (!driving_) match_arrivals();
+  } catch (const Failure& failure) {
+    end_with(failure);
+    throw;
+  }
+  wake();
+  return ticket;
+}
+
+std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wants_out) {
+  Lock lock(lock_);
+  const auto over = [&] {
+    const auto entry = tickets_.find(ticket);
+    return entry == tickets_.end() || entry->second.has_value();
+  };
+  while (!over()) {
+    require_alive();
+    if (driving_) {
+      changed_.wait_for(lock, std::chrono::milliseconds(kNapMs));
+      if (over()) break;
+      lock.unlock();
+      const bool leaves = wants_out();
+      lock.lock();
+      if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+    } else {
+      drive(lock, over, wants_out);
+    }
+  }
+  const auto entry = tickets_.find(ticket);
+  if (entry == tickets_.end()) return std::nullopt;
+  const int peer = *entry->second;
+  tickets_.erase(entry);
+  return peer;
+}
+
+std::vector<std::pair<Mailbox::Ticket, int>> Mailbox::finished() {
+  Lock lock(lock_);
+  for (;;) {
+    std::vector<std::pair<Ticket, int>> out;
+    for (Ticket ticket : news_) {
+      const auto entry = tickets_.find(ticket);
+      if (entry == tickets_.end()) continue;  // its waiter has it
+      out.emplace_back(ticket, *entry->second);
+      tickets_.erase(entry);
+    }
+    news_.clear();
+    if (!out.empty()) return out;
+    if (failure_) throw *failure_;
+    if (closed_) return out;
+    const Clock::time_point due = posted_ + kGrace;
+    if (driving_ || !pending()) {
+      changed_.wait(lock);
+    } else if (Clock::now() < due) {
+      changed_.wait_until(lock, due);
+    } else {
+      drive(lock, [this] { return !news_.empty() || !pending(); }, [] { return false; });
+    }
+  }
+}
+
+bool Mailbox::pending() const {
+  const auto busy = [](const Peer& peer) {
+    return !peer.unannounced.empty() || !peer.announced.empty() || !peer.accepted.empty() ||
+           !peer.leaving.empty() || !peer.accepting.empty();
+  };
+  return !waiting_.empty() || std::any_of(peers_.begin(), peers_.end(), busy) ||
+         std::any_of(links_.begin(), links_.end(),
+                     [](const auto& link) { return link && !link->idle(); });
+}
+
+void Mailbox::done(Ticket ticket, int peer) {
+  tickets_[ticket] = peer;
+  news_.push_back(ticket);
+  changed_.notify_all();
+}
+
+void Mailbox::close() {
+  Lock lock(lock_);
+  if (closed_ || failure_) return;
+  closed_ = true;
+  wait_for_driver(lock);
+  say_and_leave(links_, Kind::bye, {}, {});
+  wipe();
+}
+
+void Mailbox::fail(const Failure& failure) {
+  Lock lock(lock_);
+  if (closed_ || failure_) return;
+  failure_ = failure;
+  wait_for_driver(lock);
+  end_with(failure);
+}
+
+// Only whoever drives touches the links; it leaves when it sees that the group has ended.
+void Mailbox::wait_for_driver(Lock& lock) {
+  wake();
+  while (driving_) changed_.wait(lock);
+}
+
+void Mailbox::end_with(const Failure& failure) {
+  failure_ = failure;
+  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_), {});
+  wipe();
+}
+
+// The keys' destructors overwrite them.
+void Mailbox::wipe() {
+  stats_ = {stats_.sealed_bytes, stats_.opened_bytes, 0};
+  for (auto& link : links_) link.reset();
+  waiting_.clear();
+  arrivals_.clear();
+  peers_.assign(peers_.size(), Peer{});
+  wake();
+  changed_.notify_all();
+}
+
+void Mailbox::wake() {
+  const uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof one);
+  changed_.notify_all();
+}
+
+Mailbox::Stats Mailbox::stats() const {
+  const Lock lock(lock_);
+  Stats out = stats_;
+  out.memory_bytes = pool_.bytes();
+  for (const auto& link : links_) {
+    if (link) out.memory_bytes += link->memory_bytes();
+  }
+  return out;
+}
+
+// ---- the traffic -------------------------------------------------------------------------------
+
+void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
+                    const std::function<bool()>& wants_out) {
+  driving_ = true;
+  try {
+    while (!failure_ && !closed_ && !enough()) {
+      if (step()) {
+        patience_.progressed();
+        continue;
+      }
+      lock.unlock();
+      const bool lent = patience_.lend();
+      const bool leaves = !lent && wants_out();
+      lock.lock();
+      if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+      if (!lent && !failure_ && !closed_ && !enough()) sleep(lock);
+    }
+  } catch (const Failure& failure) {
+    driving_ = false;
+    if (!failure_ && !closed_) end_with(failure);
+    changed_.notify_all();
+    throw;
+  } catch (...) {
+    driving_ = false;
+    changed_.notify_all();
+    throw;
+  }
+  driving_ = false;
+  changed_.notify_all();
+}
+
+bool Mailbox::step() {
+  match_arrivals();
+  bool moved = false;
+  for (const auto& link : links_) {
+    if (!link) continue;
+    moved |= read(*link);
+    moved |= write(*link);
+  }
+  return moved;
+}
+
+void Mailbox::sleep(Lock& lock) {
+  check_patience();
+  std::vector<Link*> sleepers;
+  for (const auto& link : links_) {
+    if (link && !link->ended()) sleepers.push_back(link.get());
+  }
+  uint64_t rung = 0;
+  (void)!::read(wake_, &rung, sizeof rung);
+  lock.unlock();
+  try {
+    sleep_on(sleepers, wake_, kNapMs);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+}
+
+void Mailbox::check_patience() const {
+  const Clock::time_point now = Clock::now();
+  const auto late = [&](const auto& message) {
+    return std::chrono::duration<double>(now - message.moved).count() > message.timeout_s;
+  };
+  const auto silent = [](int peer, const std::string& what, double timeout_s) {
+    return Failure(FailureCode::peer_silent, peer,
+                   what + " for " + std::to_string(timeout_s) + " s");
+  };
+  for (const Incoming& each : waiting_) {
+    if (late(each)) {
+      throw silent(each.peer, "no message with tag " + std::to_string(each.tag) + " came",
+                   each.timeout_s);
+    }
+  }
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    const Peer& box = peers_[peer];
+    const int rank = static_cast<int>(peer);
+    for (const auto& [id, each] : box.accepting) {
+      if (late(each)) throw silent(rank, "nothing more of a message came", each.timeout_s);
+    }
+    for (const auto& [id, each] : box.announced) {
+      if (late(each)) {
+        throw silent(rank, "the peer did not receive a message with tag " + std::to_string(each.tag),
+                     each.timeout_s);
+      }
+    }
+    for (const auto* queue : {&box.unannounced, &box.accepted, &box.leaving}) {
+      for (const Outgoing& each : *queue) {
+        if (late(each)) throw silent(rank, "the peer takes nothing", each.timeout_s);
+      }
+    }
+  }
+}
+
+}  // namespace sealring

@@ -1,0 +1,154 @@
+// Messages from one rank to another: send and receive, matched by sender and tag.
+//
+// They have links and keys of their own, apart from the collectives': a message must reach a rank
+// that has not yet come to the collective its sender is in. A short message travels with its
+// announcement and waits in the receiver's memory; a longer one waits with its sender until the
+// receiver accepts it. So a link never carries what nobody has room for, and never blocks.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "buffers.hpp"
+#include "farewell.hpp"
+#include "link.hpp"
+#include "waiting.hpp"
+
+namespace sealring {
+
+class Mailbox {
+ public:
+  using Ticket = uint64_t;
+  static constexpr int kAnyone = -1;
+  // A message up to this size travels with its announcement.
+  static constexpr size_t kShortBytes = 32u << 10;
+
+  Mailbox(int rank, int world, const Context& context, size_t record_bytes, uint64_t rekey_bytes);
+  ~Mailbox();
+
+  void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
+                const KeyBytes& receive_key);
+
+  // The memory must stay until the message is done, or the mailbox closed.
+  Ticket send(int peer, uint32_t tag, const uint8_t* from, size_t bytes, double timeout_s);
+  Ticket receive(int peer, uint32_t tag, uint8_t* into, size_t bytes, double timeout_s);
+
+  // Drives the traffic until this message is done; returns the rank at its other end, or nothing if
+  // finished() has handed it out already.
+  std::optional<int> wait(Ticket ticket, const std::function<bool()>& wants_out);
+  // For the thread that looks after messages nobody waits for: those that are done since the last
+  // call, with the rank at their other end. Returns empty-handed when the mailbox is closed.
+  std::vector<std::pair<Ticket, int>> finished();
+
+  // Ends in order: nothing more is sent, the peers are told, the keys wiped.
+  void close();
+  // Ends with a failure that was seen elsewhere.
+  void fail(const Failure& failure);
+
+  struct Stats {
+    uint64_t sealed_bytes = 0;
+    uint64_t opened_bytes = 0;
+    size_t memory_bytes = 0;
+  };
+  Stats stats() const;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  struct Outgoing {
+    Ticket ticket;
+    uint32_t tag;
+    const uint8_t* from;
+    size_t bytes;
+    double timeout_s;
+    Clock::time_point moved;
+    uint64_t id = 0;
+    size_t sealed = 0;
+  };
+  struct Incoming {
+    Ticket ticket;
+    int peer;
+    uint32_t tag;
+    uint8_t* into;
+    size_t bytes;
+    double timeout_s;
+    Clock::time_point moved;
+    size_t have = 0;
+  };
+  // Announced by a peer, and not yet received here.
+  struct Arrival {
+    int peer;
+    uint64_t id;
+    uint32_t tag;
+    uint64_t bytes;
+    std::vector<uint8_t> payload;  // of a short one
+  };
+  struct Peer {
+    std::deque<Outgoing> unannounced;
+    std::map<uint64_t, Outgoing> announced;  // by id; not yet accepted
+    std::deque<Outgoing> accepted;           // on their way
+    std::deque<Outgoing> leaving;            // sealed, perhaps not yet in the pipe
+    std::map<uint64_t, Incoming> accepting;  // by the sender's id
+    std::map<uint64_t, size_t> untaken;      // short ones in the receiver's memory, by id
+    size_t untaken_bytes = 0;
+    uint64_t sent = 0;                       // the last id given
+    uint64_t heard = 0;                      // the last id announced by the peer
+  };
+
+  void drive(Lock& lock, const std::function<bool()>& enough,
+             const std::function<bool()>& wants_out);
+  bool step();
+  bool read(Link& link);
+  void hear_announcement(Link& link);
+  void hear_acceptance(Link& link);
+  void take_data(Link& link);
+  bool write(Link& link);
+  void announce(Link& link, Outgoing message);
+  void match_arrivals();
+  static bool meets(const Incoming& waiting, const Arrival& arrival);
+  void remember(Arrival arrival);
+  void match(std::list<Incoming>::iterator waiting, Arrival arrival);
+  void sleep(Lock& lock);
+  void check_patience() const;
+  void require_alive() const;
+  void require_link(int peer) const;
+  bool pending() const;
+  void done(Ticket ticket, int peer);
+  void end_with(const Failure& failure);
+  void wait_for_driver(Lock& lock);
+  void wipe();
+  void wake();
+
+  const int rank_;
+  const uint64_t rekey_bytes_;
+  mutable std::mutex lock_;
+  std::condition_variable changed_;
+  bool driving_ = false;
+  bool closed_ = false;
+  std::optional<Failure> failure_;
+  int wake_;  // an eventfd
+
+  Keyring keyring_;
+  BufferPool pool_;
+  Links links_;
+  std::vector<Peer> peers_;
+  std::list<Incoming> waiting_;  // for an announcement, in the order of their calls
+  std::list<Arrival> arrivals_;
+  bool new_receives_ = false;  // that have not looked among the arrivals yet
+  std::map<Ticket, std::optional<int>> tickets_;  // all that are not yet handed out
+  std::vector<Ticket> news_;
+  Ticket last_ticket_ = 0;
+  Clock::time_point posted_{};
+  Patience patience_;
+  Stats stats_;
+};
+
+}  // namespace sealring

@@ -1,0 +1,165 @@
+// Two mailboxes, with a thread that waits and one that looks after the rest, over both transports.
+#include "../mailbox.hpp"
+
+#include <thread>
+
+#include "check.hpp"
+#include "two_ends.hpp"
+
+using namespace sealring;
+using namespace sealring::testing;
+
+namespace {
+
+struct Post {
+  explicit Post(SharedMemory* memory, size_t record_bytes = 4096)
+      : sockets(tcp_pair()),
+        zero(0, 2, Context{}, record_bytes, 1u << 30),
+        one(1, 2, Context{}, record_bytes, 1u << 30) {
+    zero.add_link(1, TwoEnds::pipe(sockets.first, memory, 0), pair_key(0, 1), pair_key(1, 0));
+    one.add_link(0, TwoEnds::pipe(sockets.second, memory, 1), pair_key(1, 0), pair_key(0, 1));
+  }
+  std::pair<int, int> sockets;
+  Mailbox zero;
+  Mailbox one;
+};
+
+const std::function<bool()> kStay = [] { return false; };
+
+std::vector<uint8_t> bytes_of(size_t size, uint8_t seed) {
+  std::vector<uint8_t> out(size);
+  for (size_t i = 0; i < size; ++i) out[i] = static_cast<uint8_t>(seed + i * 7);
+  return out;
+}
+
+template <typename Test>
+void over_both(Test test) {
+  {
+    Post tcp(nullptr);
+    test(tcp);
+  }
+  SharedMemory memory;
+  Post shm(&memory);
+  test(shm);
+}
+
+}  // namespace
+
+TEST(messages_of_every_length_arrive) {
+  over_both([](Post& post) {
+    for (size_t size : {size_t{0}, size_t{1}, size_t{32} << 10, (size_t{32} << 10) + 1, size_t{1} << 20}) {
+      const std::vector<uint8_t> sent = bytes_of(size, 3);
+      std::vector<uint8_t> got(size);
+      std::thread sender([&] {
+        post.zero.wait(post.zero.send(1, 9, sent.data(), size, 10), kStay);
+      });
+      const auto source = post.one.wait(post.one.receive(Mailbox::kAnyone, 9, got.data(), size, 10), kStay);
+      sender.join();
+      CHECK(source == 0);
+      CHECK(got == sent);
+    }
+  });
+}
+
+// What nobody waits for is moved by the thread that calls finished().
+TEST(messages_move_though_nobody_waits) {
+  over_both([](Post& post) {
+    const size_t size = 300'000;
+    const std::vector<uint8_t> sent = bytes_of(size, 5);
+    std::vector<std::vector<uint8_t>> got(4, std::vector<uint8_t>(size));
+    std::thread carer([&] {
+      size_t done = 0;
+      while (done < 4) done += post.zero.finished().size();
+    });
+    for (uint32_t tag = 0; tag < 4; ++tag) post.zero.send(1, tag, sent.data(), size, 20);
+    for (uint32_t tag : {3u, 1u, 2u, 0u}) {
+      post.one.wait(post.one.receive(0, tag, got[tag].data(), size, 20), kStay);
+      CHECK(got[tag] == sent);
+    }
+    carer.join();
+  });
+}
+
+// Several threads wait at once: one drives, the others are told.
+TEST(many_may_wait) {
+  over_both([](Post& post) {
+    std::vector<std::vector<uint8_t>> got(8, std::vector<uint8_t>(50'000));
+    std::vector<std::thread> threads;
+    for (uint32_t tag = 0; tag < 8; ++tag) {
+      threads.emplace_back([&, tag] {
+        post.one.wait(post.one.receive(0, tag, got[tag].data(), got[tag].size(), 20), kStay);
+      });
+      threads.emplace_back([&, tag] {
+        const std::vector<uint8_t> sent = bytes_of(50'000, static_cast<uint8_t>(tag));
+        post.zero.wait(post.zero.send(1, tag, sent.data(), sent.size(), 20), kStay);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (uint32_t tag = 0; tag < 8; ++tag) CHECK(got[tag] == bytes_of(50'000, static_cast<uint8_t>(tag)));
+  });
+}
+
+TEST(closing_under_a_waiter_ends_it) {
+  over_both([](Post& post) {
+    uint8_t byte = 0;
+    std::thread waiter([&] {
+      bool closed = false;
+      try {
+        post.one.wait(post.one.receive(0, 0, &byte, 1, 20), kStay);
+      } catch (const Failure& failure) {
+        closed = failure.code == FailureCode::closed;
+      }
+      CHECK(closed);
+    });
+    std::thread carer([&] { CHECK(post.one.finished().empty()); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    post.one.close();
+    waiter.join();
+    carer.join();
+  });
+}
+
+TEST(another_size_is_out_of_step_at_both_ends) {
+  over_both([](Post& post) {
+    std::vector<uint8_t> sent(10);
+    std::vector<uint8_t> got(11);
+    post.zero.send(1, 0, sent.data(), sent.size(), 20);
+    FailureCode seen{};
+    try {
+      post.one.wait(post.one.receive(0, 0, got.data(), got.size(), 20), kStay);
+    } catch (const Failure& failure) {
+      seen = failure.code;
+    }
+    CHECK(seen == FailureCode::out_of_step);
+    int reporter = -1;
+    try {
+      post.zero.wait(post.zero.receive(1, 0, got.data(), got.size(), 20), kStay);
+    } catch (const Failure& failure) {
+      reporter = failure.reported_by;
+    }
+    CHECK(reporter == 1);
+  });
+}
+
+// One byte changed on the way, wherever: the receiver says so and its memory is as it was.
+TEST(changed_message_is_not_delivered) {
+  const size_t size = 100;
+  for (size_t at = 0; at < kRecordOverhead + size; at += 7) {
+    SharedMemory memory;
+    Post post(&memory);
+    const std::vector<uint8_t> sent = bytes_of(size, 1);
+    std::vector<uint8_t> got(size, 0xee);
+    post.zero.send(1, 0, sent.data(), size, 20);
+    memory.data(0)[at] ^= 1;
+    FailureCode seen{};
+    try {
+      post.one.wait(post.one.receive(0, 0, got.data(), size, 20), kStay);
+    } catch (const Failure& failure) {
+      seen = failure.code;
+    }
+    CHECK(seen == FailureCode::tampered);
+    CHECK(got == std::vector<uint8_t>(size, 0xee));
+  }
+}
+
+int main(int argc, char** argv) { return run(argc, argv); }

@@ -1,0 +1,136 @@
+"""`sealring trace`: what the ranks of a job did last, from their flight records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from sealring.cli.terminal import console, human_bytes, print_json
+from sealring.errors import ConfigurationError
+from sealring.identity.private_files import replace_private
+from sealring.recorder.account import CollectiveAccount
+from sealring.recorder.chrome import chrome_trace
+from sealring.recorder.merge import (
+    clock_offsets_ns,
+    collectives_numbered,
+    read_flight_records,
+)
+
+app = typer.Typer(help="See what the ranks of a job did last.", no_args_is_help=True)
+
+Paths = Annotated[
+    list[Path], typer.Argument(help="Flight records (*.flight.json), or directories of them.")
+]
+
+
+@app.callback()
+def trace() -> None:
+    """See what the ranks of a job did last."""
+
+
+@app.command()
+def merge(
+    paths: Paths,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where the trace goes; replaced if there.")
+    ] = Path("merged.trace.json"),
+    align: Annotated[
+        bool,
+        typer.Option(help="Take hosts' clocks to differ, and find out how much from the ends of "
+                          "collectives that all ranks leave together."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    """Join the flight records of several ranks into one Chrome trace (for ui.perfetto.dev)."""
+    accounts = read_flight_records(paths)
+    offsets = clock_offsets_ns(accounts) if align else {}
+    if align and len(offsets) < len(accounts):
+        alone = [str(each.rank) for index, each in enumerate(accounts) if index not in offsets]
+        raise ConfigurationError(
+            f"the clock of rank {', '.join(alone)} cannot be aligned: it shares no finished "
+            f"all_reduce, all_gather, reduce_scatter or barrier with rank {accounts[0].rank}. "
+            "Leave out --align."
+        )
+    replace_private(output, json.dumps(chrome_trace(accounts, offsets)).encode())
+    collectives = sum(len(group.collectives) for each in accounts for group in each.groups)
+    if as_json:
+        print_json({
+            "output": str(output),
+            "ranks": [account.rank for account in accounts],
+            "collectives": collectives,
+            "clock_ahead_s": [offsets.get(i, 0) / 1e9 for i in range(len(accounts))],
+        })  # fmt: skip
+        return
+    console.print(
+        f"{output}: {collectives} collectives of rank {', '.join(str(a.rank) for a in accounts)}. "
+        "Open it in ui.perfetto.dev.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def show(
+    paths: Paths,
+    number: Annotated[
+        int | None, typer.Option(min=1, help="This collective on every rank, side by side.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Of groups with this name only.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="Without --number: how many per rank.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the last collectives of each rank, or what number N was on every one of them."""
+    accounts = read_flight_records(paths)
+    rows: list[tuple[int, str, CollectiveAccount | None]]
+    if number is not None:
+        found = collectives_numbered(accounts, number, group)
+        rows = [(account.rank, name, each) for account, name, each in found]
+    else:
+        rows = [
+            (account.rank, one.name, each)
+            for account in accounts
+            for one in account.groups
+            if group is None or one.name == group
+            for each in one.collectives[-last:]
+        ]
+    if not rows:
+        raise ConfigurationError(f"no rank has a group named {group!r}")
+    if as_json:
+        print_json([
+            {"rank": rank, "group": name, "collective": each and dataclasses.asdict(each)}
+            for rank, name, each in rows
+        ])  # fmt: skip
+        return
+    table = Table("rank", "group", "number", "collective", "size", "algorithm", "state", "took")
+    for rank, name, each in rows:
+        cells = ["", "not in the record", "", "", "", ""] if each is None else _cells(each)
+        table.add_row(str(rank), *(Text(_printable(cell)) for cell in (name, *cells)))
+    console.print(table)
+
+
+def _cells(each: CollectiveAccount) -> list[str]:
+    reduction = f" {each.reduction}" if each.reduction else ""
+    root = f" from {each.root}" if each.root is not None else ""
+    size = "" if each.bytes is None else f"{human_bytes(each.bytes)} of {each.dtype}"
+    took = ""
+    if each.started_ns is not None and each.ended_ns is not None:
+        took = f"{(each.ended_ns - each.started_ns) / 1000:,.0f} µs"
+    return [
+        "" if each.number is None else str(each.number),
+        f"{each.operation}{reduction}{root}",
+        size,
+        each.algorithm,
+        each.state if each.error is None else f"{each.state}: {each.error}",
+        took,
+    ]
+
+
+def _printable(text: str) -> str:
+    """A file may come from anybody: nothing in it may steer the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

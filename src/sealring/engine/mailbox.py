@@ -1,0 +1,82 @@
+"""Messages from rank to rank on the CPU: the native mailbox behind Python's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sealring import _native, limits
+from sealring.engine.cpu import LinkEnds, largest_segment
+from sealring.engine.failures import Fields, Names, error_from
+from sealring.errors import GroupError
+
+ANYONE = -1
+
+
+class Mailbox:
+    """Sends and receives in any order. Ranks are numbered within the group.
+
+    It has links of its own, so a message reaches a rank whichever collective that rank is in.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        *,
+        context: bytes,
+        links: Iterable[tuple[int, LinkEnds]],
+        members: Sequence[int] | None = None,
+        record_bytes: int = limits.RECORD_BYTES,
+        rekey_bytes: int = limits.REKEY_BYTES,
+    ) -> None:
+        self._names = Names(rank, tuple(range(world) if members is None else members))
+        self._native = _native.Mailbox(
+            rank, world, context, min(record_bytes, largest_segment(world)), rekey_bytes
+        )
+        for peer, link in links:
+            self._names.hosts[peer] = link.host
+            keys = (link.send_key, link.receive_key)
+            if link.memory is None:
+                self._native.add_tcp_link(peer, link.socket.detach(), *keys)
+            else:
+                own, theirs = link.memory
+                self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
+
+    def send(self, peer: int, tag: int, memory: tuple[int, int], timeout_s: float) -> int:
+        """A ticket for the message. The memory must stay as it is until that is done."""
+        ticket: int = self._good(self._native.send(peer, tag, *memory, timeout_s))
+        return ticket
+
+    def receive(self, peer: int, tag: int, memory: tuple[int, int], timeout_s: float) -> int:
+        ticket: int = self._good(self._native.receive(peer, tag, *memory, timeout_s))
+        return ticket
+
+    def wait(self, ticket: int) -> int | None:
+        """The rank at the other end, once the message is done; None if finished() has told it."""
+        peer: int | None = self._good(self._native.wait(ticket))
+        return peer
+
+    def finished(self) -> list[tuple[int, int]]:
+        """(ticket, rank at the other end) of what is done; nothing once the mailbox is closed."""
+        done: list[tuple[int, int]] = self._good(self._native.finished())
+        return done
+
+    def close(self) -> None:
+        self._native.close()
+
+    def fail(self, failure: Fields) -> None:
+        """End with a failure that the group saw elsewhere."""
+        self._native.fail(failure)
+
+    def account(self) -> _native.MailAccount:
+        return self._native.account()
+
+    def _good(self, outcome: tuple[Fields | None, Any]) -> Any:
+        failure, value = outcome
+        if failure is not None:
+            raise self._error(failure)
+        return value
+
+    def _error(self, failure: Fields) -> GroupError:
+        return error_from(failure, self._names)

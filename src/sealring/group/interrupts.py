@@ -1,0 +1,86 @@
+"""Lets Ctrl-C end a backward pass that waits for a collective.
+
+DDP waits for its all-reduces in C++ on the main thread. Python's own handler only notes the signal
+there, for when the main thread runs Python again; with a dead peer that is at the timeout. So
+while a backward pass runs, Python also writes each signal's number into a pipe, and a thread that
+reads it interrupts the groups under way: the collective fails, C++ returns, and the
+KeyboardInterrupt is raised.
+
+Only SIGINT with Python's own handler, because only then is it certain that the script wants to
+end. A handler of the script's may do no more than set a flag, and losing the group for that would
+be wrong; it runs when the collective is over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, Protocol
+
+
+class Interruptible(Protocol):
+    def interrupt(self) -> None: ...
+
+
+_under_way: Final[weakref.WeakSet[Interruptible]] = weakref.WeakSet()
+_lock: Final = threading.Lock()
+_pipe: tuple[int, int] | None = None
+_owner = 0
+"""The process that the pipe's reader lives in; a forked child has the pipe and no reader."""
+
+
+def interrupt_on_signal(engine: Interruptible) -> None:
+    """Called once for each group, which is forgotten with its engine."""
+    _under_way.add(engine)
+
+
+@contextmanager
+def heeding_interrupts() -> Iterator[None]:
+    """In it, on the main thread, SIGINT ends collectives that other threads run."""
+    wanted = (
+        threading.current_thread() is threading.main_thread()
+        and len(_under_way) > 0
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if not wanted:
+        yield
+        return
+    ours = _writing_end()
+    before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+    if before != -1:
+        # Somebody (an event loop) reads signals in the same way: it stays with that.
+        signal.set_wakeup_fd(before)
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
+
+
+def _writing_end() -> int:
+    global _pipe, _owner
+    with _lock:
+        if _pipe is None or _owner != os.getpid():
+            _pipe, _owner = os.pipe2(os.O_CLOEXEC), os.getpid()
+            os.set_blocking(_pipe[1], False)
+            threading.Thread(
+                target=_watch, args=(_pipe[0], _interrupt_all), name="sealring-signals", daemon=True
+            ).start()
+        return _pipe[1]
+
+
+def _watch(reading_end: int, act: Callable[[], None]) -> None:
+    while numbers := os.read(reading_end, 64):
+        if signal.SIGINT in numbers:
+            act()
+
+
+def _interrupt_all() -> None:
+    for engine in list(_under_way):
+        with suppress(Exception):
+            engine.interrupt()

@@ -1,0 +1,172 @@
+"""Messages from rank to rank, as torch sees them.
+
+Whoever waits for a message drives the traffic on its own thread. A thread of the group's looks
+after those that nobody waits for, and starts with the first message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+
+from sealring.engine.failures import fields_of
+from sealring.engine.mailbox import Mailbox
+from sealring.errors import GroupClosed, GroupError
+from sealring.group.work import SealedWork
+
+
+class MessageWork(SealedWork):
+    """A message under way; done when its memory may be used again."""
+
+    def __init__(
+        self,
+        messages: Messages,
+        result: list[torch.Tensor],
+        on_success: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(result, give_up=messages.give_up)
+        self._messages = messages
+        self._on_success = on_success
+        self._source = -1
+        self.ticket = 0
+        self.memory: torch.Tensor | None = None
+        """Kept until the work goes: it may be read or written until it is done."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        # With a limit of its own it only watches: the group's thread drives the traffic.
+        if timeout <= timedelta(0) and not self.is_completed():
+            self._messages.drive(self)
+        return super().wait(timeout)
+
+    def arrived(self, peer: int) -> None:
+        self._source = peer
+        if self._on_success is not None:
+            self._on_success()
+        self.finish()
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    source_rank = _source_rank
+
+
+class Messages:
+    def __init__(
+        self, mailbox: Mailbox, label: str, on_failure: Callable[[GroupError], None]
+    ) -> None:
+        self._mailbox = mailbox
+        self._label = label
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._under_way: dict[int, MessageWork] = {}
+        self._thread: threading.Thread | None = None
+
+    def send(
+        self,
+        peer: int,
+        tag: int,
+        memory: torch.Tensor,
+        timeout_s: float,
+        result: list[torch.Tensor],
+    ) -> MessageWork:
+        return self._post(self._mailbox.send, peer, tag, memory, timeout_s, result, None)
+
+    def receive(
+        self,
+        peer: int,
+        tag: int,
+        memory: torch.Tensor,
+        timeout_s: float,
+        result: list[torch.Tensor],
+        on_success: Callable[[], None] | None,
+    ) -> MessageWork:
+        return self._post(self._mailbox.receive, peer, tag, memory, timeout_s, result, on_success)
+
+    def _post(
+        self,
+        call: Callable[[int, int, tuple[int, int], float], int],
+        peer: int,
+        tag: int,
+        memory: torch.Tensor,
+        timeout_s: float,
+        result: list[torch.Tensor],
+        on_success: Callable[[], None] | None,
+    ) -> MessageWork:
+        work = MessageWork(self, result, on_success)
+        work.memory = memory
+        # Held while it is posted: a message that is done at once is looked up under its ticket.
+        with self._lock:
+            try:
+                work.ticket = call(peer, tag, (memory.data_ptr(), memory.nbytes), timeout_s)
+            except GroupError as error:
+                failed: GroupError | None = error
+            else:
+                failed = None
+                self._under_way[work.ticket] = work
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._look_after,
+                        name=f"sealring messages {self._label}",
+                        daemon=True,
+                    )
+                    self._thread.start()
+        if failed is not None:
+            self._fail(failed)
+            raise failed
+        return work
+
+    def drive(self, work: MessageWork) -> None:
+        try:
+            peer = self._mailbox.wait(work.ticket)
+        except GroupError as error:
+            self._fail(error)
+            return
+        except BaseException:  # Ctrl-C: the script goes on without the message
+            self.give_up()
+            raise
+        if peer is not None:
+            self._deliver(work.ticket, peer)
+
+    def give_up(self) -> None:
+        """Whoever waited will wait no longer: the group ends here."""
+        self._fail(GroupClosed("a rank gave up waiting for a message."))
+
+    def fail(self, error: GroupError) -> None:
+        """The group saw a failure elsewhere; the messages end with it."""
+        self._mailbox.fail(fields_of(error))
+
+    def close(self) -> None:
+        self._mailbox.close()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _look_after(self) -> None:
+        try:
+            while done := self._mailbox.finished():
+                for ticket, peer in done:
+                    self._deliver(ticket, peer)
+        except GroupError as error:
+            self._fail(error)
+        else:
+            self._end(GroupClosed("the group was closed before the message was done."))
+
+    def _deliver(self, ticket: int, peer: int) -> None:
+        with self._lock:
+            work = self._under_way.pop(ticket, None)
+        if work is not None:
+            work.arrived(peer)
+
+    def _fail(self, error: GroupError) -> None:
+        # First the mailbox: whoever gets the error may use the message's memory for something else.
+        self._mailbox.fail(fields_of(error))
+        self._on_failure(error)
+        self._end(error)
+
+    def _end(self, error: GroupError) -> None:
+        with self._lock:
+            orphans, self._under_way = list(self._under_way.values()), {}
+        for work in orphans:
+            work.finish(error)

@@ -1,0 +1,134 @@
+"""monitored_barrier: a barrier that can say which ranks did not come.
+
+A rank that does not come cannot be asked over its link, so arrivals are written to the store, and
+rank 0 looks there for whom to name. The store is not believed: the ranks then meet in a sealed
+barrier, and only that lets them pass. A store that lies can at most make rank 0 name a wrong rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Store
+
+from sealring.errors import GroupClosed, GroupError, PeerSilent
+
+ROOT = 0
+
+
+class Arrivals:
+    """Who has reached which monitored barrier of one group, by the store's word."""
+
+    def __init__(self, store: Store, rank: int, world: int, epoch: str) -> None:
+        self._store: Any = store
+        self._rank = rank
+        self._world = world
+        self._prefix = f"sealring/monitored/{epoch}"
+        self._count = 0
+
+    def close(self) -> None:
+        """Lets the store go: an error's traceback may keep the group for longer than its life."""
+        self._store = None
+
+    def note_own(self) -> None:
+        self._count += 1
+        self._reachable().set(self._key(self._rank), "here")
+
+    def missing(self, timeout_s: float, *, wait_all_ranks: bool) -> list[int]:
+        """The ranks that have not come in time: the first of them, or all."""
+        deadline = time.monotonic() + timeout_s
+        missing = []
+        for rank in range(self._world):
+            if rank == self._rank or self._came(rank, deadline - time.monotonic()):
+                continue
+            missing.append(rank)
+            if not wait_all_ranks:
+                break
+        return missing
+
+    def _came(self, rank: int, remaining_s: float) -> bool:
+        # A store counts milliseconds, and takes none of them for "without end".
+        if remaining_s >= 0.001:
+            try:
+                self._reachable().wait([self._key(rank)], timedelta(seconds=remaining_s))
+            except RuntimeError:
+                return False
+            return True
+        return bool(self._reachable().check([self._key(rank)]))
+
+    def _reachable(self) -> Any:
+        if self._store is None:
+            raise GroupClosed("this process group was destroyed. Make a new one.")
+        return self._store
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/{self._count}/{rank}"
+
+
+def pass_barrier(
+    arrivals: Arrivals,
+    rank: int,
+    timeout_s: float,
+    *,
+    wait_all_ranks: bool,
+    meet: Callable[[], object],
+    give_up: Callable[[], None],
+) -> None:
+    """Returns once all ranks have met; the words of the errors are those that Gloo has for them."""
+    in_time = f"in {timeout_s * 1000:.0f} ms. The group is closed."
+    if timeout_s <= 0:
+        give_up()
+        raise PeerSilent(f"Rank {rank} timed out in monitoredBarrier {in_time}")
+    arrivals.note_own()
+    if rank != ROOT:
+        try:
+            meet()
+        except GroupError as error:
+            raise PeerSilent(
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
+                f"waiting for send/recv from rank {ROOT}, which says who is missing: {error}",
+                peer=ROOT,
+                collective=error.collective,
+            ) from error
+        return
+    if missing := arrivals.missing(timeout_s, wait_all_ranks=wait_all_ranks):
+        give_up()
+        ranks = ", ".join(map(str, missing))
+        word = "Ranks" if wait_all_ranks else "Rank"
+        raise PeerSilent(
+            f"{word} {ranks} failed to pass monitoredBarrier {in_time}", peer=missing[0]
+        )
+    meet()
+
+
+class Monitored(Protocol):
+    def monitored_barrier(self, timeout: Any, wait_all_ranks: bool = False) -> None: ...
+
+
+def serve_torchs_own_call(group_type: type[Monitored]) -> None:
+    """dist.monitored_barrier refuses every backend that is not named gloo, without asking it.
+
+    Called when a group is made; groups of other backends go on as before.
+    """
+    torchs: Any = c10d.monitored_barrier
+    if hasattr(torchs, "serves_sealring"):
+        return
+
+    @functools.wraps(torchs)
+    def monitored_barrier(
+        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> Any:
+        served = c10d._get_default_group() if group is None else group
+        if isinstance(served, group_type):
+            return served.monitored_barrier(timeout, wait_all_ranks)
+        return torchs(group, timeout, wait_all_ranks)
+
+    monitored_barrier.serves_sealring = True  # type: ignore[attr-defined]
+    c10d.monitored_barrier = monitored_barrier
+    dist.monitored_barrier = monitored_barrier

@@ -1,0 +1,104 @@
+"""One name for one attempt to make a group, which all its members share and no other attempt has.
+
+A store outlives attempts, and no count tells them apart for everybody: a worker that died before
+it got here missed one, and torchrun's restart count differs between machines of which only one saw
+the failure. So the lowest rank draws the epoch, and answers whoever asks with a token of its own:
+
+    sealring/epoch/ask/<rank>       <token>           by that rank, fresh for each attempt
+    sealring/epoch/answer/<rank>    <epoch> <token>   by the lowest rank
+
+Whoever reads its own token knows that the answer is not one of an earlier attempt. A store that
+lies can only make the ranks disagree, which the handshake tells them.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from sealring.errors import PeerUnreachable
+from sealring.handshake.terms import is_instance
+from sealring.links.rendezvous import Store
+
+_LOG = logging.getLogger("sealring")
+
+_FIRST_PAUSE_SECONDS: Final = 0.005
+_LONGEST_PAUSE_SECONDS: Final = 0.25
+_MAX_VALUE_BYTES: Final = 128
+
+
+@contextmanager
+def agreed_epoch(store: Store, members: Sequence[int], rank: int, deadline: float) -> Iterator[str]:
+    """The epoch; held open while the group is made, because others may still have to ask."""
+    lowest = min(members)
+    if rank != lowest:
+        yield _ask(store, rank, lowest, deadline)
+        return
+    epoch = secrets.token_hex(16)
+    others = [member for member in members if member != rank]
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_answer, args=(store, others, epoch, ended), name="sealring-epoch", daemon=True
+    )
+    if others:
+        thread.start()
+    try:
+        yield epoch
+    finally:
+        ended.set()
+        if others:
+            thread.join()
+
+
+def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
+    token = secrets.token_hex(16)
+    pause = _FIRST_PAUSE_SECONDS
+    began = time.monotonic()
+    while True:
+        try:
+            # Again each time: whoever else writes there must not make us wait for ever.
+            store.set(f"sealring/epoch/ask/{rank}", token)
+            epoch, _, answered = _read(store, f"sealring/epoch/answer/{rank}").partition(" ")
+        except Exception as problem:
+            raise PeerUnreachable(f"the rendezvous store cannot be used: {problem}") from problem
+        if answered == token and is_instance(epoch):
+            return epoch
+        if time.monotonic() >= deadline:
+            raise PeerUnreachable(
+                f"rank {lowest} did not appear in the rendezvous store within "
+                f"{deadline - began:.3g} s: look at its log, and check that all workers use one "
+                "rendezvous",
+                peer=lowest,
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Event) -> None:
+    answered: dict[int, str] = {}
+    pause = _FIRST_PAUSE_SECONDS
+    while not ended.wait(pause):
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        for rank in others:
+            try:
+                token = _read(store, f"sealring/epoch/ask/{rank}")
+                if is_instance(token) and answered.get(rank) != token:
+                    store.set(f"sealring/epoch/answer/{rank}", f"{epoch} {token}")
+                    answered[rank] = token
+                    pause = _FIRST_PAUSE_SECONDS
+            except Exception as problem:  # those who ask say so as well, and they fail by it
+                _LOG.warning("sealring: the rendezvous store cannot be used: %s", problem)
+                return
+
+
+def _read(store: Store, key: str) -> str:
+    """What is there, if it can be something of ours; a key that is not there would block."""
+    if not store.check([key]):
+        return ""
+    raw = bytes(store.get(key))
+    return raw.decode("ascii", "replace") if len(raw) <= _MAX_VALUE_BYTES else ""

@@ -1,0 +1,110 @@
+"""Flight records as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+A process is a rank, a thread a group: collectives of a group never overlap. What waits for its turn
+does, so it gets a track of its own (async events). Arrows lead from the rank that began a
+collective first to all others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sealring.recorder.account import CollectiveAccount, GroupAccount, ProcessAccount
+
+Event = dict[str, Any]
+
+
+def chrome_trace(
+    accounts: Sequence[ProcessAccount], offsets_ns: Mapping[int, int] | None = None
+) -> dict[str, Any]:
+    """One trace of all accounts; `offsets_ns` is what to take from the times of each, by index."""
+    offsets = offsets_ns or {}
+    queued = [
+        each.queued_ns - offsets.get(index, 0)
+        for index, account in enumerate(accounts)
+        for group in account.groups
+        for each in group.collectives
+    ]
+    # Microseconds since 1970 do not fit a float to the nanosecond: count from the first event.
+    zero = min(queued, default=0)
+    events: list[Event] = []
+    arrows: dict[tuple[str, int], list[Event]] = defaultdict(list)
+    for pid, account in enumerate(accounts):
+        clock = _Clock(zero + offsets.get(pid, 0), account.written_ns)
+        events += _process(pid, account)
+        for tid, group in enumerate(account.groups):
+            events.append(_named("thread_name", pid, tid, f"group {group.name}"))
+            for each in group.collectives:
+                shown = list(_collective(clock, pid, tid, group, each))
+                events += shown
+                if each.number is not None:
+                    arrows[group.id, each.number] += [e for e in shown if e["ph"] == "X"]
+    for identity, slices in enumerate(arrows.values()):
+        events += _arrows(identity, slices)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "began": datetime.fromtimestamp(zero / 1e9, UTC).isoformat(),
+            "job": ", ".join(sorted({account.job for account in accounts})),
+        },
+    }
+
+
+class _Clock:
+    def __init__(self, zero_ns: int, written_ns: int) -> None:
+        self._zero_ns = zero_ns
+        self._written_ns = written_ns
+
+    def us(self, time_ns: int | None) -> float:
+        """Microseconds since the trace's beginning; what has not come yet, came when written."""
+        return ((time_ns or self._written_ns) - self._zero_ns) / 1000
+
+
+def _process(pid: int, account: ProcessAccount) -> Iterable[Event]:
+    name = f"rank {account.rank} ({account.host}, process {account.pid})"
+    yield _named("process_name", pid, 0, name)
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0,
+           "args": {"sort_index": account.rank}}  # fmt: skip
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _collective(
+    clock: _Clock, pid: int, tid: int, group: GroupAccount, each: CollectiveAccount
+) -> Iterator[Event]:
+    place = {"pid": pid, "tid": tid, "cat": "sealring"}
+    arguments = {
+        "group": group.name,
+        **{
+            key: value
+            for key in ("number", "bytes", "dtype", "reduction", "root", "algorithm", "state",
+                        "sealed_bytes", "opened_bytes", "error")
+            if (value := getattr(each, key)) is not None
+        },
+    }  # fmt: skip
+    queued, started, ended = (clock.us(t) for t in (each.queued_ns, each.started_ns, each.ended_ns))
+    wait = {**place, "name": f"queued {each.operation}", "id": f"{pid}.{tid}.{each.queued_ns}"}
+    yield {**wait, "ph": "b", "ts": queued, "args": arguments}
+    yield {**wait, "ph": "e", "ts": started}
+    if each.started_ns is not None:
+        slice_ = {**place, "name": each.operation, "ph": "X", "ts": started, "dur": ended - started}
+        if each.state == "failed":
+            slice_["cname"] = "terrible"
+        yield {**slice_, "args": arguments}
+
+
+def _arrows(identity: int, slices: list[Event]) -> Iterator[Event]:
+    if len(slices) < 2:
+        return
+    first, *others = sorted(slices, key=lambda event: event["ts"])
+    for index, other in enumerate(others):
+        flow = {"name": "same collective", "cat": "sealring", "id": f"{identity}.{index}"}
+        for phase, end in (("s", first), ("f", other)):
+            place = {"pid": end["pid"], "tid": end["tid"], "ts": end["ts"]}
+            yield {**flow, **place, "ph": phase, **({"bp": "e"} if phase == "f" else {})}

@@ -1,0 +1,43 @@
+"""A new group's flight recorder, with everything that reads it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from sealring.recorder import process
+from sealring.recorder.flight import Accountable, FlightRecorder
+from sealring.recorder.metrics import publish_metrics
+
+
+def start_recorder(
+    engine: Accountable,
+    *,
+    job: str,
+    job_rank: int,
+    group: str,
+    group_id: str,
+    members: tuple[int, ...],
+    directory: Path | None = None,
+    on_signal: signal.Signals | None = None,
+) -> FlightRecorder:
+    """`directory`: where the record goes when a collective fails, and when the signal comes."""
+
+    def on_failure() -> None:
+        if directory is not None:
+            process.dump_without_failing(directory, f"a collective of group {group} failed")
+
+    recorder = FlightRecorder(
+        engine,
+        job=job,
+        job_rank=job_rank,
+        group=group,
+        group_id=group_id,
+        members=members,
+        on_failure=on_failure,
+    )
+    process.keep(recorder)
+    if directory is not None and on_signal is not None:
+        process.dump_on_signal(on_signal, directory)
+    publish_metrics()
+    return recorder

@@ -1,0 +1,147 @@
+"""Sealed names and values: what a store sees of a key and of what is kept under it. No I/O.
+
+    name    HMAC-SHA256 under the store's name key, in hex
+    value   one or more parts, each:
+
+     0        2        3       4          8         24        32       64              64 + length
+     | magic  | version| kind  | length   | writer  | number  | salt   | encrypted     | tag     |
+
+Every part has a key of its own, HKDF(value key, salt, what the part is and where it belongs), and
+uses it once. So writers need not know of each other, and a forked process repeats nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from sealring.errors import TamperedValue
+from sealring.limits import KEY_BYTES, PROTOCOL_VERSION, TAG_BYTES
+
+_SALT: Final = b"sealring-1 store"
+_MAGIC: Final = b"SV"
+_HEADER: Final = struct.Struct(">2sBBI16sQ32s")
+_NONCE: Final = bytes(12)
+"""A part's key seals that part and nothing else, so its nonce need not vary."""
+
+PART_OVERHEAD: Final = _HEADER.size + TAG_BYTES
+MAX_VALUE_BYTES: Final = 1 << 30
+WRITER_BYTES: Final = 16
+
+
+class Kind(enum.IntEnum):
+    VALUE = 1
+    """What set() wrote: the first part, or the only one."""
+    APPENDED = 2
+    """What append() added."""
+    COUNTER = 3
+    """Empty: says that the key is a counter, whose number is kept under another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part as it stands in the store, not yet opened."""
+
+    kind: Kind
+    writer: bytes
+    number: int
+    """The writer's parts are numbered from 1 in the order it wrote them."""
+    salt: bytes
+    header: bytes
+    sealed: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + len(self.sealed)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeys:
+    """What the holders of one key make of it for one job, run and restart. Printing it is safe."""
+
+    name_key: bytes = field(repr=False)
+    counter_key: bytes = field(repr=False)
+    value_key: bytes = field(repr=False)
+
+    @staticmethod
+    def derive(key: bytes, context: Iterable[str]) -> StoreKeys:
+        """`context` says where the key is used; whoever has another one shares nothing with us."""
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a store's key has {KEY_BYTES} bytes, not {len(key)}")
+        bound = _fields(text.encode() for text in context)
+
+        def derived(purpose: bytes) -> bytes:
+            return HKDF(SHA256(), KEY_BYTES, _SALT, _fields([purpose, bound])).derive(key)
+
+        return StoreKeys(derived(b"names"), derived(b"counters"), derived(b"values"))
+
+    def value_name(self, key: str) -> str:
+        return hmac.new(self.name_key, key.encode(), hashlib.sha256).hexdigest()
+
+    def counter_name(self, key: str) -> str:
+        """Another name than the value's: an unsealed number must never be taken for a value."""
+        return hmac.new(self.counter_key, key.encode(), hashlib.sha256).hexdigest()
+
+    def seal(self, kind: Kind, name: str, writer: bytes, number: int, value: bytes) -> bytes:
+        if len(value) > MAX_VALUE_BYTES:
+            raise ValueError(f"a sealed value has at most {MAX_VALUE_BYTES} bytes")
+        salt = os.urandom(32)
+        header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, len(value), writer, number, salt)
+        return header + self._cipher(salt, name).encrypt(_NONCE, value, header)
+
+    def open(self, part: Part, name: str) -> bytes:
+        try:
+            return self._cipher(part.salt, name).decrypt(_NONCE, part.sealed, part.header)
+        except InvalidTag:
+            raise TamperedValue(
+                "the store holds a value that no worker of this job put there under this key"
+            ) from None
+
+    def _cipher(self, salt: bytes, name: str) -> AESGCM:
+        info = _fields([b"sealring-1 store value", name.encode()])
+        return AESGCM(HKDF(SHA256(), KEY_BYTES, salt, info).derive(self.value_key))
+
+
+def parse_parts(raw: bytes) -> tuple[Part, ...]:
+    """The parts of a value, none of them opened; TamperedValue if that is not what it is."""
+    rest = memoryview(raw)
+    parts = [_parse_part(rest)]
+    while rest := rest[parts[-1].size :]:
+        parts.append(_parse_part(rest))
+    first, *others = (part.kind for part in parts)
+    appended = all(kind is Kind.APPENDED for kind in others)
+    if not appended or (first is Kind.COUNTER and others):
+        raise TamperedValue(
+            "the store holds parts that do not make one value: somebody joined them, or a worker "
+            "appended to a counter"
+        )
+    return tuple(parts)
+
+
+def _parse_part(raw: memoryview) -> Part:
+    if len(raw) < PART_OVERHEAD:
+        raise TamperedValue(f"the store holds {len(raw)} bytes where a sealed value has more")
+    header = bytes(raw[: _HEADER.size])
+    magic, version, kind, length, writer, number, salt = _HEADER.unpack(header)
+    if magic != _MAGIC or version != PROTOCOL_VERSION or kind not in list(Kind):
+        raise TamperedValue("the store holds a value that is not sealed")
+    if length > MAX_VALUE_BYTES or len(raw) < PART_OVERHEAD + length:
+        raise TamperedValue("the store holds a value that is cut short")
+    sealed = bytes(raw[_HEADER.size : PART_OVERHEAD + length])
+    return Part(Kind(kind), writer, number, salt, header, sealed)
+
+
+def _fields(fields: Iterable[bytes]) -> bytes:
+    """Each with its length, so that no two different lists have the same bytes."""
+    return b"".join(len(value).to_bytes(4, "big") + value for value in fields)

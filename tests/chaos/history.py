@@ -1,0 +1,129 @@
+"""What happened: every call of every rank with its times, inputs and outcome, and every strike."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sealring.errors import GroupError
+from tests.chaos.plan import Call, Fault
+
+
+@dataclass(frozen=True, slots=True)
+class SeenError:
+    """An exception's facts; what crosses from a worker process to the checker."""
+
+    name: str
+    text: str
+    of_the_group: bool
+    """A GroupError, as every failure of a collective must be."""
+    peer: int | None
+    collective: int | None
+    reported_by: int | None
+    """Ranks of the job."""
+
+    @property
+    def facts(self) -> tuple[str, int | None, int | None, int | None]:
+        """What stays the same at every later call; the text names the call that met it."""
+        return self.name, self.peer, self.collective, self.reported_by
+
+    @classmethod
+    def of(cls, error: BaseException) -> SeenError:
+        return cls(
+            type(error).__name__,
+            str(error),
+            isinstance(error, GroupError),
+            getattr(error, "peer", None),
+            getattr(error, "collective", None),
+            getattr(error, "reported_by", None),
+        )
+
+    @property
+    def cause(self) -> tuple[str, int | None, int | None]:
+        """What all who heard of one failure must agree on."""
+        return self.name, self.peer, self.collective
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One rank's part in one collective. Times are of the clock that all processes share."""
+
+    rank: int
+    """In the world."""
+    call: Call
+    inputs: str
+    """A digest of the rank's memory before the call."""
+    started: float
+    ended: float | None = None
+    output: bytes | None = None
+    """The rank's memory after it, where it came back without an error."""
+    error: SeenError | None = None
+    altered: bool = False
+    """This rank was made to call something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A planned fault did strike."""
+
+    fault: Fault
+    at: float
+    what: str
+    must_end: bool
+    """No rank may go on as if nothing had happened."""
+
+
+@dataclass(slots=True)
+class History:
+    outcomes: list[Outcome] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
+    dead: dict[int, str] = field(default_factory=dict)
+    """Ranks whose process ended, and how."""
+    left: set[int] = field(default_factory=set)
+    """Ranks that said goodbye early."""
+    trouble: list[str] = field(default_factory=list)
+    """What went wrong outside of any call: set-up, a hang, the harness itself."""
+    began: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
+    longest_stall_s: float = 0.0
+    """How long the machine itself stood still meanwhile."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hit(self, fault: Fault, what: str, *, must_end: bool, at: float | None = None) -> None:
+        when = time.monotonic() if at is None else at
+        with self._lock:
+            self.hits.append(Hit(fault, when, what, must_end))
+
+    def add(self, outcome: Outcome) -> Outcome:
+        with self._lock:
+            self.outcomes.append(outcome)
+        return outcome
+
+
+def digest(bits: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(bits)).hexdigest()
+
+
+class Heartbeat(threading.Thread):
+    """Notices when this machine stands still, so that nobody else is blamed for it."""
+
+    def __init__(self, beat_s: float = 0.05) -> None:
+        super().__init__(daemon=True, name="heartbeat")
+        self._beat_s = beat_s
+        self._stalls: list[tuple[float, float]] = []
+        self.start()
+
+    def run(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(self._beat_s)
+            now = time.monotonic()
+            if now - last > 4 * self._beat_s:
+                self._stalls.append((now, now - last))
+            last = now
+
+    def longest_since(self, began: float) -> float:
+        return max((length for at, length in list(self._stalls) if at >= began), default=0.0)

@@ -1,0 +1,239 @@
+"""A world of worker processes under torch.distributed, linked through the proxy.
+
+Workers are started once and used for many worlds; those that a plan kills are replaced.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos.history import History, Outcome
+from tests.chaos.local import BEYOND_THE_TIMEOUT_S, HANG_S
+from tests.chaos.plan import Fault, FaultKind, Plan
+from tests.chaos.proxy import Proxy, Way
+from tests.chaos.streams import STRIKES, Stream, Strike
+from tests.chaos.worker import Order, serve
+from tests.engine.local_world import Change, Middle, untouched
+
+SECRET: Final = "0123456789abcdef-a-secret-for-chaos-only"
+_SETUP_S: Final = 150.0
+_START_S: Final = 300.0
+LARGEST_WORLD: Final = 4
+
+
+class _Hand:
+    """One worker process."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, there = context.Pipe()
+        self.process: Any = context.Process(target=serve, args=(there,), name="chaos", daemon=True)
+        self.process.start()
+        there.close()
+        self.up = False
+
+    def is_up(self, patience_s: float = 0.0) -> bool:
+        if not self.up and self.pipe.poll(patience_s):
+            self.pipe.recv()
+            self.up = True
+        return self.up
+
+    def wait_until_up(self) -> None:
+        if not self.is_up(_START_S):
+            raise TimeoutError("a worker process did not start")
+
+    def end(self) -> None:
+        with suppress(OSError):
+            os.kill(self.process.pid, signal.SIGCONT)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+class Hands:
+    """The worker processes. New ones are started before they are needed."""
+
+    def __init__(self, count: int = LARGEST_WORLD + 1) -> None:
+        self._free = [_Hand() for _ in range(count)]
+
+    def wait_until_up(self) -> None:
+        for hand in self._free:
+            hand.wait_until_up()
+
+    def take(self, count: int) -> list[_Hand]:
+        self._free.sort(key=lambda hand: not hand.is_up())
+        taken, self._free = self._free[:count], self._free[count:]
+        for hand in taken:
+            hand.wait_until_up()
+        return taken
+
+    def give_back(self, hand: _Hand, *, fit: bool) -> None:
+        if not fit:
+            hand.end()
+            hand = _Hand()
+        self._free.append(hand)
+
+    def close(self) -> None:
+        for hand in self._free:
+            hand.end()
+
+
+def run_processes(plan: Plan, hands: Hands) -> History:
+    history = History()
+    with ExitStack() as stack:
+        world = _World(plan, history, hands.take(plan.world), stack)
+        try:
+            world.run()
+        finally:
+            history.ended = time.monotonic()
+            for hand in world.hands:
+                hands.give_back(hand, fit=hand in world.over)
+    return history
+
+
+class _World:
+    def __init__(self, plan: Plan, history: History, hands: list[_Hand], stack: ExitStack) -> None:
+        from torch._C._distributed_c10d import TCPStore
+
+        self.plan, self.history, self.hands = plan, history, hands
+        self.over: set[_Hand] = set()
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._strikes: dict[tuple[int, Way], Strike] = {
+            (fault.group, (fault.sender, fault.receiver)): STRIKES[fault.kind](
+                fault, plan.last(fault.group), history
+            )
+            for fault in plan.faults
+            if fault.kind in STRIKES
+        }
+        pairs = {tuple(sorted(way)) for _, way in self._strikes} or {(0, 1)}
+        self._proxies = {
+            (high, low): Proxy(self._store, high, low, self._stream_for, history.trouble)
+            for low, high in pairs
+        }
+        for proxy in self._proxies.values():
+            stack.callback(proxy.close)
+        self._waiting = set(range(plan.world))
+        self._open: dict[tuple[int, int, int], Outcome] = {}
+        self._armed: list[tuple[int, Fault, float]] = []
+        self._stopped_at: dict[int, float] = {}
+
+    def _stream_for(self, group: int, way: Way, middle: Callable[[], Middle]) -> Change:
+        strike = self._strikes.get((group, way))
+        if strike is None:
+            return untouched
+        strike.inject = lambda data: middle().inject(data)
+        return Stream(strike)
+
+    def run(self) -> None:
+        plan = self.plan
+        env = {
+            "SEALRING_SECRET": SECRET,
+            "SEALRING_JOB": "chaos",
+            "SEALRING_ADDRESS": "127.0.0.1",
+            "SEALRING_TRANSPORT": plan.transport,
+            "SEALRING_RECORD_BYTES": str(plan.record_bytes),
+            "SEALRING_REKEY_BYTES": str(plan.rekey_bytes),
+            "SEALRING_ALGORITHM": plan.algorithm.name.lower() if plan.algorithm else "",
+        }
+        for rank, hand in enumerate(self.hands):
+            ports = {low: p.port for (high, low), p in self._proxies.items() if high == rank}
+            hand.pipe.send(Order(plan, rank, self._store.port, ports, env))
+        running = (len(plan.faults) + 1) * plan.timeout_s + HANG_S
+        for step, limit in (
+            ("ready", _SETUP_S), ("traffic over", running), ("probed", running),
+            ("probed", running), ("over", HANG_S),
+        ):  # fmt: skip
+            if not self._all_reach(step, limit):
+                return
+
+    def _all_reach(self, step: str, limit: float) -> bool:
+        """Every living worker says `step`, and is told to go on. False if one does not."""
+        waiting = {rank for rank in range(self.plan.world) if rank not in self.history.dead}
+        end = time.monotonic() + limit
+        while waiting:
+            pipes = {self.hands[rank].pipe: rank for rank in waiting}
+            for pipe in wait(list(pipes), timeout=0.05):
+                rank = pipes[pipe]  # type: ignore[index]
+                try:
+                    message = self.hands[rank].pipe.recv()
+                except (EOFError, OSError):
+                    self._died(rank)
+                    waiting.discard(rank)
+                    continue
+                if message[0] == step or (message[0] == "left" and step == "traffic over"):
+                    waiting.discard(rank)
+                if not self._heard(rank, message):
+                    return False
+            self._wake_the_stopped()
+            if waiting and time.monotonic() > end:
+                self.history.trouble.append(f"ranks {sorted(waiting)} never came to {step!r}")
+                return False
+        if step == "over":
+            self.over = {h for r, h in enumerate(self.hands) if r not in self.history.dead}
+            return True
+        for rank, hand in enumerate(self.hands):
+            if rank not in self.history.dead:
+                with suppress(OSError):  # it dies this moment; the next round notices
+                    hand.pipe.send("go on")
+        return True
+
+    def _heard(self, rank: int, message: tuple[Any, ...]) -> bool:
+        history = self.history
+        match message:
+            case ("began", call, inputs, at, altered):
+                outcome = Outcome(rank, call, inputs, at, altered=altered)
+                self._open[rank, call.group, call.number] = history.add(outcome)
+            case ("ended", call, at, output, error):
+                outcome = self._open.pop((rank, call.group, call.number))
+                outcome.ended, outcome.output, outcome.error = at, output, error
+            case ("armed", fault, at):
+                self._armed.append((rank, fault, at))
+            case ("hit", fault, at, what, must_end):
+                history.hit(fault, what, must_end=must_end, at=at)
+            case ("left",):
+                history.left.add(rank)
+            case ("trouble", text):
+                history.trouble.append(text)
+                return False
+        return True
+
+    def _died(self, rank: int) -> None:
+        process = self.hands[rank].process
+        process.join(10)
+        self.history.dead[rank] = f"exit status {process.exitcode}"
+        planned = [(f, at) for r, f, at in self._armed if r == rank and f.kind is FaultKind.KILL]
+        if planned and process.exitcode == -signal.SIGKILL:
+            fault, at = planned[0]
+            self.history.hit(fault, "killed", must_end=True, at=at)
+        else:
+            self.history.trouble.append(f"rank {rank} ended with exit status {process.exitcode}")
+
+    def _wake_the_stopped(self) -> None:
+        now = time.monotonic()
+        for rank, fault, at in self._armed:
+            if fault.kind not in (FaultKind.STOP, FaultKind.PAUSE) or rank in self.history.dead:
+                continue
+            pid = self.hands[rank].process.pid
+            if rank not in self._stopped_at:
+                if _is_stopped(pid):
+                    self._stopped_at[rank] = now
+                    self.history.hit(fault, "stopped (SIGSTOP)", must_end=False, at=at)
+                continue
+            long = fault.kind is FaultKind.STOP
+            rest = self.plan.timeout_s + BEYOND_THE_TIMEOUT_S if long else 0.6 * fault.amount
+            if now >= self._stopped_at[rank] + rest:
+                os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False

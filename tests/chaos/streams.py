@@ -1,0 +1,294 @@
+"""What each fault does to the bytes that pass one way over a link.
+
+The same objects stand in the middle of an in-process link and in the proxy between processes. They
+see what anybody on the path sees: TLS first, then records whose headers are in clear.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from tests.chaos.history import History
+from tests.chaos.plan import Fault, FaultKind
+from tests.engine.attacker import Kind, Record, Splitter
+from tests.engine.local_world import Last
+
+_LONGEST_HOLD_S: Final = 0.3
+"""A record that is held back for the next one is let go if none comes."""
+_SLOW_RECORDS: Final = 12
+_TLS_HEADER_BYTES: Final = 5
+_TLS_TYPES: Final = range(20, 25)
+
+
+class Strike:
+    """A fault on its way: lets records pass until its moment, then acts."""
+
+    holds_open = False
+
+    def __init__(self, fault: Fault, last_collective: int, history: History) -> None:
+        self.fault = fault
+        self._last = last_collective
+        self._history = history
+        self._skip = fault.skip
+        self.struck = False
+        self.inject: Callable[[bytes], None] = lambda data: None
+        """Sends bytes from another thread; whoever carries the stream sets it."""
+
+    def record(self, record: Record) -> Iterator[bytes]:
+        if self.struck:
+            yield from self.after(record)
+        elif self._due(record):
+            self.struck = True
+            yield from self.strike(record)
+        else:
+            yield record.raw
+
+    def strike(self, record: Record) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def after(self, record: Record) -> Iterator[bytes]:
+        yield record.raw
+
+    def bells(self, data: bytes) -> Iterator[bytes]:
+        """Shared memory's wake-ups, which have no content."""
+        yield data
+
+    def _due(self, record: Record) -> bool:
+        number = record.fields["collective"]
+        if not record.is_data or not self.fault.at <= number <= self._last:
+            return False
+        self._skip -= 1
+        return self._skip < 0
+
+    def hit(self, record: Record | None, what: str, *, must_end: bool = True) -> None:
+        described = ""
+        if record is not None:
+            name = Kind(record.kind).name.lower()
+            described = (
+                f" a {name} record of {len(record.raw)} bytes, number {record.fields['count']}, "
+                f"collective {record.fields['collective']}"
+            )
+        self._history.hit(self.fault, what + described, must_end=must_end)
+
+    def place(self, record: Record) -> int:
+        return min(len(record.raw) - 1, int(self.fault.place * len(record.raw)))
+
+
+class Flip(Strike):
+    def strike(self, record: Record) -> Iterator[bytes]:
+        at, bit = self.place(record), int(self.fault.amount * 8)
+        self.hit(record, f"flipped bit {bit} of byte {at} of")
+        changed = bytearray(record.raw)
+        changed[at] ^= 1 << bit
+        yield bytes(changed)
+
+
+class Drop(Strike):
+    def strike(self, record: Record) -> Iterator[bytes]:
+        self.hit(record, "dropped")
+        yield b""
+
+
+class Replay(Strike):
+    def strike(self, record: Record) -> Iterator[bytes]:
+        self._copy = record
+        self._later = int(self.fault.amount * 4)
+        yield record.raw
+        yield from self._due_again()
+
+    def after(self, record: Record) -> Iterator[bytes]:
+        yield record.raw
+        if record.is_data and record.fields["collective"] <= self._last:
+            self._later -= 1
+            yield from self._due_again()
+
+    def _due_again(self) -> Iterator[bytes]:
+        if self._later == 0:
+            self._later = -1
+            self.hit(self._copy, "sent a second time")
+            yield self._copy.raw
+
+
+class Reorder(Strike):
+    """Two neighbours change places. Of different keys they may: each key counts for itself."""
+
+    def __init__(self, fault: Fault, last_collective: int, history: History) -> None:
+        super().__init__(fault, last_collective, history)
+        self._lock = threading.Lock()
+        self._held: Record | None = None
+
+    def strike(self, record: Record) -> Iterator[bytes]:
+        with self._lock:
+            self._held = record
+        timer = threading.Timer(_LONGEST_HOLD_S, self._let_go)
+        timer.daemon = True
+        timer.start()
+        yield b""
+
+    def _let_go(self) -> None:
+        with self._lock:
+            held, self._held = self._held, None
+            if held is not None:
+                self.inject(held.raw)
+
+    def after(self, record: Record) -> Iterator[bytes]:
+        with self._lock:
+            held, self._held = self._held, None
+        if held is None:
+            yield record.raw
+            return
+        same = record.is_data and record.sequence == held.sequence
+        self.hit(held, "sent after its successor:", must_end=same)
+        yield record.raw
+        yield held.raw
+
+
+class Truncate(Strike):
+    def strike(self, record: Record) -> Iterator[bytes]:
+        at, gone = self.place(record), 1 + int(self.fault.amount * 64)
+        self.hit(record, f"{gone} bytes from byte {at} taken out of")
+        yield record.raw[:at] + record.raw[at + gone :]
+
+
+class Cut(Strike):
+    def strike(self, record: Record) -> Iterator[bytes]:
+        at = self.place(record)
+        self.hit(record, f"both ways cut after byte {at} of")
+        yield Last(record.raw[:at])
+
+    def after(self, record: Record) -> Iterator[bytes]:
+        yield b""  # what had arrived here together with the last one
+
+    def bells(self, data: bytes) -> Iterator[bytes]:
+        self._skip -= 1
+        if self.struck or self._skip >= 0:
+            yield data
+            return
+        self.struck = True
+        self.hit(None, "both ways cut")
+        yield Last(b"")
+
+
+class Silence(Strike):
+    """From now on nothing arrives any more, not even that the sender has gone."""
+
+    holds_open = True
+
+    def strike(self, record: Record) -> Iterator[bytes]:
+        self.hit(record, "nothing arrives any more, from")
+        yield b""
+
+    def after(self, record: Record) -> Iterator[bytes]:
+        yield b""
+
+
+class Mute(Strike):
+    """Alerts do not arrive."""
+
+    def record(self, record: Record) -> Iterator[bytes]:
+        if record.kind is not Kind.ALERT:
+            yield record.raw
+        elif not self.struck:
+            self.struck = True
+            self.hit(record, "swallowed", must_end=False)
+
+
+class Delay(Strike):
+    def strike(self, record: Record) -> Iterator[bytes]:
+        self.hit(record, f"delayed {_SLOW_RECORDS} records, first", must_end=False)
+        self._left = _SLOW_RECORDS
+        yield from self.after(record)
+
+    def after(self, record: Record) -> Iterator[bytes]:
+        self._left -= 1
+        if self._left >= 0:
+            time.sleep(self.fault.amount * 0.05)
+        yield record.raw
+
+    def bells(self, data: bytes) -> Iterator[bytes]:
+        self._skip -= 1
+        if not self.struck and self._skip < 0:
+            self.struck = True
+            self.hit(None, "delayed a wake-up", must_end=False)
+            time.sleep(self.fault.amount * 0.5)
+        yield data
+
+
+class Chop(Strike):
+    """Arrives in crumbs, as TCP is free to deliver it."""
+
+    def strike(self, record: Record) -> Iterator[bytes]:
+        self.hit(record, f"crumbled {_SLOW_RECORDS} records, first", must_end=False)
+        self._left = _SLOW_RECORDS
+        yield from self.after(record)
+
+    def after(self, record: Record) -> Iterator[bytes]:
+        self._left -= 1
+        crumb = 1 + int(self.fault.amount * 150) if self._left >= 0 else len(record.raw)
+        crumb = max(crumb, len(record.raw) // 300)
+        for at in range(0, len(record.raw), crumb):
+            yield record.raw[at : at + crumb]
+
+
+STRIKES: Final[dict[FaultKind, type[Strike]]] = {
+    FaultKind.FLIP: Flip,
+    FaultKind.DROP: Drop,
+    FaultKind.REPLAY: Replay,
+    FaultKind.REORDER: Reorder,
+    FaultKind.TRUNCATE: Truncate,
+    FaultKind.CUT: Cut,
+    FaultKind.SILENCE: Silence,
+    FaultKind.MUTE: Mute,
+    FaultKind.DELAY: Delay,
+    FaultKind.CHOP: Chop,
+}
+
+
+class Stream:
+    """Finds the records in the bytes of one direction and leads them past the fault."""
+
+    def __init__(self, strike: Strike) -> None:
+        self._strike = strike
+        self._splitter = Splitter()
+        self._setup = b""
+        self._bells = False
+
+    @property
+    def holds_open(self) -> bool:
+        return self._strike.holds_open and self._strike.struck
+
+    def __call__(self, data: bytes) -> Iterator[bytes]:
+        if self._bells:
+            yield from self._strike.bells(data)
+        elif self._splitter.rest:
+            yield from self._records(data)
+        else:
+            data = self._setup + data
+            setup = _tls_bytes(data)
+            yield data[:setup]
+            rest, self._setup = data[setup:], b""
+            if rest[:1] == b"S":
+                yield from self._records(rest)
+            elif rest and rest[0] not in _TLS_TYPES:
+                self._bells = True
+                yield from self._strike.bells(rest)
+            else:
+                self._setup = rest
+
+    def _records(self, data: bytes) -> Iterator[bytes]:
+        for record in self._splitter.feed(data):
+            yield from self._strike.record(record)
+
+
+def _tls_bytes(data: bytes) -> int:
+    """How many bytes at the beginning are whole TLS records."""
+    at = 0
+    while len(data) - at >= _TLS_HEADER_BYTES and data[at] in _TLS_TYPES:
+        size = _TLS_HEADER_BYTES + int.from_bytes(data[at + 3 : at + 5], "big")
+        if at + size > len(data):
+            break
+        at += size
+    return at

@@ -1,0 +1,53 @@
+"""Two minutes of chaos in every test run. `make chaos SECONDS=1800` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.plan import FaultKind, make_plan
+from tests.chaos.run import Chaos, Counts
+
+SEED = 20
+LOCAL_S, PROCESSES_S = 55.0, 60.0
+
+
+def told(counts: Counts) -> str:
+    return "\n".join([*counts.commands, *counts.pages])
+
+
+def test_the_same_seed_makes_the_same_plans() -> None:
+    for where in ("local", "processes"):
+        plans = [make_plan(where, SEED, number) for number in range(50)]  # type: ignore[arg-type]
+        again = [make_plan(where, SEED, number) for number in range(50)]  # type: ignore[arg-type]
+        assert plans == again
+        assert len(set(plans)) == 50
+
+
+def test_plans_know_every_fault() -> None:
+    planned = {
+        fault.kind
+        for where in ("local", "processes")
+        for number in range(400)
+        for fault in make_plan(where, SEED, number).faults  # type: ignore[arg-type]
+    }
+    assert planned == set(FaultKind)
+
+
+@pytest.mark.timeout(1200)
+def test_engines_in_one_process(tmp_path: Path) -> None:
+    chaos = Chaos(SEED, tmp_path)
+    chaos.local(LOCAL_S)
+    assert chaos.counts.violations == 0, told(chaos.counts)
+    assert chaos.counts.faults
+    assert chaos.counts.results
+
+
+@pytest.mark.timeout(1200)
+def test_worker_processes(tmp_path: Path) -> None:
+    chaos = Chaos(SEED, tmp_path)
+    chaos.processes(PROCESSES_S)
+    assert chaos.counts.violations == 0, told(chaos.counts)
+    assert chaos.counts.faults
+    assert chaos.counts.results

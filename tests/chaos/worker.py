@@ -1,0 +1,188 @@
+"""What runs in a worker process: makes the plan's groups, calls its collectives, tells the parent.
+
+Everything that the checker judges is sent as it happens, so that a killed worker's history is there
+up to its last moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+from tests.chaos.history import SeenError, digest
+from tests.chaos.local import other_case
+from tests.chaos.plan import PROBES, Call, FaultKind, Plan
+
+_PR_SET_PDEATHSIG: Final = 1
+_SETUP_TIMEOUT: Final = timedelta(seconds=120)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    plan: Plan
+    rank: int
+    store_port: int
+    proxies: dict[int, int]
+    """Peer -> port, for the peers that this rank dials through the proxy."""
+    env: dict[str, str]
+
+
+def serve(pipe: Any) -> None:
+    """Runs orders until told to end."""
+    # A worker must not outlive the one who asked for it, however that one ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    before = dict(os.environ)
+    pipe.send(("up",))
+    while (order := pipe.recv()) is not None:
+        os.environ.clear()
+        os.environ.update({**before, **order.env})
+        # torch names groups by a count that a failed init leaves raised.
+        dist.distributed_c10d._world.group_count = 0
+        try:
+            _Worker(order, pipe).run()
+        except BaseException:
+            pipe.send(("trouble", f"rank {order.rank}: {traceback.format_exc()}"))
+        with suppress(Exception):
+            dist.destroy_process_group()
+        pipe.send(("over",))
+
+
+class _Worker:
+    def __init__(self, order: Order, pipe: Any) -> None:
+        self._plan, self._rank, self._pipe = order.plan, order.rank, pipe
+        self._fault = next((f for f in self._plan.faults if f.rank == self._rank), None)
+        self._failed: set[int] = set()
+        self._timer: threading.Timer | None = None
+        self._groups: list[Any] = []
+        self._make_groups(order)
+
+    def run(self) -> None:
+        left = not self._traffic()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        self._pipe.send(("left",) if left else ("traffic over",))
+        for turn in range(1, PROBES + 1):
+            self._pipe.recv()  # the word that all have come so far
+            for group, members in enumerate(self._plan.groups):
+                if not left and self._rank in members:
+                    self._finish(*self._begin(self._plan.probe(group, turn)))
+            self._pipe.send(("probed", turn))
+        self._pipe.recv()
+
+    def _make_groups(self, order: Order) -> None:
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import TCPStore
+
+        from tests.chaos.proxy import ProxyStore
+
+        tcp = TCPStore("127.0.0.1", order.store_port, is_master=False, timeout=_SETUP_TIMEOUT)
+        store = ProxyStore(tcp, self._rank, order.proxies)
+        dist.init_process_group(
+            "sealring",
+            store=store,
+            rank=self._rank,
+            world_size=self._plan.world,
+            timeout=_SETUP_TIMEOUT,
+        )
+        self._groups.append(dist.group.WORLD)
+        for number, members in enumerate(self._plan.groups[1:], 1):
+            store.group = number
+            self._groups.append(dist.new_group(list(members), timeout=_SETUP_TIMEOUT))
+        # Making a group takes its time on a crowded machine; only what follows is on the clock.
+        for group, members in zip(self._groups, self._plan.groups, strict=True):
+            if self._rank in members:
+                group.set_timeout(timedelta(seconds=self._plan.timeout_s))
+        self._pipe.send(("ready",))
+        self._pipe.recv()
+
+    def _traffic(self) -> bool:
+        """False if this rank leaves early."""
+        for batch in self._plan.batches:
+            pending = []
+            for call in batch:
+                altered = False
+                at = self._plan.calls.index(call) + 1
+                if self._fault is not None and self._fault.at == at:
+                    if self._fault.kind is FaultKind.LEAVE:
+                        self._hit("said goodbye and left", must_end=True)
+                        import torch.distributed as dist
+
+                        dist.destroy_process_group()
+                        return False
+                    altered = self._befall(call)
+                members = self._plan.groups[call.group]
+                if self._rank not in members or call.group in self._failed:
+                    continue
+                begun = self._begin(call, altered=altered)
+                if call.background:
+                    pending.append(begun)
+                else:
+                    self._finish(*begun)
+            for begun in pending:
+                self._finish(*begun)
+        return True
+
+    def _befall(self, call: Call) -> bool:
+        """True if the call is to be another than the plan's."""
+        fault = self._fault
+        assert fault is not None
+        if fault.kind is FaultKind.DISAGREE:
+            in_it = self._rank in self._plan.groups[call.group]
+            if in_it and call.group not in self._failed:
+                self._hit("called another collective than the others", must_end=False)
+                return True
+            return False
+        which = signal.SIGKILL if fault.kind is FaultKind.KILL else signal.SIGSTOP
+        delay = 0.02 * fault.place**3  # mostly within the very call
+        self._pipe.send(("armed", fault, time.monotonic() + delay))
+        self._timer = threading.Timer(delay, os.kill, (os.getpid(), which))
+        self._timer.start()
+        return False
+
+    def _hit(self, what: str, *, must_end: bool) -> None:
+        self._pipe.send(("hit", self._fault, time.monotonic(), what, must_end))
+
+    def _begin(self, call: Call, *, altered: bool = False) -> tuple[Call, Any, Any, Any]:
+        from sealring.schedule import Algorithm
+        from tests.chaos.operations import OPERATIONS, as_tensor
+        from tests.engine.cases import Tensors
+
+        case = other_case(call.case) if altered else call.case
+        members = self._plan.groups[call.group]
+        # Whole tensors, as a script has them: sealring cuts them itself.
+        whole = replace(case, algorithm=Algorithm.DIRECT)
+        tensors = Tensors(whole, len(members), members.index(self._rank), call.seed)
+        inputs = digest(tensors.bits())
+        self._pipe.send(("began", call, inputs, time.monotonic(), altered))
+        slots = [as_tensor(array, case.dtype) for array in tensors.slots]
+        how = {"group": self._groups[call.group], "async_op": call.background}
+        try:
+            return call, tensors, OPERATIONS[case.operation].start(case, slots, how), None
+        except BaseException as error:
+            return call, tensors, None, error
+
+    def _finish(self, call: Call, tensors: Any, work: Any, error: BaseException | None) -> None:
+        if error is None and work is not None:
+            try:
+                work.wait()
+            except BaseException as raised:
+                error = raised
+        ended = time.monotonic()
+        if error is None:
+            self._pipe.send(("ended", call, ended, b"".join(tensors.bits()), None))
+        else:
+            self._failed.add(call.group)
+            self._pipe.send(("ended", call, ended, None, SeenError.of(error)))

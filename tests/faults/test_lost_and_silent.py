@@ -1,0 +1,167 @@
+"""Real processes that are killed, stopped or slow: every other rank says who, where and in what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sealring.errors import PeerLost, PeerSilent
+from tests.faults.expected import assert_names
+from tests.workers import Workers
+
+both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+
+
+def warm_up() -> list[int]:
+    """Collective 1; everybody's process id."""
+    pids = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    pids[dist.get_rank()] = os.getpid()
+    dist.all_reduce(pids)
+    return [int(pid) for pid in pids]
+
+
+class Expendable:
+    """Five workers, of which the highest that is alive may be killed, one after the other."""
+
+    def __init__(self) -> None:
+        self.workers = Workers(5)
+        self.world = 5
+
+    def kill_the_last(self, transport: str, idle: bool) -> tuple[int, list[object]]:
+        last = self.world - 1
+        environment = {"SEALRING_TRANSPORT": transport}
+        results = self.workers.run(dies, idle, world=self.world, env=environment, errors=True)
+        self.world -= 1
+        return last, results[:last]
+
+
+@pytest.fixture(scope="module")
+def expendable() -> Iterator[Expendable]:
+    started = Expendable()
+    yield started
+    started.workers.close()
+
+
+def dies(rank: int, world: int, idle: bool) -> str:
+    pids = warm_up()
+    if rank == world - 1:
+        # In a collective: the others are waiting for it by then, or about to.
+        time.sleep(0 if idle else 0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while idle and os.path.exists(f"/proc/{pids[-1]}/cwd"):  # gone, or nothing but a zombie
+        time.sleep(0.01)
+    dist.all_reduce(torch.ones(1000))
+    return "reduced"
+
+
+@both_transports
+@pytest.mark.parametrize("idle", [False, True], ids=["in-a-collective", "while-idle"])
+def test_a_killed_rank_is_lost_to_every_other(
+    expendable: Expendable, transport: str, idle: bool
+) -> None:
+    last, results = expendable.kill_the_last(transport, idle)
+    for error in results:
+        assert_names(error, last, 2, "all_reduce", PeerLost)
+
+
+def in_turn(*calls: Callable[[], object]) -> None:
+    """All that the first needs may have come before the news that the group is closed."""
+    for call in calls:
+        call()
+
+
+def learns_it_was_given_up(call: Callable[[], object]) -> str:
+    with pytest.raises(PeerSilent, match=f"reported: .*rank {dist.get_rank()}") as raised:
+        in_turn(call, dist.barrier)
+    assert raised.value.reported_by is not None
+    return "was told"
+
+
+def stops(rank: int, world: int, idle: bool) -> str:
+    dist.group.WORLD.set_timeout(timedelta(seconds=2))  # type: ignore[union-attr]
+    pids = warm_up()
+    if rank == world - 1:
+        time.sleep(0 if idle else 0.3)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return learns_it_was_given_up(lambda: dist.all_reduce(torch.ones(1000)))
+    try:
+        if idle:
+            time.sleep(0.5)
+        dist.all_reduce(torch.ones(1000))
+    finally:
+        os.kill(pids[-1], signal.SIGCONT)
+    return "reduced"
+
+
+@both_transports
+@pytest.mark.parametrize("idle", [False, True], ids=["in-a-collective", "while-idle"])
+def test_a_stopped_rank_is_silent_to_every_other(
+    workers: Workers, transport: str, idle: bool
+) -> None:
+    environment = {"SEALRING_TRANSPORT": transport}
+    results = workers.run(stops, idle, world=3, env=environment, errors=True)
+    for error in results[:2]:
+        assert_names(error, 2, 2, "all_reduce", PeerSilent)
+    assert results[2] == "was told"
+
+
+def is_slow(rank: int, world: int, seconds: float) -> str:
+    dist.group.WORLD.set_timeout(timedelta(seconds=2))  # type: ignore[union-attr]
+    warm_up()
+    if rank == 1:
+        time.sleep(seconds)
+    if rank == 1 and seconds > 2:
+        return learns_it_was_given_up(lambda: dist.broadcast(torch.ones(1000), src=1))
+    dist.broadcast(torch.ones(1000), src=1)
+    return "done"
+
+
+def test_a_rank_slower_than_the_timeout_is_silent_and_is_told_so(workers: Workers) -> None:
+    results = workers.run(is_slow, 3.0, world=3, errors=True)
+    for rank in (0, 2):
+        assert_names(results[rank], 1, 2, "broadcast", PeerSilent)
+    assert results[1] == "was told"
+
+
+def test_a_rank_slower_than_the_others_within_the_timeout_is_waited_for(workers: Workers) -> None:
+    assert workers.run(is_slow, 1.0, world=3) == ["done"] * 3
+
+
+def is_silent_in_a_subgroup(rank: int, world: int) -> str:
+    pair = dist.new_group([1, 2], timeout=timedelta(seconds=1))
+    if rank == 1:
+        dist.all_reduce(torch.ones(1000), group=pair)
+    return "stayed away"
+
+
+def test_in_a_subgroup_the_rank_is_named_by_its_number_in_the_job(workers: Workers) -> None:
+    results = workers.run(is_silent_in_a_subgroup, world=3, errors=True)
+    assert_names(results[1], 2, 1, "all_reduce", PeerSilent)
+
+
+def stops_in_a_ring(rank: int, world: int) -> str:
+    dist.group.WORLD.set_timeout(timedelta(seconds=2))  # type: ignore[union-attr]
+    pids = warm_up()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return "woken"
+    try:
+        dist.all_reduce(torch.ones(1 << 20))
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+    return "reduced"
+
+
+def test_in_a_ring_nobody_hangs_behind_a_stopped_rank(workers: Workers) -> None:
+    """Rank 2 waits for rank 1, rank 3 for rank 2, which has told it that it waits itself."""
+    environment = {"SEALRING_ALGORITHM": "ring"}
+    results = workers.run(stops_in_a_ring, world=4, env=environment, errors=True)
+    for rank in (0, 2, 3):
+        assert_names(results[rank], 1, 2, "all_reduce", PeerSilent)

@@ -1,0 +1,56 @@
+"""monitored_barrier: who did not come, and that the store alone lets nobody pass."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from sealring.errors import GroupClosed, PeerSilent
+from sealring.group import monitored
+from tests.workers import Workers
+
+
+def all_but_the_last(rank: int, world: int) -> str:
+    dist.monitored_barrier(timeout=timedelta(seconds=60))
+    if rank == world - 1:
+        return ""
+    with pytest.raises(PeerSilent) as caught:
+        dist.monitored_barrier(timeout=timedelta(seconds=3))
+    return str(caught.value)
+
+
+def test_rank_0_names_who_is_missing(workers: Workers) -> None:
+    texts = workers.run(all_but_the_last, world=3, env={"SEALRING_TRANSPORT": "auto"})
+    assert texts[0].startswith("Rank 2 failed to pass monitoredBarrier in 3000 ms.")
+    assert texts[1].startswith("Rank 1 successfully reached monitoredBarrier, but received errors")
+
+
+def test_a_store_that_says_all_are_here_lets_nobody_pass() -> None:
+    store = dist.HashStore()
+    arrivals = monitored.Arrivals(store, 0, 2, "0.1")
+    store.set("sealring/monitored/0.1/1/1", "here")
+
+    def meet() -> None:
+        raise GroupClosed("the sealed barrier did not end")
+
+    with pytest.raises(GroupClosed):
+        monitored.pass_barrier(
+            arrivals, 0, 5.0, wait_all_ranks=False, meet=meet, give_up=lambda: None
+        )
+
+
+def test_all_missing_ranks_are_named_where_asked() -> None:
+    arrivals = monitored.Arrivals(dist.HashStore(), 0, 4, "0.1")
+    closed = []
+    with pytest.raises(PeerSilent, match="Ranks 1, 2, 3 failed to pass monitoredBarrier"):
+        monitored.pass_barrier(
+            arrivals,
+            0,
+            0.05,
+            wait_all_ranks=True,
+            meet=lambda: pytest.fail("it met nobody"),
+            give_up=lambda: closed.append(True),
+        )
+    assert closed

@@ -1,0 +1,83 @@
+"""One epoch per attempt, for all ranks, whatever earlier attempts or others left in the store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sealring.errors import PeerUnreachable
+from sealring.links import Store, agreed_epoch
+from tests.links.worlds import DictStore
+
+MEMBERS = (3, 1, 2)
+
+
+def attempt(store: Store, members: Sequence[int] = MEMBERS, seconds: float = 20) -> list[str]:
+    """What each of the members gets, the lowest holding out until all have it."""
+    all_have_it = threading.Barrier(len(members))
+
+    def join(rank: int) -> str:
+        with agreed_epoch(store, MEMBERS, rank, time.monotonic() + seconds) as epoch:
+            all_have_it.wait(seconds)
+        return epoch
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(join, members))
+
+
+def test_every_attempt_has_one_epoch_of_its_own_in_the_same_store() -> None:
+    store, threads = DictStore(), threading.active_count()
+    epochs = [attempt(store) for _ in range(3)]
+    assert all(len(set(seen)) == 1 for seen in epochs)
+    assert len({seen[0] for seen in epochs}) == 3
+    assert threading.active_count() == threads
+
+
+def test_a_rank_that_was_not_there_the_last_time_is_not_behind() -> None:
+    """A count of attempts would differ from now on: this rank died before it could count."""
+    store = DictStore()
+    with pytest.raises(PeerUnreachable, match="rank 1 did not appear"):
+        attempt(store, members=(2,), seconds=0.05)
+    first, *others = attempt(store)
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        b"",
+        b"\xff\xfe",
+        b"x" * 100_000,
+        b"0" * 32,
+        b"0" * 32 + b" " + b"1" * 32,
+        b"../../etc " + b"1" * 32,
+    ],
+)
+def test_what_else_is_in_the_store_does_not_matter(left: bytes) -> None:
+    store = DictStore()
+    for rank in MEMBERS:
+        store.values[f"sealring/epoch/ask/{rank}"] = left
+        store.values[f"sealring/epoch/answer/{rank}"] = left
+    first, *others = attempt(store)
+    assert others == [first, first]
+    assert first != "0" * 32
+
+
+def test_whoever_waits_for_the_lowest_rank_in_vain_is_told_its_name() -> None:
+    with pytest.raises(PeerUnreachable, match="rank 1 did not appear") as raised:
+        attempt(DictStore(), members=(3,), seconds=0.05)
+    assert raised.value.peer == 1
+
+
+class BrokenStore(DictStore):
+    def check(self, keys: list[str]) -> bool:
+        raise ConnectionError("the store's host is gone")
+
+
+def test_a_store_that_breaks_is_named() -> None:
+    with pytest.raises(PeerUnreachable, match="the store's host is gone"):
+        attempt(BrokenStore(), members=(3,))
