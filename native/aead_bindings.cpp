@@ -28,40 +28,54 @@ u32 word_at(const uint8_t* bytes, size_t size, size_t at) {
   return word;
 }
 
+// How a record is shared out; the GPU's host chooses it by the record's length.
+struct Shares {
+  int parts = 1;
+  int log_turns = 0;
+
+  explicit Shares(int blocks) {
+    // Several of each as early as a GPU might have them, so that every weight is used.
+    while (log_turns < 3 && blocks > kThreads << log_turns) ++log_turns;
+    parts = std::max(1, (blocks + (kThreads << log_turns) - 1) / (kThreads << log_turns));
+  }
+};
+
 // The sum that one thread of a part forms over its turns.
-Number thread_sum(const uint8_t* cipher, int first_place, int thread, const Number& associated,
-                  const RecordPowers& powers) {
+Number thread_sum(const uint8_t* cipher, const Shares& shares, int first_place, int thread,
+                  const Number& associated, const Powers& powers) {
   Number sum = {};
-  for (int turn = 0; turn < kTurns; ++turn) {
+  for (int turn = 0; turn < 1 << shares.log_turns; ++turn) {
     const int block = first_place + turn * kThreads + thread;
     Columns columns = {};
     if (block >= 0) {
       u32 words[16];
       for (int i = 0; i < 16; ++i) words[i] = word_at(cipher + block * 64, 64, 4 * i);
       if (block == 0) add_product(columns, associated, powers.small[3]);
-      add_block(columns, words, powers.small);
+      add_block(columns, words, [&](int i) -> const Factor& { return powers.small[i]; });
     }
-    add_product(columns, sum, powers.lane_doubling[kNextTurn]);
+    add_product(columns, sum, powers.doubling[kNextTurn]);
     sum = carried(columns);
   }
   return sum;
 }
 
-Number part_sum(const uint8_t* cipher, int first_place, const Number& associated,
-                const RecordPowers& powers) {
+Number part_sum(const uint8_t* cipher, const Shares& shares, int first_place,
+                const Number& associated, const Powers& powers) {
   Number sums[kThreads];
-  for (int t = 0; t < kThreads; ++t) sums[t] = thread_sum(cipher, first_place, t, associated, powers);
+  for (int t = 0; t < kThreads; ++t) {
+    sums[t] = thread_sum(cipher, shares, first_place, t, associated, powers);
+  }
   for (int warp = 0; warp < kWarps; ++warp) {
     Number* lanes = sums + warp * kLanes;
     for (int level = 0; level < kNextWarp; ++level) {
       for (int lane = 0; lane + (1 << level) < kLanes; ++lane) {
-        lanes[lane] = joined(lanes[lane], powers.lane_doubling[level], lanes[lane + (1 << level)]);
+        lanes[lane] = joined(lanes[lane], powers.doubling[level], lanes[lane + (1 << level)]);
       }
     }
   }
   Number sum = sums[0];
   for (int warp = 1; warp < kWarps; ++warp) {
-    sum = joined(sum, powers.lane_doubling[kNextWarp], sums[warp * kLanes]);
+    sum = joined(sum, powers.doubling[kNextWarp], sums[warp * kLanes]);
   }
   return sum;
 }
@@ -81,25 +95,30 @@ struct Inputs {
   ~Inputs() { OPENSSL_cleanse(key, sizeof key); }
 };
 
+auto key_of(const Inputs& inputs) {
+  return [&inputs](u32(&words)[8]) { std::copy_n(inputs.key, 8, words); };
+}
+
 Tag tag_over(const Inputs& inputs, const uint8_t* associated, size_t associated_bytes,
              const uint8_t* cipher, size_t bytes) {
-  const OneTimeKey key = one_time_key(inputs.key, inputs.nonce, 1);
-  RecordPowers powers;
-  make_powers(key.r, powers);
+  const OneTimeKey key = one_time_key(key_of(inputs), inputs.nonce, 1);
+  Powers powers;
+  make_powers(key.r, kMaxDoublings, powers);
   const auto words_of = [](const uint8_t* from, size_t size) {
     return [=](u32 i) { return word_at(from, size, size_t{i} * 4); };
   };
   const Number before = absorb_padded(Number{}, key.r, static_cast<u32>(associated_bytes),
                                       words_of(associated, associated_bytes));
   const int blocks = static_cast<int>(bytes / 64);
-  const int parts = std::max(1, (blocks + kPartBlocks - 1) / kPartBlocks);
-  const int empty = parts * kPartBlocks - blocks;
+  const Shares shares(blocks);
   Number h = before;
   if (blocks > 0) {
-    h = part_sum(cipher, -empty, before, powers);
-    for (int part = 1; part < parts; ++part) {
-      h = joined(h, powers.lane_doubling[kNextPart],
-                 part_sum(cipher, part * kPartBlocks - empty, before, powers));
+    const int part_blocks = kThreads << shares.log_turns;
+    const int empty = shares.parts * part_blocks - blocks;
+    h = part_sum(cipher, shares, -empty, before, powers);
+    for (int part = 1; part < shares.parts; ++part) {
+      h = joined(h, powers.doubling[next_part(static_cast<u32>(shares.log_turns))],
+                 part_sum(cipher, shares, part * part_blocks - empty, before, powers));
     }
   }
   const size_t tail = bytes % 64;
@@ -110,7 +129,7 @@ Tag tag_over(const Inputs& inputs, const uint8_t* associated, size_t associated_
 void apply_cipher(const Inputs& inputs, const uint8_t* in, size_t bytes, uint8_t* out) {
   for (size_t at = 0; at < bytes; at += 64) {
     u32 x[16];
-    keystream(inputs.key, static_cast<u32>(at / 64) + 1, inputs.nonce, 1, x);
+    keystream<5>(key_of(inputs), static_cast<u32>(at / 64) + 1, inputs.nonce, 1, x);
     for (size_t i = 0; i < std::min<size_t>(64, bytes - at); ++i) {
       out[at + i] = in[at + i] ^ static_cast<uint8_t>(x[i / 4] >> 8 * (i % 4));
     }

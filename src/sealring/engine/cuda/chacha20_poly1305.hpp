@@ -76,26 +76,33 @@ SEALRING_EVERYWHERE void double_round(u32 (&x)[16], u32 one) {
   quarter_round(x[3], x[4], x[9], x[14], one);
 }
 
-// 64 bytes of keystream. `one` is 1. Code that runs once is better short than unrolled: a GPU
-// fetches each instruction from far away the first time.
-template <bool unrolled = true>
-SEALRING_EVERYWHERE void keystream(const u32 (&key)[8], u32 counter, const Nonce& nonce, u32 one,
+// 64 bytes of keystream. `one` is 1; `key(words)` fetches the key whenever it is needed, so that it
+// need not stay in registers. `at_a_time` double rounds are written out, out of ten: fewer make
+// shorter code, which a GPU fetches sooner.
+template <int at_a_time, class Key>
+SEALRING_EVERYWHERE void keystream(Key key, u32 counter, const Nonce& nonce, u32 one,
                                    u32 (&x)[16]) {
-  const u32 start[16] = {0x61707865,    0x3320646e,    0x79622d32,    0x6b206574,
-                         key[0],        key[1],        key[2],        key[3],
-                         key[4],        key[5],        key[6],        key[7],
-                         counter,       nonce.word[0], nonce.word[1], nonce.word[2]};
+  constexpr u32 kConstant[4] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
   SEALRING_UNROLL
-  for (int i = 0; i < 16; ++i) x[i] = start[i];
-  if constexpr (unrolled) {
+  for (int i = 0; i < 4; ++i) x[i] = kConstant[i];
+  u32 words[8];
+  key(words);
+  SEALRING_UNROLL
+  for (int i = 0; i < 8; ++i) x[4 + i] = words[i];
+  x[12] = counter, x[13] = nonce.word[0], x[14] = nonce.word[1], x[15] = nonce.word[2];
+  SEALRING_ROLLED
+  for (int i = 0; i < 10 / at_a_time; ++i) {
     SEALRING_UNROLL
-    for (int i = 0; i < 10; ++i) double_round(x, one);
-  } else {
-    SEALRING_ROLLED
-    for (int i = 0; i < 10; ++i) double_round(x, one);
+    for (int k = 0; k < at_a_time; ++k) double_round(x, one);
   }
   SEALRING_UNROLL
-  for (int i = 0; i < 16; ++i) x[i] = add(x[i], start[i], one);
+  for (int i = 0; i < 4; ++i) x[i] = add(x[i], kConstant[i], one);
+  key(words);
+  SEALRING_UNROLL
+  for (int i = 0; i < 8; ++i) x[4 + i] = add(x[4 + i], words[i], one);
+  x[12] = add(x[12], counter, one);
+  SEALRING_UNROLL
+  for (int i = 0; i < 3; ++i) x[13 + i] = add(x[13 + i], nonce.word[i], one);
 }
 
 // ---- Poly1305: numbers -------------------------------------------------------------------------
@@ -120,10 +127,27 @@ SEALRING_EVERYWHERE Columns columns_of(const Number& n) {
   return {{n.limb[0], n.limb[1], n.limb[2], n.limb[3], n.limb[4]}};
 }
 
+// A number to multiply by. What reaches 2^130 comes back five times as large at the bottom, so the
+// limbs are kept times five too. Twelve words: three wide loads.
+struct alignas(16) Factor {
+  u32 limb[5];
+  u32 five[4];  // limbs 1 to 4, times five
+  u32 unused[3];
+};
+
+SEALRING_EVERYWHERE Factor factor_of(const Number& n) {
+  return {{n.limb[0], n.limb[1], n.limb[2], n.limb[3], n.limb[4]},
+          {n.limb[1] * 5, n.limb[2] * 5, n.limb[3] * 5, n.limb[4] * 5},
+          {}};
+}
+
+SEALRING_EVERYWHERE Number number_of(const Factor& f) {
+  return {{f.limb[0], f.limb[1], f.limb[2], f.limb[3], f.limb[4]}};
+}
+
 // sum += h * r
-SEALRING_EVERYWHERE void add_product(Columns& sum, const Number& h, const Number& r) {
-  // What reaches 2^130 comes back five times as small.
-  const u32 s1 = r.limb[1] * 5, s2 = r.limb[2] * 5, s3 = r.limb[3] * 5, s4 = r.limb[4] * 5;
+SEALRING_EVERYWHERE void add_product(Columns& sum, const Number& h, const Factor& r) {
+  const u32 s1 = r.five[0], s2 = r.five[1], s3 = r.five[2], s4 = r.five[3];
   const u32(&a)[5] = h.limb;
   const u32(&b)[5] = r.limb;
   sum.at[0] += (u64)a[0] * b[0] + (u64)a[1] * s4 + (u64)a[2] * s3 + (u64)a[3] * s2 + (u64)a[4] * s1;
@@ -147,21 +171,21 @@ SEALRING_EVERYWHERE Number carried(Columns sum) {
   return out;
 }
 
-SEALRING_EVERYWHERE Number product(const Number& h, const Number& r) {
+SEALRING_EVERYWHERE Number product(const Number& h, const Factor& r) {
   Columns sum = {{0, 0, 0, 0, 0}};
   add_product(sum, h, r);
   return carried(sum);
 }
 
 // h * r + next
-SEALRING_EVERYWHERE Number joined(const Number& h, const Number& r, const Number& next) {
+SEALRING_EVERYWHERE Number joined(const Number& h, const Factor& r, const Number& next) {
   Columns sum = columns_of(next);
   add_product(sum, h, r);
   return carried(sum);
 }
 
 // (h + block) * r: one step as the RFC writes it.
-SEALRING_EVERYWHERE Number absorbed(const Number& h, const Number& block, const Number& r) {
+SEALRING_EVERYWHERE Number absorbed(const Number& h, const Number& block, const Factor& r) {
   Number sum;
   SEALRING_UNROLL
   for (int i = 0; i < 5; ++i) sum.limb[i] = h.limb[i] + block.limb[i];
@@ -172,53 +196,57 @@ SEALRING_EVERYWHERE Number absorbed(const Number& h, const Number& block, const 
 
 // r, and what is added at the end.
 struct OneTimeKey {
-  Number r;
+  Factor r;
   u32 pad[4];
 };
 
-SEALRING_EVERYWHERE OneTimeKey one_time_key(const u32 (&key)[8], const Nonce& nonce, u32 one) {
+template <class Key>
+SEALRING_EVERYWHERE OneTimeKey one_time_key(Key key, const Nonce& nonce, u32 one) {
   u32 x[16];
-  keystream(key, 0, nonce, one, x);
-  return {number_of(x[0] & 0x0fffffff, x[1] & 0x0ffffffc, x[2] & 0x0ffffffc, x[3] & 0x0ffffffc, 0),
-          {x[4], x[5], x[6], x[7]}};
+  keystream<1>(key, 0, nonce, one, x);
+  const Number r =
+      number_of(x[0] & 0x0fffffff, x[1] & 0x0ffffffc, x[2] & 0x0ffffffc, x[3] & 0x0ffffffc, 0);
+  return {factor_of(r), {x[4], x[5], x[6], x[7]}};
 }
 
-// The powers of r by which threads step and join. `lane_doubling[k]` is r^(4 * 2^k): the weight of
-// 2^k blocks of 64 bytes.
-template <int doublings>
+// The powers of r by which threads step and join. `doubling[k]` is r^(4 * 2^k): the weight of 2^k
+// blocks of 64 bytes.
+constexpr int kMaxDoublings = 15;  // 16384 blocks, the longest record
 struct Powers {
-  Number small[4];  // r, r^2, r^3, r^4
-  Number lane_doubling[doublings];
+  Factor small[4];  // r, r^2, r^3, r^4
+  Factor doubling[kMaxDoublings];
 };
 
-template <int doublings>
-SEALRING_EVERYWHERE void make_powers(const Number& r, Powers<doublings>& powers) {
-  const Number square = product(r, r);
-  Number power = product(square, square);
+SEALRING_EVERYWHERE void make_powers(const Factor& r, int doublings, Powers& powers) {
+  const Number square = product(number_of(r), r);
+  const Factor twice = factor_of(square);
+  Factor power = factor_of(product(square, twice));
   powers.small[0] = r;
-  powers.small[1] = square;
-  powers.small[2] = product(square, r);
+  powers.small[1] = twice;
+  powers.small[2] = factor_of(product(square, r));
   powers.small[3] = power;
-  powers.lane_doubling[0] = power;
+  powers.doubling[0] = power;
   SEALRING_ROLLED
   for (int k = 1; k < doublings; ++k) {
-    power = product(power, power);
-    powers.lane_doubling[k] = power;
+    power = factor_of(product(number_of(power), power));
+    powers.doubling[k] = power;
   }
 }
 
-// sum += the four 16-byte blocks of 64 bytes of ciphertext, the last one weighing r.
-SEALRING_EVERYWHERE void add_block(Columns& sum, const u32 (&w)[16], const Number (&small)[4]) {
-  add_product(sum, number_of(w[0], w[1], w[2], w[3], 1), small[3]);
-  add_product(sum, number_of(w[4], w[5], w[6], w[7], 1), small[2]);
-  add_product(sum, number_of(w[8], w[9], w[10], w[11], 1), small[1]);
-  add_product(sum, number_of(w[12], w[13], w[14], w[15], 1), small[0]);
+// sum += the four 16-byte blocks of 64 bytes of ciphertext, the last one weighing r. `power(i)`
+// gives small[i] when it is needed.
+template <class Power>
+SEALRING_EVERYWHERE void add_block(Columns& sum, const u32 (&w)[16], Power power) {
+  SEALRING_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    add_product(sum, number_of(w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3], 1), power(3 - i));
+  }
 }
 
 // Absorbs `bytes` bytes, the last block padded with zeros, as RFC 8439 does with associated data.
 // `word(i)` gives the i-th 32-bit word, zeros past the end.
 template <class Words>
-SEALRING_EVERYWHERE Number absorb_padded(Number h, const Number& r, u32 bytes, Words word) {
+SEALRING_EVERYWHERE Number absorb_padded(Number h, const Factor& r, u32 bytes, Words word) {
   SEALRING_ROLLED
   for (u32 at = 0; at < bytes; at += 16) {
     const u32 i = at / 4;
@@ -285,23 +313,18 @@ SEALRING_EVERYWHERE bool same(const Tag& a, const Tag& b) {
 
 // ---- How a record is shared out ----------------------------------------------------------------
 
-// A record's whole 64-byte blocks lie right-aligned in `parts` * kPartBlocks places, so that
-// every block weighs the same power of r whatever the record's length; places in front are empty
-// and add nothing. Thread t of a part takes places t, t + kThreads, ...
-constexpr int kThreads = 128;
-constexpr int kTurns = 8;
-constexpr int kPartBlocks = kThreads * kTurns;
-constexpr int kPartBytes = kPartBlocks * 64;
-constexpr int kLanes = 32;
+// A record's whole 64-byte blocks lie right-aligned in parts * (kThreads << log_turns) places, so
+// that every block weighs the same power of r whatever the record's length; places in front are
+// empty and add nothing. Thread t of a part takes places t, t + kThreads, ...
+#ifndef SEALRING_LOG_THREADS
+#define SEALRING_LOG_THREADS 7
+#endif
+constexpr int kNextWarp = 5;                     // index into `doubling`: the next 32 blocks
+constexpr int kNextTurn = SEALRING_LOG_THREADS;  // and the next kThreads
+constexpr int kLanes = 1 << kNextWarp;
+constexpr int kThreads = 1 << kNextTurn;
 constexpr int kWarps = kThreads / kLanes;
 
-// Indices into lane_doubling: r^4 for the next lane, and so on.
-constexpr int kNextWarp = 5;   // 32 blocks
-constexpr int kNextTurn = 7;   // kThreads blocks
-constexpr int kNextPart = 10;  // kPartBlocks blocks
-constexpr int kDoublings = kNextPart + 1;
-static_assert(1 << kNextWarp == kLanes && 1 << kNextTurn == kThreads &&
-              1 << kNextPart == kPartBlocks);
-using RecordPowers = Powers<kDoublings>;
+SEALRING_EVERYWHERE int next_part(u32 log_turns) { return kNextTurn + (int)log_turns; }
 
 }  // namespace sealring::chacha

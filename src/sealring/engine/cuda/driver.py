@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
+from sealring import _native
 from sealring.errors import Unsupported
 
 _MIN_ARCHITECTURE: Final = 90
@@ -84,49 +85,26 @@ def compile_code(text: bytes, headers: dict[str, bytes], options: list[str]) -> 
 class Kernel:
     """One kernel of a loaded module."""
 
-    def __init__(self, code: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, code: bytes, name: str) -> None:
         self._driver, _ = _bindings()
         # The context is torch's: it exists once a tensor has been on the device.
         self._module = _checked(self._driver.cuModuleLoadData(code))
         self._function = _checked(self._driver.cuModuleGetFunction(self._module, name.encode()))
-        self._shared_bytes = shared_bytes
-        attributes = self._driver.CUfunction_attribute
-        for attribute, value in (
-            (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
-            (attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
-        ):
-            _checked(self._driver.cuFuncSetAttribute(self._function, attribute, value))
-        self._configurations: dict[int, Any] = {}
+        attribute = (
+            self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        )
+        _checked(self._driver.cuFuncSetAttribute(self._function, attribute, 1))
+
+    @property
+    def handle(self) -> int:
+        """CUDA's own CUfunction, which lives as long as this object."""
+        return int(self._function)
 
     @property
     def registers(self) -> int:
         kind = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
         return int(_checked(self._driver.cuFuncGetAttribute(kind, self._function)))
 
-    @property
-    def spilled_bytes(self) -> int:
-        kind = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
-        return int(_checked(self._driver.cuFuncGetAttribute(kind, self._function)))
-
-    def launch(self, blocks: int, threads: int, cluster: int, argument: int, stream: int) -> None:
-        """`argument` is the address of a pointer to the kernel's one argument."""
-        config = self._configurations.get(cluster)
-        if config is None:
-            config = self._configurations[cluster] = self._configure(cluster, threads)
-        config.gridDimX = blocks
-        config.hStream = self._driver.CUstream(stream)
-        _checked(self._driver.cuLaunchKernelEx(config, self._function, argument, 0))
-
-    def _configure(self, cluster: int, threads: int) -> Any:
-        config = self._driver.CUlaunchConfig()
-        config.gridDimY = config.gridDimZ = 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = self._shared_bytes
-        attribute = self._driver.CUlaunchAttribute()
-        attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        attribute.value.clusterDim.x = cluster
-        attribute.value.clusterDim.y = 1
-        attribute.value.clusterDim.z = 1
-        config.attrs = [attribute]
-        config.numAttrs = 1
-        return config
+    def launch(self, blocks: int, threads: int, cluster: int, argument: bytes, stream: int) -> None:
+        """`argument` is the kernel's one argument, which CUDA copies."""
+        _native.cuda_launch(self.handle, blocks, threads, cluster, argument, stream)

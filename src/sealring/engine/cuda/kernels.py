@@ -1,14 +1,13 @@
-"""Seal, open, open and reduce, hop: records between tensors and wire buffers, all on the GPU.
+"""Seal, open, open and reduce, hop: many records a launch, between tensors and wire buffers.
 
-Keys lie in device memory with the count of their next record beside them; a launch takes its counts
-there and moves them on, so no nonce can come twice. Launches that use one key go to one stream.
+This is the kernels' own face, which their tests and `sealring bench gpu` use. Collectives launch the
+same kernels from native/cuda_device.cpp, one record at a time.
 """
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -21,13 +20,13 @@ from sealring.limits import HEADER_BYTES, KEY_BYTES, MAX_PAYLOAD_BYTES, TAG_BYTE
 
 RECORD_OVERHEAD: Final = HEADER_BYTES + 2 * TAG_BYTES
 CONTEXT_BYTES: Final = 32
-_THREADS: Final = 128
-_PART_BYTES: Final = 64 << 10
-_STAGED: Final = _PART_BYTES
+LOG_THREADS: Final = 7
+_BLOCK_BYTES: Final = 64
 # The structs of kernels.cu.
-_KEY_SLOT: Final = struct.Struct("<32sQI20x")
-_WIRE: Final = struct.Struct("<QQQ64s")
-_LAUNCH: Final = struct.Struct("<88s88sQQQQQ32sIIII")
+_WIRE: Final = struct.Struct("<QQ64s")
+_LAUNCH: Final = struct.Struct("<80s80sQQQQ32sIIII")
+
+Reduction = tuple[DType, ReduceKind]
 
 
 def wire_bytes(payload: int, record_bytes: int) -> int:
@@ -39,9 +38,16 @@ def record_count(payload: int, record_bytes: int) -> int:
     return max(1, -(-payload // record_bytes))
 
 
+def log_turns(record_bytes: int, parts: int, log_threads: int = LOG_THREADS) -> int:
+    """How often a part's threads must go round, as a power of two, for records of this length."""
+    blocks = record_bytes // _BLOCK_BYTES
+    turns = -(-blocks // (parts << log_threads))
+    return max(0, (turns - 1).bit_length())
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A launch's records as docs/spec.md, section 7, has them; the GPU adds length and count."""
+    """A launch's first record as docs/spec.md, section 7, has it; the others count on from it."""
 
     kind: int
     sender: int
@@ -52,19 +58,21 @@ class Header:
     reduction: int
     algorithm: int
     message: int
-    first_segment: int
+    segment: int
     total: int
+    count: int = 0
+    root: int = 0
     generation: int = 0
     lane: int = 0
 
-    def packed(self) -> bytes:
+    def packed(self, length: int = 0) -> bytes:
         return struct.pack(
-            "<2sBBIQIIIIQBBBBIQQ",
+            "<2sBBIQIIIIQBBBBIIIQ",
             b"SR",
             1,
             self.kind,
-            0,
-            0,
+            length,
+            self.count,
             self.lane,
             self.generation,
             self.sender,
@@ -75,49 +83,72 @@ class Header:
             self.reduction,
             self.algorithm,
             self.message,
-            0,
+            self.segment,
+            self.root,
             self.total,
         )
 
+    def record(self, number: int) -> Header:
+        """The header of the launch's record `number`, all but its length."""
+        return replace(self, count=self.count + number, segment=self.segment + number)
+
 
 class DeviceKey:
-    """One key on the GPU and the count of its next record."""
+    """A key in the GPU's memory."""
 
-    def __init__(self, device: torch.device, key: bytes, count: int = 0) -> None:
+    def __init__(self, device: torch.device, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"key must have {KEY_BYTES} bytes")
-        slot = bytearray(_KEY_SLOT.pack(key, count, 0))
-        staged = torch.frombuffer(slot, dtype=torch.uint8)
-        self._slot = staged.to(device)
+        staged = torch.frombuffer(bytearray(key), dtype=torch.uint8)
+        self._words = staged.to(device)
         staged.zero_()
 
     @property
     def address(self) -> int:
-        return self._slot.data_ptr()
+        return self._words.data_ptr()
 
     def wipe(self) -> None:
         """Overwrites the key. Wait for launches that use it first."""
-        self._slot.zero_()
+        self._words.zero_()
+
+
+Side = tuple[torch.Tensor, DeviceKey, Header]
+"""The wire of one direction, its key, and the header of its first record."""
 
 
 class RecordKernels:
-    """The kernels of one GPU, for records of one size under one group context."""
+    """The kernels of one GPU, for records of one size under one group context.
 
-    def __init__(self, device: torch.device, context: bytes, record_bytes: int) -> None:
+    Who seals must see to it that no (key, count) comes twice: `header.count` and the following ones,
+    one per record, are the nonces.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        context: bytes,
+        record_bytes: int,
+        *,
+        parts: int = 1,
+        defines: tuple[tuple[str, int], ...] = (),
+    ) -> None:
         if len(context) != CONTEXT_BYTES:
             raise ValueError(f"context must have {CONTEXT_BYTES} bytes")
-        if record_bytes % 64 or not 64 <= record_bytes <= MAX_PAYLOAD_BYTES:
+        if record_bytes % _BLOCK_BYTES or not _BLOCK_BYTES <= record_bytes <= MAX_PAYLOAD_BYTES:
             raise Unsupported(
-                f"records of {record_bytes} bytes: the GPU takes multiples of 64 up to "
+                f"records of {record_bytes} bytes: the GPU takes multiples of {_BLOCK_BYTES} up to "
                 f"{MAX_PAYLOAD_BYTES}"
             )
         self._device = device
         self._context = context
         self._record_bytes = record_bytes
+        self._parts = parts
+        self._defines = defines
+        log_threads = dict(defines).get("SEALRING_LOG_THREADS", LOG_THREADS)
+        self._threads = 1 << log_threads
+        self._log_turns = log_turns(record_bytes, parts, log_threads)
         self._failed = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._kernels: dict[tuple[str, int, int], Kernel] = {}
-        self._launch = (ctypes.c_char * _LAUNCH.size)()
-        self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(self._launch))
 
     def seal(self, plain: torch.Tensor, key: DeviceKey, header: Header, wire: torch.Tensor) -> None:
         """The tensor's bytes, sealed into `wire`."""
@@ -137,57 +168,37 @@ class RecordKernels:
         key: DeviceKey,
         header: Header,
         result: torch.Tensor,
-        reduction: tuple[DType, ReduceKind],
-        divisor: int = 1,
+        reduction: Reduction,
     ) -> None:
-        """result = result op plaintext; for AVG, divided by `divisor` at the end."""
+        """result = result op plaintext; of a bad record nothing."""
         self._check_wire(wire, result)
         incoming = (wire, key, header)
-        self._run(
-            "open_reduce",
-            reduction,
-            result,
-            local=result,
-            result=result,
-            incoming=incoming,
-            divisor=divisor,
-        )
+        self._run("open_reduce", reduction, result, local=result, result=result, incoming=incoming)
 
-    def hop(
-        self,
-        incoming: tuple[torch.Tensor, DeviceKey, Header],
-        local: torch.Tensor,
-        out: tuple[torch.Tensor, DeviceKey, Header],
-        reduction: tuple[DType, ReduceKind],
-        divisor: int = 1,
-    ) -> None:
+    def hop(self, incoming: Side, local: torch.Tensor, out: Side, reduction: Reduction) -> None:
         """Seals local op plaintext for the next rank; `local` itself stays as it is."""
         self._check_wire(incoming[0], local)
         self._check_wire(out[0], local)
-        self._run("hop", reduction, local, local=local, incoming=incoming, out=out, divisor=divisor)
+        self._run("hop", reduction, local, local=local, incoming=incoming, out=out)
 
     def check(self) -> None:
-        """Waits for the GPU; raises if any record since the last check was not authentic."""
+        """Waits for the GPU; raises if any record so far was not authentic."""
         record = int(self._failed.item())
         if record != -1:
             raise TamperedRecord(
-                f"record {record} of this collective is not what its sender sealed: it was changed "
-                "on the way. Nothing of it was used. Make a new group, and look at the path to "
-                "that rank"
+                f"record {record} of this launch is not what its sender sealed: it was changed on "
+                "the way. Nothing of it was used."
             )
 
-    def kernel(self, name: str, reduction: tuple[DType, ReduceKind] | None = None) -> Kernel:
-        """Compiled when first asked for: ask at group start, not in the middle of training."""
+    def kernel(self, name: str, reduction: Reduction | None = None) -> Kernel:
+        """Compiled when first asked for."""
         dtype, kind = reduction or (DType.BYTES, ReduceKind.NONE)
         key = (name, int(dtype), int(kind))
         if key not in self._kernels:
-            defines: list[tuple[str, int]] = [("SEALRING_REDUCES", int(reduction is not None))]
-            if reduction is not None:
-                if not supported(dtype, kind) or kind is ReduceKind.PREMUL_SUM:
-                    raise Unsupported(f"{kind.name} of {dtype.name} is not reduced on the GPU")
-                defines += [("SEALRING_DTYPE", dtype), ("SEALRING_KIND", kind)]
-            code = compiler.code_for(self._device.index or 0, tuple(defines))
-            self._kernels[key] = Kernel(code, name, 0 if name == "seal" else _STAGED)
+            code = compiler.code_for(
+                self._device.index or 0, (*definitions(reduction), *self._defines)
+            )
+            self._kernels[key] = Kernel(code, name)
         return self._kernels[key]
 
     def _check_wire(self, wire: torch.Tensor, payload: torch.Tensor) -> None:
@@ -200,41 +211,44 @@ class RecordKernels:
     def _run(
         self,
         name: str,
-        reduction: tuple[DType, ReduceKind] | None,
+        reduction: Reduction | None,
         payload: torch.Tensor,
         *,
         local: torch.Tensor | None = None,
         result: torch.Tensor | None = None,
-        incoming: tuple[torch.Tensor, DeviceKey, Header] | None = None,
-        out: tuple[torch.Tensor, DeviceKey, Header] | None = None,
-        divisor: int = 1,
+        incoming: Side | None = None,
+        out: Side | None = None,
     ) -> None:
-        records = record_count(payload.nbytes, self._record_bytes)
-        parts = -(-min(self._record_bytes, max(64, payload.nbytes)) // _PART_BYTES)
-        _LAUNCH.pack_into(
-            self._launch,
-            0,
+        argument = _LAUNCH.pack(
             _packed(incoming),
             _packed(out),
             local.data_ptr() if local is not None else 0,
             result.data_ptr() if result is not None else 0,
             payload.nbytes,
             self._failed.data_ptr(),
-            0,
             self._context,
             self._record_bytes,
-            divisor,
+            self._log_turns,
             1,
             0,
         )
+        blocks = record_count(payload.nbytes, self._record_bytes) * self._parts
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self.kernel(name, reduction).launch(
-            records * parts, _THREADS, parts, ctypes.addressof(self._pointer), stream
-        )
+        self.kernel(name, reduction).launch(blocks, self._threads, self._parts, argument, stream)
 
 
-def _packed(side: tuple[torch.Tensor, DeviceKey, Header] | None) -> bytes:
+def definitions(reduction: Reduction | None) -> tuple[tuple[str, int], ...]:
+    """What kernels.cu is compiled with, for one element type and reduction or for none."""
+    if reduction is None:
+        return (("SEALRING_REDUCES", 0),)
+    dtype, kind = reduction
+    if not supported(dtype, kind):
+        raise Unsupported(f"{kind.name} of {dtype.name} is not defined")
+    return (("SEALRING_REDUCES", 1), ("SEALRING_DTYPE", dtype), ("SEALRING_KIND", kind))
+
+
+def _packed(side: Side | None) -> bytes:
     if side is None:
         return bytes(_WIRE.size)
     wire, key, header = side
-    return _WIRE.pack(wire.data_ptr(), key.address, header.first_segment, header.packed())
+    return _WIRE.pack(wire.data_ptr(), key.address, header.packed())

@@ -122,8 +122,22 @@ SEALRING_EVERYWHERE T divide(T x, u32 by) {
   return (T)((u64)x / by);
 }
 
-// The elements of 64 bytes, in place: dst = dst op incoming, then divided unless `divisor` is 1.
-SEALRING_EVERYWHERE void combine_block(u32 (&dst)[16], const u32 (&incoming)[16], u32 divisor) {
+// The beginning of a PREMUL_SUM; integers have none.
+SEALRING_EVERYWHERE float scale(float x, double by) { return __fmul_rn(x, (float)by); }
+SEALRING_EVERYWHERE double scale(double x, double by) { return __dmul_rn(x, by); }
+SEALRING_EVERYWHERE Half scale(Half x, double by) { return narrow(scale(widen(x), by), x); }
+SEALRING_EVERYWHERE Brain scale(Brain x, double by) { return narrow(scale(widen(x), by), x); }
+template <class T>
+SEALRING_EVERYWHERE Complex<T> scale(Complex<T> x, double by) {
+  return {scale(x.re, by), scale(x.im, by)};
+}
+template <class T>
+SEALRING_EVERYWHERE T scale(T x, double) {
+  return x;
+}
+
+// The elements of 64 bytes, in place: dst = dst op incoming.
+SEALRING_EVERYWHERE void combine_block(u32 (&dst)[16], const u32 (&incoming)[16]) {
   constexpr int kCount = 64 / sizeof(Element);
   union Block {
     u32 word[16];
@@ -134,12 +148,6 @@ SEALRING_EVERYWHERE void combine_block(u32 (&dst)[16], const u32 (&incoming)[16]
   for (int i = 0; i < 16; ++i) a.word[i] = dst[i], b.word[i] = incoming[i];
   SEALRING_UNROLL
   for (int i = 0; i < kCount; ++i) a.element[i] = combine(a.element[i], b.element[i]);
-  if constexpr (kKind == avg) {
-    if (divisor != 1) {
-      SEALRING_UNROLL
-      for (int i = 0; i < kCount; ++i) a.element[i] = divide(a.element[i], divisor);
-    }
-  }
   SEALRING_UNROLL
   for (int i = 0; i < 16; ++i) dst[i] = a.word[i];
 }
