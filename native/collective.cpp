@@ -11,6 +11,8 @@ namespace {
 
 // Segments in the air at once. More hide each other's latency, fewer stay in the cache.
 constexpr uint64_t kWindow = 4;
+// On a device, where latencies are longer and there is no cache to stay in.
+constexpr uint64_t kDeviceWindow = 8;
 // Sealed records that may wait on one link to be passed on, in bytes.
 constexpr uint64_t kForwardBudget = 8u << 20;
 // A sleeper looks around this often even if nobody wakes it.
@@ -22,13 +24,14 @@ constexpr double kStatusAfterS = 0.5;
 }  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
-                       Stats& stats, Patience& patience, const History& history,
+                       Device* device, Stats& stats, Patience& patience, const History& history,
                        const std::atomic<bool>& interrupted)
     : call_(call),
       program_(*call.program),
       links_(links),
       keyring_(keyring),
       pool_(pool),
+      device_(device),
       stats_(stats),
       patience_(patience),
       history_(history),
@@ -47,13 +50,19 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
   // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
   const uint64_t forwarded = call.segment_bytes * std::max(program_.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
-  window_.resize(std::min({kWindow, segments_, affordable}));
+  window_.resize(std::min({device != nullptr ? kDeviceWindow : kWindow, segments_, affordable}));
   stats.scratch_bytes = std::max<uint64_t>(
       stats.scratch_bytes, window_.size() * program_.scratch.size() * call.segment_bytes);
+  if (device != nullptr) {
+    device->begin({call.ready, call.dtype, call.reduction, static_cast<uint32_t>(program_.world),
+                   call.factor, window_.size() * program_.scratch.size() * call.segment_bytes});
+  }
   for (int peer : program_.sources) links_[peer]->expecting = true;
 }
 
 Collective::~Collective() {
+  // The device must not write to memory that its owner has back.
+  if (device_ != nullptr) device_->abandon();
   for (int peer : program_.sources) {
     if (links_[peer]) links_[peer]->expecting = false;
   }
@@ -68,11 +77,15 @@ void Collective::run() {
     bool moved = run_tasks();
     moved |= flush_all();
     moved |= receive_all();
-    if (finished_ == segments_ && !flush_all()) {
+    if (device_ != nullptr) moved |= settle();
+    if (finished_ == segments_ && given_.empty() && !flush_all()) {
       const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
         return !link || (link->idle() && !link->broken());
       });
-      if (sent) return;
+      if (sent) {
+        if (device_ != nullptr) device_->end();
+        return;
+      }
     }
     if (moved) {
       patience_.progressed();
@@ -91,7 +104,7 @@ void Collective::open_segments() {
     segment.waits = program_.waits;
     segment.done.assign(program_.steps.size(), false);
     segment.left = program_.steps.size();
-    segment.scratch.resize(program_.scratch.size() * call_.segment_bytes);
+    if (device_ == nullptr) segment.scratch.resize(program_.scratch.size() * call_.segment_bytes);
     if (segment.left == 0) {  // a program without steps
       ++finished_;
       oldest_ = opened_;
@@ -129,7 +142,11 @@ void Collective::finish(Segment& segment, int step) {
 
 uint8_t* Collective::at(Segment& segment, int slot) const {
   if (slot >= program_.slots) {
-    return segment.scratch.data() + static_cast<size_t>(slot - program_.slots) * call_.segment_bytes;
+    uint8_t* const scratch = device_ == nullptr ? segment.scratch.data()
+                                                : device_->scratch() + segment.number % window_.size() *
+                                                                           program_.scratch.size() *
+                                                                           call_.segment_bytes;
+    return scratch + static_cast<size_t>(slot - program_.slots) * call_.segment_bytes;
   }
   return call_.slots[slot].data + segment.number * call_.segment_bytes;
 }
@@ -159,6 +176,7 @@ uint64_t Collective::total_of(int slot) const { return call_.total.value_or(slot
 bool Collective::run_tasks() {
   const auto runnable = [this](const Task& task) {
     const std::vector<int>& peers = program_.steps[task.step].peers;
+    if (device_ != nullptr && !peers.empty() && !device_->has_room()) return false;
     return std::all_of(peers.begin(), peers.end(),
                        [this](int peer) { return links_[peer]->has_room(); });
   };
@@ -173,6 +191,10 @@ bool Collective::run_tasks() {
 void Collective::run_task(Segment& segment, int index) {
   const Step& step = program_.steps[index];
   const size_t bytes = length(segment, step.slot);
+  if (device_ != nullptr && step.peers.empty()) {
+    compute_on_device(segment, step);
+    return finish(segment, index);
+  }
   switch (step.action) {
     case Action::send:
     case Action::publish:
@@ -220,6 +242,7 @@ void Collective::seal(Segment& segment, const Step& step) {
   const uint8_t* plain = at(segment, step.slot);
   ++stats_.sealed_records;
   stats_.sealed_bytes += header.length;
+  if (device_ != nullptr) return seal_on_device(header, plain, step);
   if (step.action == Action::send) {
     header.kind = Kind::pair;
     links_[step.peers[0]]->send(header, plain);
@@ -366,6 +389,7 @@ void Collective::tell_status() {
 bool Collective::take_data(Link& link) {
   const Header& header = link.header();
   if (header.collective > call_.number && owed_[link.peer] == 0) return false;  // it is ahead of us
+  require_same_place(link);
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);
   if (index < 0 || !same_call(header, total_of(program_.steps[index].slot))) require_same(link);
@@ -385,6 +409,7 @@ bool Collective::take_data(Link& link) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer cuts the tensor differently");
   }
   if (segment.waits[index] != 0) return false;
+  if (device_ != nullptr) return open_on_device(link, segment, index);
   // A forward never waits for room: in a ring all ranks could then wait for each other. What
   // queues up is bounded by the window instead.
   const std::vector<int>& forwards = program_.forwards[index];
@@ -431,7 +456,8 @@ bool Collective::flush_all() {
 // ---- waiting -----------------------------------------------------------------------------------
 
 void Collective::wait() {
-  if (!patience_.lend()) sleep();
+  if (patience_.lend()) return;
+  given_.empty() ? sleep() : watch_device();
 }
 
 // One that came between two collectives counts too: whoever asked for it believes the group closed.

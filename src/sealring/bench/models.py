@@ -40,6 +40,15 @@ MODELS: Final = {
 """By the name that `sealring bench step --model` takes."""
 
 
+_GPT2: Final = {"context": 1024, "vocabulary": 50257}
+GPU_MODELS: Final = {
+    "gpt2-124m": Load(Shape(layers=12, width=768, heads=12, **_GPT2), batch=4),
+    "gpt2-355m": Load(Shape(layers=24, width=1024, heads=16, **_GPT2), batch=4),
+    "gpt2-1558m": Load(Shape(layers=48, width=1600, heads=25, **_GPT2), batch=2),
+}
+"""GPT-2's own shapes, which `sealring bench gpu` trains."""
+
+
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -208,6 +208,58 @@ def step(
     console.print(_step_table(results))
 
 
+@app.command()
+def gpu(
+    only: Annotated[
+        str, typer.Option(help="Parts of it: kernels, allreduce, step.")
+    ] = "kernels,allreduce,step",
+    ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4",
+    models: Annotated[
+        str, typer.Option(help="What is trained.")
+    ] = "gpt2-124m,gpt2-355m,gpt2-1558m",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
+    from sealring.bench.gpu import PARTS, measure_gpu
+
+    check_gpu()
+    parts = tuple(only.split(","))
+    if not set(parts) <= set(PARTS):
+        raise ConfigurationError(f"--only is {only!r}; its parts are {', '.join(PARTS)}")
+    rows = []
+    with errors.status("starting") as status:
+        for row in measure_gpu(parts, tuple(parse_world_sizes(ranks)), tuple(models.split(","))):
+            rows.append(row)
+            status.update(f"{row.what}: {row.value:,} {row.unit}")
+    if json:
+        print_json({"device": gpu_name(), "rows": [row.as_json() for row in rows]})
+        return
+    table = Table(title=f"Sealed on {gpu_name()}")
+    for column in ("what", "measured", "bar", "met"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    table.add_column("detail", style="dim")
+    marks = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
+    for row in rows:
+        bar = (
+            f"≥ {row.at_least:g}" if row.at_least else f"≤ {row.at_most:g}" if row.at_most else "-"
+        )
+        table.add_row(row.what, f"{row.value:,} {row.unit}", bar, marks[row.met], row.detail)
+    console.print(table)
+
+
+def check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigurationError("there is no GPU here that torch can use: bench gpu needs one")
+
+
+def gpu_name() -> str:
+    import torch
+
+    return str(torch.cuda.get_device_name(0))
+
+
 def _advance(bar: Progress, task: TaskID, part: float) -> None:
     bar.update(task, completed=part)
 

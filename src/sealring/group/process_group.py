@@ -18,7 +18,7 @@ import torch.distributed as dist
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
-from sealring.group import arguments, monitored
+from sealring.group import arguments, gpu, monitored
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
@@ -180,8 +180,13 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         timeout = arguments.timeout_seconds(opts, self._timeout)
         # A caller that did not ask for async_op calls wait() next, whatever we do.
         waits = not getattr(opts, "asyncOp", True)
+        device = arguments.device_of(keep, name)
+        ready = None
+        if device.type == "cuda" and isinstance(collectives, Collective):
+            collectives, ready = gpu.prepare(self._engine, collectives, device)
+            on_success = gpu.finished(on_success, device)
         known = collectives if isinstance(collectives, Collective) else None
         several = (collectives,) if isinstance(collectives, Collective) else collectives
-        job = Job(name, several, timeout, work, keep, on_success, known)
+        job = Job(name, several, timeout, work, keep, on_success, known, ready)
         self._dispatcher.submit(job, wait=waits)
         return work

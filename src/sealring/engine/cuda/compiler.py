@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -24,34 +25,41 @@ _DIGEST_BYTES: Final = 32
 _MAX_CODE_BYTES: Final = 16 << 20
 
 
-def code_for(device: int, defines: tuple[tuple[str, int], ...]) -> bytes:
-    """The machine code of kernels.cu under these definitions, from the cache if it is there."""
+def code_for(
+    device: int,
+    defines: tuple[tuple[str, int], ...],
+    text: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """The machine code of kernels.cu under these definitions, from the cache if it is there.
+
+    `text` may give other files, by name, of which the last is compiled.
+    """
+    text = text or kernel_text()
     architecture = driver.architecture(device)
     options = [f"--gpu-architecture=sm_{architecture}", *_OPTIONS]
     options += [f"-D{name}={value}" for name, value in defines]
     version = driver.compiler_version()
-    name = _name(options, version)
+    name = _name(options, version, text)
     directory = _cache_directory()
     if directory is not None and (code := _read(directory / name)) is not None:
         return code
-    text = _text()
-    headers = {source: text[source] for source in SOURCES[:-1]}
-    code = driver.compile_code(text[SOURCES[-1]], headers, options)
+    *headers, main = text
+    code = driver.compile_code(text[main], {name: text[name] for name in headers}, options)
     if directory is not None:
         _write(directory / name, code)
     return code
 
 
 @cache
-def _text() -> dict[str, bytes]:
+def kernel_text() -> Mapping[str, bytes]:
     package = resources.files("sealring.engine.cuda")
     return {source: (package / source).read_bytes() for source in SOURCES}
 
 
-def _name(options: list[str], version: tuple[int, int]) -> str:
+def _name(options: list[str], version: tuple[int, int], text: Mapping[str, bytes]) -> str:
     digest = hashlib.sha256()
     parts = [repr(version).encode(), *(option.encode() for option in options)]
-    for part in [*parts, *_text().values()]:
+    for part in [*parts, *text.values()]:
         digest.update(len(part).to_bytes(8, "big") + part)
     return f"{digest.hexdigest()}.cubin"
 

@@ -76,7 +76,7 @@ def compile_code(text: bytes, headers: dict[str, bytes], options: list[str]) -> 
             "the GPU's kernels could not be compiled; please report this text:\n"
             + log.decode(errors="replace")[:4000]
         )
-    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    code: bytes = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     _checked(nvrtc.nvrtcDestroyProgram(program))
     return code

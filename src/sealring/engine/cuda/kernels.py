@@ -1,7 +1,7 @@
 """Seal, open, open and reduce, hop: many records a launch, between tensors and wire buffers.
 
-This is the kernels' own face, which their tests and `sealring bench gpu` use. Collectives launch the
-same kernels from native/cuda_device.cpp, one record at a time.
+This is the kernels' own face, which their tests and `sealring bench gpu` use. Collectives launch
+the same kernels from native/cuda_device.cpp, one record at a time.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ Side = tuple[torch.Tensor, DeviceKey, Header]
 class RecordKernels:
     """The kernels of one GPU, for records of one size under one group context.
 
-    Who seals must see to it that no (key, count) comes twice: `header.count` and the following ones,
-    one per record, are the nonces.
+    Who seals must see to it that no (key, count) comes twice: `header.count` and the following
+    ones, one per record, are the nonces.
     """
 
     def __init__(

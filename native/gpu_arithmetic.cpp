@@ -1,26 +1,15 @@
-// The GPU's arithmetic on the CPU: one record as the threads of a cluster compute it.
-//
-// It is slow and it is not used for records: it lets machines without a GPU hold the text that GPUs
-// compile (chacha20_poly1305.hpp) against the official vectors, places and powers included.
-#include "aead_bindings.hpp"
+#include "gpu_arithmetic.hpp"
 
 #include <openssl/crypto.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <vector>
 
 #include "chacha20_poly1305.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-using namespace sealring::chacha;
-
+namespace sealring {
 namespace {
 
-const uint8_t* data(const nb::bytes& bytes) {
-  return reinterpret_cast<const uint8_t*>(bytes.c_str());
-}
+using namespace chacha;
 
 u32 word_at(const uint8_t* bytes, size_t size, size_t at) {
   u32 word = 0;
@@ -82,13 +71,11 @@ Number part_sum(const uint8_t* cipher, const Shares& shares, int first_place,
 
 struct Inputs {
   u32 key[8];
-  Nonce nonce;
+  chacha::Nonce nonce;
 
-  Inputs(const nb::bytes& key_bytes, const nb::bytes& nonce_bytes) {
-    if (key_bytes.size() != 32) throw nb::value_error("key must have 32 bytes");
-    if (nonce_bytes.size() != 12) throw nb::value_error("nonce must have 12 bytes");
-    for (int i = 0; i < 8; ++i) key[i] = word_at(data(key_bytes), 32, 4 * i);
-    for (int i = 0; i < 3; ++i) nonce.word[i] = word_at(data(nonce_bytes), 12, 4 * i);
+  Inputs(const KeyBytes& key_bytes, const sealring::Nonce& nonce_bytes) {
+    for (int i = 0; i < 8; ++i) key[i] = word_at(key_bytes.data(), 32, 4 * i);
+    for (int i = 0; i < 3; ++i) nonce.word[i] = word_at(nonce_bytes.data(), 12, 4 * i);
   }
   Inputs(const Inputs&) = delete;
   Inputs& operator=(const Inputs&) = delete;
@@ -136,38 +123,24 @@ void apply_cipher(const Inputs& inputs, const uint8_t* in, size_t bytes, uint8_t
   }
 }
 
-nb::bytes seal(const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
-               const nb::bytes& plain) {
-  const Inputs inputs(key, nonce);
-  const size_t bytes = plain.size();
-  std::vector<uint8_t> out(bytes + 16);
-  apply_cipher(inputs, data(plain), bytes, out.data());
-  const Tag tag = tag_over(inputs, data(associated), associated.size(), out.data(), bytes);
-  for (int i = 0; i < 16; ++i) {
-    out[bytes + i] = static_cast<uint8_t>(tag.word[i / 4] >> 8 * (i % 4));
-  }
-  return nb::bytes(out.data(), out.size());
-}
-
-nb::object open(const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
-                const nb::bytes& sealed) {
-  if (sealed.size() < 16) return nb::none();
-  const Inputs inputs(key, nonce);
-  const uint8_t* cipher = data(sealed);
-  const size_t bytes = sealed.size() - 16;
-  const Tag tag = tag_over(inputs, data(associated), associated.size(), cipher, bytes);
-  Tag sent;
-  for (int i = 0; i < 4; ++i) sent.word[i] = word_at(cipher + bytes, 16, 4 * i);
-  if (!same(tag, sent)) return nb::none();
-  std::vector<uint8_t> out(bytes);
-  apply_cipher(inputs, cipher, bytes, out.data());
-  return nb::bytes(out.data(), out.size());
-}
-
 }  // namespace
 
-void bind_gpu_aead(nb::module_& m) {
-  m.def("gpu_aead_seal", &seal, "key"_a, "nonce"_a, "associated"_a, "plain"_a,
-        "ChaCha20-Poly1305 by the arithmetic that GPUs run.");
-  m.def("gpu_aead_open", &open, "key"_a, "nonce"_a, "associated"_a, "sealed"_a);
+void gpu_seal(const KeyBytes& key, const sealring::Nonce& nonce, std::span<const uint8_t> associated,
+              const uint8_t* plain, size_t bytes, uint8_t* cipher, uint8_t* tag) {
+  const Inputs inputs(key, nonce);
+  apply_cipher(inputs, plain, bytes, cipher);
+  const Tag made = tag_over(inputs, associated.data(), associated.size(), cipher, bytes);
+  for (int i = 0; i < 16; ++i) tag[i] = static_cast<uint8_t>(made.word[i / 4] >> 8 * (i % 4));
 }
+
+bool gpu_open(const KeyBytes& key, const sealring::Nonce& nonce, std::span<const uint8_t> associated,
+              const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain) {
+  const Inputs inputs(key, nonce);
+  Tag sent;
+  for (int i = 0; i < 4; ++i) sent.word[i] = word_at(tag, 16, 4 * i);
+  if (!same(tag_over(inputs, associated.data(), associated.size(), cipher, bytes), sent)) return false;
+  apply_cipher(inputs, cipher, bytes, plain);
+  return true;
+}
+
+}  // namespace sealring
