@@ -33,17 +33,22 @@ struct Shares {
 Number thread_sum(const uint8_t* cipher, const Shares& shares, int first_place, int thread,
                   const Number& associated, const Powers& powers) {
   Number sum = {};
-  for (int turn = 0; turn < 1 << shares.log_turns; ++turn) {
+  Columns columns = {};
+  const int turns = 1 << shares.log_turns;
+  for (int turn = 0; turn < turns; ++turn) {
     const int block = first_place + turn * kThreads + thread;
-    Columns columns = {};
+    const int to_come = (turns - 1 - turn) % kGroup;
+    const Factor(&weight)[4] = powers.weight[to_come];
     if (block >= 0) {
       u32 words[16];
       for (int i = 0; i < 16; ++i) words[i] = word_at(cipher + block * 64, 64, 4 * i);
-      if (block == 0) add_product(columns, associated, powers.small[3]);
-      add_block(columns, words, [&](int i) -> const Factor& { return powers.small[i]; });
+      if (block == 0) add_product(columns, associated, weight[3]);
+      add_block(columns, words, [&](int i) -> const Factor& { return weight[i]; });
     }
-    add_product(columns, sum, powers.doubling[kNextTurn]);
+    if (to_come != 0) continue;
+    if (turn >= kGroup) add_product(columns, sum, powers.doubling[kNextGroup]);
     sum = carried(columns);
+    columns = {};
   }
   return sum;
 }
@@ -91,6 +96,7 @@ Tag tag_over(const Inputs& inputs, const uint8_t* associated, size_t associated_
   const OneTimeKey key = one_time_key(key_of(inputs), inputs.nonce, 1);
   Powers powers;
   make_powers(key.r, kMaxDoublings, powers);
+  for (int helper = 0; helper < kLanes; ++helper) make_weights(helper, kLanes, powers);
   const auto words_of = [](const uint8_t* from, size_t size) {
     return [=](u32 i) { return word_at(from, size, size_t{i} * 4); };
   };

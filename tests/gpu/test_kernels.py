@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from sealring.engine.arithmetic import reduce_into
+from sealring.engine.cuda import compiler
 from sealring.engine.cuda.kernels import (
     DeviceKey,
     Header,
     RecordKernels,
+    definitions,
     record_count,
     wire_bytes,
 )
@@ -107,9 +110,17 @@ def test_hop_and_open_reduce(record_bytes: int, parts: int) -> None:
         assert torch.equal(result, last + (ours + theirs)), size
 
 
+@pytest.fixture(scope="module")
+def _compiled() -> None:
+    """Each takes seconds, but the compiler runs as often at once as there are cores."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda case: compiler.code_for(0, definitions(case)), CASES))
+
+
 CASES = [(dtype, kind) for dtype in DType for kind in sorted(supported_kinds(dtype))]
 
 
+@pytest.mark.usefixtures("_compiled")
 @pytest.mark.parametrize(("dtype", "kind"), CASES, ids=[f"{d.name}-{k.name}" for d, k in CASES])
 def test_reduces_to_the_bit_as_defined(dtype: DType, kind: ReduceKind) -> None:
     random = np.random.default_rng(7)

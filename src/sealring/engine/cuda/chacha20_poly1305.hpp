@@ -112,7 +112,7 @@ struct Number {
   u32 limb[5];
 };
 
-// The sum of products, not carried. Holds at least eight products of carried numbers.
+// The sum of products, not carried. A product of carried numbers adds less than 2^57 to a column.
 struct Columns {
   u64 at[5];
 };
@@ -209,22 +209,42 @@ SEALRING_EVERYWHERE OneTimeKey one_time_key(Key key, const Nonce& nonce, u32 one
   return {factor_of(r), {x[4], x[5], x[6], x[7]}};
 }
 
-// The powers of r by which threads step and join. `doubling[k]` is r^(4 * 2^k): the weight of 2^k
-// blocks of 64 bytes.
+// How a record is shared out. Its whole 64-byte blocks lie right-aligned in
+// parts * (kThreads << log_turns) places, so that every block weighs the same power of r whatever
+// the record's length; places in front are empty and add nothing. Thread t of a part takes places
+// t, t + kThreads, ..., one a turn. It adds up the products of kGroup turns before it carries.
+constexpr int kNextWarp = 5;  // index into `doubling`: the next 32 blocks
+constexpr int kNextTurn = 7;  // and the next kThreads
+#ifndef SEALRING_LOG_GROUP
+#define SEALRING_LOG_GROUP 2
+#endif
+constexpr int kLogGroup = SEALRING_LOG_GROUP;
+constexpr int kNextGroup = kNextTurn + kLogGroup;
+constexpr int kLanes = 1 << kNextWarp;
+constexpr int kThreads = 1 << kNextTurn;
+constexpr int kWarps = kThreads / kLanes;
+constexpr int kGroup = 1 << kLogGroup;
+static_assert(57 + 5 <= 64 && 4 * kGroup + 2 < 1 << 5, "a column holds a group's products");
+
+SEALRING_EVERYWHERE int next_part(u32 log_turns) { return kNextTurn + (int)log_turns; }
+
+// The powers of r by which blocks weigh, and by which threads step and join. `doubling[k]` is
+// r^(4 * 2^k), the weight of 2^k blocks; `weight[k][i]` is r^(i + 1), k turns before the group's end.
 constexpr int kMaxDoublings = 15;  // 16384 blocks, the longest record
 struct Powers {
-  Factor small[4];  // r, r^2, r^3, r^4
+  Factor weight[kGroup][4];
   Factor doubling[kMaxDoublings];
 };
 
+// What must be made one after the other.
 SEALRING_EVERYWHERE void make_powers(const Factor& r, int doublings, Powers& powers) {
   const Number square = product(number_of(r), r);
   const Factor twice = factor_of(square);
   Factor power = factor_of(product(square, twice));
-  powers.small[0] = r;
-  powers.small[1] = twice;
-  powers.small[2] = factor_of(product(square, r));
-  powers.small[3] = power;
+  powers.weight[0][0] = r;
+  powers.weight[0][1] = twice;
+  powers.weight[0][2] = factor_of(product(square, r));
+  powers.weight[0][3] = power;
   powers.doubling[0] = power;
   SEALRING_ROLLED
   for (int k = 1; k < doublings; ++k) {
@@ -233,8 +253,19 @@ SEALRING_EVERYWHERE void make_powers(const Factor& r, int doublings, Powers& pow
   }
 }
 
-// sum += the four 16-byte blocks of 64 bytes of ciphertext, the last one weighing r. `power(i)`
-// gives small[i] when it is needed.
+// And what `helpers` threads make side by side, after that: helper h of them its share.
+SEALRING_EVERYWHERE void make_weights(int h, int helpers, Powers& powers) {
+  const Factor& turn = powers.doubling[kNextTurn];
+  for (int at = h; at < 4 * (kGroup - 1); at += helpers) {
+    Number weight = number_of(powers.weight[0][at % 4]);
+    SEALRING_ROLLED
+    for (int k = 0; k <= at / 4; ++k) weight = product(weight, turn);
+    powers.weight[1 + at / 4][at % 4] = factor_of(weight);
+  }
+}
+
+// sum += the four 16-byte blocks of 64 bytes of ciphertext, the last one weighing least. `power(i)`
+// gives the block's weight[.][i] when it is needed.
 template <class Power>
 SEALRING_EVERYWHERE void add_block(Columns& sum, const u32 (&w)[16], Power power) {
   SEALRING_UNROLL
@@ -310,21 +341,5 @@ SEALRING_EVERYWHERE bool same(const Tag& a, const Tag& b) {
   return ((a.word[0] ^ b.word[0]) | (a.word[1] ^ b.word[1]) | (a.word[2] ^ b.word[2]) |
           (a.word[3] ^ b.word[3])) == 0;
 }
-
-// ---- How a record is shared out ----------------------------------------------------------------
-
-// A record's whole 64-byte blocks lie right-aligned in parts * (kThreads << log_turns) places, so
-// that every block weighs the same power of r whatever the record's length; places in front are
-// empty and add nothing. Thread t of a part takes places t, t + kThreads, ...
-#ifndef SEALRING_LOG_THREADS
-#define SEALRING_LOG_THREADS 7
-#endif
-constexpr int kNextWarp = 5;                     // index into `doubling`: the next 32 blocks
-constexpr int kNextTurn = SEALRING_LOG_THREADS;  // and the next kThreads
-constexpr int kLanes = 1 << kNextWarp;
-constexpr int kThreads = 1 << kNextTurn;
-constexpr int kWarps = kThreads / kLanes;
-
-SEALRING_EVERYWHERE int next_part(u32 log_turns) { return kNextTurn + (int)log_turns; }
 
 }  // namespace sealring::chacha

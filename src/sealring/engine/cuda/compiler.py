@@ -44,7 +44,8 @@ def code_for(
     if directory is not None and (code := _read(directory / name)) is not None:
         return code
     *headers, main = text
-    code = driver.compile_code(text[main], {name: text[name] for name in headers}, options)
+    included = {header: text[header] for header in headers}
+    code = driver.compile_code(main, text[main], included, options)
     if directory is not None:
         _write(directory / name, code)
     return code

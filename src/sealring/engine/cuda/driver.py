@@ -56,15 +56,15 @@ def compiler_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def compile_code(text: bytes, headers: dict[str, bytes], options: list[str]) -> bytes:
+def compile_code(name: str, text: bytes, headers: dict[str, bytes], options: list[str]) -> bytes:
     _, nvrtc = _bindings()
     program = _checked(
         nvrtc.nvrtcCreateProgram(
             text,
-            b"kernels.cu",
+            name.encode(),
             len(headers),
             list(headers.values()),
-            [name.encode() for name in headers],
+            [header.encode() for header in headers],
         )
     )
     encoded = [option.encode() for option in options]

@@ -282,27 +282,32 @@ __device__ __noinline__ Number hash_associated(const Side& side, const Factor& r
                        [&](u32 i) { return side.associated_words[i]; });
 }
 
-// By one thread of every part.
+// By one warp of every part.
 __device__ __noinline__ void prepare_powers(const Launch& launch, const Wire& wire, const Place& at,
                                             Side& side) {
-  side.one_time = slow_one_time_key(wire.key, nonce_of(wire, at, 0), launch.one);
-  const int last = at.parts > 1   ? next_part(launch.log_turns)
-                   : at.turns > 1 ? kNextTurn
-                                  : kNextTurn - 1;
-  make_powers(side.one_time.r, last + 1, side.powers);
+  if (threadIdx.x % kLanes == 0) {
+    side.one_time = slow_one_time_key(side.key, nonce_of(wire, at, 0), launch.one);
+    // What a short record does not need is not made.
+    int last = at.parts > 1 ? next_part(launch.log_turns) : kNextWarp;
+    if (at.turns > 1 && last < kNextTurn) last = kNextTurn;
+    if (at.turns > kGroup && last < kNextGroup) last = kNextGroup;
+    make_powers(side.one_time.r, last + 1, side.powers);
+  }
+  __syncwarp();
+  if (at.turns > 1) make_weights(threadIdx.x % kLanes, kLanes, side.powers);
 }
 
 // By one thread of every part, any of which may have the first block: what stands in front of it.
 __device__ __noinline__ void prepare_associated(const Launch& launch, const Wire& wire,
                                                 const Place& at, Side& side) {
-  const OneTimeKey key = slow_one_time_key(wire.key, nonce_of(wire, at, 0), launch.one);
+  const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, 0), launch.one);
   side.associated = hash_associated(side, key.r);
 }
 
 // By one thread of part 0: the tag of the header we expect or send.
 __device__ __noinline__ void prepare_header(const Launch& launch, const Wire& wire, const Place& at,
                                             Side& side) {
-  const OneTimeKey key = slow_one_time_key(wire.key, nonce_of(wire, at, kHeaderLane), launch.one);
+  const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, kHeaderLane), launch.one);
   const Tag tag = tag_of(hash_associated(side, key.r), key, kAssociatedBytes, 0);
   for (int i = 0; i < 4; ++i) side.header_tag[i] = tag.word[i];
 }
@@ -322,7 +327,7 @@ __device__ __noinline__ void open_tail(const Launch& launch, const Place& at, co
   Side& side = shared.side[0];
   const Nonce nonce = nonce_of(launch.in, at, 0);
   load_tail(record + kPayloadAt + (u64)at.blocks * 64, at.tail, side.tail);
-  slow_keystream(launch.in.key, at.blocks + 1, nonce.word[0], nonce.word[1], nonce.word[2],
+  slow_keystream(side.key, at.blocks + 1, nonce.word[0], nonce.word[1], nonce.word[2],
                  launch.one, shared.plain_tail);
   for (int i = 0; i < 16; ++i) shared.plain_tail[i] ^= side.tail[i];
 }
@@ -362,16 +367,28 @@ __device__ __noinline__ Tag finish_tag(const Launch& launch, const Place& at, co
   return tag_of(h, side.one_time, kAssociatedBytes, at.bytes);
 }
 
-// sum = sum * step + this block, which may be missing; `cipher` are its words.
-__device__ __forceinline__ void absorb_block(Number& sum, int block, const u32 (&cipher)[16],
-                                             const Side& side) {
+// What a thread has of the polynomial: a number, and the products of the group of turns under way.
+struct Partial {
+  Number sum = {};
   Columns columns = {};
+};
+
+// Adds the block of this turn, which may be missing; `cipher` are its words.
+__device__ __forceinline__ void absorb_block(Partial& partial, const Place& at, int turn, int block,
+                                             const u32 (&cipher)[16], const Side& side) {
+  const int to_come = (at.turns - 1 - turn) % kGroup;  // turns of this group
+  const Factor(&weight)[4] = side.powers.weight[to_come];
   if (block >= 0) {
-    add_block(columns, cipher, [&](int i) { return fetch(side.powers.small[i]); });
-    if (block == 0) add_product(columns, side.associated, fetch(side.powers.small[3]));
+    add_block(partial.columns, cipher, [&](int i) { return fetch(weight[i]); });
+    if (block == 0) add_product(partial.columns, side.associated, fetch(weight[3]));
   }
-  add_product(columns, sum, fetch(side.powers.doubling[kNextTurn]));
-  sum = carried(columns);
+  if (to_come == 0) {
+    if (turn >= kGroup) {
+      add_product(partial.columns, partial.sum, fetch(side.powers.doubling[kNextGroup]));
+    }
+    partial.sum = carried(partial.columns);
+    partial.columns = {};
+  }
 }
 
 __device__ __forceinline__ void block_keystream(const Side& side, int block, const Nonce& nonce,
@@ -386,15 +403,15 @@ __device__ __forceinline__ void block_keystream(const Side& side, int block, con
 __device__ __forceinline__ bool authentic(const Launch& launch, const Place& at, const u8* record,
                                           Shared& shared) {
   const Side& side = shared.side[0];
-  Number sum = {};
+  Partial partial;
 #pragma unroll 1
   for (int turn = at.first_turn; turn < at.turns; ++turn) {
     const int block = at.first_place + turn * kThreads + (int)threadIdx.x;
     u32 cipher[16] = {};
     if (block >= 0) load(record + kPayloadAt + (u64)block * 64, true, cipher);
-    absorb_block(sum, block, cipher, side);
+    absorb_block(partial, at, turn, block, cipher, side);
   }
-  sum_part(sum, side.powers, shared);
+  sum_part(partial.sum, side.powers, shared);
   meet();
   if (at.part == 0 && threadIdx.x == 0) {
     const Tag tag = finish_tag(launch, at, side, shared);
@@ -421,23 +438,21 @@ __device__ __forceinline__ void prepare(const Launch& launch, const Place& at, c
     }
   }
   __syncthreads();
+  // Who does what: with one direction a warp each, with two directions two warps each.
+  constexpr bool both = opens && seals;
+  const u32 which = both ? warp / 2 : (seals ? 1 : 0);
+  const u32 task = both ? warp % 2 : warp;
+  const Wire& wire = which == 0 ? launch.in : launch.out;
+  Side& side = shared.side[which];
+  if (task == 0) prepare_powers(launch, wire, at, side);
   if (lane == 0) {
-    // Who does what: with one direction a warp each, with two directions two warps each.
-    constexpr bool both = opens && seals;
-    const u32 which = both ? warp / 2 : (seals ? 1 : 0);
-    const u32 task = both ? warp % 2 : warp;
-    const Wire& wire = which == 0 ? launch.in : launch.out;
-    if (which < 2) {
-      Side& side = shared.side[which];
-      if (task == 0) prepare_powers(launch, wire, at, side);
-      if (task == 1) prepare_associated(launch, wire, at, side);
-      if (at.part == 0 && task == (both ? 1 : 2)) {
-        prepare_header(launch, wire, at, side);
-        if (opens && which == 0) shared.header_good = header_on_wire_is(side, in);
-      }
-      if (opens && at.part == 0 && task == 1 && which == 0 && at.tail) {
-        open_tail(launch, at, in, shared);
-      }
+    if (task == 1) prepare_associated(launch, wire, at, side);
+    if (at.part == 0 && task == (both ? 1 : 2)) {
+      prepare_header(launch, wire, at, side);
+      if (opens && which == 0) shared.header_good = header_on_wire_is(side, in);
+    }
+    if (opens && which == 0 && at.part == 0 && task == 1 && at.tail) {
+      open_tail(launch, at, in, shared);
     }
   }
   __syncthreads();
@@ -463,7 +478,7 @@ __device__ __forceinline__ void run(const Launch& launch) {
   const bool local_aligned = is_aligned(local), result_aligned = is_aligned(result);
   const Nonce nonce_in = opens ? nonce_of(launch.in, at, 0) : Nonce{};
   const Nonce nonce_out = seals ? nonce_of(launch.out, at, 0) : Nonce{};
-  Number sum = {};
+  Partial partial;
   if (proceed) {
 #pragma unroll 1
     for (int turn = at.first_turn; turn < at.turns; ++turn) {
@@ -491,7 +506,7 @@ __device__ __forceinline__ void run(const Launch& launch) {
 #pragma unroll
         for (int i = 0; i < 16; ++i) x[i] ^= plain[i];
         if (block >= 0) store(out + kPayloadAt + offset, true, x);
-        absorb_block(sum, block, x, shared.side[1]);
+        absorb_block(partial, at, turn, block, x, shared.side[1]);
       }
     }
     if (at.part == 0 && t == kLanes && at.tail != 0) {
@@ -506,7 +521,7 @@ __device__ __forceinline__ void run(const Launch& launch) {
       if (keeps) store_bytes(result + tail_at, at.tail, plain);
       if constexpr (seals) {
         u32* const tail = shared.side[1].tail;
-        slow_keystream(launch.out.key, at.blocks + 1, nonce_out.word[0], nonce_out.word[1],
+        slow_keystream(shared.side[1].key, at.blocks + 1, nonce_out.word[0], nonce_out.word[1],
                        nonce_out.word[2], launch.one, tail);
         for (u32 i = 0; i < 16; ++i) tail[i] = (tail[i] ^ plain[i]) & kept_of_word(i, at.tail);
         store_bytes(out + kPayloadAt + tail_at, at.tail, tail);
@@ -515,7 +530,7 @@ __device__ __forceinline__ void run(const Launch& launch) {
   }
   if constexpr (seals) {
     Side& side = shared.side[1];
-    sum_part(sum, side.powers, shared);
+    sum_part(partial.sum, side.powers, shared);
     meet();
     if (at.part == 0 && proceed) {
       if (t == 0) store_tag(out + kPayloadAt + at.bytes, finish_tag(launch, at, side, shared));

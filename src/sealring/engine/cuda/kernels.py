@@ -20,7 +20,7 @@ from sealring.limits import HEADER_BYTES, KEY_BYTES, MAX_PAYLOAD_BYTES, TAG_BYTE
 
 RECORD_OVERHEAD: Final = HEADER_BYTES + 2 * TAG_BYTES
 CONTEXT_BYTES: Final = 32
-LOG_THREADS: Final = 7
+_LOG_THREADS: Final = 7
 _BLOCK_BYTES: Final = 64
 # The structs of kernels.cu.
 _WIRE: Final = struct.Struct("<QQ64s")
@@ -38,10 +38,10 @@ def record_count(payload: int, record_bytes: int) -> int:
     return max(1, -(-payload // record_bytes))
 
 
-def log_turns(record_bytes: int, parts: int, log_threads: int = LOG_THREADS) -> int:
+def log_turns(record_bytes: int, parts: int) -> int:
     """How often a part's threads must go round, as a power of two, for records of this length."""
     blocks = record_bytes // _BLOCK_BYTES
-    turns = -(-blocks // (parts << log_threads))
+    turns = -(-blocks // (parts << _LOG_THREADS))
     return max(0, (turns - 1).bit_length())
 
 
@@ -144,9 +144,7 @@ class RecordKernels:
         self._record_bytes = record_bytes
         self._parts = parts
         self._defines = defines
-        log_threads = dict(defines).get("SEALRING_LOG_THREADS", LOG_THREADS)
-        self._threads = 1 << log_threads
-        self._log_turns = log_turns(record_bytes, parts, log_threads)
+        self._log_turns = log_turns(record_bytes, parts)
         self._failed = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._kernels: dict[tuple[str, int, int], Kernel] = {}
 
@@ -234,7 +232,9 @@ class RecordKernels:
         )
         blocks = record_count(payload.nbytes, self._record_bytes) * self._parts
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self.kernel(name, reduction).launch(blocks, self._threads, self._parts, argument, stream)
+        self.kernel(name, reduction).launch(
+            blocks, 1 << _LOG_THREADS, self._parts, argument, stream
+        )
 
 
 def definitions(reduction: Reduction | None) -> tuple[tuple[str, int], ...]:
