@@ -53,6 +53,7 @@ __device__ __forceinline__ void pass(const Launch& launch) {
   if (t < kAssociatedBytes / 4) {
     side.associated_words[t] = t < 16 ? header_word(launch.out, at, t) : launch.context[t - 16];
   }
+  if (t < 8) side.key[t] = launch.out.key[t];
   __syncthreads();
   if (t == 0) prepare_header(launch, launch.out, at, side);
   __syncthreads();
