@@ -12,7 +12,7 @@ namespace {
 // Segments in the air at once. More hide each other's latency, fewer stay in the cache.
 constexpr uint64_t kWindow = 4;
 // On a device, where latencies are longer and there is no cache to stay in.
-constexpr uint64_t kDeviceWindow = 8;
+constexpr uint64_t kDeviceWindow = 16;
 // Sealed records that may wait on one link to be passed on, in bytes.
 constexpr uint64_t kForwardBudget = 8u << 20;
 // A sleeper looks around this often even if nobody wakes it.
@@ -177,8 +177,9 @@ bool Collective::run_tasks() {
   const auto runnable = [this](const Task& task) {
     const std::vector<int>& peers = program_.steps[task.step].peers;
     if (device_ != nullptr && !peers.empty() && !device_->has_room()) return false;
-    return std::all_of(peers.begin(), peers.end(),
-                       [this](int peer) { return links_[peer]->has_room(); });
+    return std::all_of(peers.begin(), peers.end(), [this](int peer) {
+      return device_ != nullptr ? links_[peer]->has_room_for_device() : links_[peer]->has_room();
+    });
   };
   const auto found = std::find_if(tasks_.begin(), tasks_.end(), runnable);
   if (found == tasks_.end()) return false;

@@ -106,6 +106,7 @@ class Collective {
   void apply(Segment& segment, int step, const uint8_t* plain);
   bool flush_all();
   // With a device (collective_on_device.cpp).
+  uint64_t queue_of(uint64_t segment) const { return segment % window_.size(); }
   void compute_on_device(Segment& segment, const Step& step);
   void seal_on_device(Header& header, const uint8_t* plain, const Step& step);
   bool open_on_device(Link& link, Segment& segment, int index);

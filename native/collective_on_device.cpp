@@ -29,18 +29,19 @@ void Collective::compute_on_device(Segment& segment, const Step& step) {
   const size_t bytes = length(segment, step.slot);
   if (bytes == 0) return;
   uint8_t* const into = at(segment, step.slot);
+  const uint64_t queue = queue_of(segment.number);
   switch (step.action) {
     case Action::copy:
-      if (into != at(segment, step.source)) device_->copy(into, at(segment, step.source), bytes);
+      if (into != at(segment, step.source)) device_->copy(queue, into, at(segment, step.source), bytes);
       break;
     case Action::reduce:
-      device_->reduce(into, at(segment, step.source), bytes);
+      device_->reduce(queue, into, at(segment, step.source), bytes);
       break;
     case Action::average:
-      device_->average(into, bytes);
+      device_->average(queue, into, bytes);
       break;
     case Action::premultiply:
-      device_->premultiply(into, bytes);
+      device_->premultiply(queue, into, bytes);
       break;
     default:
       break;  // those that have peers
@@ -62,7 +63,7 @@ void Collective::seal_on_device(Header& header, const uint8_t* plain, const Step
   BufferRef record = pool_.take();
   record->size = kRecordOverhead + header.length;
   const Device::Ticket ticket = device_->seal(
-      {slot_of(*device_, key), encoded, keyring_.context, header.length, record->record}, plain);
+      queue_of(header.segment), {slot_of(*device_, key), encoded, keyring_.context, header.length, record->record}, plain);
   for (int peer : step.peers) ++links_[peer]->promised;
   given_.push_back({ticket, std::move(record), -1, step.peers});
 }
@@ -78,7 +79,7 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   const int slot = slot_of(*device_, link.arrived_key());
   BufferRef record = link.take();
   const Device::Ticket ticket =
-      device_->open({slot, encoded, keyring_.context, header.length, record->record},
+      device_->open(queue_of(segment.number), {slot, encoded, keyring_.context, header.length, record->record},
                     at(segment, step.slot), step.action == Action::receive_reduce);
   ++stats_.opened_records;
   stats_.opened_bytes += header.length;

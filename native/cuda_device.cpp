@@ -66,9 +66,11 @@ CudaDevice::CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open)
     int least = 0, greatest = 0;
     check(cuda_.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
     // Others wait for what these streams do.
-    for (cuda::Handle* stream : {&compute_, &in_, &out_}) {
-      check(cuda_.create_stream(stream, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
-    }
+    const auto create = [&](cuda::Handle& stream) {
+      check(cuda_.create_stream(&stream, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
+    };
+    for (cuda::Handle& stream : compute_) create(stream);
+    create(in_), create(out_);
     for (Berth& berth : berths_) {
       check(cuda_.allocate(&berth.record, berth_bytes()), "cuMemAlloc");
       check(cuda_.create_event(&berth.copied, cuda::kDisableTiming), "cuEventCreate");
@@ -90,8 +92,8 @@ CudaDevice::~CudaDevice() {
 void CudaDevice::release() noexcept {
   cuda_.set_current(context_);
   if (keys_ != 0) {
-    cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, compute_);
-    cuda_.synchronize(compute_);
+    cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, in_);
+    cuda_.synchronize(in_);
     cuda_.release(keys_);
   }
   for (Berth& berth : berths_) {
@@ -102,7 +104,10 @@ void CudaDevice::release() noexcept {
   }
   if (scratch_ != 0) cuda_.release(scratch_);
   if (verdicts_ != nullptr) cuda_.release_host(verdicts_);
-  for (cuda::Handle stream : {compute_, in_, out_}) {
+  for (cuda::Handle stream : compute_) {
+    if (stream != nullptr) cuda_.destroy_stream(stream);
+  }
+  for (cuda::Handle stream : {in_, out_}) {
     if (stream != nullptr) cuda_.destroy_stream(stream);
   }
   cuda_.release_primary(ordinal_);
@@ -142,16 +147,18 @@ int CudaDevice::add_key(const KeyBytes& key) {
   return key_count_++;
 }
 
-// In its turn on the stream; from pageable memory, which is read before the call returns.
+// Seldom enough to wait for everything that may still use the old one.
 void CudaDevice::replace_key(int slot, const KeyBytes& key) {
-  check(cuda_.to_device(keys_ + static_cast<size_t>(slot) * kKeyBytes, key.data(), key.size(), compute_),
+  for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
+  check(cuda_.to_device(keys_ + static_cast<size_t>(slot) * kKeyBytes, key.data(), key.size(), in_),
         "cuMemcpyHtoDAsync");
+  check(cuda_.synchronize(in_), "cuStreamSynchronize");
 }
 
 void CudaDevice::wipe() {
-  make_current();
-  cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, compute_);
-  cuda_.synchronize(compute_);
+  abandon();
+  cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, in_);
+  cuda_.synchronize(in_);
 }
 
 // ---- a collective ------------------------------------------------------------------------------
@@ -159,8 +166,9 @@ void CudaDevice::wipe() {
 void CudaDevice::begin(const Setting& setting) {
   make_current();
   setting_ = setting;
-  if (setting.ready != 0) {
-    check(cuda_.wait_event(compute_, reinterpret_cast<cuda::Handle>(setting.ready), 0),
+  for (cuda::Handle stream : compute_) {
+    if (setting.ready == 0) break;
+    check(cuda_.wait_event(stream, reinterpret_cast<cuda::Handle>(setting.ready), 0),
           "cuStreamWaitEvent");
   }
   if (setting.scratch_bytes > scratch_bytes_) {
@@ -172,11 +180,15 @@ void CudaDevice::begin(const Setting& setting) {
   }
 }
 
-void CudaDevice::end() { check(cuda_.synchronize(compute_), "cuStreamSynchronize"); }
+void CudaDevice::end() {
+  for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
+}
 
 void CudaDevice::abandon() noexcept {
   cuda_.set_current(context_);
-  for (cuda::Handle stream : {in_, compute_, out_}) cuda_.synchronize(stream);
+  cuda_.synchronize(in_);
+  for (cuda::Handle stream : compute_) cuda_.synchronize(stream);
+  cuda_.synchronize(out_);
   settled_ = begun_;
 }
 
@@ -185,11 +197,12 @@ CudaDevice::Berth& CudaDevice::next_berth() {
   return berths_[begun_ % kRoom];
 }
 
-Device::Ticket CudaDevice::seal(const Record& record, const uint8_t* plain) {
+Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint8_t* plain) {
   Berth& berth = next_berth();
+  const cuda::Handle stream = stream_of(queue);
   // Its last user is settled, so the berth is free.
-  run_kernel(seal_, record, berth, false, plain, nullptr);
-  check(cuda_.record_event(berth.computed, compute_), "cuEventRecord");
+  run_kernel(stream, seal_, record, berth, false, plain, nullptr);
+  check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
   check(cuda_.wait_event(out_, berth.computed, 0), "cuStreamWaitEvent");
   check(cuda_.to_host(record.at, berth.record, kRecordOverhead + record.length, out_),
         "cuMemcpyDtoHAsync");
@@ -199,16 +212,17 @@ Device::Ticket CudaDevice::seal(const Record& record, const uint8_t* plain) {
   return begun_++;
 }
 
-Device::Ticket CudaDevice::open(const Record& record, uint8_t* into, bool reduces) {
+Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) {
   Berth& berth = next_berth();
   check(cuda_.to_device(berth.record, record.at, kRecordOverhead + record.length, in_),
         "cuMemcpyHtoDAsync");
   check(cuda_.record_event(berth.copied, in_), "cuEventRecord");
-  check(cuda_.wait_event(compute_, berth.copied, 0), "cuStreamWaitEvent");
+  const cuda::Handle stream = stream_of(queue);
+  check(cuda_.wait_event(stream, berth.copied, 0), "cuStreamWaitEvent");
   verdicts_[begun_ % kRoom] = kNothingFailed;
-  run_kernel(reduces ? reduction().open_reduce : open_, record, berth, true, reduces ? into : nullptr,
-             into);
-  check(cuda_.record_event(berth.computed, compute_), "cuEventRecord");
+  run_kernel(stream, reduces ? reduction().open_reduce : open_, record, berth, true,
+             reduces ? into : nullptr, into);
+  check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
   berth.done = berth.computed;
   berth.opens = true;
   return begun_++;
@@ -226,8 +240,8 @@ Device::State CudaDevice::settle(Ticket ticket) {
   return *verdict == kNothingFailed ? State::done : State::refused;
 }
 
-void CudaDevice::run_kernel(uint64_t function, const Record& record, const Berth& berth, bool opens,
-                            const uint8_t* local, uint8_t* result) {
+void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
+                            const Berth& berth, bool opens, const uint8_t* local, uint8_t* result) {
   Launch launch{};
   Wire& wire = opens ? launch.in : launch.out;
   wire.records = berth.record;
@@ -244,46 +258,47 @@ void CudaDevice::run_kernel(uint64_t function, const Record& record, const Berth
       std::clamp<size_t>((record.length + kPartBytes - 1) / kPartBytes, 1, kMaxParts));
   const size_t part_blocks = (record.length / 64 + parts - 1) / parts;
   while ((size_t{kThreads} << launch.log_turns) < part_blocks) ++launch.log_turns;
-  cuda_launch(function, parts, kThreads, parts, &launch, reinterpret_cast<uint64_t>(compute_));
+  cuda_launch(function, parts, kThreads, parts, &launch, reinterpret_cast<uint64_t>(stream));
 }
 
 // ---- what a program computes by itself ---------------------------------------------------------
 
-void CudaDevice::run_plain(uint64_t function, void** arguments, size_t bytes) {
+void CudaDevice::run_plain(cuda::Handle stream, uint64_t function, void** arguments, size_t bytes) {
   const size_t blocks = (bytes + kPlainThreads - 1) / kPlainThreads;
   const cuda::LaunchConfig config{
       {static_cast<unsigned>(std::min<size_t>(blocks, kPlainBlocks)), 1, 1},
       {kPlainThreads, 1, 1},
       0,
-      compute_,
+      stream,
       nullptr,
       0};
   check(cuda_.launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
         "cuLaunchKernelEx");
 }
 
-void CudaDevice::copy(uint8_t* into, const uint8_t* from, size_t bytes) {
-  check(cuda_.on_device(address(into), address(from), bytes, compute_), "cuMemcpyDtoDAsync");
+void CudaDevice::copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) {
+  check(cuda_.on_device(address(into), address(from), bytes, stream_of(queue)),
+        "cuMemcpyDtoDAsync");
 }
 
-void CudaDevice::reduce(uint8_t* into, const uint8_t* from, size_t bytes) {
+void CudaDevice::reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) {
   uint64_t size = bytes;
   void* arguments[] = {&into, &from, &size};
-  run_plain(reduction().reduce, arguments, bytes);
+  run_plain(stream_of(queue), reduction().reduce, arguments, bytes);
 }
 
-void CudaDevice::average(uint8_t* into, size_t bytes) {
+void CudaDevice::average(uint64_t queue, uint8_t* into, size_t bytes) {
   uint64_t size = bytes;
   uint32_t world = setting_.world;
   void* arguments[] = {&into, &size, &world};
-  run_plain(reduction().average, arguments, bytes);
+  run_plain(stream_of(queue), reduction().average, arguments, bytes);
 }
 
-void CudaDevice::premultiply(uint8_t* into, size_t bytes) {
+void CudaDevice::premultiply(uint64_t queue, uint8_t* into, size_t bytes) {
   uint64_t size = bytes;
   double factor = setting_.factor;
   void* arguments[] = {&into, &size, &factor};
-  run_plain(reduction().premultiply, arguments, bytes);
+  run_plain(stream_of(queue), reduction().premultiply, arguments, bytes);
 }
 
 }  // namespace sealring

@@ -1,5 +1,5 @@
-// A GPU as the engine uses it: one stream that computes, one that brings records in, one that takes
-// them out, so that sealing, opening and both directions of the bus overlap.
+// A GPU as the engine uses it: streams that compute, one that brings records
+// in and one that takes them out. So sealing, opening and both directions of the bus overlap.
 #pragma once
 
 #include <array>
@@ -41,16 +41,17 @@ class CudaDevice : public Device {
   void abandon() noexcept override;
   uint8_t* scratch() const override { return reinterpret_cast<uint8_t*>(scratch_); }
   bool has_room() const override { return begun_ - settled_ < kRoom; }
-  Ticket seal(const Record& record, const uint8_t* plain) override;
-  Ticket open(const Record& record, uint8_t* into, bool reduces) override;
+  Ticket seal(uint64_t queue, const Record& record, const uint8_t* plain) override;
+  Ticket open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) override;
   State settle(Ticket ticket) override;
-  void copy(uint8_t* into, const uint8_t* from, size_t bytes) override;
-  void reduce(uint8_t* into, const uint8_t* from, size_t bytes) override;
-  void average(uint8_t* into, size_t bytes) override;
-  void premultiply(uint8_t* into, size_t bytes) override;
+  void copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) override;
+  void reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) override;
+  void average(uint64_t queue, uint8_t* into, size_t bytes) override;
+  void premultiply(uint64_t queue, uint8_t* into, size_t bytes) override;
 
  private:
-  static constexpr uint64_t kRoom = 16;
+  static constexpr uint64_t kRoom = 32;
+  static constexpr size_t kStreams = 8;
 
   // A record's place in device memory, while a ticket is not settled.
   struct Berth {
@@ -62,9 +63,10 @@ class CudaDevice : public Device {
   };
 
   Berth& next_berth();
-  void run_kernel(uint64_t function, const Record& record, const Berth& berth, bool opens,
-                  const uint8_t* local, uint8_t* result);
-  void run_plain(uint64_t function, void** arguments, size_t bytes);
+  cuda::Handle stream_of(uint64_t queue) const { return compute_[queue % kStreams]; }
+  void run_kernel(cuda::Handle stream, uint64_t function, const Record& record, const Berth& berth,
+                  bool opens, const uint8_t* local, uint8_t* result);
+  void run_plain(cuda::Handle stream, uint64_t function, void** arguments, size_t bytes);
   void make_current() const;
   void release() noexcept;
   Reduction reduction() const;
@@ -73,7 +75,8 @@ class CudaDevice : public Device {
   const int ordinal_;
   const uint64_t seal_, open_;
   cuda::Handle context_ = nullptr;
-  cuda::Handle compute_ = nullptr, in_ = nullptr, out_ = nullptr;
+  std::array<cuda::Handle, kStreams> compute_{};
+  cuda::Handle in_ = nullptr, out_ = nullptr;
   mutable std::mutex adding_;  // reductions are added while collectives run
   std::map<std::pair<DType, ReduceKind>, Reduction> reductions_;
   Setting setting_{};

@@ -1,8 +1,9 @@
 // What computes on tensors that are not in the CPU's memory: a GPU.
 //
-// A device does what it is given in the order in which it was given, so a step may be begun as soon
-// as those before it are. Only what leaves the device, and whether a record was authentic, must be
-// waited for: that has a ticket.
+// What a device is given in one queue it does in that order; queues may overlap. A segment's steps,
+// and those of later segments that use its scratch memory, go into one queue, and no others depend on
+// each other. So a step may be begun as soon as those before it are. Only what leaves the device, and
+// whether a record was authentic, must be waited for: that has a ticket.
 #pragma once
 
 #include <cstddef>
@@ -58,16 +59,16 @@ class Device {
 
   // Whether another record can be sealed or opened before a ticket is settled.
   virtual bool has_room() const = 0;
-  virtual Ticket seal(const Record& record, const uint8_t* plain) = 0;
+  virtual Ticket seal(uint64_t queue, const Record& record, const uint8_t* plain) = 0;
   // Checks the record; then, and only if it is authentic, writes or reduces it into `into`.
-  virtual Ticket open(const Record& record, uint8_t* into, bool reduces) = 0;
+  virtual Ticket open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) = 0;
   // Of the oldest ticket that is not settled; anything but pending settles it.
   virtual State settle(Ticket ticket) = 0;
 
-  virtual void copy(uint8_t* into, const uint8_t* from, size_t bytes) = 0;
-  virtual void reduce(uint8_t* into, const uint8_t* from, size_t bytes) = 0;
-  virtual void average(uint8_t* into, size_t bytes) = 0;
-  virtual void premultiply(uint8_t* into, size_t bytes) = 0;
+  virtual void copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) = 0;
+  virtual void reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) = 0;
+  virtual void average(uint64_t queue, uint8_t* into, size_t bytes) = 0;
+  virtual void premultiply(uint64_t queue, uint8_t* into, size_t bytes) = 0;
 };
 
 }  // namespace sealring

@@ -49,7 +49,7 @@ Device::Ticket HostDevice::give(const char* what, size_t bytes, State outcome) {
   return next_++;
 }
 
-Device::Ticket HostDevice::seal(const Record& record, const uint8_t* plain) {
+Device::Ticket HostDevice::seal(uint64_t, const Record& record, const uint8_t* plain) {
   const Parsed parsed(record);
   const KeyBytes& key = keys_.at(record.key);
   std::memcpy(record.at, record.header.data(), kHeaderBytes);
@@ -61,7 +61,7 @@ Device::Ticket HostDevice::seal(const Record& record, const uint8_t* plain) {
   return give("seal", record.length, State::done);
 }
 
-Device::Ticket HostDevice::open(const Record& record, uint8_t* into, bool reduces) {
+Device::Ticket HostDevice::open(uint64_t, const Record& record, uint8_t* into, bool reduces) {
   const Parsed parsed(record);
   const KeyBytes& key = keys_.at(record.key);
   const uint8_t* const payload = record.at + kSealedHeaderBytes;
@@ -89,19 +89,19 @@ Device::State HostDevice::settle(Ticket ticket) {
   return outcome;
 }
 
-void HostDevice::copy(uint8_t* into, const uint8_t* from, size_t bytes) {
+void HostDevice::copy(uint64_t, uint8_t* into, const uint8_t* from, size_t bytes) {
   log_.push_back("copy " + std::to_string(bytes));
   std::memcpy(into, from, bytes);
 }
-void HostDevice::reduce(uint8_t* into, const uint8_t* from, size_t bytes) {
+void HostDevice::reduce(uint64_t, uint8_t* into, const uint8_t* from, size_t bytes) {
   log_.push_back("reduce " + std::to_string(bytes));
   reduce_function(setting_.dtype, setting_.reduction)(into, from, bytes);
 }
-void HostDevice::average(uint8_t* into, size_t bytes) {
+void HostDevice::average(uint64_t, uint8_t* into, size_t bytes) {
   log_.push_back("average " + std::to_string(bytes));
   sealring::average(setting_.dtype, into, bytes, setting_.world);
 }
-void HostDevice::premultiply(uint8_t* into, size_t bytes) {
+void HostDevice::premultiply(uint64_t, uint8_t* into, size_t bytes) {
   log_.push_back("premultiply " + std::to_string(bytes));
   sealring::premultiply(setting_.dtype, into, bytes, setting_.factor);
 }

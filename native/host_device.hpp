@@ -25,13 +25,13 @@ class HostDevice : public Device {
   void abandon() noexcept override { unsettled_.clear(); }
   uint8_t* scratch() const override { return const_cast<uint8_t*>(scratch_.data()); }
   bool has_room() const override { return unsettled_.size() < kRoom; }
-  Ticket seal(const Record& record, const uint8_t* plain) override;
-  Ticket open(const Record& record, uint8_t* into, bool reduces) override;
+  Ticket seal(uint64_t, const Record& record, const uint8_t* plain) override;
+  Ticket open(uint64_t, const Record& record, uint8_t* into, bool reduces) override;
   State settle(Ticket ticket) override;
-  void copy(uint8_t* into, const uint8_t* from, size_t bytes) override;
-  void reduce(uint8_t* into, const uint8_t* from, size_t bytes) override;
-  void average(uint8_t* into, size_t bytes) override;
-  void premultiply(uint8_t* into, size_t bytes) override;
+  void copy(uint64_t, uint8_t* into, const uint8_t* from, size_t bytes) override;
+  void reduce(uint64_t, uint8_t* into, const uint8_t* from, size_t bytes) override;
+  void average(uint64_t, uint8_t* into, size_t bytes) override;
+  void premultiply(uint64_t, uint8_t* into, size_t bytes) override;
 
   // What it was given to do: "seal 4096", "open 4096", "open_reduce 4096", "copy 64", ...
   const std::vector<std::string>& log() const { return log_; }

@@ -36,7 +36,8 @@ class Link {
 
   // ---- out
   void enqueue(BufferRef record);
-  bool has_room() const { return out_.size() + promised < kMaxQueued; }
+  bool has_room() const { return out_.size() < kMaxQueued; }
+  bool has_room_for_device() const { return out_.size() + promised < kMaxPromised; }
   bool idle() const { return out_.empty(); }
   // The pipe took no more, and what should have left is gone. Why is still to be read.
   bool broken() const { return broken_; }
@@ -90,6 +91,7 @@ class Link {
 
  private:
   static constexpr size_t kMaxQueued = 4;  // records sealed ahead of what the pipe takes
+  static constexpr size_t kMaxPromised = 12;  // and where a device seals them, which takes its time
 
   bool postponed() const;
   void check_header();

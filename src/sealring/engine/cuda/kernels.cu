@@ -190,12 +190,12 @@ __device__ __forceinline__ u32 kept_of_word(u32 i, u32 bytes) {
 struct Side {
   Powers powers;
   OneTimeKey one_time;
+  // Each by itself in 16 bytes or more, so that no wide load reaches into a neighbour.
   alignas(16) u32 key[8];
-  // The header and the group's context, as the associated data.
-  alignas(16) u32 associated_words[kAssociatedBytes / 4];
-  Number associated;  // their hash
-  u32 header_tag[4];
-  u32 tail[16];  // ciphertext past the last whole block, padded with zeros
+  alignas(16) u32 associated_words[kAssociatedBytes / 4];  // the header and the group's context
+  alignas(16) Number associated;                           // their hash
+  alignas(16) u32 header_tag[4];
+  alignas(16) u32 tail[16];  // ciphertext past the last whole block, padded with zeros
 };
 
 struct Shared {

@@ -7,7 +7,9 @@ the same kernels from native/cuda_device.cpp, one record at a time.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -150,15 +152,21 @@ class RecordKernels:
 
     def seal(self, plain: torch.Tensor, key: DeviceKey, header: Header, wire: torch.Tensor) -> None:
         """The tensor's bytes, sealed into `wire`."""
+        self.sealing(plain, key, header, wire)()
+
+    def sealing(
+        self, plain: torch.Tensor, key: DeviceKey, header: Header, wire: torch.Tensor
+    ) -> Callable[[], None]:
+        """The same as a call that is ready to be made, once, while its tensors exist."""
         self._check_wire(wire, plain)
-        self._run("seal", None, plain, local=plain, out=(wire, key, header))
+        return self._prepared("seal", None, plain, local=plain, out=(wire, key, header))
 
     def open(
         self, wire: torch.Tensor, key: DeviceKey, header: Header, result: torch.Tensor
     ) -> None:
         """The records' plaintext, into `result`; of a bad record nothing."""
         self._check_wire(wire, result)
-        self._run("open", None, result, result=result, incoming=(wire, key, header))
+        self._prepared("open", None, result, result=result, incoming=(wire, key, header))()
 
     def open_reduce(
         self,
@@ -171,13 +179,15 @@ class RecordKernels:
         """result = result op plaintext; of a bad record nothing."""
         self._check_wire(wire, result)
         incoming = (wire, key, header)
-        self._run("open_reduce", reduction, result, local=result, result=result, incoming=incoming)
+        self._prepared(
+            "open_reduce", reduction, result, local=result, result=result, incoming=incoming
+        )()
 
     def hop(self, incoming: Side, local: torch.Tensor, out: Side, reduction: Reduction) -> None:
         """Seals local op plaintext for the next rank; `local` itself stays as it is."""
         self._check_wire(incoming[0], local)
         self._check_wire(out[0], local)
-        self._run("hop", reduction, local, local=local, incoming=incoming, out=out)
+        self._prepared("hop", reduction, local, local=local, incoming=incoming, out=out)()
 
     def check(self) -> None:
         """Waits for the GPU; raises if any record so far was not authentic."""
@@ -206,7 +216,7 @@ class RecordKernels:
         if not payload.is_contiguous():
             raise ValueError("the tensor must be contiguous")
 
-    def _run(
+    def _prepared(
         self,
         name: str,
         reduction: Reduction | None,
@@ -216,7 +226,7 @@ class RecordKernels:
         result: torch.Tensor | None = None,
         incoming: Side | None = None,
         out: Side | None = None,
-    ) -> None:
+    ) -> Callable[[], None]:
         argument = _LAUNCH.pack(
             _packed(incoming),
             _packed(out),
@@ -232,9 +242,8 @@ class RecordKernels:
         )
         blocks = record_count(payload.nbytes, self._record_bytes) * self._parts
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self.kernel(name, reduction).launch(
-            blocks, 1 << _LOG_THREADS, self._parts, argument, stream
-        )
+        launch = self.kernel(name, reduction).launch
+        return partial(launch, blocks, 1 << _LOG_THREADS, self._parts, argument, stream)
 
 
 def definitions(reduction: Reduction | None) -> tuple[tuple[str, int], ...]:
