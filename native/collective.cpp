@@ -5,6 +5,7 @@
 #include <string>
 
 #include "alert.hpp"
+#include "stopwatch.hpp"
 
 namespace sealring {
 namespace {
@@ -69,6 +70,7 @@ Collective::~Collective() {
 }
 
 void Collective::run() {
+  const Stopwatch running(stats_.run_ns);
   heed_interrupt();
   patience_.progressed();
   open_segments();
@@ -191,16 +193,19 @@ bool Collective::run_tasks() {
 
 void Collective::run_task(Segment& segment, int index) {
   const Step& step = program_.steps[index];
-  const size_t bytes = length(segment, step.slot);
-  if (device_ != nullptr && step.peers.empty()) {
-    compute_on_device(segment, step);
-    return finish(segment, index);
+  if (step.action == Action::send || step.action == Action::publish) {
+    seal(segment, step);
+  } else {
+    compute(segment, step);
   }
+  finish(segment, index);
+}
+
+void Collective::compute(Segment& segment, const Step& step) {
+  const Stopwatch reducing(stats_.reduce_ns);
+  if (device_ != nullptr) return compute_on_device(segment, step);
+  const size_t bytes = length(segment, step.slot);
   switch (step.action) {
-    case Action::send:
-    case Action::publish:
-      seal(segment, step);
-      break;
     case Action::copy:
       if (bytes != 0 && at(segment, step.slot) != at(segment, step.source)) {
         std::memcpy(at(segment, step.slot), at(segment, step.source), bytes);
@@ -215,12 +220,13 @@ void Collective::run_task(Segment& segment, int index) {
     case Action::premultiply:
       premultiply(call_.dtype, at(segment, step.slot), bytes, call_.factor);
       break;
+    case Action::send:
+    case Action::publish:
     case Action::forward:
     case Action::receive:
     case Action::receive_reduce:
-      break;  // never on the list
+      break;  // no arithmetic
   }
-  finish(segment, index);
 }
 
 Header Collective::new_header(const Segment& segment, const Step& step) const {
@@ -239,6 +245,7 @@ Header Collective::new_header(const Segment& segment, const Step& step) const {
 }
 
 void Collective::seal(Segment& segment, const Step& step) {
+  const Stopwatch sealing(stats_.seal_ns);
   Header header = new_header(segment, step);
   const uint8_t* plain = at(segment, step.slot);
   ++stats_.sealed_records;
@@ -252,21 +259,41 @@ void Collective::seal(Segment& segment, const Step& step) {
   }
 }
 
-// Sealed once, for all of them: in place if there is only one, else where it can wait for all.
+// Sealed once, for all of them: where it leaves from to the first, and copied from there.
 void Collective::publish(Header& header, const uint8_t* plain, const std::vector<int>& peers) {
   header.kind = Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = kEveryone;
   const size_t size = kRecordOverhead + header.length;
   Link& first = *links_[peers[0]];
-  if (uint8_t* const place = peers.size() == 1 ? first.reserve(size) : nullptr) {
-    seal_record(*keyring_.own_group, keyring_.context, header, plain, place);
-    return first.commit(size);
+  BufferRef waiting;  // for those whose pipes have no room
+  uint8_t* record = first.reserve(size);
+  const bool in_place = record != nullptr;
+  if (!in_place) {
+    waiting = pool_.take();
+    waiting->size = size;
+    record = waiting->record;
   }
-  BufferRef record = pool_.take();
-  record->size = size;
-  seal_record(*keyring_.own_group, keyring_.context, header, plain, record->record);
-  for (int peer : peers) links_[peer]->enqueue(record);
+  seal_record(*keyring_.own_group, keyring_.context, header, plain, record);
+  for (size_t i = 1; i < peers.size(); ++i) {
+    Link& other = *links_[peers[i]];
+    if (uint8_t* const place = other.reserve(size)) {
+      std::memcpy(place, record, size);
+      other.commit(size);
+      continue;
+    }
+    if (!waiting) {
+      waiting = pool_.take();
+      waiting->size = size;
+      std::memcpy(waiting->record, record, size);
+    }
+    other.enqueue(waiting);
+  }
+  if (in_place) {
+    first.commit(size);
+  } else {
+    first.enqueue(waiting);
+  }
 }
 
 // ---- what comes from others --------------------------------------------------------------------
@@ -420,7 +447,10 @@ bool Collective::take_data(Link& link) {
     if (!plain_) plain_ = pool_.take();
     plain = plain_->payload();
   }
-  link.open(plain);
+  {
+    const Stopwatch opening(stats_.open_ns);
+    link.open(plain);
+  }
   ++stats_.opened_records;
   stats_.opened_bytes += header.length;
   apply(segment, index, plain);
@@ -439,6 +469,7 @@ void Collective::apply(Segment& segment, int index, const uint8_t* plain) {
   const Step& step = program_.steps[index];
   const size_t bytes = length(segment, step.slot);
   if (bytes == 0) return;
+  const Stopwatch reducing(stats_.reduce_ns);
   if (step.action == Action::receive_reduce) {
     reduce_(at(segment, step.slot), plain, bytes);
   } else {
@@ -457,8 +488,12 @@ bool Collective::flush_all() {
 // ---- waiting -----------------------------------------------------------------------------------
 
 void Collective::wait() {
-  if (patience_.lend()) return;
-  given_.empty() ? sleep() : watch_device();
+  {
+    const Stopwatch waiting(stats_.wait_ns);
+    if (patience_.lend()) return;
+    if (!given_.empty()) return watch_device();
+  }
+  sleep();
 }
 
 // One that came between two collectives counts too: whoever asked for it believes the group closed.
@@ -477,8 +512,12 @@ void Collective::sleep() {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   const double left_ms = (call_.timeout_s - silent) * 1e3;
-  const auto slept =
-      sleep_on(sleepers, -1, static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs)));
+  const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs));
+  std::chrono::nanoseconds slept{0};
+  {
+    const Stopwatch waiting(stats_.wait_ns);
+    slept = sleep_on(sleepers, -1, nap_ms);
+  }
   if (slept.count() != 0) ++stats_.sleeps;
   for (Link* link : sleepers) {
     if (owed_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::chrono::microseconds kPatience{200};
 // Two peers that share a core hand it back sooner than a stranger does.
-constexpr std::chrono::microseconds kStrangersTurn{1000};
+constexpr std::chrono::microseconds kStrangersTurn{2500};
 constexpr std::chrono::milliseconds kCrowdedFor{20};
 
 }  // namespace

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -25,12 +26,16 @@ class RemoteError(Exception):
 
 class Workers:
     def __init__(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        self._count = count
         self._stack = ExitStack()
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
         self._current: object = None
-        self._pipes = []
-        self.processes = []
-        for index in range(count):
+        self._pipes: list[Any] = []
+        self.processes: list[Any] = []
+        for index in range(self._count):
             here, there = context.Pipe()
             process = context.Process(target=_loop, args=(there,), name=f"worker-{index}")
             process.start()
@@ -63,15 +68,19 @@ class Workers:
         wanted = (world, tuple(sorted((env or {}).items()))) if group and not rank_env else None
         # Decided here for all: a worker that sat out a change would believe in its old group.
         reuse = wanted is not None and wanted == self._current
-        for rank in range(world):
-            own = {**shared, "RANK": str(rank), **(rank_env or {}).get(rank, {})}
-            self._pipes[rank].send((fn, arguments, rank, world, own, group, reuse))
-        results = []
-        for rank in range(world):
-            try:
-                results.append(self._pipes[rank].recv())
-            except EOFError:
-                results.append(("ended", None, f"worker {rank} ended"))
+        try:
+            for rank in range(world):
+                own = {**shared, "RANK": str(rank), **(rank_env or {}).get(rank, {})}
+                self._pipes[rank].send((fn, arguments, rank, world, own, group, reuse))
+            results = [self._result(rank) for rank in range(world)]
+        except BaseException:
+            # The test ran out of time. Its workers are still at it, and would answer the next one.
+            self._end(patience_s=0)
+            self._start()
+            raise
+        if any(kind == "ended" for kind, _, _ in results):
+            self._end(patience_s=0)
+            self._start()
         self._current = wanted if all(kind == "value" for kind, _, _ in results) else None
         if not errors:
             for kind, _, text in results:
@@ -79,15 +88,34 @@ class Workers:
                     raise RemoteError(text)
         return [value for _, value, _ in results]
 
+    def _result(self, rank: int) -> tuple[str, Any, str]:
+        try:
+            result: tuple[str, Any, str] = self._pipes[rank].recv()
+        except EOFError:
+            return "ended", None, f"worker {rank} ended"
+        return result
+
     def close(self) -> None:
+        self._end(patience_s=10)
+        self._stack.close()
+
+    def _end(self, *, patience_s: float) -> None:
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.send(None)
         for process in self.processes:
-            process.join(10)
+            process.join(patience_s)
             if process.is_alive():
                 process.kill()
-        self._stack.close()
+                process.join()
+
+
+def _travels(error: BaseException) -> bool:
+    try:
+        pickle.dumps(error)
+    except Exception:
+        return False
+    return True
 
 
 def _loop(pipe: Any) -> None:
@@ -113,7 +141,9 @@ def _loop(pipe: Any) -> None:
         except BaseException as error:
             with suppress(Exception):
                 dist.destroy_process_group()
-            pipe.send(("error", error, traceback.format_exc()))
+            text = traceback.format_exc()
+            # pytest's own outcomes, for one, cannot travel.
+            pipe.send(("error", error if _travels(error) else RemoteError(text), text))
         if not group and dist.is_initialized():
             with suppress(Exception):
                 dist.destroy_process_group()

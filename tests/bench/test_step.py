@@ -1,4 +1,4 @@
-"""`sealring bench step`: what it prints, and that its trace shows what it claims."""
+"""`sealring bench step`: what it prints, keeps and draws."""
 
 from __future__ import annotations
 
@@ -7,54 +7,46 @@ from pathlib import Path
 
 import pytest
 
-from sealring.bench.timeline import Span, overlap_with_backward, read_spans
-from sealring.cli.bench import check_model
-from sealring.errors import ConfigurationError
+from sealring.results import read_results
 from tests.cli.test_commands import sealring
 
 
-def evaluate(start: float, end: float) -> Span:
-    return Span("autograd::engine::evaluate_function: AddmmBackward0", 1, start, end)
-
-
-BACKWARD = [Span("backward", 1, 100, 200), evaluate(100, 120), evaluate(120, 150)]
-
-
-@pytest.mark.parametrize(
-    ("collectives", "part"),
-    [
-        ([(110, 140)], 1.0),
-        ([(140, 160)], 0.5),  # backward waits from 150 on: that is no overlap
-        ([(160, 190)], 0.0),
-        ([(110, 120), (150, 180)], 0.25),
-        ([], 0.0),
-    ],
-)
-def test_overlap_counts_while_backward_computes(
-    collectives: list[tuple[int, int]], part: float
-) -> None:
-    spans = [Span("sealring::all_reduce", 2, *times) for times in collectives]
-    assert overlap_with_backward([*BACKWARD, *spans]) == part
-
-
-def test_bench_step_prints_json_and_writes_a_trace(tmp_path: Path) -> None:
-    trace = tmp_path / "step.json"
+def test_a_step_by_every_variant_with_its_trace_and_results(tmp_path: Path) -> None:
+    trace, kept = tmp_path / "step.json", tmp_path / "results.json"
     done = sealring(
         "bench", "step", "--model", "gpt-demo", "--ranks", "2", "--steps", "3", "--json",
-        "--trace", str(trace),
+        "--variants", "compute,plain,sealed,cc", "--bucket-cap-mb", "1,25", "--batch", "2",
+        "--trace", str(trace), "--results", str(kept),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    [case] = json.loads(done.stdout)["cases"]
-    assert (case["model"], case["ranks"], case["parameters"]) == ("gpt-demo", 2, 832_256)
-    assert case["ratio"] == pytest.approx(case["sealed_ms"] / case["gloo_ms"], rel=1e-3)
-    assert case["sealed_bytes"] == 4 * case["parameters"]  # two ranks exchange halves, then sums
-    spans = read_spans(trace.read_text())
-    names = [span.name for span in spans]
-    assert names.count("backward") == 1
+    cases = json.loads(done.stdout)["cases"]
+    assert [(case["bucket_cap_mb"], case["all_reduces"]) for case in cases] == [(1.0, 4), (25.0, 1)]
+    for case in cases:
+        assert (case["model"], case["ranks"], case["parameters"]) == ("gpt-demo", 2, 832_256)
+        assert (case["batch"], case["tokens"]) == (2, 128)
+        assert case["sealed_bytes"] == 832_256 * 4  # two ranks: each seals half, then half again
+        assert 0 <= case["overlap"] <= 1
+        if case["ratio"] is None:
+            assert case["noise"] > 0.05
+        else:
+            assert case["ratio"] == pytest.approx(case["sealed_ms"] / case["gloo_ms"], rel=1e-2)
+    names = [event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]]
+    assert names.count("backward") >= 1
     assert any(name.startswith("sealring::all_reduce (") for name in names)
-    assert case["overlap"] == pytest.approx(overlap_with_backward(spans), abs=1e-3)
 
-
-def test_an_unknown_model_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="'gpt-9'; there is gpt-demo, gpt-small"):
-        check_model("gpt-9")
+    results = read_results(kept)
+    assert results.complete
+    assert [(c.variant, c.ranks, c.bucket_cap_mb, c.run) for c in results.step] == [
+        ("compute", 1, 0.0, 0),
+        ("compute", 2, 0.0, 1), ("plain", 2, 1.0, 1), ("sealed", 2, 1.0, 1), ("cc", 2, 1.0, 1),
+        ("plain", 2, 25.0, 2), ("sealed", 2, 25.0, 2), ("cc", 2, 25.0, 2),
+    ]  # fmt: skip
+    assert all(len(case.seconds) == 3 for case in results.step)
+    alone, sealed, cc = results.step[0], results.step[3], results.step[4]
+    assert [part.name for part in alone.split] == ["forward", "backward", "optimizer"]
+    for case in (sealed, cc):
+        parts = {part.name: part.exposed_s + part.hidden_s for part in case.split}
+        assert all(parts[name] > 0 for name in ("compute", "seal", "transfer", "open", "reduce"))
+    collectives = [span for span in sealed.timeline if span.lane == "collective"]
+    assert len(collectives) == 4
+    assert sum(span.bytes for span in collectives) == 832_256 * 4

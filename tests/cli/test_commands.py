@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sealring import __version__
 from sealring.cli import app
-from sealring.cli.bench import parse_size, parse_world_sizes
+from sealring.cli.bench.options import parse_size, parse_world_sizes
 from sealring.errors import BadSecret, ConfigurationError, NoIdentity
 
 SCRIPT = """
@@ -129,7 +129,10 @@ def test_bench_allreduce_prints_what_programs_read() -> None:
     assert result["bytes"] == 4096
     assert result["suite"] == "AES-256-GCM"
     assert result["sealed_bytes"] == 4096  # a small tensor is published once, to everybody
-    assert result["ratio"] == pytest.approx(result["sealed_us"] / result["gloo_us"], rel=1e-3)
+    if result["ratio"] is None:
+        assert result["noise"] > 0.05
+    else:
+        assert result["ratio"] == pytest.approx(result["sealed_us"] / result["gloo_us"], rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
-"""What the engine counts: rekeys, and waiting that ended in a failure."""
+"""What the engine counts: rekeys, waiting that ended in a failure, where its time went."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from sealring import _native
 from sealring.engine.cpu import Collective
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import PeerSilent
@@ -39,3 +41,35 @@ def test_the_wait_for_a_silent_peer_is_in_the_account() -> None:
         (error, _) = world.run([all_reduce(array), None], timeout_s=0.3)
         assert type(error) is PeerSilent
         assert world.engines[0].account()["waited_s"][1] > 0
+
+
+def test_the_parts_of_a_runs_time_add_up_to_it() -> None:
+    arrays = [np.ones(1 << 18, np.float32) for _ in range(2)]
+    with LocalWorld(2) as world:
+        assert world.run([all_reduce(array) for array in arrays]) == [None] * 2
+        for engine in world.engines:
+            account = engine.account()
+            parts = [
+                account[f"{name}_s"] for name in ("seal", "open", "reduce", "transfer", "wait")
+            ]  # type: ignore[literal-required]
+            assert sum(parts) == pytest.approx(account["run_s"], abs=1e-8)
+            assert min(parts) >= 0
+            assert account["seal_s"] > 0
+            assert account["open_s"] > 0
+            assert account["reduce_s"] > 0
+
+
+def test_a_cipher_opens_in_the_order_it_sealed_and_refuses_what_was_changed() -> None:
+    plain, sealed, opened = (np.full(size, 7, np.uint8) for size in (100, 232, 100))
+    cipher = _native.Cipher(bytes(32))
+    first, second = sealed.ctypes.data, sealed.ctypes.data + 116
+    cipher.seal(plain.ctypes.data, 100, first)
+    cipher.seal(plain.ctypes.data, 100, second)
+    assert not np.array_equal(sealed[:100], sealed[116:216])
+    assert not cipher.open(second, 100, opened.ctypes.data)
+    assert cipher.open(first, 100, opened.ctypes.data)
+    assert np.array_equal(opened, plain)
+    sealed[120] ^= 1
+    assert not cipher.open(second, 100, opened.ctypes.data)
+    sealed[120] ^= 1
+    assert cipher.open(second, 100, opened.ctypes.data)

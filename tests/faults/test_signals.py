@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from sealring.errors import GroupClosed
@@ -72,17 +73,20 @@ def interrupted(rank: int, world: int, how: str, number: int) -> str:
     call = calls(how)
     dist.barrier()
     expected = KeyboardInterrupt if number == signal.SIGINT else Terminated
+    store = distributed_c10d._get_default_store()
     if rank == 0:
         threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
         with pytest.raises(expected):
             call()
+        store.set("interrupted", "")
         told = "interrupted"
     else:
-        time.sleep(0.6)
+        store.wait(["interrupted"])
         with pytest.raises(GroupClosed, match="rank 0 reported"):
             in_turn(call, dist.barrier)
         told = "was told"
     dist.destroy_process_group()
+    del store
     gc.collect()  # torch's store has a socket too, and an exception's frames may hold the group
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     left = what_is_open() - before - {"sealring-signals", "pt_autograd_0"}

@@ -271,7 +271,7 @@ def runs_out(rank: int, world: int) -> str:
     if rank == 0:
         work = dist.irecv(torch.zeros(1), 1)
         assert work is not None
-        with pytest.raises(PeerSilent, match="was not done 0.2 s after wait"):
+        with pytest.raises(PeerSilent, match=r"was not done 0\.2 s after wait"):
             work.wait(timedelta(seconds=0.2))
         with pytest.raises(GroupClosed):
             dist.send(torch.zeros(1), 1)

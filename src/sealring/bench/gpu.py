@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any, Final
 
 from sealring.bench.measure import Samples, alternate
 from sealring.bench.workers import Report, run_workers
+from sealring.errors import ConfigurationError
 
 PARTS: Final = ("kernels", "allreduce", "step")
 _GIB: Final = 1 << 30
 _RECORD_BYTES: Final = 256 << 10
 _MIB_256: Final = 256 << 20
-_MODELS: Final = ("gpt2-124m", "gpt2-355m", "gpt2-1558m")
+MODELS: Final = ("gpt2", "gpt2-medium", "gpt2-xl")
+_TOKENS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,16 @@ class Row:
         return {**asdict(self), "met": self.met}
 
 
+def gpu_name() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigurationError("torch finds no GPU here, and this measures one")
+    return str(torch.cuda.get_device_name(0))
+
+
 def measure_gpu(
-    parts: tuple[str, ...], ranks: tuple[int, ...], models: tuple[str, ...] = _MODELS
+    parts: Sequence[str], ranks: Sequence[int], models: Sequence[str] = MODELS
 ) -> Iterator[Row]:
     """Rows as they are measured."""
     if "kernels" in parts:
@@ -204,15 +214,15 @@ def _step(rank: int, report: Report, name: str) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from sealring.bench.models import GPU_MODELS, make_model
+    from sealring.bench.models import find
 
     sealed, unsealed = _groups()
-    load = GPU_MODELS[name]
     with torch.device("cuda"):
-        model = make_model(load.shape, seed=0)
-    windows = torch.randint(
-        load.shape.vocabulary, (load.batch, load.shape.context + 1), device="cuda"
-    )
+        model = find(name).build()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    # What lets four ranks of the largest fit into one GPU.
+    batch = 4 if parameters < 1_000_000_000 else 1
+    windows = torch.randint(50257, (batch, _TOKENS + 1), device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = True
     seconds: dict[str, list[float]] = {"sealed": [], "unsealed": []}
     for group_name, group in (("sealed", sealed), ("unsealed", unsealed)) * 2:

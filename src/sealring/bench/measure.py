@@ -6,6 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +30,21 @@ class Samples:
         return (high - low) / 2 / self.median
 
 
+def of_slowest(ranks: Sequence[Mapping[Key, Samples]]) -> dict[Key, Samples]:
+    """A block is done when its last rank is: a root that only sends is ready long before."""
+    return {
+        key: Samples(tuple(map(max, zip(*(own[key].seconds for own in ranks), strict=True))))
+        for key in ranks[0]
+    }
+
+
 def alternate(
     variants: Mapping[str, Callable[[], None]],
     *,
     blocks: int,
     calls: int,
     warm_up: int,
-    between: Callable[[], None],
+    between: Callable[[], object],
     after_block: Callable[[int], None] | None = None,
 ) -> dict[str, Samples]:
     """Blocks of `calls` calls of each variant in turn; `between` lines the ranks up before each."""

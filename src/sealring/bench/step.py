@@ -1,135 +1,221 @@
-"""`sealring bench step`: a DDP training step over sealed links, against plaintext Gloo."""
+"""`sealring bench step`: a training step under DDP, by several variants in turn.
+
+compute   the same step by as many processes, without DDP and without communication
+plain     DDP over torch's Gloo
+sealed    DDP over sealring
+cc        DDP over the emulated GPU-TEE path (cc.py)
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from sealring.bench.measure import Samples, alternate
+from sealring.bench import cc
+from sealring.bench.exchange import Progress
+from sealring.bench.measure import Samples, alternate, of_slowest
+from sealring.bench.noise import Comparison, compare
+from sealring.bench.timeline import profiled
+from sealring.bench.trainee import Recorded, Trainee
 from sealring.bench.workers import Report, run_workers
+from sealring.results import StepCase
 
+if TYPE_CHECKING:
+    from sealring.results.schema import Transport, Variant
+
+Precision = Literal["fp32", "bf16"]
 _WARM_UP = 3
 """DDP lays out its buckets anew after the first step, and allocators settle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Setting:
     model: str
+    batch: int
+    precision: Precision
+    bucket_cap_mb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one world of workers measures."""
+
+    ranks: int
+    settings: tuple[Setting, ...]
+    variants: tuple[str, ...] = ("plain", "sealed", "cc")
+    """With `compute` first, it is measured with the first bucket of each model."""
+    steps: int = 11
+    transport: str = "shm"
+    cc_path: cc.Path = field(default_factory=cc.Path)
+    trace: Path | None = None
+    """Gets a Chrome trace of one sealed step of the last setting on rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One setting, as all variants trained it in one run."""
+
+    section: Literal["step"]
+    setting: Setting
+    ranks: int
     parameters: int
     tokens: int
-    """Per rank and step."""
-    ranks: int
-    sealed_ms: float
-    gloo_ms: float
-    ratio: float
-    sealed_bytes: int
-    """Plaintext that rank 0 sealed for one step."""
-    overlap: float
-    """The part of a step's sealed collectives, by time, that ran while backward computed."""
-    sealed_spread: float
-    gloo_spread: float
-    steps: int
+    transport: str
+    samples: dict[str, Samples]
+    recorded: dict[str, Recorded]
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def label(self) -> str:
+        bucket = f", {self.setting.bucket_cap_mb:g} MB buckets" if self.ranks > 1 else ""
+        return f"{self.setting.model}, {self.ranks} ranks{bucket}"
+
+    def against_plain(self, variant: str = "sealed") -> Comparison | None:
+        plain, one = self.samples.get("plain"), self.samples.get(variant)
+        return compare(one.seconds, plain.seconds) if plain and one else None
+
+    def overlap(self) -> float | None:
+        """The part of a step's sealed collectives, by time, that ran while backward computed."""
+        sealed = self.recorded.get("sealed")
+        if sealed is None:
+            return None
+        hidden = sum(part.hidden_s for part in sealed.split)
+        exposed = sum(part.exposed_s for part in sealed.split if part.name != "compute")
+        return hidden / (hidden + exposed) if hidden + exposed else 0.0
+
+    def cases(self, run: int) -> list[StepCase]:
+        return [self._case(variant, run) for variant in self.samples]
+
+    def _case(self, variant: str, run: int) -> StepCase:
+        recorded = self.recorded[variant]
+        alone = variant == "compute"
+        transport = {"compute": "none", "sealed": self.transport}.get(variant, "tcp")
+        # The buckets are laid out alike whoever reduces them; Gloo does not count them.
+        buckets = 0 if alone else self.recorded["sealed"].all_reduces
+        return StepCase(
+            model=self.setting.model,
+            parameters=self.parameters,
+            ranks=self.ranks,
+            batch=self.setting.batch,
+            tokens=self.tokens,
+            precision=self.setting.precision,
+            bucket_cap_mb=0.0 if alone else float(self.setting.bucket_cap_mb),
+            all_reduces=buckets,
+            transport=cast("Transport", transport),
+            variant=cast("Variant", variant),
+            device="cpu",
+            sealed_bytes=recorded.sealed_bytes,
+            run=run,
+            seconds=list(self.samples[variant].seconds),
+            split=recorded.split,
+            timeline=recorded.timeline,
+        )
 
 
-def measure_step(
-    model: str,
-    ranks: int,
-    *,
-    steps: int = 11,
-    trace: Path | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> Result:
-    """Medians over `steps` steps of each; `trace` gets rank 0's timeline of one sealed step."""
-    result: Result | None = None
-    for _, report in run_workers(ranks, _worker, model, ranks, steps, trace):
-        if isinstance(report, Result):
-            result = report
+def measure_steps(work: Work, progress: Progress | None = None) -> Iterator[Step]:
+    environment = {"SEALRING_TRANSPORT": work.transport}
+    for _, report in run_workers(work.ranks, _worker, work, environment=environment):
+        if isinstance(report, Step):
+            yield report
         elif progress is not None:
             progress(report)
-    if result is None:
-        raise RuntimeError("the workers ended without a result")
-    return result
 
 
-def _worker(
-    rank: int, report: Report, name: str, ranks: int, steps: int, trace: Path | None
-) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    from sealring.bench.models import MODELS, make_model
-    from sealring.bench.timeline import overlap_with_backward, recorded
-
-    dist.init_process_group("sealring")
-    sealed_group: Any = dist.group.WORLD
-    gloo = dist.new_group(backend="gloo")
-    load = MODELS[name]
-    model = make_model(load.shape, seed=0)
-    windows = torch.randint(
-        load.shape.vocabulary,
-        (load.batch, load.shape.context + 1),
-        generator=torch.Generator().manual_seed(rank),
-    )
-
-    def trainee(module: torch.nn.Module, group: dist.ProcessGroup) -> Callable[[], None]:
-        wrapped = DistributedDataParallel(module, process_group=group)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
-
-        def step() -> None:
-            loss = wrapped(windows[:, :-1], windows[:, 1:])
-            optimizer.zero_grad()
-            with torch.profiler.record_function("backward"):
-                loss.backward()
-            optimizer.step()
-
-        return step
-
-    sealed_step = trainee(model, sealed_group)
-    samples = alternate(
-        {"sealed": sealed_step, "gloo": trainee(copy.deepcopy(model), gloo)},
-        blocks=steps,
-        calls=1,
-        warm_up=_WARM_UP,
-        between=dist.barrier,
-        after_block=(lambda block: report((block + 1) / steps)) if rank == 0 else None,
-    )
-    # Recording costs time, so it comes after the timed steps.
-    dist.barrier()
-    before = sealed_group.account()["sealed_bytes"]
-    if rank == 0:
-        events = recorded(sealed_step, trace)
-        sealed_bytes = sealed_group.account()["sealed_bytes"] - before
-        report(
-            Result(
-                model=name,
-                parameters=sum(parameter.numel() for parameter in model.parameters()),
-                tokens=load.batch * load.shape.context,
-                ranks=ranks,
-                **_times(samples),
-                sealed_bytes=sealed_bytes,
-                overlap=round(overlap_with_backward(events), 4),
-                steps=steps,
-            )
-        )
-    else:
-        sealed_step()
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _times(samples: dict[str, Samples]) -> dict[str, float]:
-    sealed, gloo = samples["sealed"], samples["gloo"]
-    return {
-        "sealed_ms": round(sealed.median * 1e3, 2),
-        "gloo_ms": round(gloo.median * 1e3, 2),
-        "ratio": round(sealed.median / gloo.median, 4),
-        "sealed_spread": round(sealed.spread, 4),
-        "gloo_spread": round(gloo.spread, 4),
+def row(step: Step) -> dict[str, Any]:
+    """One case as JSON; the ratios are None where they would be noise."""
+    times = {
+        name: step.samples.get(variant)
+        for name, variant in (("sealed", "sealed"), ("gloo", "plain"), ("cc", "cc"))
     }
+    compared, emulated = step.against_plain(), step.against_plain("cc")
+    told = {"ratio": compared, "cc_ratio": emulated}
+    return {
+        "model": step.setting.model,
+        "parameters": step.parameters,
+        "batch": step.setting.batch,
+        "tokens": step.tokens,
+        "precision": step.setting.precision,
+        "bucket_cap_mb": step.setting.bucket_cap_mb,
+        "ranks": step.ranks,
+        **{f"{name}_ms": each and round(each.median * 1e3, 2) for name, each in times.items()},
+        **{name: each and each.told and round(each.told, 4) for name, each in told.items()},
+        "noise": compared and round(compared.noise, 4),
+        "sealed_bytes": step.recorded["sealed"].sealed_bytes,
+        "all_reduces": step.recorded["sealed"].all_reduces,
+        "overlap": round(step.overlap() or 0.0, 4),
+        **{f"{name}_spread": each and round(each.spread, 4) for name, each in times.items()},
+        "steps": len(step.samples["sealed"].seconds),
+    }
+
+
+# ---- in the workers
+
+
+def _worker(rank: int, report: Report, work: Work) -> None:
+    import torch.distributed as dist
+
+    alone = work.ranks == 1
+    gloo: Any = None
+    if not alone:
+        dist.init_process_group("sealring")
+        gloo = dist.new_group(backend="gloo")
+    ring = cc.make_ring(gloo, work.cc_path) if "cc" in work.variants and not alone else None
+    computed: set[tuple[str, int, str]] = set()
+    for setting in work.settings:
+        model = (setting.model, setting.batch, setting.precision)
+        variants = [v for v in work.variants if v != "compute" or model not in computed]
+        computed.add(model)
+        trainees = {
+            variant: Trainee(
+                variant,
+                setting.model,
+                setting.batch,
+                setting.precision,
+                setting.bucket_cap_mb,
+                rank=rank,
+                sealed=dist.group.WORLD if not alone else None,
+                gloo=gloo,
+                ring=ring,
+            )
+            for variant in variants
+        }
+        samples = alternate(
+            {variant: trainee.step for variant, trainee in trainees.items()},
+            blocks=work.steps,
+            calls=1,
+            warm_up=_WARM_UP,
+            between=(lambda: None) if alone else dist.barrier,
+            after_block=(lambda block: report((block + 1) / work.steps)) if rank == 0 else None,
+        )
+        recorded = {variant: trainee.recorded() for variant, trainee in trainees.items()}
+        everyones: list[Any] = [samples]
+        if not alone:
+            everyones = [None] * work.ranks
+            dist.all_gather_object(everyones, samples, group=gloo)
+        if rank == 0:
+            first = next(iter(trainees.values()))
+            report(
+                Step(
+                    section="step",
+                    setting=setting,
+                    ranks=work.ranks,
+                    parameters=first.parameters,
+                    tokens=first.tokens,
+                    transport=work.transport,
+                    samples=of_slowest(everyones),
+                    recorded=recorded,
+                )
+            )
+        if work.trace is not None and setting is work.settings[-1]:
+            if rank == 0:
+                profiled(trainees["sealed"].step, work.trace)
+            else:
+                trainees["sealed"].step()
+        # DDP is part of a cycle: without this the next trainees would come on top of these.
+        trainees.clear()
+        gc.collect()
+    if not alone:
+        dist.barrier()
+        dist.destroy_process_group()

@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from sealring import limits
+from sealring.bench.floor import aes_rate
 from sealring.cli.terminal import console, print_json
 from sealring.errors import SealringError
 
@@ -63,7 +64,7 @@ def _aes() -> Iterator[Finding]:
     words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
     multiply = "pmull" if platform.machine() == "aarch64" else "pclmulqdq"
     missing = [name for name in ("aes", multiply) if name not in words]
-    rate = _aead_rate()
+    rate = aes_rate()
     found = f"{rate / 1e9:.1f} GB/s of {limits.SUITE} on one core"
     if missing or rate < SLOW_AEAD:
         yield Finding(
@@ -74,21 +75,6 @@ def _aes() -> Iterator[Finding]:
         )
     else:
         yield Finding("AES instructions", "ok", found)
-
-
-def _aead_rate() -> float:
-    from sealring import _native
-
-    # Blocks small enough for malloc to reuse their memory; the best of several runs, because the
-    # question is what the core can do.
-    block, calls = bytes(64 << 10), 64
-    best = 0.0
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(calls):
-            _native.aead_seal(bytes(32), bytes(12), b"", block)
-        best = max(best, calls * len(block) / (time.perf_counter() - start))
-    return best
 
 
 def _openssl() -> Iterator[Finding]:

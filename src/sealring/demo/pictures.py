@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from sealring import limits
-from sealring.bench.models import Shape, make_model
+from sealring.bench.gpt import Shape, make_model
 from sealring.demo.evidence import SHORTEST_RUN
 from sealring.demo.story import Attacked, Outcome, Tapped, Training
 from sealring.demo.train import ATTACKED_STEPS, TAPPED_STEPS, Backend

@@ -11,8 +11,8 @@ from typing import Final
 import torch.distributed  # noqa: F401 (makes the module below importable)
 from torch._C._distributed_c10d import TCPStore
 
+from sealring.bench.gpt import Shape
 from sealring.bench.measure import Samples
-from sealring.bench.models import Shape
 from sealring.bench.workers import run_workers
 from sealring.demo.evidence import entropy, longest_plaintext_run
 from sealring.demo.lying_store import real_address

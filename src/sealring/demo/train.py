@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from sealring.bench.models import Shape, make_model
+from sealring.bench.gpt import Shape, make_model
 from sealring.bench.workers import Report
 from sealring.demo.corpus import Batches, standard_library
 from sealring.demo.lying_store import LyingStore

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,9 @@ from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group.work import SealedWork
+
+if TYPE_CHECKING:
+    from sealring._native import MailAccount
 
 
 class MessageWork(SealedWork):
@@ -137,6 +141,9 @@ class Messages:
     def fail(self, error: GroupError) -> None:
         """The group saw a failure elsewhere; the messages end with it."""
         self._mailbox.fail(fields_of(error))
+
+    def account(self) -> MailAccount:
+        return self._mailbox.account()
 
     def close(self) -> None:
         self._mailbox.close()

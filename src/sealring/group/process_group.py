@@ -98,8 +98,15 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._timeout = timeout
 
     def account(self) -> Account:
-        """What was sealed, opened and waited for so far."""
-        return self._engine.account()
+        """What was sealed, opened and waited for so far.
+
+        Bytes and memory are those of collectives and of messages, all else of collectives alone.
+        """
+        account, messages = self._engine.account(), self._messages.account()
+        account["sealed_bytes"] += messages["sealed_bytes"]
+        account["opened_bytes"] += messages["opened_bytes"]
+        account["memory_bytes"] += messages["memory_bytes"]
+        return account
 
     # ---- several at once: what is called between the two is what the returned work stands for
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Final, Literal
 
 from sealring.errors import ConfigurationError
+from sealring.strict import strictly
 
 FORMAT: Final = "sealring flight record"
 VERSION: Final = 1
@@ -88,28 +88,5 @@ class ProcessAccount:
             raise ConfigurationError(
                 f"{name} is a flight record of version {version!r}; this sealring reads {VERSION}"
             )
-        account: ProcessAccount = _value(ProcessAccount, document, name)
+        account: ProcessAccount = strictly(ProcessAccount, document, name, "flight record")
         return account
-
-
-def _value(wanted: Any, value: Any, where: str) -> Any:
-    """`value` as the type `wanted`, or an error that says where it is something else."""
-    origin = get_origin(wanted)
-    if dataclasses.is_dataclass(wanted) and isinstance(value, dict):
-        hints = get_type_hints(wanted)
-        if value.keys() == hints.keys():
-            kind: Any = wanted
-            return kind(**{key: _value(hints[key], value[key], f"{where}: {key}") for key in hints})
-    elif origin is list and isinstance(value, list):
-        (item,) = get_args(wanted)
-        return [_value(item, each, f"{where}[{index}]") for index, each in enumerate(value)]
-    elif origin is Literal and isinstance(value, str) and value in get_args(wanted):
-        return value
-    elif origin in (Union, types.UnionType):
-        present, _ = get_args(wanted)
-        return None if value is None else _value(present, value, where)
-    elif wanted is str and type(value) is str:
-        return value
-    elif wanted in (int, float) and type(value) is wanted and 0 <= value < 1 << 63:
-        return value  # a NaN is not between any two numbers
-    raise ConfigurationError(f"{where} is not what a flight record has there")

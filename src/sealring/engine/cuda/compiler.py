@@ -37,7 +37,7 @@ def code_for(
     text = text or kernel_text()
     architecture = driver.architecture(device)
     options = [f"--gpu-architecture=sm_{architecture}", *_OPTIONS]
-    options += [f"-D{name}={value}" for name, value in defines]
+    options += [f"-DSEALRING_{name}={value}" for name, value in defines]
     version = driver.compiler_version()
     name = _name(options, version, text)
     directory = _cache_directory()

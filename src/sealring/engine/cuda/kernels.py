@@ -249,11 +249,11 @@ class RecordKernels:
 def definitions(reduction: Reduction | None) -> tuple[tuple[str, int], ...]:
     """What kernels.cu is compiled with, for one element type and reduction or for none."""
     if reduction is None:
-        return (("SEALRING_REDUCES", 0),)
+        return (("REDUCES", 0),)
     dtype, kind = reduction
     if not supported(dtype, kind):
         raise Unsupported(f"{kind.name} of {dtype.name} is not defined")
-    return (("SEALRING_REDUCES", 1), ("SEALRING_DTYPE", dtype), ("SEALRING_KIND", kind))
+    return (("REDUCES", 1), ("DTYPE", dtype), ("KIND", kind))
 
 
 def _packed(side: Side | None) -> bytes:

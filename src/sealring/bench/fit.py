@@ -1,0 +1,69 @@
+"""T = alpha * messages + bytes / beta: what a message costs apart from what a byte costs.
+
+Least squares of the relative error, so that microseconds count as much as milliseconds; neither
+cost can be negative. The confidence comes from drawing the samples again (bootstrap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealring.results import Fit, LinkPoint
+
+DRAWS: Final = 400
+WORST_RESIDUAL: Final = 0.5
+"""Points that lie further from every line than this are not described by one."""
+
+
+def fit(points: Sequence[LinkPoint]) -> Fit | None:
+    """None for fewer than three points, and where they do not lie on a line."""
+    if len(points) < 3:
+        return None
+    costs = np.array(
+        [[point.messages, point.messages * point.bytes] for point in points], dtype=float
+    )
+    times = np.array([median(point.seconds) for point in points])
+    alpha, per_byte = _solve(costs, times)
+    residual = float(np.median(np.abs(costs @ [alpha, per_byte] - times) / times))
+    if per_byte <= 0 or residual > WORST_RESIDUAL:
+        return None
+    generator = np.random.default_rng(0)
+    drawn = np.array([_solve(costs, _redrawn(points, generator)) for _ in range(DRAWS)])
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    return Fit(
+        alpha_s=float(alpha),
+        alpha_low_s=float(min(low[0], alpha)),
+        alpha_high_s=float(max(high[0], alpha)),
+        beta_bytes_per_s=float(1 / per_byte),
+        beta_low_bytes_per_s=float(1 / max(high[1], per_byte)),
+        beta_high_bytes_per_s=float(1 / min(low[1], per_byte)) if low[1] > 0 else 1 / per_byte,
+        residual=residual,
+    )
+
+
+def predicted(line: Fit, messages: int, message_bytes: int) -> float:
+    """Seconds for so many messages one after the other, by the line."""
+    return messages * (line.alpha_s + message_bytes / line.beta_bytes_per_s)
+
+
+def _redrawn(points: Sequence[LinkPoint], generator: np.random.Generator) -> NDArray[np.float64]:
+    return np.array(
+        [np.median(generator.choice(point.seconds, len(point.seconds))) for point in points]
+    )
+
+
+def _solve(costs: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float]:
+    scaled = costs / times[:, None]
+    ones = np.ones(len(times))
+    alpha, per_byte = np.linalg.lstsq(scaled, ones, rcond=None)[0]
+    if alpha < 0 or per_byte < 0:
+        # The best point with one of them at its bound: two unknowns leave only these.
+        column = scaled[:, 1] if alpha < 0 else scaled[:, 0]
+        only = float(column @ ones / (column @ column))
+        return (0.0, only) if alpha < 0 else (only, 0.0)
+    return float(alpha), float(per_byte)

@@ -1,0 +1,41 @@
+"""What no schedule can undercut: the bytes that the busiest core seals and opens, at AES's rate."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sealring import _native, limits
+
+
+def aes_rate(record_bytes: int = limits.RECORD_BYTES, runs: int = 400) -> float:
+    """Bytes a second of AES-256-GCM on one core, sealing and opening, from memory at hand.
+
+    The best of many runs: the floor is what the core can do, whoever else uses it just now.
+    """
+    cipher = _native.Cipher(os.urandom(limits.KEY_BYTES))
+    plain = np.zeros(record_bytes, np.uint8)
+    sealed = np.zeros(record_bytes + limits.TAG_BYTES, np.uint8)
+    addresses = plain.ctypes.data, sealed.ctypes.data
+    seal = open_ = float("inf")
+    for _ in range(runs):
+        seal = min(seal, _took(lambda: cipher.seal(addresses[0], record_bytes, addresses[1])))
+        open_ = min(open_, _took(lambda: cipher.open(addresses[1], record_bytes, addresses[0])))
+    return 2 * record_bytes / (seal + open_)
+
+
+def _took(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def busiest_core(rank_bytes: Sequence[int], cores: int) -> int:
+    """What the busiest core seals and opens at least, given what each rank does.
+
+    A rank's work is on one core; ranks that outnumber the cores share them, at best evenly.
+    """
+    return max(max(rank_bytes), -(-sum(rank_bytes) // min(len(rank_bytes), cores)))

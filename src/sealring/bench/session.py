@@ -1,0 +1,84 @@
+"""One run of `sealring bench`: what is to be measured, what was, and the file that keeps it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from sealring.bench.exchange import Progress
+from sealring.results import Results, this_machine, write_results
+
+Section = Literal["aead", "link", "allreduce", "collectives", "step"]
+
+
+class Measured(Protocol):
+    """What was measured alternately in one run."""
+
+    @property
+    def section(self) -> Section: ...
+    @property
+    def label(self) -> str: ...
+    def cases(self, run: int) -> Sequence[Any]:
+        """As the results file holds them, one for each variant."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one world of workers measures."""
+
+    label: str
+    count: int
+    """How many it will yield."""
+    measure: Callable[[Progress], Iterator[Measured]]
+
+
+@dataclass(slots=True)
+class Session:
+    command: str
+    path: Path | None = None
+    """Where the results go; None where nobody asked for a file."""
+    measured: list[Measured] = field(default_factory=list)
+    stopped: str | None = None
+    """Why it ended early, once it has."""
+    _made: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+
+    def run(self, jobs: Sequence[Job], tell: Callable[[float, str], None]) -> None:
+        """Measures; `tell` gets how many are done and what is under way.
+
+        The file is written after each job, between two worlds of workers, where it takes no time
+        from anybody: so what was measured is kept however this process ends.
+        """
+        total = sum(job.count for job in jobs)
+        for job in jobs:
+
+            def progress(part: float, label: str = job.label) -> None:
+                tell(len(self.measured) + part, label)
+
+            progress(0.0)
+            for measured in job.measure(progress):
+                self.measured.append(measured)
+            if len(self.measured) < total:
+                self.save(f"it ended after {len(self.measured)} of {total} cases")
+        self.save(None)
+
+    def save(self, stopped: str | None) -> None:
+        self.stopped = stopped
+        if self.path is not None:
+            write_results(self.path, self.results(stopped))
+
+    def results(self, stopped: str | None = None) -> Results:
+        sections: dict[Section, list[Any]] = {}
+        for run, each in enumerate(self.measured):
+            sections.setdefault(each.section, []).extend(each.cases(run))
+        return Results(
+            command=self.command,
+            made=self._made,
+            complete=stopped is None,
+            stopped=stopped,
+            machine=this_machine(),
+            **sections,
+        )

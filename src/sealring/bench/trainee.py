@@ -1,0 +1,128 @@
+"""One model in training by one variant, and what a step of it was made of."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from sealring.bench.timeline import Stamps, parts_of, ran_in, spans_of
+from sealring.results import Part, Span
+
+if TYPE_CHECKING:
+    from sealring.bench.cc import CcRing
+
+_RECORDED: Final = 3
+"""Steps that are recorded after the timed ones; the one of median length is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    split: list[Part]
+    timeline: list[Span]
+    all_reduces: int
+    sealed_bytes: int
+
+
+class Trainee:
+    def __init__(
+        self,
+        variant: str,
+        name: str,
+        batch: int,
+        precision: str,
+        bucket_cap_mb: float,
+        *,
+        rank: int,
+        sealed: Any,
+        gloo: Any,
+        ring: CcRing | None,
+    ) -> None:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        from sealring.bench.models import build, find
+
+        self._variant, self._group, self._ring = variant, sealed, ring
+        workload = find(name)
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+        model = build(name).to(dtype)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.tokens = batch * workload.tokens
+        inputs, self._targets = workload.draw(batch, torch.Generator().manual_seed(rank))
+        self._inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        self._model = model
+        if variant != "compute":
+            wrapped = DistributedDataParallel(
+                model,
+                process_group=sealed if variant == "sealed" else gloo,
+                bucket_cap_mb=bucket_cap_mb,
+            )
+            if variant == "cc":
+                # A lambda: DDP compares annotations with its own types, and these are strings.
+                wrapped.register_comm_hook(ring, lambda ring, bucket: ring.average(bucket))
+            self._model = wrapped
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        self._stamps: list[Stamps] = []
+
+    def step(self) -> None:
+        import torch
+
+        start = time.monotonic_ns()
+        loss = self._model(self._inputs, self._targets)
+        self._optimizer.zero_grad()
+        forward = time.monotonic_ns()
+        with torch.profiler.record_function("backward"):
+            loss.backward()
+        backward = time.monotonic_ns()
+        self._optimizer.step()
+        self._stamps.append(Stamps(start, forward, backward, time.monotonic_ns()))
+
+    def recorded(self) -> Recorded:
+        """All ranks call it: they train a few steps more."""
+        if self._variant == "compute":
+            return Recorded(_phases(self._stamps[-7:]), [], 0, 0)
+        steps = sorted((self._record() for _ in range(_RECORDED)), key=lambda each: each[0])
+        return steps[_RECORDED // 2][1]
+
+    def _record(self) -> tuple[int, Recorded]:
+        before, spent = self._group.account(), dict(self._ring.spent_s) if self._ring else {}
+        reduced = self._ring.all_reduces if self._ring else 0
+        self.step()
+        stamps = self._stamps[-1]
+        length = stamps.end - stamps.start
+        if self._variant == "sealed":
+            after = self._group.account()
+            ran = ran_in(stamps, self._group.recorder.account(since_1970_ns=0).collectives)
+            return length, Recorded(
+                split=parts_of(stamps, ran, before, after),
+                timeline=spans_of(stamps, ran),
+                all_reduces=sum(each.name == "all_reduce" for each in ran),
+                sealed_bytes=after["sealed_bytes"] - before["sealed_bytes"],
+            )
+        if self._ring is not None and self._variant == "cc":
+            took = {name: now - spent[name] for name, now in self._ring.spent_s.items()}
+            return length, Recorded(
+                _all_exposed(length * 1e-9, took), [], self._ring.all_reduces - reduced, 0
+            )
+        return length, Recorded([], [], 0, 0)
+
+
+def _phases(steps: list[Stamps]) -> list[Part]:
+    return [
+        Part("forward", median(each.forward - each.start for each in steps) * 1e-9, 0.0),
+        Part("backward", median(each.backward - each.forward for each in steps) * 1e-9, 0.0),
+        Part("optimizer", median(each.end - each.backward for each in steps) * 1e-9, 0.0),
+    ]
+
+
+def _all_exposed(step: float, took: dict[str, float]) -> list[Part]:
+    rest = max(0.0, step - sum(took.values()))
+    return [
+        Part("compute", rest, 0.0),
+        Part("seal", took["seal"], 0.0),
+        Part("transfer", took["transfer"], 0.0),
+        Part("open", took["open"], 0.0),
+        Part("reduce", took["reduce"], 0.0),
+    ]

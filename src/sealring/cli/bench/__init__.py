@@ -1,0 +1,308 @@
+"""`sealring bench`: what protection costs on this machine.
+
+options    what may be written, and what is refused
+running    the bar, and what becomes of a run that is stopped
+tables     what people read
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sealring.bench import allreduce as allreduces
+from sealring.bench import step as training
+from sealring.bench import suite
+from sealring.bench.cc import COPY_US
+from sealring.bench.cc import Path as CcPath
+from sealring.bench.collectives import COLLECTIVES, judged
+from sealring.bench.exchange import Effort
+from sealring.bench.floor import aes_rate
+from sealring.bench.gpu import MODELS, PARTS, gpu_name, measure_gpu
+from sealring.bench.handshake import measure_handshake
+from sealring.bench.link import OPERATIONS, SIZES
+from sealring.bench.session import Job
+from sealring.cli.bench import tables
+from sealring.cli.bench.options import (
+    check_memory,
+    check_model,
+    check_ranks,
+    check_transport,
+    check_writable,
+    parse_batch,
+    parse_bucket,
+    parse_precision,
+    parse_size,
+    parse_variants,
+    parse_world_sizes,
+    settings_of,
+    several,
+)
+from sealring.cli.bench.running import end, new_session, run
+from sealring.cli.terminal import console, errors, print_json
+from sealring.errors import ConfigurationError
+from sealring.report.drawing import plotting_library
+from sealring.report.page import write_page
+
+app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
+
+Transport = Annotated[str, typer.Option(help="shm or tcp.")]
+Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
+Variants = Annotated[str, typer.Option(help="Of plain (Gloo), sealed, cc (GPU-TEE, emulated).")]
+Worlds = Annotated[str, typer.Option(help="Numbers of workers on this machine.")]
+Kept = Annotated[Path | None, typer.Option("--results", help="Write every sample to this file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.callback()
+def bench() -> None:
+    """Measure what protection costs on this machine."""
+
+
+def _measure(jobs: list[Job], results: Path | None) -> tuple[list[Any], int | None]:
+    session = new_session(check_writable(results))
+    status = run(session, jobs)
+    return session.measured, status
+
+
+@app.command()
+def aead(blocks: Blocks = 21, results: Kept = None, json: AsJson = False) -> None:
+    """The cipher and the engine's other kernels by themselves, on one core and on all."""
+    runs, status = _measure(suite.aead(blocks), results)
+    if json:
+        print_json({"cases": [_plain(case) for run in runs for case in run.cases(0)]})
+    elif runs:
+        console.print(tables.kernels(runs))
+    end(status)
+
+
+@app.command()
+def link(
+    transports: Annotated[str, typer.Option(help="shm, tcp or both.")] = "shm,tcp",
+    sizes: Annotated[str, typer.Option(help="Sizes of the tensors; three or more.")] = ",".join(
+        map(str, SIZES)
+    ),
+    variants: Variants = "plain,sealed,cc",
+    blocks: Blocks = 15,
+    results: Kept = None,
+    json: AsJson = False,
+) -> None:
+    """What a message costs and what a byte costs, between two ranks."""
+    wanted = several(sizes, parse_size)
+    if len(wanted) < 3:
+        raise ConfigurationError("a line needs three sizes at least, e.g. 4KiB,1MiB,25MiB")
+    over = several(transports, check_transport)
+    effort = Effort(blocks)
+    hops, status = _measure(
+        suite.link(over, parse_variants(variants), effort, OPERATIONS, wanted), results
+    )
+    if json:
+        print_json({"cases": [_plain(case) for hop in hops for case in hop.cases(0)]})
+    elif hops:
+        console.print(tables.links(hops))
+    end(status)
+
+
+@app.command()
+def allreduce(
+    ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 2,
+    size: Annotated[str, typer.Option(help="Tensor sizes: 4096, 4KiB, 25MiB.")] = "25MiB",
+    transport: Transport = "shm",
+    world_sizes: Annotated[
+        str | None, typer.Option(help="Several numbers of ranks, e.g. 2,3,4,8.")
+    ] = None,
+    variants: Variants = "plain,sealed",
+    blocks: Blocks = 15,
+    results: Kept = None,
+    json: AsJson = False,
+) -> None:
+    """Sealed all-reduce against torch's plaintext Gloo, alternately in one run (medians)."""
+    check_transport(transport)
+    worlds = parse_world_sizes(world_sizes) if world_sizes else [check_ranks(ranks)]
+    sizes = several(size, parse_size)
+    wanted = ("plain", *(each for each in parse_variants(variants) if each in ("sealed", "cc")))
+    cases, status = _measure(
+        suite.allreduce(worlds, sizes, transport, wanted, Effort(blocks)), results
+    )
+    if json:
+        rows = [allreduces.row(case) for case in cases]
+        single = len(rows) == 1 and not world_sizes
+        print_json(rows[0] if single else {"cases": rows})
+    elif cases:
+        console.print(tables.allreduce(cases))
+    end(status)
+
+
+@app.command()
+def collectives(
+    ranks: Worlds = "2,4",
+    sizes: Annotated[str, typer.Option(help="Tensor sizes: 4096, 4KiB, 25MiB.")] = "4KiB,25MiB",
+    transport: Transport = "shm",
+    only: Annotated[
+        str | None, typer.Option(help="Some of them, e.g. all_reduce,send_recv.")
+    ] = None,
+    blocks: Blocks = 15,
+    results: Kept = None,
+    json: AsJson = False,
+) -> None:
+    """Every collective against torch's plaintext Gloo and against what its AES alone takes."""
+    check_transport(transport)
+    names = several(only, str) if only else list(COLLECTIVES)
+    jobs = suite.collectives(
+        names, parse_world_sizes(ranks), several(sizes, parse_size), transport, Effort(blocks)
+    )
+    rate = aes_rate()
+    measured, status = _measure(jobs, results)
+    cases = [judged(exchange, rate) for exchange in measured]
+    if json:
+        print_json({"cases": [case.as_json() for case in cases]})
+    elif cases:
+        console.print(tables.collectives(cases))
+    end(status)
+
+
+@app.command()
+def handshake(
+    ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 16,
+    transport: Transport = "shm",
+    json: AsJson = False,
+) -> None:
+    """How long a group takes to form: mutual TLS 1.3 between every two ranks."""
+    check_transport(transport)
+    with errors.status(f"{check_ranks(ranks)} workers start and meet"):
+        result = measure_handshake(ranks, transport)
+    if json:
+        print_json(result.as_json())
+        return
+    table = Table(title="Forming a group")
+    for column in ("ranks", "links", "transport", "slowest rank", "per link"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        str(result.ranks),
+        str(result.links),
+        result.transport,
+        f"{result.seconds:.2f} s",
+        f"{result.seconds_per_link * 1e3:.1f} ms",
+    )
+    console.print(table)
+
+
+@app.command()
+def step(
+    model: Annotated[str, typer.Option(help="Names, e.g. gpt-small,mlp,gpt2.")] = "gpt-small",
+    ranks: Worlds = "2,4",
+    bucket_cap_mb: Annotated[str, typer.Option(help="DDP's buckets, in MB: 1,25,100.")] = "25",
+    batch: Annotated[
+        str | None, typer.Option(help="Samples a rank; each model has a default.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="Of weights and gradients: fp32, bf16.")] = "fp32",
+    variants: Annotated[
+        str, typer.Option(help="Of compute (no DDP), plain (Gloo), sealed, cc (emulated).")
+    ] = "plain,sealed",
+    transport: Transport = "shm",
+    steps: Annotated[int, typer.Option(min=3, help="Timed steps of each variant.")] = 11,
+    cc_copy_us: Annotated[
+        float, typer.Option(min=0, max=1e6, help="What a copy costs the emulated path, in µs.")
+    ] = COPY_US,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a Chrome trace of one sealed step on rank 0; for one --ranks."),
+    ] = None,
+    results: Kept = None,
+    json: AsJson = False,
+) -> None:
+    """A DDP training step, sealed against torch's plaintext Gloo, alternately (medians)."""
+    worlds = parse_world_sizes(ranks)
+    settings = settings_of(
+        several(model, str),
+        several(batch, parse_batch) if batch else None,
+        several(precision, parse_precision),
+        several(bucket_cap_mb, parse_bucket),
+    )
+    wanted = parse_variants(variants)
+    if trace is not None and len(worlds) > 1:
+        raise ConfigurationError(f"one trace shows one world: pass --ranks {worlds[0]}")
+    check_transport(transport)
+    check_writable(trace)
+    for world in worlds:
+        check_memory(settings, world, len(wanted))
+    jobs = suite.steps(
+        training.Work(world, settings, wanted, steps, transport, CcPath(cc_copy_us), trace)
+        for world in worlds
+    )
+    measured, status = _measure(jobs, results)
+    cases = [case for case in measured if case.ranks > 1]
+    if json:
+        print_json({"cases": [training.row(case) for case in cases]})
+    elif cases:
+        console.print(tables.steps(cases))
+        console.print(tables.splits(cases))
+    end(status)
+
+
+@app.command()
+def gpu(
+    only: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(PARTS),
+    ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4",
+    model: Annotated[str, typer.Option(help="What is trained.")] = ",".join(MODELS),
+    json: AsJson = False,
+) -> None:
+    """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
+    parts = several(only, str)
+    if unknown := [name for name in parts if name not in PARTS]:
+        raise ConfigurationError(f"{unknown[0]!r} is not a part; there is {', '.join(PARTS)}")
+    worlds, models = parse_world_sizes(ranks), several(model, check_model)
+    name = gpu_name()
+    rows = []
+    with errors.status("starting") as status:
+        for row in measure_gpu(parts, worlds, models):
+            rows.append(row)
+            status.update(f"{row.what}: {row.value:,} {row.unit}")
+    if json:
+        print_json({"device": name, "rows": [row.as_json() for row in rows]})
+    else:
+        console.print(tables.gpu(name, rows))
+
+
+@app.command("all")
+def everything(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer cases and samples: minutes instead of an hour.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The directory for both files; made if missing.")
+    ] = Path(),
+    report: Annotated[bool, typer.Option(help="Make the page as well.")] = True,
+) -> None:
+    """All of it, into results.json with every sample and report.html, which explains them."""
+    parts = suite.everything(quick=quick)
+    wanted = several(only, str) if only else list(parts)
+    if unknown := [name for name in wanted if name not in parts]:
+        raise ConfigurationError(f"{unknown[0]!r} is not a part; there is {', '.join(parts)}")
+    if report:
+        plotting_library()  # said now, not after the measurement
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigurationError(f"{output} cannot be made: {problem.strerror}") from problem
+    session = new_session(output / "results.json")
+    status = run(session, [job for name in wanted for job in parts[name]])
+    console.print(tables.summary(session.measured))
+    files = f"{output / 'results.json'}"
+    if report and session.measured:
+        write_page(output / "report.html", session.results(session.stopped))
+        files += f" and {output / 'report.html'}"
+    console.print(f"{files}: written.", markup=False, soft_wrap=True)
+    end(status)
+
+
+def _plain(case: Any) -> dict[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(case)

@@ -1,0 +1,157 @@
+"""What a person may write after `sealring bench`, and what is said of what they may not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sealring.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sealring.bench.step import Precision, Setting
+
+_UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_MAX_RANKS: Final = 64
+_MAX_BUCKET_MB: Final = 1 << 20
+VARIANTS: Final = ("compute", "plain", "sealed", "cc")
+_COPIES: Final = 5
+"""Of the parameters in one trainee: weights, gradients, their buckets, and AdamW's two moments."""
+_WIDTHS: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2}
+
+Value = TypeVar("Value")
+
+
+def several(text: str, one: Callable[[str], Value]) -> list[Value]:
+    """The values of a list with commas, each once."""
+    return list(dict.fromkeys(one(part.strip()) for part in text.split(",")))
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "4096", "4KiB" or "25MiB"; a multiple of 4, as the benchmark reduces float32."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ConfigurationError(f"{text!r} is not a size; write bytes, or 4KiB, 25MiB, 1GiB")
+    size = int(match[1]) * unit
+    if size == 0 or size % 4:
+        raise ConfigurationError(f"a size of {size} bytes is not a whole number of float32 values")
+    return size
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ConfigurationError(f"{text!r} is not a list of world sizes; write 2,3,4,8")
+    return several(text, lambda part: check_ranks(int(part)))
+
+
+def check_ranks(ranks: int) -> int:
+    if not 2 <= ranks <= _MAX_RANKS:
+        raise ConfigurationError(f"{ranks} ranks: the benchmark runs 2 to {_MAX_RANKS} of them")
+    return ranks
+
+
+def check_model(name: str) -> str:
+    from sealring.bench.models import find
+
+    find(name)
+    return name
+
+
+def check_transport(transport: str) -> str:
+    if transport not in ("shm", "tcp"):
+        raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")
+    return transport
+
+
+def parse_variants(text: str) -> tuple[str, ...]:
+    """Those that were asked for, in one order. Without `sealed` there is nothing to compare."""
+
+    def one(name: str) -> str:
+        if name not in VARIANTS:
+            raise ConfigurationError(f"{name!r} is not a variant; there is {', '.join(VARIANTS)}")
+        return name
+
+    wanted = {*several(text, one), "sealed"}
+    return tuple(name for name in VARIANTS if name in wanted)
+
+
+def parse_bucket(text: str) -> float:
+    try:
+        bucket = float(text)
+    except ValueError:
+        bucket = 0.0
+    if not 0 < bucket <= _MAX_BUCKET_MB:
+        raise ConfigurationError(
+            f"a bucket of {text!r} MB holds no gradient; DDP's own default is 25"
+        )
+    return bucket
+
+
+def parse_batch(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+        raise ConfigurationError(f"a batch of {text!r} samples cannot be trained; write 1 or more")
+    return int(text)
+
+
+def parse_precision(text: str) -> Precision:
+    if text not in _WIDTHS:
+        raise ConfigurationError(f"{text!r} is not a precision; there is {', '.join(_WIDTHS)}")
+    return text
+
+
+def settings_of(
+    models: Sequence[str],
+    batches: Sequence[int] | None,
+    precisions: Sequence[Precision],
+    buckets: Sequence[float],
+) -> tuple[Setting, ...]:
+    from sealring.bench.models import find
+    from sealring.bench.step import Setting
+
+    return tuple(
+        Setting(model, batch, precision, bucket)
+        for model in models
+        for batch in batches or [find(model).batch]
+        for precision in precisions
+        for bucket in buckets
+    )
+
+
+def check_memory(settings: Sequence[Setting], ranks: int, trainees: int) -> None:
+    """Refuses what would drive this machine out of memory after minutes of work."""
+    available = available_memory()
+    for setting in settings:
+        parameters = _parameters(setting.model)
+        needed = ranks * trainees * _COPIES * parameters * _WIDTHS[setting.precision]
+        if needed > available:
+            raise ConfigurationError(
+                f"{ranks} ranks of {setting.model} ({parameters:,} parameters, {trainees} variants "
+                f"at once) need {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are free: "
+                "take fewer ranks, a smaller model, or --variants plain,sealed"
+            )
+
+
+def available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    return 1 << 62
+
+
+def _parameters(model: str) -> int:
+    import torch
+
+    from sealring.bench.models import build
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(model).parameters())
+
+
+def check_writable(path: Path | None) -> Path | None:
+    """Refused now, not after the measurement."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
+    return path

@@ -1,0 +1,182 @@
+"""The report's pictures of what lies below a step: the link between two ranks, and the kernels."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from sealring.bench.fit import predicted
+from sealring.report.drawing import COLOURS, Picture, draw
+from sealring.report.findings import hops, kernels
+from sealring.report.plots import VARIANTS, legend
+from sealring.results import KernelCase, Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DASHES: Final = {"shm": "-", "tcp": "--", "gpu": ":", "none": "-"}
+
+
+def links(results: Results) -> Picture | None:
+    """Time of an exchange by size, with the line T = alpha * messages + bytes / beta."""
+    cases = [case for case in hops(results) if case.operation == "all_reduce"] or hops(results)
+    if not cases:
+        return None
+
+    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
+        drawn = set()
+        for case in cases:
+            name = f"{VARIANTS[case.variant].split(',')[0]}, {case.transport}"
+            if name in drawn:  # Gloo is measured again beside each transport
+                continue
+            drawn.add(name)
+            sizes = [point.bytes * point.messages for point in case.points]
+            axes.plot(
+                sizes, [median(point.seconds) * 1e3 for point in case.points], "o", markersize=6,
+                color=COLOURS[case.variant],
+                fillstyle="none" if case.transport == "tcp" else "full",
+            )  # fmt: skip
+            if case.fit is not None:
+                line = [predicted(case.fit, p.messages, p.bytes) * 1e3 for p in case.points]
+                axes.plot(
+                    sizes, line, _DASHES[case.transport], color=COLOURS[case.variant], label=name
+                )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(
+            [1 << 12, 1 << 16, 1 << 20, 1 << 24], ["4 KiB", "64 KiB", "1 MiB", "16 MiB"]
+        )
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.minorticks_off()
+        axes.set_xlabel("bytes, all-reduced by two ranks")
+        axes.set_ylabel("milliseconds")
+        legend(figure, 1 if narrow else 2)
+
+    desk, phone = draw("links", 400, picture, phone_height=420)
+    fitted = [(case, case.fit) for case in hops(results)]
+    return Picture(
+        "links",
+        "What a message costs and what a byte costs: α and β per hop",
+        "Points are measured times, lines are T = α · messages + bytes / β. "
+        + "; ".join(
+            f"{VARIANTS[case.variant]} over {case.transport}: α {line.alpha_s * 1e6:,.0f} µs, "
+            f"β {line.beta_bytes_per_s / 1e9:.2f} GB/s"
+            for case, line in fitted
+            if line is not None and case.operation == "all_reduce"
+        )
+        + ".",
+        desk,
+        phone,
+        ("operation", "transport", "variant", "α, µs", "β, GB/s", "off the line by"),
+        [
+            (
+                case.operation,
+                case.transport,
+                VARIANTS[case.variant],
+                f"{line.alpha_s * 1e6:,.1f} ({line.alpha_low_s * 1e6:,.1f} to "
+                f"{line.alpha_high_s * 1e6:,.1f})" if line else "no line fits",
+                f"{line.beta_bytes_per_s / 1e9:.2f} ({line.beta_low_bytes_per_s / 1e9:.2f} to "
+                f"{line.beta_high_bytes_per_s / 1e9:.2f})" if line else "-",
+                f"{line.residual:.0%}" if line else "-",
+            )
+            for case, line in fitted
+        ],
+    )  # fmt: skip
+
+
+def roofline(results: Results) -> Picture | None:
+    """Each kernel under what memory can carry and what arithmetic can do."""
+    found = kernels(results)
+    placed = [case for case in found if case.operations and case.moved_bytes]
+    carriers = [case for case in found if case.kernel == "copy"]
+    if not placed or not carriers:
+        return None
+    memory = max(case.moved_bytes / median(case.seconds) for case in carriers)
+    ceilings = _ceilings(found)
+
+    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
+        xs = [case.operations / case.moved_bytes for case in placed]
+        left, right = min(xs) / 4, max(xs) * 6
+        top = max(ceilings.values()) if ceilings else memory * right
+        knee = top / memory
+        axes.plot(
+            [left, knee, right], [left * memory / 1e9, top / 1e9, top / 1e9],
+            color=COLOURS["ink"], linewidth=1.6, label=f"memory: {memory / 1e9:.1f} GB/s",
+        )  # fmt: skip
+        for (name, rate), dashes in zip(ceilings.items(), ("--", ":"), strict=False):
+            axes.plot(
+                [min(rate / memory, right), right], [rate / 1e9] * 2, dashes,
+                color=COLOURS["muted"], linewidth=2, label=f"{name}: {rate / 1e9:.1f} Gop/s",
+            )  # fmt: skip
+        colours = {"seal": "sealed", "open": "open", "reduce": "reduce", "matmul": "compute"}
+        for case, x in zip(placed, xs, strict=True):
+            y = case.operations / median(case.seconds) / 1e9
+            axes.plot(x, y, "o", markersize=9, color=COLOURS[colours.get(case.kernel, "transfer")])
+            below = case.kernel == "open"
+            axes.annotate(
+                case.kernel, (x, y), (9, -12 if below else 5), textcoords="offset points",
+                fontsize=11,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(left, right)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("operations per byte moved")
+        axes.set_ylabel("billion operations a second")
+        legend(figure, 1 if narrow else 3)
+
+    desk, phone = draw("roofline", 380, picture, phone_height=360)
+    return Picture(
+        "roofline",
+        "The roofline: how close each kernel is to what one core can do",
+        f"Memory carries {memory / 1e9:.1f} GB/s. "
+        + " ".join(
+            f"{name} reaches {rate / 1e9:.1f} billion operations a second."
+            for name, rate in ceilings.items()
+        )
+        + " Kernels: "
+        + ", ".join(
+            f"{case.kernel} {_of_roof(case, memory, ceilings):.0%} of its roof" for case in placed
+        )
+        + ".",
+        desk,
+        phone,
+        ("kernel", "device", "GB/s of data", "GB/s of memory", "Gop/s", "of its roof"),
+        [
+            (
+                f"{case.kernel} from {'memory' if case.moved_bytes else 'cache'}",
+                case.device,
+                f"{case.bytes / median(case.seconds) / 1e9:.2f}",
+                f"{case.moved_bytes / median(case.seconds) / 1e9:.2f}",
+                f"{case.operations / median(case.seconds) / 1e9:.2f}",
+                f"{_of_roof(case, memory, ceilings):.0%}"
+                if case.operations and case.moved_bytes
+                else "-",
+            )
+            for case in found
+        ],
+    )
+
+
+def _ceilings(found: list[KernelCase]) -> dict[str, float]:
+    """The most arithmetic seen of each kind: of the cipher in the cache, and of floats."""
+    ceilings = {}
+    for name, wanted in (
+        ("AES-256-GCM in cache", ("seal", "open")),
+        ("float32 products", ("matmul",)),
+    ):
+        rates = [
+            c.operations / median(c.seconds) for c in found if c.kernel in wanted and c.operations
+        ]
+        if rates:
+            ceilings[name] = max(rates)
+    return ceilings
+
+
+def _of_roof(case: KernelCase, memory: float, ceilings: dict[str, float]) -> float:
+    rate = case.operations / median(case.seconds)
+    kind = "AES-256-GCM in cache" if case.kernel in ("seal", "open") else "float32 products"
+    slope = memory * case.operations / case.moved_bytes
+    return rate / min(slope, ceilings.get(kind, slope))

@@ -1,0 +1,212 @@
+"""The page: one file, no script, nothing fetched; what a results file says is only text in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from sealring.bench.cc import SOURCES
+from sealring.bench.noise import SAME_WITHIN
+from sealring.identity.private_files import write_public
+from sealring.report import machine_plots, plots
+from sealring.report.drawing import Picture, plotting_library
+from sealring.report.findings import best_buckets, changes, overheads, pairs, usable
+from sealring.report.published import FIGURES
+from sealring.results import Results
+
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+"""The browser itself keeps the page from running or fetching anything."""
+
+
+def write_page(path: Path, results: Results, other: Results | None = None) -> None:
+    """Replaces an older page; it appears whole or not at all."""
+    write_public(path, page(results, other).encode())
+
+
+def page(results: Results, other: Results | None = None) -> str:
+    """One results file explained, or two of them compared: `other` is the later one."""
+    plotting_library()
+    title = "What protection costs" if other is None else "What protection costs: two measurements"
+    body = [f"<h1>{title}</h1>"]
+    if other is None:
+        body += [_lead(results), *_sections(results)]
+    else:
+        found = pairs(results, other)
+        body += [
+            '<p class="lead">The first was made with '
+            f"<code>{escape(results.command)}</code> ({escape(results.made)}), the second with "
+            f"<code>{escape(other.command)}</code> ({escape(other.made)}).</p>",
+            _figure(plots.comparison(found, "first", "second"))
+            or '<p class="warning">The two have no case in common.</p>',
+            "<h2>The second by itself</h2>",
+            _lead(other),
+            *_sections(other),
+            "<h2>The first was measured on</h2>",
+            _machine(results),
+        ]
+    style = files("sealring.report").joinpath("page.css").read_text()
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title} - sealring</title><style>{style}</style></head>\n<body><main>\n"
+        + "\n".join(body)
+        + "\n</main></body></html>\n"
+    )
+
+
+def _lead(results: Results) -> str:
+    best = [
+        each
+        for each in best_buckets(overheads(results))
+        if each.case.variant == "sealed" and not each.against_plain.only_noise
+    ]
+    said = []
+    if best:
+        ratios = [each.against_plain.ratio for each in best]
+        span = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
+        said.append(
+            f"On this machine a sealed training step takes <b>{span} times</b> the plain one, at "
+            f"the better bucket size of each of {len(best)} settings."
+        )
+    elif results.step:
+        said.append(
+            "The samples of training steps are too noisy to tell sealed from plain: measure again "
+            "on a quiet machine, or with more steps."
+        )
+    published = ", ".join(f"{each.overhead:g} ({each.what})" for each in FIGURES)
+    said.append(f"Published for GPU TEEs, by their driver's path: {published}.")
+    stopped = ""
+    if not results.complete:
+        why = escape(results.stopped or "it was stopped")
+        stopped = f'<p class="warning">This run is not complete: {why}.</p>'
+    return stopped + f'<p class="lead">{" ".join(said)}</p>'
+
+
+def _sections(results: Results) -> Iterable[str]:
+    found = overheads(results)
+    pictures = (
+        plots.overhead(found),
+        plots.buckets(found),
+        plots.split(results),
+        plots.timeline(results),
+        machine_plots.links(results),
+        machine_plots.roofline(results),
+    )
+    yield _changes(results)
+    for picture in pictures:
+        yield _figure(picture)
+    yield _collectives(results)
+    yield "<h2>What was measured, and how</h2>"
+    yield _machine(results)
+    yield _method(results)
+
+
+def _figure(picture: Picture | None) -> str:
+    if picture is None:
+        return ""
+    said = escape(picture.said)
+    drawn = "".join(
+        f'<div class="{kind}" role="img" aria-label="{said}">{svg}</div>'
+        for kind, svg in (("desk", picture.desk), ("phone", picture.phone))
+    )
+    return (
+        f'<section id="{picture.key}"><h2>{escape(picture.title)}</h2>'
+        f"<figure>{drawn}<figcaption>{said}</figcaption></figure>"
+        f"<details><summary>The numbers</summary>{_table(picture.columns, picture.rows)}</details>"
+        "</section>"
+    )
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _changes(results: Results) -> str:
+    found = changes(results)
+    if not found:
+        return ""
+    items = "".join(
+        f'<li><span class="gain">up to {change.gain:.0%} of a step</span>: {escape(change.what)}. '
+        f'<span class="muted">{escape(change.why)}.</span></li>'
+        for change in found[:6]
+    )
+    return (
+        '<section id="changes"><h2>What to change for the largest gain</h2>'
+        f'<ol class="changes">{items}</ol></section>'
+    )
+
+
+def _collectives(results: Results) -> str:
+    cases = usable([*results.allreduce, *results.collectives])
+    if not cases:
+        return ""
+    rows = [
+        (
+            case.collective,
+            str(case.ranks),
+            f"{case.bytes:,}",
+            case.transport,
+            plots.VARIANTS[case.variant],
+            f"{median(case.seconds) * 1e6:,.0f} µs",
+        )
+        for case in cases
+    ]
+    columns = ("collective", "ranks", "bytes", "transport", "variant", "median")
+    return (
+        '<section id="collectives"><h2>Collectives</h2><details><summary>Medians of '
+        f"{len(rows)} cases</summary>{_table(columns, rows)}</details></section>"
+    )
+
+
+def _machine(results: Results) -> str:
+    machine = results.machine
+    features = f" ({', '.join(machine.features)})" if machine.features else ""
+    rows = [
+        ("command", results.command),
+        ("made", results.made),
+        ("processor", f"{machine.cpu}, {machine.cores} cores{features}"),
+        ("memory", f"{machine.memory_bytes / 2**30:.1f} GiB"),
+        ("GPUs", ", ".join(machine.gpus) or "none"),
+        ("system", f"{machine.system}, {machine.architecture}"),
+        (
+            "software",
+            f"sealring {machine.sealring}, torch {machine.torch}, Python {machine.python}, "
+            f"{machine.openssl}",
+        ),
+    ]
+    return _table(("", ""), rows)
+
+
+def _method(results: Results) -> str:
+    sources = "; ".join(f"{escape(what)} ({escape(source)})" for what, source in SOURCES)
+    emulated = (
+        "<p>The <b>GPU-TEE path</b> here is an emulation: a ring whose every sub-step goes through "
+        "a bounce buffer, AES-256-GCM by one CPU thread with one tag a message, and nothing "
+        f"overlapped. Its parameters and where they are from: {sources}. It shows that path's cost "
+        "on this machine's links and cores; it is no measurement of a GPU.</p>"
+        if any(case.variant == "cc" for case in results.step)
+        else ""
+    )
+    return (
+        "<p>The variants of a case took turns in one run, after a warm-up, and each goes first "
+        "equally often. Times are medians, of the slowest rank where there are several. Behind a "
+        "ratio stands the interval in which 19 of 20 repetitions would find it, from pairs of "
+        "samples taken beside each other. Where that interval holds 1 and is wider than "
+        f"±{SAME_WITHIN:.0%}, the page says &ldquo;only noise&rdquo; and gives no ratio.</p>"
+        "<p>The split of a step comes from the engine's own account and from its flight record. "
+        "Communication is exposed if it ran after the last gradient was there, or before the "
+        "backward pass; its parts are taken to be exposed in the same proportion. Where a rank has "
+        "one core, hidden work slows the model's own, which then shows as computing.</p>" + emulated
+    )

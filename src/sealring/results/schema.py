@@ -1,0 +1,218 @@
+"""The kinds of case that a results file holds. A change here is a new VERSION.
+
+Every case has one variant and all of its samples, in seconds per call. Variants that were measured
+alternately in one run carry the same `run`, and their samples belong together by place: sample i of
+one was taken right beside sample i of the other.
+
+plain     torch's own backend for the device: Gloo, NCCL
+sealed    sealring
+cc        today's GPU-TEE path, emulated
+compute   no communication at all: what the model, or the kernel, takes by itself
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+VERSION: Final = 1
+
+Variant = Literal["plain", "sealed", "cc", "compute"]
+Transport = Literal["shm", "tcp", "gpu", "none"]
+"""`none`: nothing was sent. `gpu`: between GPUs, or between ranks on one GPU."""
+Kernel = Literal[
+    "seal", "open", "reduce", "copy", "open_reduce", "hop", "cipher", "launch", "matmul"
+]
+"""`matmul`: a float32 matrix product on one core, the roofline's ceiling of arithmetic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured on. Nothing here names a person, a host or an address."""
+
+    architecture: str
+    cpu: str
+    cores: int
+    """That this process may use."""
+    features: list[str]
+    """Of the processor, as far as they matter here: aes, pmull, vaes, avx512f ..."""
+    memory_bytes: int
+    gpus: list[str]
+    system: str
+    python: str
+    torch: str
+    openssl: str
+    sealring: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One kernel by itself, on data that it finds in memory."""
+
+    kernel: Kernel
+    device: str
+    """`cpu`, or the GPU's name."""
+    suite: str
+    """Empty where no cipher is involved."""
+    bytes: int
+    """Of plaintext per call."""
+    record_bytes: int
+    """A call works on records of this many bytes."""
+    processes: int
+    """So many did the same at once, each on a core of its own as far as there are any."""
+    moved_bytes: int
+    """Read from and written to memory per call: the roofline's bytes."""
+    operations: int
+    """Arithmetic per call: the roofline's height. 0 where it only moves bytes."""
+    run: int
+    seconds: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPoint:
+    bytes: int
+    """In one message."""
+    messages: int
+    """That follow each other in one call."""
+    seconds: list[float]
+    """Per call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """T = alpha * messages + bytes / beta, with what a repetition would give in 19 of 20 cases."""
+
+    alpha_s: float
+    alpha_low_s: float
+    alpha_high_s: float
+    beta_bytes_per_s: float
+    beta_low_bytes_per_s: float
+    beta_high_bytes_per_s: float
+    residual: float
+    """Median distance of a point from the line, as a part of the point."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCase:
+    """Between two ranks of this machine, by size.
+
+    ping_pong    a message there and one back, one after the other; a call is one way (half of it)
+    all_reduce   of two ranks: both send and receive at once, as in every hop of a ring
+    """
+
+    operation: Literal["ping_pong", "all_reduce"]
+    transport: Transport
+    variant: Variant
+    device: str
+    run: int
+    points: list[LinkPoint]
+    fit: Fit | None
+    """None where the points do not lie on a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCase:
+    collective: str
+    """As bench/collectives.py names them."""
+    ranks: int
+    bytes: int
+    """As bench/collectives.py counts them."""
+    dtype: str
+    transport: Transport
+    variant: Variant
+    device: str
+    sealed_bytes: int
+    """Plaintext that the busiest rank sealed in one call; 0 where nothing is sealed."""
+    opened_bytes: int
+    run: int
+    seconds: list[float]
+    """Of the slowest rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of one step on one rank: how long it was busy with this, beside computing and instead."""
+
+    name: Literal[
+        "forward", "backward", "optimizer", "compute", "seal", "transfer", "open", "reduce", "wait"
+    ]
+    exposed_s: float
+    """While nothing was computed: the step is longer by this."""
+    hidden_s: float
+    """While the model computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """In the recorded step of rank 0; times from the step's start."""
+
+    lane: Literal["compute", "collective"]
+    name: str
+    start_s: float
+    end_s: float
+    bytes: int
+    """Of the collective's tensor; 0 in lane `compute`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """A training step. Variant `compute` is the same step by `ranks` processes that do not talk:
+    no DDP, no group. Its split gives forward, backward and optimizer."""
+
+    model: str
+    parameters: int
+    ranks: int
+    batch: int
+    """Samples (sequences, images) per rank."""
+    tokens: int
+    """Per rank; 0 where the model has none."""
+    precision: Literal["fp32", "bf16", "fp16"]
+    bucket_cap_mb: float
+    """0 in variant `compute`."""
+    all_reduces: int
+    """Per step; 0 in variant `compute`."""
+    transport: Transport
+    variant: Variant
+    device: str
+    sealed_bytes: int
+    """Plaintext that rank 0 sealed in one step."""
+    run: int
+    seconds: list[float]
+    """Of the slowest rank."""
+    split: list[Part]
+    """Of rank 0, in one step that was recorded after the timed ones; empty where none was."""
+    timeline: list[Span] = field(default_factory=list)
+    """Of that same step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    command: str
+    """That made this file."""
+    made: str
+    """When it was begun, in UTC: 2026-11-15T08:00:00Z."""
+    complete: bool
+    """False where the run was stopped before its end; the cases are those measured by then."""
+    stopped: str | None
+    """Why, in one sentence."""
+    machine: Machine
+    aead: list[KernelCase] = field(default_factory=list)
+    link: list[LinkCase] = field(default_factory=list)
+    allreduce: list[CollectiveCase] = field(default_factory=list)
+    collectives: list[CollectiveCase] = field(default_factory=list)
+    step: list[StepCase] = field(default_factory=list)
+    gpu: list[KernelCase] = field(default_factory=list)
+
+
+def median_of(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds)
+
+
+def spread_of(seconds: Sequence[float]) -> float:
+    """Half the distance between the quartiles, as a part of the median."""
+    if len(seconds) < 2 or not (middle := statistics.median(seconds)):
+        return 0.0
+    low, _, high = statistics.quantiles(seconds, n=4)
+    return (high - low) / 2 / middle

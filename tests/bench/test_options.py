@@ -1,0 +1,73 @@
+"""What cannot be measured is refused in one sentence, with the way out, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sealring.cli import app
+from sealring.cli.bench import options
+from sealring.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["step", "--model", "gpt-9"], "'gpt-9' is not a model; there is gpt-demo, gpt-small, mlp"),
+        (["step", "--bucket-cap-mb", "0"], "a bucket of '0' MB holds no gradient; DDP's own def"),
+        (["step", "--bucket-cap-mb", "25,many"], "a bucket of 'many' MB holds no gradient"),
+        (["step", "--bucket-cap-mb", "nan"], "a bucket of 'nan' MB"),
+        (["step", "--batch", "0"], "a batch of '0' samples cannot be trained; write 1 or more"),
+        (["step", "--precision", "fp8"], "'fp8' is not a precision; there is fp32, bf16"),
+        (
+            ["step", "--variants", "null"],
+            "'null' is not a variant; there is compute, plain, sealed",
+        ),
+        (["step", "--ranks", "1"], "1 ranks: the benchmark runs 2 to 64 of them"),
+        (["step", "--ranks", "64", "--model", "gpt2-xl"], "64 ranks of gpt2-xl (1,557,611,200 par"),
+        (
+            ["step", "--ranks", "2,4", "--trace", "t.json"],
+            "one trace shows one world: pass --ranks",
+        ),
+        (["step", "--results", "no/such/r.json"], "no/such/r.json cannot be written: there is no"),
+        (["link", "--sizes", "4KiB,1MiB"], "a line needs three sizes at least"),
+        (["link", "--transports", "udp"], "--transport is 'udp'; it must be shm or tcp"),
+        (["all", "--only", "aead,gpus"], "'gpus' is not a part; there is aead, link, allreduce"),
+        (["all", "--output", "/dev/null/x"], "/dev/null/x cannot be made: Not a directory"),
+    ],
+)
+def test_refused(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["bench", *arguments])
+    assert type(done.exception) is ConfigurationError
+    assert str(done.exception).startswith(sentence)
+    assert "\n" not in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_way_out_of_too_little_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "available_memory", lambda: 1 << 30)
+    settings = options.settings_of(["gpt-small"], None, ["fp32"], [25.0])
+    options.check_memory(settings, 2, 2)
+    with pytest.raises(ConfigurationError, match=r"need 1\.6 GiB and 1\.0 GiB are free: take"):
+        options.check_memory(settings, 4, 2)
+
+
+def test_every_combination_is_a_setting() -> None:
+    settings = options.settings_of(["mlp", "gpt-demo"], [4, 8], ["fp32", "bf16"], [1.0, 25.0])
+    assert len(set(settings)) == 16
+    default = options.settings_of(["gpt-small"], None, ["fp32"], [25.0])
+    assert [each.batch for each in default] == [2]
+
+
+def test_variants_come_in_one_order_and_sealed_is_among_them() -> None:
+    assert options.parse_variants("cc, plain") == ("plain", "sealed", "cc")
+    assert options.parse_variants("compute") == ("compute", "sealed")
+
+
+def test_this_machine_has_memory() -> None:
+    assert 1 << 26 < options.available_memory() < 1 << 50

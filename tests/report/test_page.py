@@ -1,0 +1,155 @@
+"""What the page says: the published figures, no ratio of noise, nothing that runs or is fetched."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sealring.cli import app
+from sealring.errors import ConfigurationError
+from sealring.report import page
+from sealring.report.findings import changes, overheads, pairs
+from sealring.results import Results, write_results
+from tests.report.examples import whole
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return page(whole())
+
+
+def noisy() -> Results:
+    """Sealed steps that scatter around the plain ones."""
+    plain, sealed = [case for case in whole().step if case.run == 4 and case.variant != "cc"]
+    scattered = [0.7, 1.3, 0.8, 1.25, 1.0, 0.9, 1.1, 0.75, 1.2]
+    return whole(
+        step=[
+            dataclasses.replace(plain, seconds=[0.1] * 9),
+            dataclasses.replace(sealed, seconds=[0.1 * each for each in scattered]),
+        ]
+    )
+
+
+def test_the_published_figures_stand_beside_ours(html: str) -> None:
+    for figure in ("8.68", "41.6", "3.03", "arXiv 2501.11771"):
+        assert figure in html
+    assert re.search(r"a sealed training step takes <b>1\.0\d to 1\.\d\d times</b> the plain", html)
+
+
+def test_noise_is_called_noise_and_gets_no_ratio() -> None:
+    [only] = overheads(noisy())
+    assert only.against_plain.only_noise
+    html = page(noisy())
+    assert "too noisy to tell sealed from plain" in html
+    assert f"only noise (±{only.against_plain.noise:.0%})" in html
+    assert f"{only.against_plain.ratio:.3f}" not in html
+
+
+def test_nothing_runs_and_nothing_is_fetched(html: str) -> None:
+    assert "<script" not in html
+    assert "Content-Security-Policy" in html
+    outside = set(re.findall(r"""(?:src|href)=["']?(?!#)([^"'\s>]+)""", html))
+    assert outside == set()
+    assert set(re.findall(r"https?://[^\"'\s<]+", html)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+    assert len(html) < 1 << 20
+
+
+def test_ids_are_unique_and_references_lead_to_them(html: str) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    for name in re.findall(r'(?:href="#|url\(#)([^")]+)', html):
+        assert name in ids
+
+
+def test_what_a_file_says_is_text_and_nothing_else() -> None:
+    evil = "<img src=x onerror=alert(1)> $\\frac{1}{2}$ \"'&"
+    steps = [dataclasses.replace(case, model=evil) for case in whole().step]
+    html = page(whole(step=steps, command=evil, stopped=evil, complete=False))
+    assert "<img" not in html
+    assert "&lt;img src=x" in html
+    assert "This run is not complete" in html
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"step": []},
+        {"aead": [], "link": [], "allreduce": []},
+        {"aead": [], "link": [], "allreduce": [], "step": []},
+        {"step": [dataclasses.replace(each, seconds=[]) for each in whole().step]},
+        {"link": [dataclasses.replace(each, points=[]) for each in whole().link]},
+    ],
+    ids=["no steps", "steps alone", "nothing", "no samples", "no points"],
+)
+def test_a_page_of_less_is_a_page(empty: dict[str, object]) -> None:
+    html = page(whole(**empty))
+    assert "What was measured, and how" in html
+
+
+def test_a_better_bucket_is_named_with_its_gain() -> None:
+    found = changes(whole())
+    assert [change.gain for change in found] == sorted((c.gain for c in found), reverse=True)
+    steps = [
+        dataclasses.replace(case, seconds=[each * 2 for each in case.seconds])
+        if case.variant == "sealed" and case.bucket_cap_mb == 25 and case.model == "mlp"
+        else case
+        for case in whole().step
+    ]
+    first = changes(whole(step=steps))[0]
+    assert first.what.startswith("Give DDP bucket_cap_mb=")
+    assert "mlp on 2 ranks" in first.what
+    assert first.gain == pytest.approx(0.5, abs=0.05)
+
+
+def test_two_results_are_compared_case_by_case() -> None:
+    found = pairs(whole(), whole(seed=1, factor=0.5))
+    sealed = [each for each in found if each.label.endswith("sealed") and "step" in each.label]
+    assert len(sealed) == 12
+    assert all(each.change.ratio == pytest.approx(0.51, abs=0.06) for each in sealed)
+    plain = [each for each in found if each.label.endswith("plain")]
+    assert all(not 0.9 < each.change.ratio < 1.1 or not each.change.only_noise for each in plain)
+
+
+def test_results_without_a_common_case_say_so() -> None:
+    other = whole(step=[], link=[], aead=[], allreduce=[])
+    assert "have no case in common" in page(whole(), other)
+
+
+def test_the_command_writes_the_page(tmp_path: Path, html: str) -> None:
+    results, out = tmp_path / "results.json", tmp_path / "report.html"
+    write_results(results, whole())
+    done = CliRunner().invoke(app, ["report", str(results), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert out.read_text() == html
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["report.html", "results.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["missing.json"], "missing.json cannot be read: No such file or directory"),
+        (["a", "b", "c"], "a page shows one or two results, and here are 3"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["report", *arguments])
+    assert type(done.exception) is ConfigurationError
+    assert sentence in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_plotting_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'sealring\[report\]'"):
+        page(whole())
