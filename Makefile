@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test lint native-test asan ubsan tsan chaos fuzz conformance clean help
+.PHONY: demo test test-gpu lint native-test asan ubsan tsan chaos fuzz conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -25,6 +25,10 @@ demo: $(VENV)/.installed ## train a small GPT with four sealed workers, and watc
 
 test: $(VENV)/.installed lint native-test ## everything CI runs
 	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.installed ## what needs a GPU (compute capability 9.0 or later) and a CUDA build of torch
+	@$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" || { echo "torch finds no GPU here"; exit 1; }
+	$(BIN)/python -m pytest tests/gpu tests/engine/cuda
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
