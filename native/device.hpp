@@ -15,6 +15,7 @@
 
 namespace sealring {
 
+// What it cannot do it says with an exception; the group then ends, on all ranks.
 class Device {
  public:
   using Ticket = uint64_t;  // 0, 1, 2, ...: tickets are asked about in this order

@@ -82,9 +82,7 @@ void Engine::run(const Call& call) {
   history_.push_back(view_of(call));
   if (history_.size() > kHistory) history_.pop_front();
   try {
-    Collective(call, links_, keyring_, pool, call.on_device ? device_.get() : nullptr, stats_,
-               patience_, history_, interrupted_)
-        .run();
+    run_collective(call, pool);
   } catch (Failure& failure) {
     std::optional<Failure> imposed = imposed_failure();
     if (!imposed && failure.collective == 0) failure.collective = call.number;
@@ -94,6 +92,20 @@ void Engine::run(const Call& call) {
     throw ends;
   }
   update_account();
+}
+
+void Engine::run_collective(const Call& call, BufferPool& pool) {
+  Device* const device = call.on_device ? device_.get() : nullptr;
+  try {
+    Collective(call, links_, keyring_, pool, device, stats_, patience_, history_, interrupted_).run();
+  } catch (const Failure&) {
+    throw;
+  } catch (const std::exception& broken) {
+    if (device == nullptr) throw;
+    // The other ranks wait for this one: they must be told.
+    throw Failure(FailureCode::closed, -1,
+                  "the GPU of rank " + std::to_string(rank_) + " failed: " + broken.what());
+  }
 }
 
 void Engine::fail(const Failure& failure) {

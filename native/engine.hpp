@@ -53,6 +53,7 @@ class Engine {
   std::pair<uint64_t, uint64_t> sealed_and_opened() const;
 
  private:
+  void run_collective(const Call& call, BufferPool& pool);
   void end_with(Failure& failure, const View& view);
   std::optional<Failure> imposed_failure();
   void say_where_last_seen(Failure& failure) const;

@@ -79,6 +79,11 @@ void bind_gpu(nb::class_<Engine>& engine) {
           "attach_host",
           [](Engine& self, int lag) { self.attach(std::make_unique<HostDevice>(lag)); }, "lag"_a,
           nb::call_guard<nb::gil_scoped_release>())
+      .def("host_fail", [](Engine& self) {
+        auto* host = dynamic_cast<HostDevice*>(self.device());
+        if (host == nullptr) throw nb::value_error("the engine has no such device");
+        host->fail_from_now_on();
+      })
       .def("host_log", [](Engine& self) {
         auto* host = dynamic_cast<HostDevice*>(self.device());
         if (host == nullptr) throw nb::value_error("the engine has no such device");

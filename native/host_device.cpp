@@ -44,6 +44,7 @@ void HostDevice::begin(const Setting& setting) {
 }
 
 Device::Ticket HostDevice::give(const char* what, size_t bytes, State outcome) {
+  if (broken_) throw std::runtime_error("it was told to");
   log_.push_back(what + std::string(" ") + std::to_string(bytes));
   unsettled_.push_back({next_, outcome});
   return next_++;

@@ -33,6 +33,7 @@ class HostDevice : public Device {
   void average(uint64_t, uint8_t* into, size_t bytes) override;
   void premultiply(uint64_t, uint8_t* into, size_t bytes) override;
 
+  void fail_from_now_on() { broken_ = true; }
   // What it was given to do: "seal 4096", "open 4096", "open_reduce 4096", "copy 64", ...
   const std::vector<std::string>& log() const { return log_; }
 
@@ -51,6 +52,7 @@ class HostDevice : public Device {
   std::vector<uint8_t> scratch_;
   std::deque<Unsettled> unsettled_;
   Ticket next_ = 0;
+  bool broken_ = false;
   std::vector<std::string> log_;
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -89,6 +90,8 @@ class CpuEngine:
         self._record_bytes = min(record_bytes, largest_segment(world))
         self._gpu_record_bytes = min(gpu_record_bytes, largest_segment(world))
         self._gpu: Gpu | None = None
+        self._preparing = threading.Lock()
+        """The script's thread and its backward pass's may both come with a first tensor."""
         self._names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
         self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
@@ -107,14 +110,15 @@ class CpuEngine:
         """Makes ready what a collective on this GPU needs; raises Unsupported if it cannot be."""
         from sealring.engine.cuda.attachment import Gpu
 
-        if self._gpu is None:
-            self._gpu = Gpu(self._native, ordinal)
-        if self._gpu.ordinal != ordinal:
-            raise Unsupported(
-                f"this group's tensors have been on cuda:{self._gpu.ordinal}, this one is on "
-                f"cuda:{ordinal}: a rank uses one GPU per group"
-            )
-        self._gpu.prepare(dtype, reduction)
+        with self._preparing:
+            if self._gpu is None:
+                self._gpu = Gpu(self._native, ordinal)
+            if self._gpu.ordinal != ordinal:
+                raise Unsupported(
+                    f"this group's tensors have been on cuda:{self._gpu.ordinal}, this one is on "
+                    f"cuda:{ordinal}: a rank uses one GPU per group"
+                )
+            self._gpu.prepare(dtype, reduction)
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""

@@ -181,17 +181,18 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
     ) -> dist.Work:
+        # What can be refused comes first: a work that nobody runs would never be done.
+        device = arguments.device_of(keep, name)
+        ready = None
+        if device.type == "cuda" and isinstance(collectives, Collective):
+            collectives, ready = gpu.prepare(self._engine, collectives, device)
+            on_success = gpu.finished(on_success, device)
         work = SealedWork(result, give_up=self._engine.interrupt)
         if self._coalesced is not None:
             self._coalesced.append(work)
         timeout = arguments.timeout_seconds(opts, self._timeout)
         # A caller that did not ask for async_op calls wait() next, whatever we do.
         waits = not getattr(opts, "asyncOp", True)
-        device = arguments.device_of(keep, name)
-        ready = None
-        if device.type == "cuda" and isinstance(collectives, Collective):
-            collectives, ready = gpu.prepare(self._engine, collectives, device)
-            on_success = gpu.finished(on_success, device)
         known = collectives if isinstance(collectives, Collective) else None
         several = (collectives,) if isinstance(collectives, Collective) else collectives
         job = Job(name, several, timeout, work, keep, on_success, known, ready)

@@ -13,7 +13,7 @@ import pytest
 
 from sealring import _native
 from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
-from sealring.errors import OutOfStep, TamperedRecord
+from sealring.errors import GroupClosed, OutOfStep, TamperedRecord
 from sealring.limits import HEADER_BYTES, TAG_BYTES
 from sealring.schedule import REDUCING, Action, Algorithm, Operation, program_for
 from tests.engine.attacker import Flip, Tap
@@ -158,6 +158,18 @@ def test_nothing_made_of_a_forged_record_leaves_the_rank() -> None:
     assert_all(errors, TamperedRecord, seen_by=1, about=0)
     # Rank 1 sends its own chunk first; what it would send next has rank 0's forged part in it.
     assert len([record for record in tap.data_records() if record.fields["kind"] == 1]) == 1
+
+
+def test_a_device_that_fails_ends_the_group_everywhere() -> None:
+    """The ranks that wait for it get to know."""
+    with LocalWorld(3, devices=all_on_devices(3)) as local:
+        tensors = tensors_of(SUM, 3)
+        collectives = [each.collective() for each in tensors]
+        local.engines[1]._native.host_fail()
+        errors = local.run(collectives, timeout_s=20)
+        for error in errors:
+            assert isinstance(error, GroupClosed), errors
+            assert "the GPU of rank 1 failed" in str(error)
 
 
 # ---- not everybody has one ----------------------------------------------------------------------
