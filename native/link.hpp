@@ -24,8 +24,8 @@ struct Keyring {
   std::unique_ptr<SealingKey> own_group;
   std::vector<std::unique_ptr<OpeningKey>> groups;  // by rank; empty for our own
   // The same for what GPUs seal, and the memory it passes through; nullptr where that never comes.
-  std::unique_ptr<SealingKey> own_group_gpu;
-  std::vector<std::unique_ptr<OpeningKey>> groups_gpu;
+  std::unique_ptr<SealingKey> own_group_gpu = nullptr;
+  std::vector<std::unique_ptr<OpeningKey>> groups_gpu = {};
   BufferPool* gpu_pool = nullptr;
 };
 
