@@ -85,7 +85,10 @@ void Engine::run(const Call& call) {
     run_collective(call, pool);
   } catch (Failure& failure) {
     std::optional<Failure> imposed = imposed_failure();
-    if (!imposed && failure.collective == 0) failure.collective = call.number;
+    // What another rank reports of a message happened in none of our collectives.
+    if (!imposed && failure.collective == 0 && failure.reported_by < 0) {
+      failure.collective = call.number;
+    }
     if (!imposed) say_where_last_seen(failure);
     Failure& ends = imposed ? *imposed : failure;
     end_with(ends, view_of(call));

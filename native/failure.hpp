@@ -18,9 +18,10 @@ enum class FailureCode : uint8_t {
   peer_lost = 5,
   peer_silent = 6,
   closed = 7,
+  no_longer_admitted = 8,
 };
 
-inline bool is_failure_code(uint8_t value) { return value >= 1 && value <= 7; }
+inline bool is_failure_code(uint8_t value) { return value >= 1 && value <= 8; }
 
 // Thrown anywhere below the engine's loop; the loop tells the other ranks and closes the group.
 struct Failure : std::runtime_error {

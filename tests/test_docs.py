@@ -97,6 +97,15 @@ def test_the_readme_draws_the_whole_error_tree() -> None:
     assert drawn | {"SealringError"} == classes
 
 
+def test_the_table_of_algorithms_is_the_shipped_one() -> None:
+    from sealring.cli.bench.algorithms import as_markdown
+    from sealring.schedule.table import shipped_table
+
+    document = (ROOT / "docs" / "algorithms.md").read_text()
+    shown = between(document, "--show -->\n", "\n<!-- end of table").partition("\n")[2]
+    assert shown == as_markdown(shipped_table()), "sealring bench algorithms --show prints it"
+
+
 @each_document
 def test_make_targets_are_in_the_makefile(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -25,6 +25,7 @@ def test_the_public_api_is_exactly_this() -> None:
         "__version__",
         "dump_flight_record",
         "flight_record",
+        "tune",
     ]
     assert all(hasattr(sealring, name) for name in sealring.__all__)
 

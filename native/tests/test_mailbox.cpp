@@ -119,6 +119,23 @@ TEST(closing_under_a_waiter_ends_it) {
   });
 }
 
+// Whoever waits for a message from anybody learns that nobody is left who could send one.
+TEST(receive_from_anyone_ends_when_all_have_left) {
+  over_both([](Post& post) {
+    uint8_t byte = 0;
+    const Mailbox::Ticket ticket = post.one.receive(Mailbox::kAnyone, 0, &byte, 1, 20);
+    std::thread leaver([&] { post.zero.close(); });
+    FailureCode seen{};
+    try {
+      post.one.wait(ticket, kStay);
+    } catch (const Failure& failure) {
+      seen = failure.code;
+    }
+    leaver.join();
+    CHECK(seen == FailureCode::peer_lost);
+  });
+}
+
 TEST(another_size_is_out_of_step_at_both_ends) {
   over_both([](Post& post) {
     std::vector<uint8_t> sent(10);

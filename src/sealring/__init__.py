@@ -18,6 +18,7 @@ from sealring.errors import (
 )
 
 if TYPE_CHECKING:
+    from sealring.plan.tuning import tune
     from sealring.recorder import dump_flight_record, flight_record
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "dump_flight_record",
     "flight_record",
+    "tune",
 ]
 
 
@@ -39,4 +41,8 @@ def __getattr__(name: str) -> Any:
         from sealring import recorder
 
         return getattr(recorder, name)
+    if name == "tune":
+        from sealring.plan.tuning import tune
+
+        return tune
     raise AttributeError(f"module 'sealring' has no attribute {name!r}")

@@ -5,8 +5,12 @@
     │   ├── NoIdentity
     │   ├── BadSecret
     │   ├── BadCertificate
+    │   ├── BadPolicy
+    │   ├── MissingExtra
     │   ├── Unsupported
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
+    ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
+    │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
     ├── WorkerFailed                  a process that bench or demo started ended with an error
     ├── HandshakeError                a peer was refused, or refused us; no group was made
     │   ├── WrongJob
@@ -16,7 +20,10 @@
     │   ├── DuplicateRank
     │   ├── CertificateExpired
     │   ├── CertificateNotYetValid
+    │   ├── CertificateRevoked
     │   ├── UnknownAuthority
+    │   ├── NotAttested
+    │   ├── PeerNotAdmitted
     │   ├── ProtocolMismatch
     │   ├── SuiteMismatch
     │   ├── SettingsMismatch
@@ -25,6 +32,44 @@
     ├── StoreError                    the sealed store cannot be believed; the group goes on
     │   ├── TamperedValue             an attacker's: nobody of this job put that value there
     │   └── ReplayedValue             an attacker's: an older value was put back
+    ├── AttestationError              a worker's evidence was refused; it gets no key
+    │   ├── MalformedEvidence         the worker's: cut, extended, or no evidence at all
+    │   ├── UnknownEvidence           a kind or version that this sealring cannot judge
+    │   ├── ForgedEvidence            an attacker's: the signature is not over these bytes
+    │   ├── UntrustedChain            an attacker's: the chain does not lead to a pinned root
+    │   ├── ChainExpired              the worker's: a certificate is outside its dates
+    │   ├── ChainRevoked              a certificate is on its issuer's revocation list
+    │   ├── StaleRevocationList       yours: fetch the list again
+    │   ├── NotBound                  an attacker's: made for another nonce or another key
+    │   └── PolicyRefusal             true evidence of something that the policy does not admit
+    │       ├── KindNotAllowed
+    │       ├── DeviceNotAllowed
+    │       ├── DebugGuest
+    │       ├── TcbTooOld
+    │       ├── MeasurementNotAllowed
+    │       ├── GuestNotAllowed
+    │       ├── RankNotAllowed
+    │       └── JobNotAllowed
+    ├── BrokerError                   the broker refused this worker, or could not be asked
+    │   ├── BrokerUnreachable         the network's, or the broker's: it does not answer
+    │   ├── UntrustedBroker           an attacker's: what answers there is not this job's broker
+    │   ├── MalformedAnswer           what answered does not speak the broker's protocol
+    │   ├── MalformedRequest          the worker's: its request is not one
+    │   ├── RequestTooLarge
+    │   ├── RequestTooSlow
+    │   ├── TooManyRequests
+    │   ├── UnknownNonce              an attacker's: not given out here, or in another session
+    │   ├── ExpiredNonce
+    │   ├── ReusedNonce               an attacker's, or a broker's that was lost midway
+    │   ├── UnknownToken              an attacker's: not signed by this broker
+    │   ├── ExpiredToken
+    │   ├── ReusedToken               an attacker's: a token is good once for each thing
+    │   ├── RankTaken                 another worker holds the rank
+    │   ├── WorkerRevoked             yours: `sealring broker revoke` named it
+    │   ├── ResourceNotGranted
+    │   ├── NoSuchResource
+    │   ├── StoreUnavailable          the broker's own store does not answer
+    │   └── BrokenAuditLog            an attacker's: the log was changed
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -32,6 +77,7 @@
         ├── OutOfStep                 the script's: ranks disagree on the collective
         ├── PeerLost                  the peer's: its process or its link ended
         ├── PeerSilent                the network's or the peer's: nothing came in time
+        ├── NoLongerAdmitted          yours: a member was revoked, or could not be renewed
         └── GroupClosed               ours: the group was used after it ended
 
 Each class says in its docstring whose fault it is, and each message what to do. All of them are
@@ -61,12 +107,33 @@ class BadCertificate(ConfigurationError):
     """This worker's own certificate or key cannot be used."""
 
 
+class BadPolicy(ConfigurationError):
+    """The policy file cannot be read; the message names line and field."""
+
+
 class Unsupported(ConfigurationError):
     """The tensor, operation or option is one that sealring does not serve."""
 
 
+class MissingExtra(ConfigurationError):
+    """An optional package is not installed; the message says which extra brings it."""
+
+
 class ScheduleError(ConfigurationError):
     """A collective's programs do not fit together: a mistake in sealring, not in your script."""
+
+
+class AttestationUnavailable(SealringError):
+    """This machine cannot make the evidence that was asked for; the message says what it lacks."""
+
+
+class TpmFailed(AttestationUnavailable):
+    """This machine's TPM cannot be reached, or does not do what was asked of it."""
+
+    def __init__(self, message: str, *, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        """The TPM's own error code; 0 where it gave none."""
 
 
 class WorkerFailed(SealringError):
@@ -112,6 +179,18 @@ class CertificateNotYetValid(HandshakeError):
     """A certificate's first day has not come (or this machine's clock is wrong)."""
 
 
+class CertificateRevoked(HandshakeError):
+    """The broker has taken the peer's key out of the job."""
+
+
+class NotAttested(HandshakeError):
+    """The peer cannot show the attestation that this worker's policy demands of it."""
+
+
+class PeerNotAdmitted(HandshakeError):
+    """What the peer's attestation shows is not what this worker's own policy admits."""
+
+
 class UnknownAuthority(HandshakeError):
     """A certificate was not signed by this job's authority."""
 
@@ -146,6 +225,158 @@ class TamperedValue(StoreError):
 
 class ReplayedValue(StoreError):
     """An authentic value that its writer had replaced since, as this process has seen."""
+
+
+class AttestationError(SealringError):
+    """A worker's evidence was refused. It gets no key."""
+
+
+class MalformedEvidence(AttestationError):
+    """The bytes are not the evidence they say they are: cut, extended or scrambled."""
+
+
+class UnknownEvidence(AttestationError):
+    """A kind, version or algorithm that this sealring does not know, and so does not believe."""
+
+
+class ForgedEvidence(AttestationError):
+    """The signature is not over these bytes, or the certificate is for other hardware."""
+
+
+class UntrustedChain(AttestationError):
+    """The certificates do not lead, link by link, to a pinned root."""
+
+
+class ChainExpired(AttestationError):
+    """A certificate of the chain is outside its dates at the time of the check."""
+
+
+class ChainRevoked(AttestationError):
+    """A certificate of the chain is on its issuer's revocation list."""
+
+
+class StaleRevocationList(AttestationError):
+    """A cached revocation list is past its date, or one that the policy needs is missing."""
+
+
+class NotBound(AttestationError):
+    """True evidence, made for another nonce or another worker's key: a replay or a relay."""
+
+
+class PolicyRefusal(AttestationError):
+    """The evidence is true; what it shows is not what the policy admits."""
+
+
+class KindNotAllowed(PolicyRefusal):
+    """The policy does not admit this kind of evidence; SIMULATED evidence among them."""
+
+
+class DeviceNotAllowed(PolicyRefusal):
+    """A GPU or switch is missing, or is of a model or firmware that the policy does not admit."""
+
+
+class DebugGuest(PolicyRefusal):
+    """The host can read a debug guest's memory, so its evidence protects nothing."""
+
+
+class TcbTooOld(PolicyRefusal):
+    """The firmware is older than the policy's minimum."""
+
+
+class MeasurementNotAllowed(PolicyRefusal):
+    """What runs there is not among what the policy lists."""
+
+
+class GuestNotAllowed(PolicyRefusal):
+    """The guest was launched with rights, or on a product, that the policy does not admit."""
+
+
+class RankNotAllowed(PolicyRefusal):
+    """The policy does not let this evidence be this rank."""
+
+
+class JobNotAllowed(PolicyRefusal):
+    """The policy is for another job."""
+
+
+class BrokerError(SealringError):
+    """The broker refused, or could not be asked."""
+
+
+class BrokerUnreachable(BrokerError):
+    """No broker answered in time."""
+
+
+class UntrustedBroker(BrokerError):
+    """What answers there has no certificate of the job's authority for that name."""
+
+
+class MalformedAnswer(BrokerError):
+    """What answered does not speak the broker's protocol."""
+
+
+class MalformedRequest(BrokerError):
+    """A request that is not one of the protocol's, or whose proof of its key is wrong."""
+
+
+class RequestTooLarge(BrokerError):
+    """A request larger than any worker's."""
+
+
+class RequestTooSlow(BrokerError):
+    """A request that did not come whole in the time that any worker needs."""
+
+
+class TooManyRequests(BrokerError):
+    """More requests from one address than the broker serves; come again later."""
+
+
+class UnknownNonce(BrokerError):
+    """A nonce that this broker did not give out, or gave out in another session."""
+
+
+class ExpiredNonce(BrokerError):
+    """A nonce older than the policy's `nonce_seconds`."""
+
+
+class ReusedNonce(BrokerError):
+    """A nonce that evidence was already brought for."""
+
+
+class UnknownToken(BrokerError):
+    """A token that this broker did not sign, or none at all."""
+
+
+class ExpiredToken(BrokerError):
+    """A token past its end."""
+
+
+class ReusedToken(BrokerError):
+    """A token that has fetched this very thing before."""
+
+
+class RankTaken(BrokerError):
+    """Another worker holds the rank, and the policy lets nobody join it again."""
+
+
+class WorkerRevoked(BrokerError):
+    """The worker's key, machine or rank is barred from the job."""
+
+
+class ResourceNotGranted(BrokerError):
+    """The policy does not grant this resource to this worker."""
+
+
+class NoSuchResource(BrokerError):
+    """The broker has nothing under that name."""
+
+
+class StoreUnavailable(BrokerError):
+    """The broker's own store does not answer, so nothing can be decided."""
+
+
+class BrokenAuditLog(BrokerError):
+    """An entry of the audit log is missing, changed, or not signed by this broker."""
 
 
 class GroupError(SealringError):
@@ -198,6 +429,10 @@ class PeerLost(GroupError):
 
 class PeerSilent(GroupError):
     """Nothing came from the peer within the group's timeout."""
+
+
+class NoLongerAdmitted(GroupError):
+    """A member was revoked, or this worker's certificate ended and was not renewed."""
 
 
 class GroupClosed(GroupError):

@@ -16,6 +16,7 @@ SIZE = 4096
 MIB = 1 << 20
 
 
+@pytest.mark.timeout(300)  # of wall time, on a machine that may be busy
 def test_bench_collectives_prints_every_collective_and_its_floor() -> None:
     done = sealring(
         "bench", "collectives", "--ranks", "2", "--sizes", str(SIZE), "--blocks", "3", "--json"

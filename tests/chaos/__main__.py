@@ -60,7 +60,7 @@ def show(counts: Counts) -> None:
     table = Table(box=None, show_header=False)
     rows: dict[str, Any] = {
         "worlds": _listed(counts.worlds),
-        "collectives": f"{counts.collectives}, of {counts.results} ranks' results compared",
+        "calls": f"{_listed(counts.calls)}; {counts.results} ranks' results compared",
         "faults that struck": _listed(counts.faults),
         "groups ended with": _listed(counts.outcomes),
         "ranks' errors": _listed(counts.errors),

@@ -1,19 +1,22 @@
-"""A world of engines inside this process: thousands of them in minutes, with men in the middle."""
+"""A world of engines or of mailboxes inside this process: thousands of them in minutes, with men in
+the middle."""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import FIRST_EXCEPTION, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from sealring.engine.datatypes import DType, ReduceKind
+from sealring.engine.mailbox import ANYONE
 from sealring.schedule import Algorithm, Operation
 from tests.chaos.history import History, Outcome, SeenError, digest
+from tests.chaos.messages import Greeting, Message, Nothing, Parcel, What, memory_of
 from tests.chaos.plan import PROBES, Call, Fault, FaultKind, Plan
 from tests.chaos.scribbler import Scribbler
 from tests.chaos.streams import STRIKES, Stream
 from tests.engine.cases import Case, Tensors
-from tests.engine.local_world import Change, LocalWorld
+from tests.engine.local_world import Change, LocalMail, LocalWorld, slot
 
 BEYOND_THE_TIMEOUT_S = 1.5
 """A rank that is stopped comes back when all others have given up on it."""
@@ -23,20 +26,21 @@ HANG_S = 60.0
 
 def run_local(plan: Plan) -> History:
     history = History()
-    last = plan.last(0)
     strikes = {
-        (fault.sender, fault.receiver): STRIKES[fault.kind](fault, last, history)
+        (fault.sender, fault.receiver): STRIKES[fault.kind](fault, history)
         for fault in plan.faults
         if fault.kind in STRIKES
     }
     middle: dict[tuple[int, int], Change] = {way: Stream(each) for way, each in strikes.items()}
-    local = LocalWorld(
+    of_mail = plan.channels == {"messages"}
+    local = (LocalMail if of_mail else LocalWorld)(
         plan.world,
         plan.transport,
         plan.record_bytes,
         plan.rekey_bytes,
         middle=middle,
         keys_seed=f"{plan.seed} {plan.name}".encode(),
+        hosts=plan.hosts,
     )
     for way, strike in strikes.items():
         strike.inject = local.middles[way].inject
@@ -45,10 +49,13 @@ def run_local(plan: Plan) -> History:
         for fault in plan.faults
         if fault.kind is FaultKind.SCRIBBLE
     ]
-    ranks = [_Rank(plan, rank, local, history, scribblers) for rank in range(plan.world)]
+    kind = _Correspondent if isinstance(local, LocalMail) else _Rank
+    ranks = [kind(plan, rank, local, history, scribblers) for rank in range(plan.world)]
     try:
         if not _together(local, plan, [rank.traffic for rank in ranks], history):
             return history
+        for strike in strikes.values():
+            strike.over = True
         for scribbler in scribblers:
             scribbler.end()
         for turn in range(1, PROBES + 1):
@@ -71,12 +78,14 @@ def _together(local: LocalWorld, plan: Plan, parts: list, history: History) -> b
             hanging.add(future)
     if hanging:
         history.trouble.append(f"{len(hanging)} ranks still hung after {limit:.0f} s")
-        for engine in local.engines:
-            engine.interrupt()
+        for end in local.ends():
+            end.close()
     return not hanging
 
 
 class _Rank:
+    """One rank of a world of engines."""
+
     def __init__(
         self,
         plan: Plan,
@@ -85,45 +94,115 @@ class _Rank:
         history: History,
         scribblers: list[Scribbler],
     ) -> None:
-        self._plan, self._rank, self._history = plan, rank, history
-        self._engine = local.engines[rank]
+        self._plan, self._rank, self._history, self._local = plan, rank, history, local
         self._scribblers = scribblers
         self._fault = next((fault for fault in plan.faults if fault.rank == rank), None)
 
     def traffic(self) -> None:
-        for call in self._plan.calls:
-            for scribbler in self._scribblers:
-                if call.number >= scribbler.fault.at:
-                    scribbler.begin()
-            altered = False
-            if self._fault is not None and self._fault.at == call.number:
-                if not befall(self._fault, self._plan, self._history):
-                    self._engine.close()
-                    self._history.left.add(self._rank)
-                    return
-                altered = self._fault.kind is FaultKind.DISAGREE
-            if not self._run(call, altered=altered):
+        for batch in self._plan.batches:
+            begun = []
+            for call in batch:
+                for scribbler in self._scribblers:
+                    if self._plan.at(call) >= scribbler.fault.at:
+                        scribbler.begin()
+                altered = False
+                if self._fault is not None and self._fault.at == self._plan.at(call):
+                    altered = self._fault.kind is FaultKind.DISAGREE
+                    if altered and not self._plan.takes_part(call, self._rank):
+                        continue
+                    if not befall(self._fault, self._plan, self._history):
+                        self._local.ends()[self._rank].close()
+                        self._history.left.add(self._rank)
+                        return
+                if not self._plan.takes_part(call, self._rank):
+                    continue
+                begun.append(self._begin(call, altered=altered))
+                if begun[-1].outcome.error is not None:
+                    break
+            # Whatever was begun has to end, also where the last one failed at once.
+            well = [self._finish(each) for each in begun]
+            if not all(well):
                 return
 
     def probe(self, turn: int):  # type: ignore[no-untyped-def]
         """Failed ranks call too: they must get the same error again."""
-        call = self._plan.probe(0, turn)
-        return (lambda: None) if self._rank in self._history.left else (lambda: self._run(call))
+        if self._rank in self._history.left:
+            return lambda: None
+        return lambda: [
+            self._finish(self._begin(call)) for call in self._plan.probes(group=0, turn=turn)
+        ]
 
-    def _run(self, call: Call, *, altered: bool = False) -> bool:
+    def _begin(self, call: Call, *, altered: bool = False) -> _Begun:
         case = other_case(call.case) if altered else call.case
-        tensors = Tensors(case, self._plan.world, self._rank, call.seed)
+        memory = memory_of(case, self._plan.world, self._rank, call.seed)
+        inputs = digest(memory.bits())
         outcome = self._history.add(
-            Outcome(self._rank, call, digest(tensors.bits()), time.monotonic(), altered=altered)
+            Outcome(self._rank, call, inputs, time.monotonic(), altered=altered)
         )
+        begun = _Begun(call, memory, outcome)
         try:
-            self._engine.run(call.number, tensors.collective(), self._plan.timeout_s)
+            self._call(case, begun)
         except BaseException as error:
-            outcome.error = SeenError.of(error)
-        else:
-            outcome.output = b"".join(tensors.bits())
-        outcome.ended = time.monotonic()
-        return outcome.error is None
+            begun.fails(error)
+        return begun
+
+    def _call(self, case: What, begun: _Begun) -> None:
+        assert isinstance(begun.memory, Tensors)
+        engine = self._local.engines[self._rank]
+        engine.run(begun.call.number, begun.memory.collective(), self._plan.timeout_s)
+
+    def _finish(self, begun: _Begun) -> bool:
+        """False if it failed."""
+        if begun.outcome.error is None:
+            try:
+                self._wait(begun)
+            except BaseException as error:
+                begun.fails(error)
+            else:
+                begun.outcome.output = b"".join(begun.memory.bits())
+                begun.outcome.ended = time.monotonic()
+        return begun.outcome.error is None
+
+    def _wait(self, begun: _Begun) -> None:
+        """A collective is over when its call is."""
+
+
+@dataclass
+class _Begun:
+    call: Call
+    memory: Tensors | Parcel | Nothing
+    outcome: Outcome
+    tickets: list[int] = field(default_factory=list)
+
+    def fails(self, error: BaseException) -> None:
+        self.outcome.error = SeenError.of(error)
+        self.outcome.ended = time.monotonic()
+
+
+class _Correspondent(_Rank):
+    """One rank of a world of mailboxes."""
+
+    def _call(self, case: What, begun: _Begun) -> None:
+        assert isinstance(self._local, LocalMail)
+        box, timeout_s = self._local.mailboxes[self._rank], self._plan.timeout_s
+        nothing = (0, 0)
+        if isinstance(case, Message):
+            (memory,) = map(slot, begun.memory.slots)
+            if self._rank == case.sender:
+                ticket = box.send(case.receiver, case.tag, memory, timeout_s)
+            else:
+                source = ANYONE if case.from_anyone else case.sender
+                ticket = box.receive(source, case.tag, memory, timeout_s)
+            begun.tickets.append(ticket)
+        elif isinstance(case, Greeting):
+            others = [rank for rank in range(self._plan.world) if rank != self._rank]
+            for deal in (box.send, box.receive):
+                begun.tickets += [deal(other, case.tag, nothing, timeout_s) for other in others]
+
+    def _wait(self, begun: _Begun) -> None:
+        assert isinstance(self._local, LocalMail)
+        for ticket in begun.tickets:
+            self._local.mailboxes[self._rank].wait(ticket)
 
 
 def befall(fault: Fault, plan: Plan, history: History) -> bool:
@@ -142,8 +221,10 @@ def befall(fault: Fault, plan: Plan, history: History) -> bool:
     return True
 
 
-def other_case(case: Case) -> Case:
+def other_case(case: What) -> What:
     """What a rank that disagrees calls: the same with one element more, or an all-reduce."""
-    if case.operation is Operation.BARRIER:
+    if isinstance(case, Greeting):
+        return case
+    if isinstance(case, Case) and case.operation is Operation.BARRIER:
         return Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 5, DType.FLOAT32, ReduceKind.SUM)
     return replace(case, elements=case.elements + 1)

@@ -7,7 +7,6 @@ entry says how torch is asked for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.group.arguments import DTYPES
 from sealring.schedule import Operation
+from tests.chaos.messages import Message, What
 from tests.engine.cases import Array, Case
 
 Start = Callable[[Case, list[torch.Tensor], dict[str, Any]], Any]
@@ -41,23 +41,62 @@ def _broadcast(case: Case, slots: list[torch.Tensor], how: dict[str, Any]) -> An
     return dist.broadcast(slots[0], group_src=case.root, **how)
 
 
+def _reduce(case: Case, slots: list[torch.Tensor], how: dict[str, Any]) -> Any:
+    return dist.reduce(slots[0], group_dst=case.root, op=_reduce_op(case), **how)
+
+
+def _gather(case: Case, slots: list[torch.Tensor], how: dict[str, Any]) -> Any:
+    *parts, own = slots
+    return dist.gather(own, parts or None, group_dst=case.root, **how)
+
+
+def _scatter(case: Case, slots: list[torch.Tensor], how: dict[str, Any]) -> Any:
+    *parts, own = slots
+    return dist.scatter(own, parts or None, group_src=case.root, **how)
+
+
+def _all_to_all(case: Case, slots: list[torch.Tensor], how: dict[str, Any]) -> Any:
+    half = len(slots) // 2
+    return dist.all_to_all(slots[half:], slots[:half], **how)
+
+
 def _barrier(case: Case, slots: list[torch.Tensor], how: dict[str, Any]) -> Any:
     return dist.barrier(**how)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    start: Start
-    rooted: bool = False
-
-
-OPERATIONS: Final[dict[Operation, Entry]] = {
-    Operation.ALL_REDUCE: Entry(_all_reduce),
-    Operation.REDUCE_SCATTER: Entry(_reduce_scatter),
-    Operation.ALL_GATHER: Entry(_all_gather),
-    Operation.BROADCAST: Entry(_broadcast, rooted=True),
-    Operation.BARRIER: Entry(_barrier),
+OPERATIONS: Final[dict[Operation, Start]] = {
+    Operation.ALL_REDUCE: _all_reduce,
+    Operation.REDUCE_SCATTER: _reduce_scatter,
+    Operation.ALL_GATHER: _all_gather,
+    Operation.BROADCAST: _broadcast,
+    Operation.BARRIER: _barrier,
+    Operation.REDUCE: _reduce,
+    Operation.GATHER: _gather,
+    Operation.SCATTER: _scatter,
+    Operation.ALL_TO_ALL: _all_to_all,
 }
+
+
+def start(
+    what: What, slots: list[torch.Tensor], rank: int, group: Any, async_op: bool
+) -> list[Any]:
+    """torch's works for one rank's part of a call; none where it is done already."""
+    if isinstance(what, Case):
+        how = {"group": group, "async_op": async_op}
+        work = OPERATIONS[what.operation](what, slots, how)
+        return [] if work is None else [work]
+    if isinstance(what, Message):
+        if rank == what.sender:
+            return [dist.isend(slots[0], group=group, tag=what.tag, group_dst=what.receiver)]
+        source = None if what.from_anyone else what.sender
+        return [dist.irecv(slots[0], group=group, tag=what.tag, group_src=source)]
+    others = [other for other in range(dist.get_world_size(group)) if other != rank]
+    nothing = torch.empty(0)
+    return [
+        *(dist.isend(nothing, group=group, tag=what.tag, group_dst=other) for other in others),
+        *(dist.irecv(nothing, group=group, tag=what.tag, group_src=other) for other in others),
+    ]
+
 
 _TORCH: Final = {dtype: name for name, dtype in DTYPES.items()} | {
     DType.BYTES: torch.float8_e4m3fn  # one that sealring moves and does not reduce

@@ -11,12 +11,25 @@ from enum import StrEnum
 from random import Random
 from typing import Final, Literal
 
+from sealring.engine.cpu import topology_of
 from sealring.engine.datatypes import COMPLEXES, DType, ReduceKind, supported_kinds
-from sealring.schedule import REDUCING, Algorithm, Operation, choose
-from tests.chaos.operations import OPERATIONS
+from sealring.schedule import (
+    REDUCING,
+    ROOTED,
+    Algorithm,
+    Operation,
+    Selection,
+    Topology,
+    program_for,
+)
+from sealring.schedule.choose import everywhere
+from sealring.schedule.execution import SENDING
+from tests.chaos.messages import ANY_SOURCE_TAG, Greeting, Message, What, takes_part
 from tests.engine.cases import PROGRAMS, Case
 
 Where = Literal["local", "processes"]
+Channel = Literal["collectives", "messages"]
+"""Each has links and keys of its own."""
 
 PATIENT_S: Final = 60.0
 """The timeout where nothing planned makes a rank wait for it."""
@@ -74,21 +87,29 @@ MAKES_SILENCE: Final = frozenset(
         FaultKind.STOP,
     }
 )
-"""After these somebody may wait for what never comes, until the timeout."""
+"""After these somebody may wait for what never comes, until the timeout (see also below)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One collective, the same on every member of its group."""
+    """One collective, the same on every member of its group, or one message of two members."""
 
     group: int
     number: int
-    """As the group counts, from 1."""
-    case: Case
+    """As the group counts its collectives, from 1; messages are counted apart."""
+    case: What
     seed: int
     """Of the values."""
     background: bool = False
-    """Called with async_op, and waited for at the end of its batch."""
+    """Called with async_op, and waited for at the end of its batch. Messages always are."""
+
+    @property
+    def channel(self) -> Channel:
+        return "collectives" if isinstance(self.case, Case) else "messages"
+
+    def __str__(self) -> str:
+        counted = "collective" if isinstance(self.case, Case) else "message"
+        return f"group {self.group}, {counted} {self.number}: {self.case}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +129,17 @@ class Fault:
     """Where in the record, from 0 to 1."""
     amount: float = 0.0
     """Seconds, bytes, bits or records: the kind knows."""
+    channel: Channel = "collectives"
+    """Which of the two links of a pair it strikes."""
 
     def __str__(self) -> str:
-        whom = f"rank {self.rank}" if self.rank >= 0 else f"{self.sender} to {self.receiver}"
-        return f"{self.kind} ({whom}, group {self.group}, from collective {self.at})"
+        if self.rank >= 0:
+            return f"{self.kind} (rank {self.rank}, before call {self.at})"
+        since = f", from collective {self.at} on" if self.channel == "collectives" else ""
+        return (
+            f"{self.kind} ({self.sender} to {self.receiver}, {self.channel} of group {self.group}"
+            f"{since})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +153,8 @@ class Plan:
     rekey_bytes: int
     algorithm: Algorithm | None
     """What SEALRING_ALGORITHM says, for processes."""
+    hosts: tuple[int, ...]
+    """A number for the host that each rank says it is on."""
     groups: tuple[tuple[int, ...], ...]
     """The members of each; the first is the whole world."""
     batches: tuple[tuple[Call, ...], ...]
@@ -139,13 +169,34 @@ class Plan:
     def calls(self) -> tuple[Call, ...]:
         return tuple(call for batch in self.batches for call in batch)
 
-    def last(self, group: int) -> int:
-        """The number of the group's last collective before the probes."""
-        return max((call.number for call in self.calls if call.group == group), default=0)
+    @property
+    def channels(self) -> frozenset[Channel]:
+        """What the plan's ranks talk over; a local world has one of the two."""
+        return frozenset(call.channel for call in self.calls)
 
-    def probe(self, group: int, turn: int) -> Call:
+    def makes_silence(self, fault: Fault) -> bool:
+        return may_make_silence(fault, self.batches)
+
+    def topology(self, group: int) -> Topology:
+        return _topology(self.hosts, self.groups[group])
+
+    def takes_part(self, call: Call, rank: int) -> bool:
+        members = self.groups[call.group]
+        return rank in members and takes_part(call.case, members.index(rank))
+
+    def at(self, call: Call) -> int:
+        """The so-manieth call of the plan, from 1."""
+        return self.calls.index(call) + 1
+
+    def probes(self, group: int, turn: int) -> list[Call]:
         """After the traffic, when no fault strikes any more: by then everybody must know."""
-        return Call(group, self.last(group) + turn, PROBE, 0)
+        counted = [c.number for c in self.calls if c.group == group and c.channel == "collectives"]
+        probes = []
+        if "messages" in self.channels:
+            probes.append(Call(group, turn, Greeting(turn), 0))
+        if "collectives" in self.channels:
+            probes.append(Call(group, max(counted, default=0) + turn, PROBE, 0))
+        return probes
 
 
 PROBE: Final = Case(Operation.BARRIER, Algorithm.DIRECT, 0, DType.UINT8)
@@ -158,15 +209,18 @@ def make_plan(where: Where, seed: int, number: int) -> Plan:
     world = chance.choice([2, 2, 3, 3, 4] if where == "processes" else [2, 3, 3, 4, 5])
     transport = chance.choice(["tcp", "tcp", "tcp", "shm"])
     record_bytes = chance.choice([1 << 10, 4 << 10, 16 << 10, 64 << 10, 124 << 10])
-    # A cut link that a tree or a hierarchy does not use ends nobody; the rules do not know that.
-    algorithm = chance.choice([None, None, Algorithm.RING, Algorithm.DIRECT])
+    algorithm = chance.choice([None, None, *Algorithm])
+    hosts = tuple(chance.randrange(chance.choice([1, 2, world])) for _ in range(world))
     groups = [tuple(range(world))]
     if where == "processes" and world > 2:
         for _ in range(chance.choice([0, 1, 2])):
             groups.append(tuple(sorted(chance.sample(range(world), chance.randint(2, world)))))
-    batches = _traffic(chance, where, groups, record_bytes, algorithm)
-    faults = _faults(chance, where, groups, transport, batches)
-    quick = any(fault.kind in MAKES_SILENCE for fault in faults)
+    # Engines and mailboxes know each other only through the group, so local worlds have one kind.
+    messages = chance.choice([0.0, 0.3, 0.7] if where == "processes" else [0.0, 0.0, 1.0])
+    traffic = _Traffic(chance, where, tuple(groups), hosts, record_bytes, algorithm, messages)
+    batches = traffic.batches()
+    faults = _faults(chance, where, groups, hosts, transport, batches)
+    quick = any(may_make_silence(fault, batches) for fault in faults)
     return Plan(
         where,
         seed,
@@ -176,6 +230,7 @@ def make_plan(where: Where, seed: int, number: int) -> Plan:
         record_bytes,
         rekey_bytes=chance.choice([1, 3000, 100_000, 64 << 30]),
         algorithm=algorithm,
+        hosts=hosts,
         groups=tuple(groups),
         batches=batches,
         faults=faults,
@@ -183,55 +238,92 @@ def make_plan(where: Where, seed: int, number: int) -> Plan:
     )
 
 
-def _traffic(
-    chance: Random,
-    where: Where,
-    groups: list[tuple[int, ...]],
-    record_bytes: int,
-    algorithm: Algorithm | None,
-) -> tuple[tuple[Call, ...], ...]:
-    numbers = [0] * len(groups)
-    batches = []
-    for _ in range(chance.randint(3, 10)):
-        batch = []
-        for _ in range(chance.choice([1, 1, 2, 4])):
-            group = chance.randrange(len(groups))
-            numbers[group] += 1
-            case = _case(chance, where, len(groups[group]), record_bytes, algorithm)
-            background = where == "processes" and chance.random() < 0.5
-            batch.append(Call(group, numbers[group], case, chance.randrange(1 << 20), background))
-        batches.append(tuple(batch))
-    return tuple(batches)
+def may_make_silence(fault: Fault, batches: tuple[tuple[Call, ...], ...]) -> bool:
+    """Whether somebody may wait until the timeout for what the fault took away."""
+    if fault.kind is FaultKind.LEAVE:
+        # In order, so that a message from anyone may still come from somebody else.
+        cases = [call.case for batch in batches for call in batch]
+        return any(isinstance(case, Message) and case.from_anyone for case in cases)
+    return fault.kind in MAKES_SILENCE
 
 
-def _case(
-    chance: Random, where: Where, world: int, record_bytes: int, override: Algorithm | None
-) -> Case:
-    operation = chance.choice(list(OPERATIONS))
-    dtype = chance.choice([*DType, DType.FLOAT32, DType.BFLOAT16])
-    kind = ReduceKind.NONE
-    if operation in REDUCING:
-        dtype = DType.FLOAT32 if dtype is DType.BYTES else dtype
-        kinds = supported_kinds(dtype)
-        if where == "processes" and dtype in COMPLEXES:
-            kinds -= {ReduceKind.PRODUCT}  # torch itself refuses it
-        kind = chance.choice(sorted(kinds))
-    # Small ones are most of the traffic; large ones take several records of whatever size.
-    largest = min(chance.choice([64, 2_000, 2_000, 24 * record_bytes]), 400_000)
-    elements = chance.randint(0, largest // dtype.itemsize)
-    algorithm = chance.choice([each for op, each in PROGRAMS if op is operation])
-    if operation is Operation.BARRIER:
-        elements, dtype = 0, DType.UINT8
-    if where == "processes":
-        algorithm = choose(operation, world, elements * dtype.itemsize, override)
-    root = chance.randrange(world) if OPERATIONS[operation].rooted else 0
-    return Case(operation, algorithm, elements, dtype, kind, root)
+def _topology(hosts: tuple[int, ...], members: tuple[int, ...]) -> Topology:
+    return topology_of([str(hosts[rank]) for rank in members])
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    chance: Random
+    where: Where
+    groups: tuple[tuple[int, ...], ...]
+    hosts: tuple[int, ...]
+    record_bytes: int
+    algorithm: Algorithm | None
+    messages: float
+    """So much of it are messages."""
+
+    def batches(self) -> tuple[tuple[Call, ...], ...]:
+        chance = self.chance
+        collectives, messages = [0] * len(self.groups), [0] * len(self.groups)
+        batches = []
+        for _ in range(chance.randint(3, 10)):
+            batch = []
+            for _ in range(chance.choice([1, 1, 2, 4])):
+                group = chance.randrange(len(self.groups))
+                case: What
+                if chance.random() < self.messages:
+                    messages[group] += 1
+                    number, background = messages[group], True
+                    case = self._message(group, number)
+                else:
+                    collectives[group] += 1
+                    number = collectives[group]
+                    background = self.where == "processes" and chance.random() < 0.5
+                    case = self._case(group)
+                batch.append(Call(group, number, case, chance.randrange(1 << 20), background))
+            batches.append(tuple(batch))
+        return tuple(batches)
+
+    def _elements(self, dtype: DType) -> int:
+        # Small ones are most of the traffic; large ones take several records of whatever size.
+        largest = min(self.chance.choice([64, 2_000, 2_000, 24 * self.record_bytes]), 400_000)
+        return self.chance.randint(0, largest // dtype.itemsize)
+
+    def _message(self, group: int, number: int) -> Message:
+        sender, receiver = self.chance.sample(range(len(self.groups[group])), 2)
+        # A few tags that meet again, so that their order counts; or one of its own, from anyone.
+        tag = self.chance.choice([0, 0, 1, 7, ANY_SOURCE_TAG + number])
+        dtype = self.chance.choice(list(DType))
+        return Message(sender, receiver, tag, self._elements(dtype), dtype)
+
+    def _case(self, group: int) -> Case:
+        chance, world = self.chance, len(self.groups[group])
+        operation = chance.choice(list(Operation))
+        dtype = chance.choice([*DType, DType.FLOAT32, DType.BFLOAT16])
+        kind = ReduceKind.NONE
+        if operation in REDUCING:
+            dtype = DType.FLOAT32 if dtype is DType.BYTES else dtype
+            kinds = supported_kinds(dtype)
+            if self.where == "processes" and dtype in COMPLEXES:
+                kinds -= {ReduceKind.PRODUCT}  # torch itself refuses it
+            kind = chance.choice(sorted(kinds))
+        elements = self._elements(dtype)
+        algorithm = chance.choice([each for op, each in PROGRAMS if op is operation])
+        if operation is Operation.BARRIER:
+            elements, dtype = 0, DType.UINT8
+        if self.where == "processes":
+            fixed = {} if self.algorithm is None else everywhere(self.algorithm)
+            selection = Selection(_topology(self.hosts, self.groups[group]), fixed=fixed)
+            algorithm = selection(operation, elements * dtype.itemsize)
+        root = chance.randrange(world) if operation in ROOTED else 0
+        return Case(operation, algorithm, elements, dtype, kind, root)
 
 
 def _faults(
     chance: Random,
     where: Where,
     groups: list[tuple[int, ...]],
+    hosts: tuple[int, ...],
     transport: str,
     batches: tuple[tuple[Call, ...], ...],
 ) -> tuple[Fault, ...]:
@@ -253,12 +345,42 @@ def _faults(
             faults.setdefault(rank, fault)  # one misfortune each
         else:
             members = groups[aim.group]
-            sender = chance.randrange(len(members))
-            # Rings go up by one; mostly the fault sits where their records pass.
-            step = 1 if chance.random() < 0.7 else chance.randint(1, len(members) - 1)
-            way = (members[sender], members[(sender + step) % len(members)])
+            # Mostly where records of the call pass, whatever its algorithm; sometimes elsewhere.
+            used = sorted(links_used(aim.case, _topology(hosts, members)))
+            anywhere = [(a, b) for a in range(len(members)) for b in range(len(members)) if a != b]
+            ways = used if used and chance.random() < 0.8 else anywhere
+            sender, receiver = (members[rank] for rank in chance.choice(ways))
             fault = Fault(
-                kind, aim.group, *way, at=aim.number, skip=skip, place=place, amount=amount
+                kind,
+                aim.group,
+                sender,
+                receiver,
+                at=aim.number if aim.channel == "collectives" else 1,
+                skip=skip,
+                place=place,
+                amount=amount,
+                channel=aim.channel,
             )
-            faults.setdefault((aim.group, way), fault)
+            faults.setdefault((aim.group, aim.channel, sender, receiver), fault)
     return tuple(faults.values())
+
+
+def links_used(what: What, topology: Topology) -> set[tuple[int, int]]:
+    """(sender, receiver) of every link that carries a record of this call, by the group's ranks."""
+    world = len(topology.host_of)
+    if isinstance(what, Message):
+        # The receiver answers that it has taken it.
+        return {(what.sender, what.receiver), (what.receiver, what.sender)}
+    if isinstance(what, Greeting):
+        return {(a, b) for a in range(world) for b in range(world) if a != b}
+    programs = [
+        program_for(what.operation, what.algorithm, world, rank, root=what.root, topology=topology)
+        for rank in range(world)
+    ]
+    return {
+        (program.rank, peer)
+        for program in programs
+        for step in program.steps
+        if step.action in SENDING
+        for peer in step.peers
+    }

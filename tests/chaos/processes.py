@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.chaos.history import History, Outcome
 from tests.chaos.local import BEYOND_THE_TIMEOUT_S, HANG_S
-from tests.chaos.plan import Fault, FaultKind, Plan
+from tests.chaos.plan import Call, Channel, Fault, FaultKind, Plan
 from tests.chaos.proxy import Proxy, Way
 from tests.chaos.streams import STRIKES, Stream, Strike
 from tests.chaos.worker import Order, serve
@@ -106,14 +106,14 @@ class _World:
         self.plan, self.history, self.hands = plan, history, hands
         self.over: set[_Hand] = set()
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._strikes: dict[tuple[int, Way], Strike] = {
-            (fault.group, (fault.sender, fault.receiver)): STRIKES[fault.kind](
-                fault, plan.last(fault.group), history
+        self._strikes: dict[tuple[int, Channel, Way], Strike] = {
+            (fault.group, fault.channel, (fault.sender, fault.receiver)): STRIKES[fault.kind](
+                fault, history
             )
             for fault in plan.faults
             if fault.kind in STRIKES
         }
-        pairs = {tuple(sorted(way)) for _, way in self._strikes} or {(0, 1)}
+        pairs = {tuple(sorted(way)) for _, _, way in self._strikes} or {(0, 1)}
         self._proxies = {
             (high, low): Proxy(self._store, high, low, self._stream_for, history.trouble)
             for low, high in pairs
@@ -121,12 +121,14 @@ class _World:
         for proxy in self._proxies.values():
             stack.callback(proxy.close)
         self._waiting = set(range(plan.world))
-        self._open: dict[tuple[int, int, int], Outcome] = {}
+        self._open: dict[tuple[int, Call], Outcome] = {}
         self._armed: list[tuple[int, Fault, float]] = []
         self._stopped_at: dict[int, float] = {}
 
-    def _stream_for(self, group: int, way: Way, middle: Callable[[], Middle]) -> Change:
-        strike = self._strikes.get((group, way))
+    def _stream_for(
+        self, group: int, channel: Channel, way: Way, middle: Callable[[], Middle]
+    ) -> Change:
+        strike = self._strikes.get((group, channel, way))
         if strike is None:
             return untouched
         strike.inject = lambda data: middle().inject(data)
@@ -145,7 +147,8 @@ class _World:
         }
         for rank, hand in enumerate(self.hands):
             ports = {low: p.port for (high, low), p in self._proxies.items() if high == rank}
-            hand.pipe.send(Order(plan, rank, self._store.port, ports, env))
+            own = {**env, "SEALRING_HOST": f"host-{plan.hosts[rank]}"}
+            hand.pipe.send(Order(plan, rank, self._store.port, ports, own))
         running = (len(plan.faults) + 1) * plan.timeout_s + HANG_S
         for step, limit in (
             ("ready", _SETUP_S), ("traffic over", running), ("probed", running),
@@ -153,9 +156,14 @@ class _World:
         ):  # fmt: skip
             if not self._all_reach(step, limit):
                 return
+            if step == "over":
+                return
+            for strike in self._strikes.values():
+                strike.over = step != "ready"
+            self._go_on()
 
     def _all_reach(self, step: str, limit: float) -> bool:
-        """Every living worker says `step`, and is told to go on. False if one does not."""
+        """Every living worker says `step`. False if one does not."""
         waiting = {rank for rank in range(self.plan.world) if rank not in self.history.dead}
         end = time.monotonic() + limit
         while waiting:
@@ -178,21 +186,22 @@ class _World:
                 return False
         if step == "over":
             self.over = {h for r, h in enumerate(self.hands) if r not in self.history.dead}
-            return True
+        return True
+
+    def _go_on(self) -> None:
         for rank, hand in enumerate(self.hands):
             if rank not in self.history.dead:
                 with suppress(OSError):  # it dies this moment; the next round notices
                     hand.pipe.send("go on")
-        return True
 
     def _heard(self, rank: int, message: tuple[Any, ...]) -> bool:
         history = self.history
         match message:
             case ("began", call, inputs, at, altered):
                 outcome = Outcome(rank, call, inputs, at, altered=altered)
-                self._open[rank, call.group, call.number] = history.add(outcome)
+                self._open[rank, call] = history.add(outcome)
             case ("ended", call, at, output, error):
-                outcome = self._open.pop((rank, call.group, call.number))
+                outcome = self._open.pop((rank, call))
                 outcome.ended, outcome.output, outcome.error = at, output, error
             case ("armed", fault, at):
                 self._armed.append((rank, fault, at))

@@ -10,51 +10,40 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
+from functools import partial
+from typing import cast
 
 from torch._C._distributed_c10d import Store
 
+from sealring.demo.lying_store import HonestStore
 from sealring.links.rendezvous import encode_addresses, parse_addresses
+from tests.chaos.plan import Channel
 from tests.engine.local_world import Change, Middle
 
 Way = tuple[int, int]
 """(sender, receiver), ranks of the world."""
 
 
-class ProxyStore(Store):
+class ProxyStore(HonestStore):
     """A worker's view of the store: true, but for where the peers that it dials listen."""
 
     def __init__(self, store: Store, rank: int, ports: dict[int, int]) -> None:
-        super().__init__()
-        self._store = store
+        super().__init__(store)
         self._rank = rank
         self._ports = ports
         self.group = 0
         """Which of the plan's groups is being made."""
 
     def get(self, key: str) -> bytes:
-        value = bytes(self._store.get(key))
+        value = super().get(key)
         before, _, peer = key.rpartition("/address/")
         if not before or not peer.isdecimal() or int(peer) not in self._ports:
             return value
-        # The proxy must know whom to connect its prey to.
-        self._store.set(target_key(self._rank, int(peer)), f"{self.group} {value.decode()}")
+        # The proxy must know whom to connect its prey to, and for what.
+        channel = "messages" if before.endswith(".messages") else "collectives"
+        told = f"{self.group} {channel} {value.decode()}"
+        self._store.set(target_key(self._rank, int(peer)), told)
         return encode_addresses([("127.0.0.1", self._ports[int(peer)])]).encode()
-
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._store.check(keys)
-
-    def add(self, key: str, value: int) -> int:
-        return self._store.add(key, value)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        if timeout is None:
-            self._store.wait(keys)
-        else:
-            self._store.wait(keys, timeout)
 
 
 def target_key(dialer: int, acceptor: int) -> str:
@@ -69,7 +58,7 @@ class Proxy:
         store: Store,
         dialer: int,
         acceptor: int,
-        stream_for: Callable[[int, Way, Callable[[], Middle]], Change],
+        stream_for: Callable[[int, Channel, Way, Callable[[], Middle]], Change],
         trouble: list[str],
     ) -> None:
         self._store, self._dialer, self._acceptor = store, dialer, acceptor
@@ -108,9 +97,8 @@ class Proxy:
                 near.close()
 
     def _connect(self, near: socket.socket) -> None:
-        group, _, real = (
-            bytes(self._store.get(target_key(self._dialer, self._acceptor))).decode().partition(" ")
-        )
+        told = bytes(self._store.get(target_key(self._dialer, self._acceptor))).decode()
+        group, channel, real = told.split(" ", 2)
         far = socket.create_connection(parse_addresses(real.encode())[0])
         self._sockets.append(far)
         for sock in (near, far):
@@ -118,5 +106,6 @@ class Proxy:
         up, down = (self._dialer, self._acceptor), (self._acceptor, self._dialer)
         for source, sink, way in ((near, far, up), (far, near, down)):
             at = len(self._middles)
-            change = self._stream_for(int(group), way, lambda at=at: self._middles[at])  # type: ignore[misc]
+            middle = partial(self._middles.__getitem__, at)
+            change = self._stream_for(int(group), cast(Channel, channel), way, middle)
             self._middles.append(Middle(source, sink, change))

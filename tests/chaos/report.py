@@ -51,6 +51,7 @@ def page(plan: Plan, history: History, violations: list[Violation]) -> str:
         "record bytes": plan.record_bytes,
         "rekey bytes": plan.rekey_bytes,
         "algorithm": algorithm if plan.where == "processes" else "per call",
+        "hosts": ", ".join(map(str, plan.hosts)),
         "groups": groups,
         "timeout": f"{plan.timeout_s:g} s",
         "machine stood still for": f"{history.longest_stall_s:.2f} s at most",
@@ -165,7 +166,7 @@ def _colour(outcome: Outcome, wrong: set[tuple[int | None, object]]) -> str:
 
 
 def _said(outcome: Outcome) -> str:
-    call = f"group {outcome.call.group}, collective {outcome.call.number}: {outcome.call.case}"
+    call = str(outcome.call)
     if outcome.ended is None:
         return f"{call}: never ended"
     took = f"{(outcome.ended - outcome.started) * 1e3:.1f} ms"
@@ -189,7 +190,8 @@ def _faults(plan: Plan, history: History) -> str:
 def _calls(plan: Plan, history: History, wrong: set[tuple[int | None, object]]) -> str:
     rows = []
     calls = sorted(
-        {outcome.call for outcome in history.outcomes}, key=lambda c: (c.group, c.number)
+        {outcome.call for outcome in history.outcomes},
+        key=lambda c: (c.group, c.channel, c.number, str(c)),
     )
     for call in calls:
         cells = []
@@ -203,7 +205,7 @@ def _calls(plan: Plan, history: History, wrong: set[tuple[int | None, object]]) 
                 )
             )
         rows.append([f"{call.group}.{call.number}", escape(str(call.case)), *cells])
-    return _table(["call", "collective", *(f"rank {r}" for r in range(plan.world))], rows)
+    return _table(["call", "what", *(f"rank {r}" for r in range(plan.world))], rows)
 
 
 def _short(outcome: Outcome) -> str:

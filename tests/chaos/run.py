@@ -14,9 +14,11 @@ from typing import Any, Final
 from tests.chaos.check import Verdict, check
 from tests.chaos.history import Heartbeat, History
 from tests.chaos.local import run_local
-from tests.chaos.plan import FaultKind, Plan, Where, make_plan
+from tests.chaos.messages import Message
+from tests.chaos.plan import Call, FaultKind, Plan, Where, make_plan
 from tests.chaos.processes import Hands, run_processes
 from tests.chaos.report import command, page
+from tests.engine.cases import Case
 
 LANES: Final = 3
 """In-process worlds at a time: most of what they do is wait."""
@@ -26,8 +28,8 @@ LANES: Final = 3
 class Counts:
     seed: int
     worlds: Counter[str] = field(default_factory=Counter)
-    collectives: int = 0
-    """Calls that at least one rank began."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """Those that at least one rank began, by operation and algorithm."""
     results: int = 0
     """Ranks' results that were compared with the reference, bit by bit."""
     faults: Counter[str] = field(default_factory=Counter)
@@ -46,7 +48,7 @@ class Counts:
 
     def add(self, plan: Plan, history: History, verdict: Verdict) -> None:
         self.worlds[f"{plan.where} {plan.transport}"] += 1
-        self.collectives += len({(o.call.group, o.call.number) for o in history.outcomes})
+        self.calls.update(map(_kind_of_call, {outcome.call for outcome in history.outcomes}))
         self.results += sum(o.output is not None for o in history.outcomes)
         self.faults.update(hit.fault.kind.value for hit in history.hits)
         kinds = {hit.fault.kind for hit in history.hits}
@@ -62,11 +64,22 @@ class Counts:
             first = min(roots or failed.values(), key=lambda o: o.ended or 0.0, default=None)
             self.outcomes["no error" if first is None else first.error.name] += 1
             if stopped and first is not None and first.error.name == "PeerSilent":
-                named = plan.groups[group][first.error.peer]
-                self.silences["named it" if named in stopped else "named another"] += 1
+                # A receive from anyone that nobody served can name nobody.
+                named = first.error.peer
+                word = "nobody" if named is None else "it" if named in stopped else "another"
+                self.silences[f"named {word}"] += 1
         self.inconclusive += verdict.inconclusive
         self.slowest_s = max(self.slowest_s, verdict.slowest_s)
         self.violations += len(verdict.violations)
+
+
+def _kind_of_call(call: Call) -> str:
+    case = call.case
+    if isinstance(case, Case):
+        return f"{case.operation.name} {case.algorithm.name}".lower()
+    if isinstance(case, Message):
+        return "message from anyone" if case.from_anyone else "message"
+    return "greeting"
 
 
 class Chaos:

@@ -21,6 +21,7 @@ _LONGEST_HOLD_S: Final = 0.3
 _SLOW_RECORDS: Final = 12
 _TLS_HEADER_BYTES: Final = 5
 _TLS_TYPES: Final = range(20, 25)
+OF_MESSAGES: Final = (Kind.ANNOUNCE, Kind.ACCEPT, Kind.DATA)
 
 
 class Strike:
@@ -28,12 +29,13 @@ class Strike:
 
     holds_open = False
 
-    def __init__(self, fault: Fault, last_collective: int, history: History) -> None:
+    def __init__(self, fault: Fault, history: History) -> None:
         self.fault = fault
-        self._last = last_collective
         self._history = history
         self._skip = fault.skip
         self.struck = False
+        self.over = False
+        """Set when the traffic is over: nothing strikes any more."""
         self.inject: Callable[[bytes], None] = lambda data: None
         """Sends bytes from another thread; whoever carries the stream sets it."""
 
@@ -57,11 +59,14 @@ class Strike:
         yield data
 
     def _due(self, record: Record) -> bool:
-        number = record.fields["collective"]
-        if not record.is_data or not self.fault.at <= number <= self._last:
+        if self.over or not self._counts(record) or record.fields["collective"] < self.fault.at:
             return False
         self._skip -= 1
         return self._skip < 0
+
+    def _counts(self, record: Record) -> bool:
+        """A record of the traffic, and not of how ranks tell each other how they are."""
+        return record.is_data if self.fault.channel == "collectives" else record.kind in OF_MESSAGES
 
     def hit(self, record: Record | None, what: str, *, must_end: bool = True) -> None:
         described = ""
@@ -69,7 +74,7 @@ class Strike:
             name = Kind(record.kind).name.lower()
             described = (
                 f" a {name} record of {len(record.raw)} bytes, number {record.fields['count']}, "
-                f"collective {record.fields['collective']}"
+                f"{self.fault.channel[:-1]} {record.fields['collective']}"
             )
         self._history.hit(self.fault, what + described, must_end=must_end)
 
@@ -101,7 +106,7 @@ class Replay(Strike):
 
     def after(self, record: Record) -> Iterator[bytes]:
         yield record.raw
-        if record.is_data and record.fields["collective"] <= self._last:
+        if self._counts(record) and not self.over:
             self._later -= 1
             yield from self._due_again()
 
@@ -115,8 +120,8 @@ class Replay(Strike):
 class Reorder(Strike):
     """Two neighbours change places. Of different keys they may: each key counts for itself."""
 
-    def __init__(self, fault: Fault, last_collective: int, history: History) -> None:
-        super().__init__(fault, last_collective, history)
+    def __init__(self, fault: Fault, history: History) -> None:
+        super().__init__(fault, history)
         self._lock = threading.Lock()
         self._held: Record | None = None
 
@@ -140,7 +145,7 @@ class Reorder(Strike):
         if held is None:
             yield record.raw
             return
-        same = record.is_data and record.sequence == held.sequence
+        same = self._counts(record) and record.sequence == held.sequence
         self.hit(held, "sent after its successor:", must_end=same)
         yield record.raw
         yield held.raw
@@ -164,11 +169,12 @@ class Cut(Strike):
 
     def bells(self, data: bytes) -> Iterator[bytes]:
         self._skip -= 1
-        if self.struck or self._skip >= 0:
+        if self.struck or self.over or self._skip >= 0:
             yield data
             return
         self.struck = True
-        self.hit(None, "both ways cut")
+        # What the memory carries still arrives; only a sleeper learns of it.
+        self.hit(None, "both ways cut", must_end=False)
         yield Last(b"")
 
 
@@ -210,7 +216,7 @@ class Delay(Strike):
 
     def bells(self, data: bytes) -> Iterator[bytes]:
         self._skip -= 1
-        if not self.struck and self._skip < 0:
+        if not self.struck and not self.over and self._skip < 0:
             self.struck = True
             self.hit(None, "delayed a wake-up", must_end=False)
             time.sleep(self.fault.amount * 0.5)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Literal
 
 import pytest
 
-from tests.chaos.check import Verdict, check
+from tests.chaos.check import SLACK_S, Verdict, check
 from tests.chaos.history import History, Outcome, SeenError
 from tests.chaos.local import run_local
 from tests.chaos.plan import Fault, FaultKind, Plan, make_plan
@@ -131,8 +132,22 @@ def test_nobody_notices(plan: Plan, history: History) -> None:
 def test_a_failed_group_comes_back(plan: Plan, history: History) -> None:
     all_fail(history)
     last = last_of(history, 0)
-    history.outcomes.append(replace(last, error=None, output=b""))
+    assert last.ended is not None
+    again = replace(last, error=None, output=b"", started=last.ended, ended=last.ended + 1)
+    history.outcomes.append(again)
     assert "a failed group stays failed" in rules(check(plan, history))
+
+
+def test_what_was_under_way_when_the_group_failed_may_come_out_right(
+    plan: Plan, history: History
+) -> None:
+    before = last_of(history, 0)
+    all_fail(history)
+    under_way = replace(before, error=None, output=b"")
+    history.outcomes.append(under_way)
+    assert check(plan, history).violations == []
+    under_way.error = SeenError("PeerLost", "text", True, 1, 0, None)
+    assert rules(check(plan, history)) == {"a failed group stays failed"}
 
 
 def test_an_error_that_is_not_sealrings(plan: Plan, history: History) -> None:
@@ -164,6 +179,31 @@ def test_silence_while_the_machine_stood_still_proves_nothing(
     verdict = check(plan, history)
     assert verdict.inconclusive is inconclusive
     assert bool(verdict.violations) is not inconclusive
+
+
+def test_a_machine_that_stood_still_for_long_is_asked_for_results_only(
+    plan: Plan, history: History
+) -> None:
+    history.trouble.append("a rank still hung")
+    history.longest_stall_s = SLACK_S + 1
+    verdict = check(plan, history)
+    assert (verdict.violations, verdict.inconclusive) == ([], True)
+    outcome = next(o for o in history.outcomes if o.output)
+    assert outcome.output is not None
+    outcome.output = bytes([outcome.output[0] ^ 1]) + outcome.output[1:]
+    assert rules(check(plan, history)) == {"the reference's result, bit by bit"}
+
+
+@pytest.mark.parametrize(
+    ("transport", "rule"), [("shm", set()), ("tcp", {"all ranks fail, or none"})]
+)
+def test_a_cut_bell_may_be_seen_in_the_last_probe_of_all(
+    plan: Plan, history: History, transport: Literal["shm", "tcp"], rule: set[str]
+) -> None:
+    cut = Fault(FaultKind.CUT, 0, sender=0, receiver=1)
+    history.hit(cut, "both ways cut", must_end=False, at=history.outcomes[0].started)
+    fail(history, 1, "PeerLost", 0)
+    assert rules(check(replace(plan, transport=transport), history)) == rule
 
 
 def test_the_page_says_what_was_expected_and_how_to_repeat_it(plan: Plan, history: History) -> None:

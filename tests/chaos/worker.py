@@ -17,9 +17,15 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
+from sealring.schedule import Algorithm
 from tests.chaos.history import SeenError, digest
 from tests.chaos.local import other_case
+from tests.chaos.messages import memory_of
 from tests.chaos.plan import PROBES, Call, FaultKind, Plan
+from tests.engine.cases import Case
+
+_Begun = tuple[Call, Any, list[Any], BaseException | None]
+"""A call, its memory, torch's works, and how it failed at once."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _SETUP_TIMEOUT: Final = timedelta(seconds=120)
@@ -78,7 +84,8 @@ class _Worker:
             self._pipe.recv()  # the word that all have come so far
             for group, members in enumerate(self._plan.groups):
                 if not left and self._rank in members:
-                    self._finish(*self._begin(self._plan.probe(group, turn)))
+                    for call in self._plan.probes(group, turn):
+                        self._finish(*self._begin(call))
             self._pipe.send(("probed", turn))
         self._pipe.recv()
 
@@ -114,8 +121,7 @@ class _Worker:
             pending = []
             for call in batch:
                 altered = False
-                at = self._plan.calls.index(call) + 1
-                if self._fault is not None and self._fault.at == at:
+                if self._fault is not None and self._fault.at == self._plan.at(call):
                     if self._fault.kind is FaultKind.LEAVE:
                         self._hit("said goodbye and left", must_end=True)
                         import torch.distributed as dist
@@ -123,8 +129,7 @@ class _Worker:
                         dist.destroy_process_group()
                         return False
                     altered = self._befall(call)
-                members = self._plan.groups[call.group]
-                if self._rank not in members or call.group in self._failed:
+                if not self._plan.takes_part(call, self._rank) or call.group in self._failed:
                     continue
                 begun = self._begin(call, altered=altered)
                 if call.background:
@@ -140,8 +145,7 @@ class _Worker:
         fault = self._fault
         assert fault is not None
         if fault.kind is FaultKind.DISAGREE:
-            in_it = self._rank in self._plan.groups[call.group]
-            if in_it and call.group not in self._failed:
+            if self._plan.takes_part(call, self._rank) and call.group not in self._failed:
                 self._hit("called another collective than the others", must_end=False)
                 return True
             return False
@@ -155,34 +159,32 @@ class _Worker:
     def _hit(self, what: str, *, must_end: bool) -> None:
         self._pipe.send(("hit", self._fault, time.monotonic(), what, must_end))
 
-    def _begin(self, call: Call, *, altered: bool = False) -> tuple[Call, Any, Any, Any]:
-        from sealring.schedule import Algorithm
-        from tests.chaos.operations import OPERATIONS, as_tensor
-        from tests.engine.cases import Tensors
+    def _begin(self, call: Call, *, altered: bool = False) -> _Begun:
+        from tests.chaos.operations import as_tensor, start
 
         case = other_case(call.case) if altered else call.case
         members = self._plan.groups[call.group]
+        rank = members.index(self._rank)
         # Whole tensors, as a script has them: sealring cuts them itself.
-        whole = replace(case, algorithm=Algorithm.DIRECT)
-        tensors = Tensors(whole, len(members), members.index(self._rank), call.seed)
-        inputs = digest(tensors.bits())
-        self._pipe.send(("began", call, inputs, time.monotonic(), altered))
-        slots = [as_tensor(array, case.dtype) for array in tensors.slots]
-        how = {"group": self._groups[call.group], "async_op": call.background}
+        whole = replace(case, algorithm=Algorithm.DIRECT) if isinstance(case, Case) else case
+        memory = memory_of(whole, len(members), rank, call.seed)
+        self._pipe.send(("began", call, digest(memory.bits()), time.monotonic(), altered))
         try:
-            return call, tensors, OPERATIONS[case.operation].start(case, slots, how), None
+            slots = [as_tensor(array, whole.dtype) for array in memory.slots]  # type: ignore[union-attr]
+            group = self._groups[call.group]
+            return call, memory, start(whole, slots, rank, group, call.background), None
         except BaseException as error:
-            return call, tensors, None, error
+            return call, memory, [], error
 
-    def _finish(self, call: Call, tensors: Any, work: Any, error: BaseException | None) -> None:
-        if error is None and work is not None:
+    def _finish(self, call: Call, memory: Any, works: list[Any], error: Any) -> None:
+        for work in works:
             try:
                 work.wait()
             except BaseException as raised:
-                error = raised
+                error = error or raised
         ended = time.monotonic()
         if error is None:
-            self._pipe.send(("ended", call, ended, b"".join(tensors.bits()), None))
+            self._pipe.send(("ended", call, ended, b"".join(memory.bits()), None))
         else:
             self._failed.add(call.group)
             self._pipe.send(("ended", call, ended, None, SeenError.of(error)))

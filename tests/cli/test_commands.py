@@ -34,7 +34,7 @@ def sealring(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         env={**clean, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,  # the test's own limit comes first
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from sealring._native import LinkMemory
 from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.mailbox import Mailbox
 from sealring.limits import RING_CONTROL_BYTES
 from sealring.links.memory import SharedMemory
 
@@ -125,13 +126,22 @@ class LocalWorld:
         for low in range(self.world):
             for high in range(low + 1, self.world):
                 ends[low, high], ends[high, low] = self._connect(low, high)
+        self._start(
+            [
+                [(peer, ends[rank, peer]) for peer in range(self.world) if peer != rank]
+                for rank in range(self.world)
+            ]
+        )
+        self.pool = ThreadPoolExecutor(self.world)
+
+    def _start(self, links: list[list[tuple[int, LocalLink]]]) -> None:
         self.engines = [
             CpuEngine(
                 rank,
                 self.world,
                 context=self.contexts.get(rank, self.context),
                 group_key=self._key("group", rank),
-                links=[(peer, ends[rank, peer]) for peer in range(self.world) if peer != rank],
+                links=links[rank],
                 host=self._host(rank),
                 record_bytes=self.record_bytes,
                 rekey_bytes=self.rekey_bytes,
@@ -141,7 +151,6 @@ class LocalWorld:
         ]
         for rank, lag in self.devices.items():
             self.engines[rank]._native.attach_host(lag)
-        self.pool = ThreadPoolExecutor(self.world)
 
     def __enter__(self) -> LocalWorld:
         return self
@@ -151,7 +160,7 @@ class LocalWorld:
 
     def close(self) -> None:
         # Goodbyes need the other side's attention only if links are full: close side by side.
-        list(self.pool.map(lambda engine: engine.close(), self.engines))
+        list(self.pool.map(lambda end: end.close(), self.ends()))
         self.pool.shutdown()
         for memory in self.memories.values():
             os.close(memory)
@@ -160,6 +169,10 @@ class LocalWorld:
             middle.join(10)
         for end in self._relays:
             end.close()
+
+    def ends(self) -> Sequence[CpuEngine | Mailbox]:
+        """What is at the ends of the links, in rank order."""
+        return self.engines
 
     def _host(self, rank: int) -> str:
         return f"host-{rank if self.hosts is None else self.hosts[rank]}"
@@ -240,6 +253,26 @@ class LocalWorld:
             return None
 
         return list(self.pool.map(one, range(self.world)))
+
+
+class LocalMail(LocalWorld):
+    """The same with mailboxes in place of engines."""
+
+    def _start(self, links: list[list[tuple[int, LocalLink]]]) -> None:
+        self.mailboxes = [
+            Mailbox(
+                rank,
+                self.world,
+                context=self.contexts.get(rank, self.context),
+                links=links[rank],
+                record_bytes=self.record_bytes,
+                rekey_bytes=self.rekey_bytes,
+            )
+            for rank in range(self.world)
+        ]
+
+    def ends(self) -> Sequence[CpuEngine | Mailbox]:
+        return self.mailboxes
 
 
 def slot(array: np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -9,19 +9,49 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from sealring import _native
+from sealring.bench.minting.certificates import NOW
+from sealring.bench.minting.intel import Intel
+from sealring.bench.minting.tpm import Maker
+from sealring.broker.credentials import credential_for
+from sealring.broker.http import Response as BrokerResponse
+from sealring.broker.messages import parse_attestation, parse_auth
+from sealring.broker.refusals import error_of as broker_error_of
 from sealring.engine.failures import ERROR_BY_CODE, Names, error_from
 from sealring.errors import (
+    AttestationError,
+    BadPolicy,
+    BrokerError,
+    ConfigurationError,
+    ForgedEvidence,
     GroupError,
+    MalformedEvidence,
+    MalformedRequest,
     MalformedSetup,
     ProtocolMismatch,
     SealringError,
     TamperedValue,
+    UnknownEvidence,
 )
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
+from sealring.identity.attestation import Policy, Trust, judge, parse_evidence, parse_policy
+from sealring.identity.attestation.az_snp_vtpm import parse_hcl_report
+from sealring.identity.attestation.claims import parse_claims
+from sealring.identity.attestation.intel import parse_collateral, verify_quote
+from sealring.identity.attestation.nvidia import spdm
+from sealring.identity.attestation.nvidia.reference import verify_reference
+from sealring.identity.attestation.snp import parse_report
+from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
+from sealring.identity.attestation.tpm.structures import (
+    check_signature,
+    name_of,
+    parse_public,
+    parse_quote,
+)
 from sealring.limits import HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, TAG_BYTES
 from sealring.links.memory import parse_offer
 from sealring.links.rendezvous import encode_addresses, parse_addresses
@@ -122,6 +152,159 @@ def stored(data: bytes) -> None:
 
 _STORE_KEYS: Final = StoreKeys.derive(bytes(32), ["nobody has sealed anything under this"])
 
+
+def evidence(data: bytes) -> None:
+    try:
+        read = parse_evidence(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    assert parse_evidence(read.encode()) == read
+
+
+def snp_report(data: bytes) -> None:
+    try:
+        read = parse_report(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    scalars = read.r.to_bytes(72, "little") + read.s.to_bytes(72, "little")
+    assert read.signed + scalars + bytes(368) == data
+
+
+def policy(data: bytes) -> None:
+    try:
+        read = parse_policy(data.decode("utf-8", "replace"))
+    except BadPolicy:
+        return
+    assert read.kinds
+    for rules in read.kinds.values():
+        assert rules.measurements or rules.signers or rules.registers or rules.events
+
+
+def tpm_quote(data: bytes) -> None:
+    try:
+        read = parse_quote(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    assert data.endswith(len(read.digest).to_bytes(2, "big") + read.digest)
+    assert sorted(set(read.pcrs)) == list(read.pcrs)
+
+
+def tpm_key(data: bytes) -> None:
+    try:
+        read = parse_public(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    assert read.name == name_of(data)
+
+
+def tpm_signature(data: bytes) -> None:
+    """Nothing that was not signed is a signature."""
+    try:
+        check_signature(_MAKER.ak_key.public_key(), data, b"nobody has signed this")
+    except (MalformedEvidence, UnknownEvidence, ForgedEvidence):
+        return
+    raise AssertionError("a forged signature was accepted")
+
+
+def event_log(data: bytes) -> None:
+    try:
+        events = parse_event_log(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    assert only_pcrs(data, set(range(24))) == data
+    assert all(len(value) == 32 for value in replay(events).values())
+
+
+def hcl_report(data: bytes) -> None:
+    try:
+        read = parse_hcl_report(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    assert data[32 : 32 + 1184] == read.report
+    assert data[32 + 1184 + 20 :].startswith(read.text)
+
+
+def intel_quote(data: bytes) -> None:
+    """None of these is signed by this Intel."""
+    try:
+        verify_quote(data, "tdx", _INTEL_TRUST)
+    except AttestationError:
+        return
+    raise AssertionError("a forged quote was accepted")
+
+
+def intel_collateral(data: bytes) -> None:
+    try:
+        read = parse_collateral(data.decode("utf-8", "replace"))
+    except ConfigurationError:
+        return
+    assert read.tee in ("tdx", "sgx")
+
+
+def nvidia_report(data: bytes) -> None:
+    try:
+        read = spdm.parse_report(data)
+    except (MalformedEvidence, UnknownEvidence):
+        return
+    assert read.signed + read.signature == data
+    assert read.vbios.isprintable()
+    assert all(read.text(field).isprintable() for field in read.opaque)
+
+
+def nvidia_reference(data: bytes) -> None:
+    """Under any root at all: what is read is only ever what its signer signed."""
+    try:
+        read = verify_reference(data, Trust(NOW), _ANY_ROOT)
+    except AttestationError:
+        return
+    assert (read.version, read.model) == ("590.12", "GH100")
+    assert read.measurements == {n: frozenset({bytes([n]) * 48}) for n in (1, 3)}
+
+
+class _Everything(frozenset[str]):
+    def __contains__(self, root: object) -> bool:
+        return True
+
+
+_ANY_ROOT: Final = _Everything()
+_MAKER: Final = Maker()
+_INTEL_TRUST: Final = Intel().trust()
+
+
+def broker_request(data: bytes) -> None:
+    """What a stranger may send to a broker before anything is known of him."""
+    try:
+        introduction = parse_auth(data)
+    except MalformedRequest:
+        pass
+    else:
+        with suppress(MalformedRequest, AttestationError):
+            credential_for(introduction, bytes(32), bytes(32), _MAKER.trust())
+    try:
+        sent = parse_attestation(data)
+    except MalformedRequest:
+        return
+    # Only one who has the key gets here, so this is what a worker wrote.
+    assert sent.name.rank < sent.world
+
+
+def broker_answer(data: bytes) -> None:
+    """What answers in a broker's place may choose among our errors, and no more."""
+    error = broker_error_of(BrokerResponse(400, data), "here")
+    assert isinstance(error, BrokerError | AttestationError)
+    assert str(error).isprintable()
+
+
+def attestation_claims(data: bytes) -> None:
+    """A certificate's word on its holder."""
+    try:
+        claimed = parse_claims(data)
+    except ValueError:
+        return
+    judge(Policy({}), claimed, 0, "job")
+    assert claimed.simulated == (claimed.label == "SIMULATED") or "SIMULATED" in claimed.kind
+
+
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "header": record_header,
     "alert": alert,
@@ -130,4 +313,20 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "offer": offer,
     "addresses": addresses,
     "stored": stored,
+    "evidence": evidence,
+    "snp_report": snp_report,
+    "policy": policy,
+    "tpm_quote": tpm_quote,
+    "tpm_key": tpm_key,
+    "tpm_signature": tpm_signature,
+    "event_log": event_log,
+    "hcl_report": hcl_report,
+    "intel_quote": intel_quote,
+    "intel_collateral": intel_collateral,
+    "nvidia_report": nvidia_report,
+    "nvidia_reference": nvidia_reference,
+    "broker_request": broker_request,
+    "broker_answer": broker_answer,
+    "attestation_claims": attestation_claims,
 }
+_MAKER: Final = Maker()

@@ -5,20 +5,36 @@ python -m tests.fuzz.write_corpus. What fuzzing finds beyond that is kept beside
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from sealring.errors import WrongRank
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sealring.bench.minting import tpm
+from sealring.bench.minting.azure import AzureGuest
+from sealring.bench.minting.intel import Intel, sgx_body, tdx_body
+from sealring.bench.minting.nvidia import MEASUREMENTS, Nvidia
+from sealring.broker.envelopes import new_key, public_jwk
+from sealring.broker.messages import write_attestation, write_auth
+from sealring.broker.refusals import response_of
+from sealring.errors import KindNotAllowed, RankTaken, WrongRank
 from sealring.handshake.messages import encode_message, write_hello
 from sealring.handshake.refusals import refusal_of
+from sealring.identity.attestation import verify_evidence
+from sealring.identity.attestation.claims import encode_claims
+from sealring.identity.names import WorkerName
 from sealring.limits import MAX_PAYLOAD_BYTES
 from sealring.links.memory import Offer
 from sealring.links.rendezvous import encode_addresses
 from tests.engine.attacker import EVERYONE, Kind, header
 from tests.fuzz.targets import ALERT_FIXED
 from tests.handshake.meeting import terms
+from tests.identity.attestation.minting import CHALLENGE, Amd
+from tests.identity.attestation.test_policy import EVERY_KIND, ONLY_SNP, POLICY
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -149,7 +165,204 @@ def stored_values() -> Iterator[tuple[str, bytes]]:
     yield "cut", first[:-1]
     yield "trailing", first + b"\x00"
     yield "number", b"17"
+
+
+def evidence() -> Iterator[tuple[str, bytes]]:
+    good = Amd().evidence().encode()
+    yield "good", good
+    fields = json.loads(good)
+    for name, change in {
+        "version-2": {"version": 2},
+        "version-true": {"version": True},
+        "no-parts": {"parts": {}},
+        "long-chain": {"chain": fields["chain"] * 3},
+        "loose-base64": {"chain": ["QR=="]},
+        "upper-nonce": {"challenge": fields["challenge"] | {"nonce": "AB" * 32}},
+        "credential": {"challenge": fields["challenge"] | {"credential": "ab" * 64}},
+        "short-credential": {"challenge": fields["challenge"] | {"credential": "ab" * 63}},
+        "devices": {"devices": [Nvidia().evidence(bytes(32)).as_json()]},
+        "device-of-text": {"devices": ["nvidia"]},
+        "kind-with-dashes": {"kind": "az-snp-vtpm"},
+        "kind-of-dashes": {"kind": "--"},
+        "more": {"more": 1},
+    }.items():
+        yield name, json.dumps(fields | change).encode()
+    yield "repeated-key", good.replace(b'"kind"', b'"version": 1, "kind"')
+    yield "deep", b"[" * 8000
     yield "empty", b""
+
+
+def snp_reports() -> Iterator[tuple[str, bytes]]:
+    amd = Amd()
+    for version in (1, 2, 3, 4, 5):
+        yield f"version-{version}", amd.report(version=version)
+    yield "algorithm-2", amd.report(algorithm=2)
+    yield "short", amd.report()[:-1]
+    yield "tail", amd.report()[:-1] + b"\x01"
+    yield "empty", b""
+
+
+def policies() -> Iterator[tuple[str, bytes]]:
+    yield "good", POLICY.encode()
+    yield "only-snp", ONLY_SNP.encode()
+    yield "every-kind", EVERY_KIND.encode()
+    yield "nothing", b"version = 1"
+    yield "dotted", b"version = 1\nsnp.vmpl = 4"
+    yield "deep", b"a = " + b"[" * 2000
+    yield "empty", b""
+
+
+def tpm_quotes() -> Iterator[tuple[str, bytes]]:
+    values = tpm.pcr_values(tpm.BOOT)
+    good = tpm.quote(values, bytes(32))
+    yield "good", good
+    yield "few", tpm.quote({4: values[4]}, b"")
+    yield "magic", tpm.quote(values, bytes(32), magic=0)
+    yield "certify", tpm.quote(values, bytes(32), kind=0x8017)
+    yield "short", good[:-1]
+    yield "longer", good + b"\0"
+
+
+def tpm_keys() -> Iterator[tuple[str, bytes]]:
+    good = tpm.Maker().ak
+    yield "p256", good
+    rsa = bytes.fromhex("0001000b0005047200000010") + bytes.fromhex("0014000b080000000000")
+    yield "rsa", rsa + tpm.sized(b"\xc1" + bytes(254) + b"\x01")
+    yield "even-rsa", rsa + tpm.sized(b"\xc0" + bytes(255))
+    yield "small-rsa", rsa + tpm.sized(b"\x03")
+    yield "not-a-point", good[:-1] + bytes([good[-1] ^ 1])
+    yield "sha1", good[:2] + b"\0\4" + good[4:]
+    yield "keyed-hash", b"\0\x08" + good[2:]
+    yield "short", good[:-1]
+
+
+def tpm_signatures() -> Iterator[tuple[str, bytes]]:
+    yield "ecdsa", tpm.sign(tpm.Maker().ak_key, b"another")
+    yield "rsassa", bytes.fromhex("0014000b") + tpm.sized(bytes(256))
+    yield "zeros", bytes.fromhex("0018000b") + 2 * tpm.sized(bytes(32))
+    yield "empty-numbers", bytes.fromhex("0018000b00000000")
+    yield "sha1", bytes.fromhex("00180004") + 2 * tpm.sized(bytes(32))
+    yield "hmac", bytes.fromhex("0005000b") + bytes(32)
+
+
+def event_logs() -> Iterator[tuple[str, bytes]]:
+    good = tpm.event_log(tpm.BOOT)
+    yield "good", good
+    yield "banks", tpm.event_log(tpm.BOOT, ((4, 20), (11, 32), (12, 48)))
+    yield "no-events", tpm.event_log(())
+    yield "sha1", tpm.event_log(tpm.BOOT, ((4, 20),))
+    yield "pcr-24", tpm.event_log((tpm.Measured(24, 1, b""),))
+    yield (
+        "huge-event",
+        good + bytes.fromhex("0400000001000000010000000b00") + bytes(32) + b"\xff" * 4,
+    )
+    yield "short", good[:-1]
+
+
+def hcl_reports() -> Iterator[tuple[str, bytes]]:
+    guest = AzureGuest(Amd())
+    yield "good", guest.hcl_report()
+    yield "version-2", guest.hcl_report(version=2)
+    yield "no-key", guest.hcl_report(b'{"keys": []}')
+    yield "two-keys", guest.hcl_report(guest.text.replace(b"]", b', {"kid": "HCLAkPub"}]', 1))
+    yield "not-json", guest.hcl_report(b"[" * 500)
+    yield "tail", guest.hcl_report() + b"\1"
+    yield "short", guest.hcl_report(pad=0)[:-1]
+
+
+def intel_quotes() -> Iterator[tuple[str, bytes]]:
+    intel = Intel()
+    tdx = intel.quote(tdx_body(bytes(64)))
+    yield "tdx", tdx
+    yield "sgx", intel.quote(sgx_body(bytes(64)))
+    yield "debug", intel.quote(tdx_body(bytes(64), attributes=1))
+    yield "version-5", b"\5" + tdx[1:48] + b"\2\0" + (584).to_bytes(4, "little") + tdx[48:]
+    yield "version-6", b"\6" + tdx[1:]
+    yield "no-chain", tdx[: tdx.index(b"-----BEGIN")]
+    yield "longer", tdx + b"\0"
+
+
+def intel_collaterals() -> Iterator[tuple[str, bytes]]:
+    intel = Intel()
+    for kind in ("tdx", "sgx"):
+        yield kind, intel.collateral(kind).text.encode()
+    yield "not-json", b"[" * 3000
+    yield "nothing", b"{}"
+    yield "numbers", b'{"tcb_info": 1, "qe_identity": 2}'
+
+
+def nvidia_reports() -> Iterator[tuple[str, bytes]]:
+    gpu, switch = Nvidia(), Nvidia("LS_10")
+    few = {n: MEASUREMENTS[n] for n in range(3)}
+    good = gpu.report(bytes(32), measurements=few)
+    yield "gpu", good
+    yield "switch", switch.report(bytes(32), measurements=few)
+    yield "whole", gpu.report(bytes(32))
+    yield "no-measurements", gpu.report(bytes(32), measurements={})
+    yield "no-fields", gpu.report(bytes(32), measurements=few, opaque={})
+    yield "escape", gpu.report(bytes(32), measurements=few, opaque={3: b"\x1b[2J", 6: b"\xff"})
+    yield "version-12", gpu.report(bytes(32), measurements=few, version=0x12)
+    yield "short", good[:-1]
+    yield "longer", good + b"\0"
+
+
+def nvidia_references() -> Iterator[tuple[str, bytes]]:
+    gpu = Nvidia()
+    good = gpu.reference_file("590.12", {n: MEASUREMENTS[n] for n in (1, 3)})
+    yield "good", good
+    yield "unsigned", good[: good.index(b"<ds:Signature")] + b"</SoftwareIdentity>"
+    yield "wrapped", b"<a>" + good + b"</a>"
+    yield "entity", b'<!DOCTYPE a [<!ENTITY b "c">]>' + good
+    yield "not-xml", b"<" * 100
+
+
+def broker_requests() -> Iterator[tuple[str, bytes]]:
+    key, name = Ed25519PrivateKey.generate(), WorkerName("job", 1)
+    jwk = public_jwk(new_key())
+    good = write_attestation(bytes(32), jwk, name, 4, key, Amd().evidence().encode())
+    fields = json.loads(good)
+    yield "attest", good
+    yield "unsigned", json.dumps(fields | {"signature": ""}).encode()
+    yield (
+        "more-evidence",
+        json.dumps(
+            fields | {"tee-evidence": fields["tee-evidence"] | {"additional_evidence": "[]"}}
+        ).encode(),
+    )
+    yield "auth", write_auth("snp", {})
+    maker = tpm.Maker()
+    shown = [base64.b64encode(one).decode() for one in maker.chain]
+    yield "auth-tpm", write_auth("tpm", {"chain": shown, "ak": base64.b64encode(maker.ak).decode()})
+    yield "auth-odd", write_auth("tpm", {"chain": [7], "ak": None})
+    yield "empty", b""
+    yield "deep", b"[" * 8000
+
+
+def broker_answers() -> Iterator[tuple[str, bytes]]:
+    for number, error in enumerate((RankTaken("taken"), KindNotAllowed("no"))):
+        yield f"refusal-{number}", response_of(error).body
+    yield "unknown", b'{"type": "urn:sealring:error:SystemExit", "detail": "x"}'
+    yield "terminal-escape", b'{"type": "urn:sealring:error:RankTaken", "detail": "\\u001b[2J"}'
+    yield "numbers", b'{"type": 1, "detail": 2}'
+    yield "list", b"[]"
+
+
+def attestation_claims() -> Iterator[tuple[str, bytes]]:
+    amd, gpu = Amd(), Nvidia()
+    device = gpu.evidence(CHALLENGE.device_nonce("snp"))
+    trust = replace(amd.trust(), nvidia=gpu.trust().nvidia, references=gpu.references())
+    for name, evidence, trusted in (
+        ("snp", amd.evidence(), amd.trust(amd.revocation_list())),
+        ("gpu", amd.evidence(devices=(device,)), trust),
+    ):
+        worker = verify_evidence(evidence, CHALLENGE, trusted)
+        yield name, encode_claims(worker, "ab" * 32, "cd" * 32)
+    claims = json.loads(encode_claims(worker, "ab" * 32, "cd" * 32))
+    for name, when in (("far-future", 1.8e18), ("not-a-number", float("nan")), ("true", True)):
+        claims["worker"]["verified_at"] = when
+        yield name, json.dumps(claims).encode()
+    yield "version-2", b'{"version": 2}'
+    yield "deep", b"[" * 8000
 
 
 def main() -> None:
@@ -161,6 +374,21 @@ def main() -> None:
         "offer": offers(),
         "addresses": address_lists(),
         "stored": stored_values(),
+        "evidence": evidence(),
+        "snp_report": snp_reports(),
+        "policy": policies(),
+        "tpm_quote": tpm_quotes(),
+        "tpm_key": tpm_keys(),
+        "tpm_signature": tpm_signatures(),
+        "event_log": event_logs(),
+        "hcl_report": hcl_reports(),
+        "intel_quote": intel_quotes(),
+        "intel_collateral": intel_collaterals(),
+        "nvidia_report": nvidia_reports(),
+        "nvidia_reference": nvidia_references(),
+        "broker_request": broker_requests(),
+        "broker_answer": broker_answers(),
+        "attestation_claims": attestation_claims(),
     }.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,23 @@ def around_the_ring(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_messages_of_every_length(workers: Workers, world: int, transport: str) -> None:
     workers.run(around_the_ring, world=world, env={"SEALRING_TRANSPORT": transport})
+
+
+def counted(rank: int, world: int) -> tuple[int, int]:
+    group: Any = dist.group.WORLD
+    before = group.account()
+    around_the_ring(rank, world)
+    after = group.account()
+    assert after["memory_bytes"] >= before["memory_bytes"] > 0
+    return (
+        after["sealed_bytes"] - before["sealed_bytes"],
+        after["opened_bytes"] - before["opened_bytes"],
+    )
+
+
+def test_messages_are_in_the_groups_account(workers: Workers) -> None:
+    sent = 4 * (1 + SHORT + LONG)
+    assert workers.run(counted, world=2) == [(sent, sent)] * 2
 
 
 def tags_in_any_order(rank: int, world: int) -> None:

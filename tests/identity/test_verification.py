@@ -108,7 +108,7 @@ def test_a_certificate_of_ours_that_is_no_workers_is_refused(
 def test_proof_cannot_be_made_or_copied() -> None:
     peer = check(ISSUER.credentials(1).certificate)
     with pytest.raises(TypeError):
-        VerifiedPeer("job", 1, 4, b"", object())
+        VerifiedPeer("job", 1, 4, b"", "", object())
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError):
             attempt(peer)

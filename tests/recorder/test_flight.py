@@ -12,6 +12,7 @@ from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import ConfigurationError, PeerLost
 from sealring.recorder import FlightRecorder, ProcessAccount
 from sealring.recorder.flight import KEPT
+from sealring.recorder.mail import MessageEntry
 from sealring.schedule import Algorithm, Operation
 
 ALL_REDUCE = Collective(
@@ -40,9 +41,22 @@ class CountingEngine:
         }
 
 
-def recorder(engine: CountingEngine, failures: list[str] | None = None) -> FlightRecorder:
+class CountingMailbox:
+    def __init__(self) -> None:
+        self.sealed = self.opened = 0
+
+    def account(self) -> Any:
+        return {"sealed_bytes": self.sealed, "opened_bytes": self.opened, "memory_bytes": 0}
+
+
+def recorder(
+    engine: CountingEngine,
+    failures: list[str] | None = None,
+    mailbox: CountingMailbox | None = None,
+) -> FlightRecorder:
     return FlightRecorder(
         engine,
+        mailbox or CountingMailbox(),
         job="tests",
         job_rank=4,
         group="pairs",
@@ -155,10 +169,67 @@ def test_a_closed_group_keeps_its_account_and_lets_go_of_its_engine() -> None:
     assert (account.rank, account.members) == (1, [2, 4, 6])
 
 
+def message(way: Any, peer: int, tag: int = 0) -> MessageEntry:
+    return MessageEntry(way, peer, tag, 28, DType.FLOAT32)
+
+
+def test_messages_are_recorded_from_their_call_to_their_end() -> None:
+    mailbox = CountingMailbox()
+    engine = CountingEngine()
+    flight = recorder(engine, mailbox=mailbox)
+    sent, received = message("send", 2, tag=7), message("recv", -1)
+    for entry in (sent, received):
+        flight.mail.posted(entry)
+    first, second = flight.account().messages
+    assert (first.operation, first.peer, first.tag, first.bytes) == ("send", 2, 7, 28)
+    assert (first.dtype, first.state, first.ended_ns) == ("float32", "waiting", None)
+    assert (second.operation, second.peer) == ("recv", None)
+    engine.sealed, mailbox.sealed, mailbox.opened = 100, 28, 28
+    flight.message_ended(received, 0, None)  # they overtake each other
+    flight.message_ended(sent, 2, None)
+    account = flight.account()
+    assert [each.operation for each in account.messages] == ["send", "recv"]
+    assert [each.state for each in account.messages] == ["done", "done"]
+    assert account.messages[1].peer == 0, "whoever it came from"
+    assert (account.sealed_bytes, account.opened_bytes) == (128, 28)
+    assert flight.mail.finished == {"send": 1, "recv": 1}
+
+
+def test_the_last_thousand_messages_are_kept_besides_those_under_way() -> None:
+    flight = recorder(CountingEngine())
+    waiting = message("recv", 0, tag=5000)
+    flight.mail.posted(waiting)
+    for tag in range(KEPT + 3):
+        entry = message("send", 0, tag)
+        flight.mail.posted(entry)
+        flight.message_ended(entry, 0, None)
+    kept = flight.account().messages
+    assert [kept[0].tag, kept[1].tag, kept[-1].tag, len(kept)] == [5000, 3, KEPT + 2, KEPT + 1]
+    assert flight.mail.finished == {"send": KEPT + 3}
+
+
+def test_a_failed_message_is_a_failure_of_the_group() -> None:
+    failures: list[str] = []
+    flight = recorder(CountingEngine(), failures)
+    entry = message("recv", 0)
+    flight.mail.posted(entry)
+    flight.message_ended(entry, None, PeerLost("rank 2 is gone", peer=2))
+    flight.queued(1, ALL_REDUCE)
+    flight.started(1, 1, ALL_REDUCE)
+    flight.ended(PeerLost("rank 2 is gone", peer=2))
+    assert failures == ["told"], "once, whichever failed first"
+    assert flight.failed == {"PeerLost": 2}
+    (failed,) = flight.account().messages
+    assert (failed.state, failed.error) == ("failed", "PeerLost: rank 2 is gone")
+    assert flight.account().state == "failed"
+    assert flight.mail.finished == {}
+
+
 def written() -> ProcessAccount:
     flight = recorder(CountingEngine())
     run(flight, 1)
     flight.queued(2, BROADCAST)
+    flight.mail.posted(message("recv", -1))
     return ProcessAccount("tests", 4, "a-host", 17, time.time_ns(), [flight.account()])
 
 
@@ -180,6 +251,8 @@ def test_what_is_written_is_read_back() -> None:
         ('"number": 1', '"number": -1', r"collectives\[0\]: number is not"),
         ('"number": 1', f'"number": {1 << 63}', r"collectives\[0\]: number is not"),
         ("0.5", "NaN", r"waited_s\[0\] is not"),
+        ('"waiting"', '"lost"', r"x: groups\[0\]: messages\[0\]: state is not"),
+        ('"recv"', '"steal"', r"x: groups\[0\]: messages\[0\]: operation is not"),
         ('"number": 1', '"number": 1.5', r"x: groups\[0\]: collectives\[0\]: number is not"),
     ],
 )

@@ -111,6 +111,62 @@ def test_a_record_that_cannot_be_written_does_not_hide_the_failure(
     assert [type(error) for error in errors] == [OutOfStep, OutOfStep]
 
 
+def messages_recorded(rank: int, world: int) -> tuple[Any, list[str]]:
+    other = 1 - rank
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        if rank == 0:
+            dist.send(torch.ones(10), other, tag=3)
+            dist.recv(torch.zeros(50_000), other)
+        else:
+            dist.recv(torch.zeros(10), tag=3)  # from anyone
+            dist.send(torch.ones(50_000), other)
+    shown = [event.name for event in profile.events() or [] if event.name.startswith("sealring:")]
+    return sealring.flight_record().groups[-1], shown
+
+
+def test_messages_are_in_the_record_and_in_profiles(workers: Workers) -> None:
+    own = {"SEALRING_JOB": "messages"}  # a group that no other test has used
+    results = workers.run(messages_recorded, world=2, env=own)
+    seen = [
+        [(m.operation, m.peer, m.tag, m.bytes, m.dtype, m.state) for m in flight.messages]
+        for flight, _ in results
+    ]
+    assert seen == [
+        [("send", 1, 3, 40, "float32", "done"), ("recv", 1, 0, 200_000, "float32", "done")],
+        [("recv", 0, 3, 40, "float32", "done"), ("send", 0, 0, 200_000, "float32", "done")],
+    ]
+    for flight, _ in results:
+        assert flight.collectives == []
+        assert all(m.ended_ns >= m.posted_ns for m in flight.messages)
+    assert [flight.sealed_bytes for flight, _ in results] == [40, 200_000]
+    assert [flight.opened_bytes for flight, _ in results] == [200_000, 40]
+    ranges = [[name for name in shown if "waiting" not in name] for _, shown in results]
+    assert ranges == [
+        ["sealring::send (40 bytes sealed)", "sealring::recv (200000 bytes opened)"],
+        ["sealring::recv (40 bytes opened)", "sealring::send (200000 bytes sealed)"],
+    ]
+    assert "sealring::recv (200000 bytes opened), waiting" in results[0][1]
+
+
+def sends_too_much(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(3), 1)
+        dist.recv(torch.ones(3), 1)
+    else:
+        dist.recv(torch.ones(2), 0)
+
+
+def test_a_failed_message_leaves_a_record_of_every_rank(workers: Workers, tmp_path: Path) -> None:
+    env = {"SEALRING_TRACE_DIR": str(tmp_path), "SEALRING_JOB": "mail"}
+    errors = workers.run(sends_too_much, world=2, env=env, errors=True)
+    assert [type(error) for error in errors] == [OutOfStep, OutOfStep]
+    for account, error in zip(read_flight_records([tmp_path]), errors, strict=True):
+        group = account.groups[-1]
+        assert group.state == "failed"
+        assert group.messages[-1].error == f"OutOfStep: {error}"
+        assert group.messages[-1].bytes == (12 if account.rank == 0 else 8)
+
+
 def on_request(rank: int, world: int, directory: str) -> tuple[str, str]:
     dist.all_reduce(torch.ones(10))
     files = sealring.dump_flight_record(directory)

@@ -36,6 +36,8 @@ def measured(rank: int, world: int) -> tuple[Any, Any, Any]:
     group: Any = dist.group.WORLD
     dist.all_reduce(torch.ones(50_000))
     dist.barrier()
+    deal = dist.send if rank == 0 else dist.recv
+    deal(torch.ones(250), 1 - rank)
     first, account = read(reader), group.account()
     # A second group of this name goes on where the first one ended.
     dist.destroy_process_group()
@@ -58,8 +60,12 @@ def test_metrics_count_what_was_sealed_opened_rekeyed_and_waited_for() -> None:
         assert dict(identity).keys() == {"sealring.job", "sealring.rank", "sealring.group"}
         assert ("sealring.job", "metrics") in identity
         assert ("sealring.rank", rank) in identity
-        assert sealed == account["sealed_bytes"] >= 200_000
+        sent, received = (1000, 0) if rank == 0 else (0, 1000)
+        assert sealed == account["sealed_bytes"] >= 200_000 + sent
         assert first["sealring.opened"] == {identity: account["opened_bytes"]}
+        assert account["opened_bytes"] >= 200_000 + received
+        way = "send" if rank == 0 else "recv"
+        assert first["sealring.messages"] == {identity | {("sealring.operation", way)}: 1}
         assert first["sealring.rekeys"] == {identity: sum(account["rekeys"])}
         assert sum(account["rekeys"]) >= 3
         peer = identity | {("sealring.peer", 1 - rank)}

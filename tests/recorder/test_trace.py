@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.errors import ConfigurationError
-from sealring.recorder import CollectiveAccount, GroupAccount, ProcessAccount
+from sealring.recorder import CollectiveAccount, GroupAccount, MessageAccount, ProcessAccount
 from sealring.recorder.chrome import chrome_trace
 from sealring.recorder.merge import clock_offsets_ns, read_flight_records
 
@@ -34,13 +34,54 @@ def collective(number: int | None, began_us: int, **changes: Any) -> CollectiveA
 
 def process(rank: int, *collectives: CollectiveAccount, **changes: Any) -> ProcessAccount:
     group = GroupAccount(
-        "00ff", "default", rank, [0, 1, 2], "open", 48, 50, 0, [0.0] * 3, list(collectives)
+        "00ff", "default", rank, [0, 1, 2], "open", 48, 50, 0, [0.0] * 3, list(collectives), []
     )
     values: dict[str, Any] = {
         "job": "tests", "rank": rank, "host": f"host-{rank}", "pid": 100 + rank,
         "written_ns": T0 + 100_000, "groups": [group],
     }  # fmt: skip
     return ProcessAccount(**{**values, **changes})
+
+
+def message(posted_us: int, **changes: Any) -> MessageAccount:
+    """One that takes 5 µs."""
+    values: dict[str, Any] = {
+        "operation": "send", "peer": 1, "tag": 9, "bytes": 64, "dtype": "float32",
+        "state": "done", "posted_ns": T0 + posted_us * 1000,
+        "ended_ns": T0 + (posted_us + 5) * 1000, "error": None,
+    }  # fmt: skip
+    return MessageAccount(**{**values, **changes})
+
+
+def with_messages(rank: int, *messages: MessageAccount) -> ProcessAccount:
+    account = process(rank, collective(1, 10))
+    account.groups[0].messages.extend(messages)
+    return account
+
+
+def test_messages_have_tracks_of_their_own() -> None:
+    waits = message(6, operation="recv", peer=None, state="waiting", ended_ns=None)
+    trace = chrome_trace([with_messages(0, message(3), waits)])
+    events = [e for e in trace["traceEvents"] if e.get("name", "").startswith(("send", "recv"))]
+    sent, sent_end, received, received_end = events
+    assert (sent["name"], sent["ph"], sent["ts"]) == ("send to rank 1", "b", 0.0)
+    assert (sent_end["ph"], sent_end["ts"], sent_end["id"]) == ("e", 5.0, sent["id"])
+    assert sent["args"]["tag"] == 9
+    assert (received["name"], received["id"] != sent["id"]) == ("recv from anyone", True)
+    assert received_end["ts"] == 97.0, "what has not ended lasts until the record was written"
+
+
+def test_show_lists_messages_when_asked(tmp_path: Path) -> None:
+    lost = message(6, peer=2, state="failed", error="PeerLost: \x1b[31mgone")
+    save(tmp_path, with_messages(0, message(3), lost), with_messages(1))
+    done = CliRunner().invoke(app, ["trace", "show", str(tmp_path), "--messages"])
+    assert done.exit_code == 0, done.output
+    assert "send to 1" in done.stdout
+    assert "\x1b[31m" not in done.stdout
+    listed = CliRunner().invoke(app, ["trace", "show", str(tmp_path), "--messages", "--json"])
+    rows = json.loads(listed.stdout)
+    assert [(row["rank"], row["message"]["peer"]) for row in rows] == [(0, 1), (0, 2)]
+    assert rows[1]["message"]["error"] == "PeerLost: \x1b[31mgone"
 
 
 def save(directory: Path, *accounts: ProcessAccount) -> None:
@@ -99,7 +140,8 @@ def test_merge_writes_one_trace_of_a_directory(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["trace", "merge", str(tmp_path), "-o", str(output), "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == {
-        "output": str(output), "ranks": [0, 1, 2], "collectives": 6, "clock_ahead_s": [0, 0, 0]
+        "output": str(output), "ranks": [0, 1, 2], "collectives": 6, "messages": 0,
+        "clock_ahead_s": [0, 0, 0],
     }  # fmt: skip
     trace = json.loads(output.read_text())
     assert Counter(event["pid"] for event in slices(trace)) == {0: 2, 1: 2, 2: 2}

@@ -46,7 +46,6 @@ class Work:
     ranks: int
     settings: tuple[Setting, ...]
     variants: tuple[str, ...] = ("plain", "sealed", "cc")
-    """With `compute` first, it is measured with the first bucket of each model."""
     steps: int = 11
     transport: str = "shm"
     cc_path: cc.Path = field(default_factory=cc.Path)
@@ -162,11 +161,7 @@ def _worker(rank: int, report: Report, work: Work) -> None:
         dist.init_process_group("sealring")
         gloo = dist.new_group(backend="gloo")
     ring = cc.make_ring(gloo, work.cc_path) if "cc" in work.variants and not alone else None
-    computed: set[tuple[str, int, str]] = set()
     for setting in work.settings:
-        model = (setting.model, setting.batch, setting.precision)
-        variants = [v for v in work.variants if v != "compute" or model not in computed]
-        computed.add(model)
         trainees = {
             variant: Trainee(
                 variant,
@@ -179,7 +174,7 @@ def _worker(rank: int, report: Report, work: Work) -> None:
                 gloo=gloo,
                 ring=ring,
             )
-            for variant in variants
+            for variant in work.variants
         }
         samples = alternate(
             {variant: trainee.step for variant, trainee in trainees.items()},

@@ -7,7 +7,19 @@ import sys
 import typer
 
 from sealring import __version__
-from sealring.cli import bench, ca, demo, doctor, report, run, trace
+from sealring.cli import (
+    attest,
+    bench,
+    broker,
+    ca,
+    demo,
+    doctor,
+    plan,
+    policy,
+    report,
+    run,
+    trace,
+)
 from sealring.cli.terminal import errors
 from sealring.errors import SealringError
 
@@ -21,7 +33,11 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run", context_settings=run.PASS_ON)(run.run)
 app.command("doctor")(doctor.doctor)
+app.command("attest")(attest.attest)
+app.command("plan")(plan.plan)
 app.command("report")(report.report)
+app.add_typer(policy.app, name="policy")
+app.add_typer(broker.app, name="broker")
 app.add_typer(bench.app, name="bench")
 app.add_typer(ca.app, name="ca")
 app.add_typer(trace.app, name="trace")

@@ -108,6 +108,7 @@ def _described(certificate: x509.Certificate) -> dict[str, str | int | None]:
         "job": None,
         "rank": None,
         "world_size": None,
+        "attestation": None,
         "subject": certificate.subject.rfc4514_string() or None,
         "issuer": certificate.issuer.rfc4514_string(),
         "not_before": certificate.not_valid_before_utc.isoformat(),
@@ -119,7 +120,23 @@ def _described(certificate: x509.Certificate) -> dict[str, str | int | None]:
     except ValueError as problem:
         row["kind"] = "authority" if _is_authority(certificate) else f"not a worker's: {problem}"
         return row
-    return row | {"job": claims.name.job, "rank": claims.name.rank, "world_size": claims.world}
+    return row | {
+        "job": claims.name.job,
+        "rank": claims.name.rank,
+        "world_size": claims.world,
+        "attestation": _attestation(certificate),
+    }
+
+
+def _attestation(certificate: x509.Certificate) -> str | None:
+    """What a broker saw of the worker; the word SIMULATED, if that is what it was."""
+    from sealring.identity.attestation.claims import claims_in
+
+    try:
+        claimed = claims_in(certificate)
+    except ValueError as problem:
+        return str(problem)
+    return None if claimed is None else f"{claimed.label}, measurement {claimed.measurement}"
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:

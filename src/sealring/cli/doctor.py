@@ -128,6 +128,9 @@ def _identity() -> Iterator[Finding]:
     from sealring.identity import load_credentials
 
     rank = int(os.environ.get("RANK", "0"))
+    if broker := os.environ.get("SEALRING_BROKER"):
+        yield _brokered(broker)
+        return
     try:
         credentials = load_credentials(rank, int(os.environ.get("WORLD_SIZE", str(rank + 1))))
     except NoIdentity as error:
@@ -139,6 +142,20 @@ def _identity() -> Iterator[Finding]:
         yield Finding(
             "identity", "ok", f"job {credentials.job}, rank {rank}, until {until:%Y-%m-%d %H:%M}Z"
         )
+
+
+def _brokered(broker: str) -> Finding:
+    """Only what is set: asking the broker itself would take a rank."""
+    try:
+        from sealring.broker.enrolment import read_settings
+
+        settings = read_settings(os.environ)
+    except SealringError as error:
+        return Finding("identity", "problem", type(error).__name__, str(error))
+    kinds = ", ".join(
+        "SIMULATED" if kind == "simulated" else kind for kind in sorted(settings.policy.kinds)
+    )
+    return Finding("identity", "ok", f"job {settings.job}, from {broker}; peers must be {kinds}")
 
 
 def _ports() -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -33,6 +34,16 @@ def run(
     secret_file: Annotated[
         Path | None, typer.Option(help="The job's secret (mode 0600), the same on all machines.")
     ] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="https://HOST:PORT of the job's broker; several with commas.")
+    ] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="With --broker: its authority's certificate.")
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="With --broker: what this machine's workers demand of peers."),
+    ] = None,
     job: Annotated[str | None, typer.Option(help="The job's name, the same everywhere.")] = None,
     transport: Annotated[str | None, typer.Option(help="auto (the default), tcp or shm.")] = None,
     max_restarts: Annotated[
@@ -41,9 +52,9 @@ def run(
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own."""
-    os.environ.update(_identity(nnodes, secret_file))
     if job is not None:
         os.environ["SEALRING_JOB"] = job
+    os.environ.update(_brokered(broker, authority, policy) or _identity(nnodes, secret_file))
     if transport is not None:
         os.environ["SEALRING_TRANSPORT"] = transport
     read_settings(os.environ)
@@ -55,16 +66,16 @@ def run(
     if rdzv_endpoint is not None:
         run_id = os.environ.get("SEALRING_JOB", "sealring")
     elif nnodes == 1:
-        rdzv_endpoint, run_id = "localhost:0", secrets.token_hex(16)
+        port = _free_port() if os.environ.get("SEALRING_BROKER") else 0
+        rdzv_endpoint, run_id = f"localhost:{port}", secrets.token_hex(16)
     else:
         raise ConfigurationError(
             "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a "
             "host that all of them reach, the same on every machine"
         )
-    # The launchers' own store is sealed too wherever there is a secret to seal it under.
     arguments += [
         "--node-rank", str(node_rank),
-        "--rdzv-backend", "c10d" if read_secret(os.environ) is None else "sealring",
+        "--rdzv-backend", _rendezvous(),
         "--rdzv-endpoint", rdzv_endpoint,
         "--rdzv-id", run_id,
     ]  # fmt: skip
@@ -75,6 +86,40 @@ def run(
     except SignalException as stopped:
         # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
         raise typer.Exit(128 + stopped.sigval) from None
+
+
+def _rendezvous() -> str:
+    """How the launchers meet. Their store is sealed wherever there is a secret to seal it under.
+
+    Unsealed, torch's own way (c10d) has launchers unpickle what anybody can put there, and code
+    that runs in an attested machine is what a broker is there to keep out. With one they meet
+    in the static way, in which nothing is unpickled: the machines are numbered beforehand.
+    """
+    if os.environ.get("SEALRING_BROKER"):
+        return "static"
+    return "c10d" if read_secret(os.environ) is None else "sealring"
+
+
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _brokered(
+    broker: str | None, authority: Path | None, policy: Path | None
+) -> dict[str, str] | None:
+    """The environment of workers that join through a broker; None if there is none."""
+    if broker is None and not os.environ.get("SEALRING_BROKER"):
+        return None
+    chosen = {} if broker is None else {"SEALRING_BROKER": broker}
+    for name, path in (("SEALRING_AUTHORITY", authority), ("SEALRING_POLICY", policy)):
+        if path is not None:
+            chosen[name] = str(path.resolve())
+    from sealring.broker.enrolment import read_settings
+
+    read_settings({**os.environ, **chosen})  # better refused here than once per worker
+    return chosen
 
 
 def _identity(nnodes: int, secret_file: Path | None) -> dict[str, str]:

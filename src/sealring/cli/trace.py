@@ -14,7 +14,7 @@ from rich.text import Text
 from sealring.cli.terminal import console, human_bytes, print_json
 from sealring.errors import ConfigurationError
 from sealring.identity.private_files import replace_private
-from sealring.recorder.account import CollectiveAccount
+from sealring.recorder.account import CollectiveAccount, ProcessAccount
 from sealring.recorder.chrome import chrome_trace
 from sealring.recorder.merge import (
     clock_offsets_ns,
@@ -58,18 +58,21 @@ def merge(
             "Leave out --align."
         )
     replace_private(output, json.dumps(chrome_trace(accounts, offsets)).encode())
-    collectives = sum(len(group.collectives) for each in accounts for group in each.groups)
+    groups = [group for each in accounts for group in each.groups]
+    collectives = sum(len(group.collectives) for group in groups)
+    messages = sum(len(group.messages) for group in groups)
     if as_json:
         print_json({
             "output": str(output),
             "ranks": [account.rank for account in accounts],
             "collectives": collectives,
+            "messages": messages,
             "clock_ahead_s": [offsets.get(i, 0) / 1e9 for i in range(len(accounts))],
         })  # fmt: skip
         return
     console.print(
-        f"{output}: {collectives} collectives of rank {', '.join(str(a.rank) for a in accounts)}. "
-        "Open it in ui.perfetto.dev.",
+        f"{output}: {collectives} collectives and {messages} messages of rank "
+        f"{', '.join(str(a.rank) for a in accounts)}. Open it in ui.perfetto.dev.",
         markup=False,
         soft_wrap=True,
     )
@@ -83,10 +86,14 @@ def show(
     ] = None,
     group: Annotated[str | None, typer.Option(help="Of groups with this name only.")] = None,
     last: Annotated[int, typer.Option(min=1, help="Without --number: how many per rank.")] = 10,
+    messages: Annotated[bool, typer.Option(help="Sends and receives, not collectives.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the last collectives of each rank, or what number N was on every one of them."""
     accounts = read_flight_records(paths)
+    if messages:
+        _show_messages(accounts, group, last, as_json)
+        return
     rows: list[tuple[int, str, CollectiveAccount | None]]
     if number is not None:
         found = collectives_numbered(accounts, number, group)
@@ -111,6 +118,37 @@ def show(
     for rank, name, each in rows:
         cells = ["", "not in the record", "", "", "", ""] if each is None else _cells(each)
         table.add_row(str(rank), *(Text(_printable(cell)) for cell in (name, *cells)))
+    console.print(table)
+
+
+def _show_messages(
+    accounts: list[ProcessAccount], group: str | None, last: int, as_json: bool
+) -> None:
+    rows = [
+        (account.rank, one.name, each)
+        for account in accounts
+        for one in account.groups
+        if group is None or one.name == group
+        for each in one.messages[-last:]
+    ]
+    if as_json:
+        print_json([
+            {"rank": rank, "group": name, "message": dataclasses.asdict(each)}
+            for rank, name, each in rows
+        ])  # fmt: skip
+        return
+    table = Table("rank", "group", "message", "tag", "size", "state", "took")
+    for rank, name, each in rows:
+        whom = "anyone" if each.peer is None else str(each.peer)
+        cells = [
+            name,
+            f"{each.operation} {'to' if each.operation == 'send' else 'from'} {whom}",
+            str(each.tag),
+            f"{human_bytes(each.bytes)} of {each.dtype}",
+            each.state if each.error is None else f"{each.state}: {each.error}",
+            f"{(each.ended_ns - each.posted_ns) / 1000:,.0f} µs" if each.ended_ns else "",
+        ]
+        table.add_row(str(rank), *(Text(_printable(cell)) for cell in cells))
     console.print(table)
 
 

@@ -14,26 +14,15 @@ from sealring.links.rendezvous import encode_addresses, parse_addresses
 _TARGET: Final = "wiretap/target"
 
 
-class LyingStore(Store):
-    """Tells the truth, except about where one rank listens: there it names the wiretap.
+class HonestStore(Store):
+    """Passes everything on to another store; for those who lie in one answer and in no other."""
 
-    That it stands in the worker's process changes nothing: the worker sees of a store only what
-    the store answers.
-    """
-
-    def __init__(self, store: Store, *, about: int, relay: Address) -> None:
+    def __init__(self, store: Store) -> None:
         super().__init__()
         self._store = store
-        self._about = f"/address/{about}"
-        self._relay = relay
 
     def get(self, key: str) -> bytes:
-        value = bytes(self._store.get(key))
-        if not key.endswith(self._about):
-            return value
-        # The wiretap must know whom to connect its prey to.
-        self._store.set(_TARGET, value.decode())
-        return encode_addresses([self._relay]).encode()
+        return bytes(self._store.get(key))
 
     def set(self, key: str, value: str) -> None:
         self._store.set(key, value)
@@ -49,6 +38,27 @@ class LyingStore(Store):
             self._store.wait(keys)
         else:
             self._store.wait(keys, timeout)
+
+
+class LyingStore(HonestStore):
+    """Tells the truth, except about where one rank listens: there it names the wiretap.
+
+    That it stands in the worker's process changes nothing: the worker sees of a store only what
+    the store answers.
+    """
+
+    def __init__(self, store: Store, *, about: int, relay: Address) -> None:
+        super().__init__(store)
+        self._about = f"/address/{about}"
+        self._relay = relay
+
+    def get(self, key: str) -> bytes:
+        value = super().get(key)
+        if not key.endswith(self._about):
+            return value
+        # The wiretap must know whom to connect its prey to.
+        self._store.set(_TARGET, value.decode())
+        return encode_addresses([self._relay]).encode()
 
 
 def real_address(store: Store) -> Address:

@@ -109,7 +109,8 @@ def _meanings(fields: dict[str, int]) -> Iterator[tuple[int, int, str]]:
     yield 32, 40, f"collective {fields['collective']}"
     words = " ".join(part.name.lower() for part in (operation, reduction, dtype, algorithm))
     yield 40, 44, words
-    yield 44, 56, f"message {fields['message']}, segment {fields['segment']}"
+    yield 44, 52, f"message {fields['message']}, segment {fields['segment']}"
+    yield 52, 56, f"root {fields['root']}"
     yield 56, 64, f"of {fields['total']:,} bytes in all"
     yield 64, 80, "the header's tag"
 

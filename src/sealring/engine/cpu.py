@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import Fields, Names, error_from
-from sealring.errors import Unsupported
+from sealring.errors import GroupError, Unsupported
 from sealring.links.memory import SharedMemory
 from sealring.schedule import (
     Algorithm,
@@ -155,6 +155,9 @@ class CpuEngine:
     def fail(self, failure: Fields) -> None:
         """End with a failure that the group saw elsewhere, and tell the other ranks."""
         self._native.fail(failure)
+
+    def error_of(self, failure: Fields) -> GroupError:
+        return error_from(failure, self._names)
 
     def account(self) -> _native.Account:
         return self._native.account()

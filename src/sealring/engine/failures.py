@@ -11,6 +11,7 @@ from sealring.errors import (
     GroupClosed,
     GroupError,
     MissingRecord,
+    NoLongerAdmitted,
     OutOfStep,
     PeerLost,
     PeerSilent,
@@ -28,7 +29,9 @@ ERROR_BY_CODE: Final[dict[int, type[GroupError]]] = {
     5: PeerLost,
     6: PeerSilent,
     7: GroupClosed,
+    8: NoLongerAdmitted,
 }
+NO_LONGER_ADMITTED: Final = 8
 
 _REMEDY: Final[dict[type[GroupError], str]] = {
     TamperedRecord: "Somebody on the way changes the traffic, or hardware is failing: check the "
@@ -43,6 +46,7 @@ _REMEDY: Final[dict[type[GroupError], str]] = {
     PeerSilent: "That rank may hang, be stopped or be cut off; if it is only slow, pass a longer "
     "timeout to init_process_group.",
     GroupClosed: "Make a new group.",
+    NoLongerAdmitted: "`sealring broker audit` says why; start a new group without it.",
 }
 
 _RANK = re.compile(r"\brank (\d{1,9})\b")
@@ -93,12 +97,14 @@ def error_from(
     called = operation.name.lower() if operation is not None and number == collective else None
     numbered = f"collective {collective}" if collective else "a message"
     where = [f"{called}, {numbered}" if called else numbered]
+    if kind is NoLongerAdmitted:  # it happened outside of any of them
+        where = []
     if about is not None and kind is not OutOfStep:
         where.insert(0, f"rank {about} on {host}" if host else f"rank {about}")
     reported = "" if told_by is None else f"rank {told_by} reported: "
+    met = f" ({'; '.join(where)})" if where else ""
     error = kind(
-        f"{reported}{_named(text, names)} ({'; '.join(where)}). The group is closed. "
-        f"{_REMEDY[kind]}",
+        f"{reported}{_named(text, names)}{met}. The group is closed. {_REMEDY[kind]}",
         peer=about,
         host=host,
         operation=called,

@@ -8,7 +8,7 @@ import secrets
 import time
 import weakref
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -24,6 +24,10 @@ from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
 from sealring.links import Link, agreed_epoch, build_mesh
 from sealring.recorder.start import start_recorder
+from sealring.schedule import Selection
+
+if TYPE_CHECKING:  # its packages are an extra
+    from sealring.broker.enrolment import Enrolment
 
 
 def create_group(options: Any) -> SealedProcessGroup:
@@ -33,9 +37,14 @@ def create_group(options: Any) -> SealedProcessGroup:
     members = tuple(options.global_ranks_in_group) or tuple(range(group_world))
     rank = members[group_rank]
     world = dist.get_world_size() if dist.is_initialized() else group_world
-    credentials = load_credentials(rank=rank, world=world)
-
     deadline = time.monotonic() + options.timeout.total_seconds()
+    enrolment = _enrolment(rank, world, deadline)
+    credentials = (
+        load_credentials(rank=rank, world=world)
+        if enrolment is None
+        else enrolment.credentials(deadline)
+    )
+
     # Fresh for every group, so its nonces may start at zero.
     group_key = secrets.token_bytes(limits.KEY_BYTES)
 
@@ -58,17 +67,19 @@ def create_group(options: Any) -> SealedProcessGroup:
             world=world,
             members=members,
             rank=rank,
-            settings=settings.shared,
+            settings={**settings.shared, **credentials.settings},
+            host=settings.host,
         )
         # Messages between two ranks must not wait behind a collective, nor the other way round:
         # they have links and keys of their own.
         message_terms = replace(terms, epoch=f"{epoch}.messages")
+        links = links_for(terms)
         engine = CpuEngine(
             group_rank,
             group_world,
             context=group_context(terms),
             group_key=group_key,
-            links=links_for(terms),
+            links=links,
             host=terms.host,
             members=members,
             record_bytes=settings.record_bytes,
@@ -85,6 +96,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         )
     recorder = start_recorder(
         engine,
+        mailbox,
         job=terms.job,
         job_rank=rank,
         group=terms.group,
@@ -101,13 +113,24 @@ def create_group(options: Any) -> SealedProcessGroup:
         options.timeout,
         recorder=recorder,
         arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
-        algorithm=settings.algorithm,
+        selection=Selection(engine.topology, settings.table, settings.algorithms),
     )
     restore_errors_in_backward()
     serve_torchs_own_call(SealedProcessGroup)
     interrupt_on_signal(engine)
+    if enrolment is not None:
+        enrolment.watch(group, {member: link.peer_key for member, link in links})
     _leave_in_order(group)
     return group
+
+
+def _enrolment(rank: int, world: int, deadline: float) -> Enrolment | None:
+    """Where a broker vouches for this worker: what holds and renews its certificate."""
+    if not os.environ.get("SEALRING_BROKER"):
+        return None
+    from sealring.broker import enrolled
+
+    return enrolled(rank, world, os.environ, deadline)
 
 
 def _leave_in_order(group: SealedProcessGroup) -> None:

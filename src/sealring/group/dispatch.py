@@ -49,8 +49,9 @@ class Dispatcher:
         engine: CpuEngine,
         label: str,
         recorder: FlightRecorder,
-        on_failure: Callable[[GroupError], None],
+        on_failure: Callable[[GroupError], GroupError],
     ) -> None:
+        """`on_failure` ends the rest of the group, and returns the error that it ended with."""
         self._engine = engine
         self._recorder = recorder
         self._on_failure = on_failure
@@ -147,12 +148,12 @@ class Dispatcher:
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
-            error = raised
-            remember(raised)
             if isinstance(raised, GroupError):
                 # The engine has closed itself, unless this was found between two collectives.
                 self._engine.close()
-                self._on_failure(raised)
+                raised = self._on_failure(raised)
+            error = raised
+            remember(raised)
         try:
             if error is not None:
                 self._recorder.ended(error)

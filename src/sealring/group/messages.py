@@ -16,7 +16,10 @@ import torch
 from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupClosed, GroupError
+from sealring.group import arguments, profiles
 from sealring.group.work import SealedWork
+from sealring.recorder import FlightRecorder
+from sealring.recorder.mail import MessageEntry
 
 if TYPE_CHECKING:
     from sealring._native import MailAccount
@@ -30,8 +33,10 @@ class MessageWork(SealedWork):
         messages: Messages,
         result: list[torch.Tensor],
         on_success: Callable[[], None] | None,
+        entry: MessageEntry,
     ) -> None:
         super().__init__(result, give_up=messages.give_up)
+        self.entry = entry
         self._messages = messages
         self._on_success = on_success
         self._source = -1
@@ -42,7 +47,8 @@ class MessageWork(SealedWork):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         # With a limit of its own it only watches: the group's thread drives the traffic.
         if timeout <= timedelta(0) and not self.is_completed():
-            self._messages.drive(self)
+            with profiles.message_shown(self.entry, waiting=True):
+                self._messages.drive(self)
         return super().wait(timeout)
 
     def arrived(self, peer: int) -> None:
@@ -59,10 +65,16 @@ class MessageWork(SealedWork):
 
 class Messages:
     def __init__(
-        self, mailbox: Mailbox, label: str, on_failure: Callable[[GroupError], None]
+        self,
+        mailbox: Mailbox,
+        label: str,
+        recorder: FlightRecorder,
+        on_failure: Callable[[GroupError], GroupError],
     ) -> None:
+        """`on_failure` ends the rest of the group, and returns the error that it ended with."""
         self._mailbox = mailbox
         self._label = label
+        self._recorder = recorder
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._under_way: dict[int, MessageWork] = {}
@@ -76,7 +88,9 @@ class Messages:
         timeout_s: float,
         result: list[torch.Tensor],
     ) -> MessageWork:
-        return self._post(self._mailbox.send, peer, tag, memory, timeout_s, result, None)
+        dtype = arguments.moved_dtype(memory)
+        entry = MessageEntry("send", peer, tag, memory.nbytes, dtype)
+        return self._post(self._mailbox.send, entry, memory, timeout_s, result, None)
 
     def receive(
         self,
@@ -87,24 +101,27 @@ class Messages:
         result: list[torch.Tensor],
         on_success: Callable[[], None] | None,
     ) -> MessageWork:
-        return self._post(self._mailbox.receive, peer, tag, memory, timeout_s, result, on_success)
+        dtype = arguments.moved_dtype(memory)
+        entry = MessageEntry("recv", peer, tag, memory.nbytes, dtype)
+        return self._post(self._mailbox.receive, entry, memory, timeout_s, result, on_success)
 
     def _post(
         self,
         call: Callable[[int, int, tuple[int, int], float], int],
-        peer: int,
-        tag: int,
+        entry: MessageEntry,
         memory: torch.Tensor,
         timeout_s: float,
         result: list[torch.Tensor],
         on_success: Callable[[], None] | None,
     ) -> MessageWork:
-        work = MessageWork(self, result, on_success)
+        work = MessageWork(self, result, on_success, entry)
         work.memory = memory
+        self._recorder.mail.posted(entry)
         # Held while it is posted: a message that is done at once is looked up under its ticket.
-        with self._lock:
+        with profiles.message_shown(entry), self._lock:
             try:
-                work.ticket = call(peer, tag, (memory.data_ptr(), memory.nbytes), timeout_s)
+                where = (memory.data_ptr(), memory.nbytes)
+                work.ticket = call(entry.peer, entry.tag, where, timeout_s)
             except GroupError as error:
                 failed: GroupError | None = error
             else:
@@ -118,8 +135,9 @@ class Messages:
                     )
                     self._thread.start()
         if failed is not None:
-            self._fail(failed)
-            raise failed
+            settled = self._fail(failed)
+            self._recorder.message_ended(entry, None, settled)
+            raise settled
         return work
 
     def drive(self, work: MessageWork) -> None:
@@ -164,16 +182,19 @@ class Messages:
         with self._lock:
             work = self._under_way.pop(ticket, None)
         if work is not None:
+            self._recorder.message_ended(work.entry, peer, None)
             work.arrived(peer)
 
-    def _fail(self, error: GroupError) -> None:
+    def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: whoever gets the error may use the message's memory for something else.
         self._mailbox.fail(fields_of(error))
-        self._on_failure(error)
-        self._end(error)
+        settled = self._on_failure(error)
+        self._end(settled)
+        return settled
 
     def _end(self, error: GroupError) -> None:
         with self._lock:
             orphans, self._under_way = list(self._under_way.values()), {}
         for work in orphans:
+            self._recorder.message_ended(work.entry, None, error)
             work.finish(error)

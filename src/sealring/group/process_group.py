@@ -16,17 +16,19 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.engine.failures import fields_of
+from sealring.engine.failures import NO_LONGER_ADMITTED, fields_of
 from sealring.engine.mailbox import Mailbox
+from sealring.errors import GroupError
 from sealring.group import arguments, gpu, monitored
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
+from sealring.group.first_failure import FirstFailure
 from sealring.group.messages import Messages, MessageWork
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
-from sealring.schedule import Algorithm, Operation, choose
+from sealring.schedule import Algorithm, Operation, Selection, Topology
 
 if TYPE_CHECKING:
     from sealring._native import Account
@@ -43,28 +45,38 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         *,
         recorder: FlightRecorder,
         arrivals: monitored.Arrivals,
-        algorithm: Algorithm | None = None,
+        selection: Selection,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._rank = rank
         self._world = world
         self._engine = engine
         self._timeout = timeout
-        self._algorithm = algorithm
         self._arrivals = arrivals
         self._name = ""
         self._description = ""
         self._coalesced: list[SealedWork] | None = None
+        self.selection = selection
+        """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
         self.recorder = recorder
-        """What the last collectives were: recorder.collective(number), recorder.account()."""
+        """What the last calls were: recorder.collective(number), recorder.account()."""
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
         # itself, so that it goes, with its store, as soon as nobody holds it any more.
-        self._messages = Messages(
-            mailbox, f"rank {rank}", on_failure=lambda error: engine.fail(fields_of(error))
-        )
-        self._dispatcher = Dispatcher(
-            engine, f"rank {rank}", recorder, on_failure=self._messages.fail
-        )
+        first = FirstFailure()
+
+        def end_collectives(error: GroupError) -> GroupError:
+            settled = first.settle(error)
+            engine.fail(fields_of(settled))
+            return settled
+
+        def end_messages(error: GroupError) -> GroupError:
+            settled = first.settle(error)
+            messages.fail(settled)
+            return settled
+
+        messages = Messages(mailbox, f"rank {rank}", recorder, on_failure=end_collectives)
+        self._messages = messages
+        self._dispatcher = Dispatcher(engine, f"rank {rank}", recorder, on_failure=end_messages)
 
     # ---- who we are
 
@@ -96,6 +108,11 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
+
+    @property
+    def topology(self) -> Topology:
+        """Who shares a host with whom, by the names that the ranks gave of their hosts."""
+        return self._engine.topology
 
     def account(self) -> Account:
         """What was sealed, opened and waited for so far.
@@ -149,6 +166,12 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         """Ends at once; what is under way fails with GroupClosed here and on every peer."""
         self._close(abort=True)
 
+    def expel(self, member: int, why: str) -> None:
+        """Ends the group on every rank, because a member (by its rank here) has no place in it."""
+        failure = (NO_LONGER_ADMITTED, member, 0, -1, why)
+        self._engine.fail(failure)
+        self._messages.fail(self._engine.error_of(failure))
+
     def leave(self) -> None:
         """At the process's exit: nobody waits any more for what is still in the queue."""
         self._close(abort=not self._dispatcher.idle)
@@ -161,7 +184,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     # ---- in and out of the queue
 
     def _choose(self, operation: Operation, nbytes: int) -> Algorithm:
-        return choose(operation, self._world, nbytes, self._algorithm)
+        return self.selection(operation, nbytes)
 
     def _message_timeout(self) -> float:
         return self._timeout.total_seconds()

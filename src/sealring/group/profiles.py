@@ -1,4 +1,4 @@
-"""Collectives in torch.profiler's timeline, each with the bytes that this rank seals for it.
+"""Collectives and messages in torch.profiler's timeline, each with the bytes that this rank seals.
 
 Ranges are not free, so they are made only for a profiler.
 """
@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
+from sealring.recorder.mail import MessageEntry
 
 
 def range_name(name: str, collective: Collective | None, engine: CpuEngine) -> str:
@@ -30,3 +31,12 @@ def shown(
     if not torch.autograd.profiler._is_profiler_enabled:
         return nullcontext()
     return torch.profiler.record_function(range_name(name, collective, engine))
+
+
+def message_shown(entry: MessageEntry, *, waiting: bool = False) -> AbstractContextManager[object]:
+    """A range for the call, and one for the wait that moves the message's bytes."""
+    if not torch.autograd.profiler._is_profiler_enabled:
+        return nullcontext()
+    happens = "sealed" if entry.way == "send" else "opened"
+    name = f"sealring::{entry.way} ({entry.bytes} bytes {happens})"
+    return torch.profiler.record_function(f"{name}, waiting" if waiting else name)

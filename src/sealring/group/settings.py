@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, cast
 
 from sealring import limits
 from sealring.errors import ConfigurationError
 from sealring.recorder.process import trace_directory
-from sealring.schedule import Algorithm
+from sealring.schedule import Algorithm, Operation
+from sealring.schedule.choose import NOTHING_SET, parse_fixed
+from sealring.schedule.table import AlgorithmTable, parse_table, shipped_table
 
 Transport = Literal["auto", "tcp", "shm"]
 TRANSPORTS: Final = ("auto", "tcp", "shm")
+MAX_TABLE_BYTES: Final = 1 << 20
 TRACE_SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 
 
@@ -24,8 +28,12 @@ class Settings:
     """Shared memory between ranks of one host and TCP otherwise, or one of them for all."""
     record_bytes: int = limits.RECORD_BYTES
     rekey_bytes: int = limits.REKEY_BYTES
-    algorithm: Algorithm | None = None
+    algorithms: Mapping[Operation, Algorithm] = field(default_factory=dict)
     """Instead of the table's choice; the same on all ranks."""
+    table: AlgorithmTable = field(default_factory=shipped_table)
+    """The same on all ranks."""
+    host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
+    """What this worker's host is called: ranks with one name share one."""
     trace_directory: Path | None = None
     """Where the flight record goes when a collective fails."""
     trace_signal: signal.Signals | None = None
@@ -37,7 +45,11 @@ class Settings:
         return {
             "record_bytes": self.record_bytes,
             "ring_bytes": limits.RING_BYTES,
-            "algorithm": 0 if self.algorithm is None else self.algorithm.value,
+            "algorithm_table": self.table.digest(),
+            **{
+                f"algorithm.{operation.name.lower()}": algorithm.value
+                for operation, algorithm in self.algorithms.items()
+            },
         }
 
 
@@ -54,24 +66,39 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         raise ConfigurationError("SEALRING_RECORD_BYTES must be a multiple of 64")
     rekey_bytes = _bytes(environ, "SEALRING_REKEY_BYTES", limits.REKEY_BYTES, 1, limits.REKEY_BYTES)
     directory, number = _tracing(environ)
+    fixed = environ.get("SEALRING_ALGORITHM")
     return Settings(
         cast(Transport, transport),
         record_bytes,
         rekey_bytes,
-        _algorithm(environ),
+        parse_fixed(fixed, "SEALRING_ALGORITHM") if fixed else NOTHING_SET,
+        _table(environ),
+        environ.get("SEALRING_HOST") or socket.gethostname() or "unnamed",
         directory,
         number,
     )
 
 
-def _algorithm(environ: Mapping[str, str]) -> Algorithm | None:
-    names = {algorithm.name.lower(): algorithm for algorithm in Algorithm}
-    value = environ.get("SEALRING_ALGORITHM", "")
-    if value and value not in names:
+def _table(environ: Mapping[str, str]) -> AlgorithmTable:
+    path = environ.get("SEALRING_ALGORITHM_TABLE")
+    if not path:
+        return shipped_table()
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_TABLE_BYTES + 1)
+    except OSError as problem:
         raise ConfigurationError(
-            f"SEALRING_ALGORITHM is {value!r}; set it to one of {', '.join(names)}, or unset it"
+            f"SEALRING_ALGORITHM_TABLE: {path} cannot be read: {problem.strerror}"
+        ) from None
+    if len(content) > MAX_TABLE_BYTES:
+        raise ConfigurationError(
+            f"SEALRING_ALGORITHM_TABLE: {path} is longer than {MAX_TABLE_BYTES} bytes"
         )
-    return names.get(value)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"SEALRING_ALGORITHM_TABLE: {path} is not UTF-8") from None
+    return parse_table(text, f"SEALRING_ALGORITHM_TABLE: {path}").over(shipped_table())
 
 
 def _tracing(environ: Mapping[str, str]) -> tuple[Path | None, signal.Signals | None]:

@@ -59,10 +59,13 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
         )
     if hello.settings != dict(terms.settings):
         raise SettingsMismatch(
-            f"{who} runs with {_listed(hello.settings)} and rank {terms.rank} with "
-            f"{_listed(terms.settings)}: set them alike everywhere"
+            f"{who} runs with {_listed(hello.settings, terms.settings)} and rank {terms.rank} with "
+            f"{_listed(terms.settings, hello.settings)}: set them alike everywhere"
         )
 
 
-def _listed(settings: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))[:200] or "none"
+def _listed(settings: Mapping[str, int], others: Mapping[str, int]) -> str:
+    """Those that the other side has otherwise, or not at all."""
+    apart = sorted(settings.items() - others.items())
+    missing = sorted(f"no {name}" for name in others.keys() - settings.keys())
+    return ", ".join([*(f"{name}={value}" for name, value in apart), *missing])[:200]

@@ -7,6 +7,8 @@
       | <---------------------------- Hello -- |
       |  check                                 |
       | -- Accept ---------------------------> |
+      | -- evidence -------------------------> |  only where the policy has peers show it
+      | <------------------------- evidence -- |
 
 At each arrow a Refusal may come instead; it is raised on both sides as the same error.
 """
@@ -27,6 +29,7 @@ from sealring.errors import (
     SealringError,
 )
 from sealring.handshake.agreement import check_hello
+from sealring.handshake.judging import JudgedPeer, judge_peer
 from sealring.handshake.messages import (
     Hello,
     Message,
@@ -112,11 +115,14 @@ def dial(
     """
     tls = _connection(sock, credentials, dialer=True, rank=peer_rank, deadline=deadline)
     with _refusing(tls):
-        peer = _verified(tls, credentials, terms, peer_rank)
+        peer, judged = _verified(tls, credentials, terms, peer_rank)
         own = write_hello(terms, peer.rank)
         _send(tls, own)
         theirs, hello = _receive_hello(tls, terms, peer)
         _send(tls, encode_message({"type": "accept"}))
+        if judged is not None and judged.shows_evidence:
+            _send(tls, judged.admission.evidence)
+            _check_evidence(tls, judged, peer)
         keys = _link_keys(tls, credentials, terms, peer, own, theirs, dialer=True)
     return SecureChannel(tls, peer, hello, keys)
 
@@ -136,7 +142,7 @@ def accept(
     """
     tls = _connection(sock, credentials, dialer=False, rank=None, deadline=deadline)
     with _refusing(tls):
-        peer = _verified(tls, credentials, terms, None)
+        peer, judged = _verified(tls, credentials, terms, None)
         theirs, hello = _receive_hello(tls, terms, peer)
         if admit is not None:
             admit(hello)
@@ -145,6 +151,9 @@ def accept(
         answer = _understood(_receive(tls), tls.who, peer.rank)
         if answer != {"type": "accept"}:
             raise MalformedSetup(f"{tls.who} did not answer with an accept")
+        if judged is not None and judged.shows_evidence:
+            _check_evidence(tls, judged, peer)
+            _send(tls, judged.admission.evidence)
         keys = _link_keys(tls, credentials, terms, peer, own, theirs, dialer=False)
     return SecureChannel(tls, peer, hello, keys)
 
@@ -205,7 +214,7 @@ def _attributed(tls: TlsConnection) -> Iterator[None]:
 
 def _verified(
     tls: TlsConnection, credentials: Credentials, terms: Terms, rank: int | None
-) -> VerifiedPeer:
+) -> tuple[VerifiedPeer, JudgedPeer | None]:
     certificate = tls.handshake()
     address = address_of(tls.socket)
     peer = verify(
@@ -219,7 +228,9 @@ def _verified(
     tls.verified_rank = peer.rank
     tls.who = f"rank {peer.rank} at {address}"
     tls.check_negotiated()
-    return peer
+    if credentials.admission is None:
+        return peer, None
+    return peer, judge_peer(credentials.admission, certificate, peer, tls.who)
 
 
 def _receive_hello(tls: TlsConnection, terms: Terms, peer: VerifiedPeer) -> tuple[bytes, Hello]:
@@ -234,6 +245,17 @@ def _receive_hello(tls: TlsConnection, terms: Terms, peer: VerifiedPeer) -> tupl
         raise type(error)(f"{tls.who}: {error}") from None
     check_hello(hello, terms, peer, tls.who)
     return raw, hello
+
+
+def _check_evidence(tls: TlsConnection, judged: JudgedPeer, peer: VerifiedPeer) -> None:
+    raw = _receive(tls, judged.admission.evidence_limit)
+    try:
+        message = parse_message(raw)
+    except MalformedSetup:
+        message = {"type": "evidence"}  # it has no type of ours
+    if message["type"] == "refusal":
+        raise error_of(message, tls.who, peer.rank)
+    judged.check_evidence(raw, tls.who)
 
 
 def _link_keys(
@@ -284,9 +306,9 @@ def _send(tls: TlsConnection, message: bytes) -> None:
     tls.send(len(message).to_bytes(4, "big") + message)
 
 
-def _receive(tls: TlsConnection) -> bytes:
+def _receive(tls: TlsConnection, most: int = MAX_SETUP_BYTES) -> bytes:
     length = int.from_bytes(tls.receive(4), "big")
     # Before a byte of it is read or room is made for it.
-    if length > MAX_SETUP_BYTES:
+    if length > most:
         raise MalformedSetup(f"{tls.who} announced a set-up message of {length} bytes")
     return tls.receive(length)

@@ -7,6 +7,7 @@ secret         the job secret, and the authority that every holder derives from 
 credentials    what this worker proves itself with, from its environment
 authority      an operator's own authority: `sealring ca`
 verification   the only maker of a VerifiedPeer
+attestation/   what a worker runs: evidence, its verifiers, policy
 """
 
 from sealring.identity.credentials import Credentials, load_credentials

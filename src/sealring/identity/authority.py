@@ -93,7 +93,7 @@ def issue_from_directory(
     """Sign a worker's request, or make its key here as well if there is none."""
     if not 0 < hours <= 24 * 3650:
         raise ConfigurationError(f"--hours {hours} is not a lifetime: take more than 0")
-    authority, authority_key = _open_authority(directory)
+    authority, authority_key = open_authority(directory)
     key_path = None
     if request_file is not None:
         holder = _holder_of(request_file, name)
@@ -129,7 +129,7 @@ def _holder_of(path: Path, name: WorkerName) -> Ed25519PublicKey:
     return key
 
 
-def _open_authority(directory: Path) -> tuple[x509.Certificate, Ed25519PrivateKey]:
+def open_authority(directory: Path) -> tuple[x509.Certificate, Ed25519PrivateKey]:
     certificate_path, key_path = directory / "authority.pem", directory / "authority.key"
     pem = read_public(certificate_path, "the authority", BadCertificate)
     key_pem = read_private(key_path, "the authority's key", BadCertificate)

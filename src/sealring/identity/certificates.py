@@ -2,7 +2,8 @@
 
     authority   CA, path length 0, may only name URIs on the host `sealring`
     worker      not a CA; one URI, spiffe://sealring/<job>/rank/<n>; usable at both ends of TLS;
-                the world size it was issued for, in an extension of ours
+                the world size it was issued for, in an extension of ours; from a broker,
+                what the worker's evidence showed, in another
 
 `claims_of` only reads. Whether to believe what it read is for `verification` to say.
 """
@@ -23,6 +24,7 @@ from sealring.limits import MAX_WORLD
 
 # 2.25 is the arc for UUIDs: no registry is needed, and nobody else has this number.
 WORLD_SIZE_OID: Final = x509.ObjectIdentifier("2.25.147685129265757417221629964167862304279")
+ATTESTATION_OID: Final = x509.ObjectIdentifier("2.25.164840930545808883315512490553320677893")
 
 CLOCK_SKEW: Final = timedelta(minutes=5)
 """A fresh certificate starts this long ago, for peers whose clocks are behind ours."""
@@ -84,8 +86,13 @@ def issue(
     world: int | None,
     lifetime: timedelta,
     now: datetime | None = None,
+    *,
+    attestation: bytes | None = None,
 ) -> x509.Certificate:
-    """A worker's certificate. The subject is empty: the URI is the name, and the only one."""
+    """A worker's certificate. The subject is empty: the URI is the name, and the only one.
+
+    `attestation` is what the issuer saw of the worker (attestation/claims.py).
+    """
     if world is not None and not (1 <= world <= MAX_WORLD and name.rank < world):
         raise BadCertificate(f"rank {name.rank} does not exist in a world of {world}")
     now = now or datetime.now(UTC)
@@ -118,6 +125,10 @@ def issue(
     if world is not None:
         builder = builder.add_extension(
             x509.UnrecognizedExtension(WORLD_SIZE_OID, encode_integer(world)), critical=False
+        )
+    if attestation is not None:
+        builder = builder.add_extension(
+            x509.UnrecognizedExtension(ATTESTATION_OID, attestation), critical=False
         )
     return builder.sign(authority_key, None)
 

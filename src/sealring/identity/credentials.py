@@ -2,9 +2,11 @@
 
     a job secret        SEALRING_SECRET or SEALRING_SECRET_FILE [, SEALRING_JOB]
     an operator's CA    SEALRING_CERTIFICATE, SEALRING_KEY, SEALRING_AUTHORITY [, SEALRING_JOB]
+    a broker            SEALRING_BROKER, SEALRING_AUTHORITY, SEALRING_POLICY, SEALRING_JOB
 
 In SEALRING_CERTIFICATE and SEALRING_KEY, `{rank}` stands for the worker's rank, so that one
-environment serves all of them. There is no third way, and none without a proof.
+environment serves all of them. What a broker gives is held and renewed by broker/enrolment.py.
+There is no fourth way, and none without a proof.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -31,6 +33,9 @@ from sealring.identity.private_files import read_private, read_public
 from sealring.identity.secret import derive_authority, read_secret
 from sealring.identity.verification import is_issued_by
 
+if TYPE_CHECKING:  # its verifiers take long to import, and most workers need none
+    from sealring.identity.attestation.admission import Admission
+
 PrivateKey: TypeAlias = (
     Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
 )
@@ -47,6 +52,15 @@ class Credentials:
     certificate: x509.Certificate
     authorities: tuple[x509.Certificate, ...]
     private_key: PrivateKey = field(repr=False)
+    admission: Admission | None = None
+    """How peers are judged beyond their certificates; None where no broker vouched for them."""
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """What all members of a group must agree on in judging each other."""
+        if self.admission is None:
+            return {}
+        return {"peer_evidence": int(self.admission.policy.peer_evidence)}
 
     @property
     def fingerprint(self) -> bytes:
@@ -76,6 +90,11 @@ def load_credentials(
         )
     if secret is not None:
         return _from_secret(secret, job, rank, world)
+    if environ.get("SEALRING_BROKER"):
+        raise ConfigurationError(
+            "with SEALRING_BROKER a worker's identity comes from there: it is given to process "
+            "groups, and only to them"
+        )
     if files:
         return _from_files(environ, job, rank, world)
     raise NoIdentity(
@@ -102,7 +121,7 @@ def _from_files(environ: Mapping[str, str], job: str | None, rank: int, world: i
         Path(environ[name].replace("{rank}", str(rank))) for name in _FILES[:2]
     )
     certificate = _one_certificate(certificate_path)
-    authorities = _authorities(Path(environ[_FILES[2]]))
+    authorities = read_authorities(Path(environ[_FILES[2]]))
     key = _private_key(key_path)
     if key.public_key() != certificate.public_key():
         raise BadCertificate(f"the key {key_path} is not the one of {certificate_path}")
@@ -142,7 +161,7 @@ def _one_certificate(path: Path) -> x509.Certificate:
     return certificates[0]
 
 
-def _authorities(path: Path) -> tuple[x509.Certificate, ...]:
+def read_authorities(path: Path) -> tuple[x509.Certificate, ...]:
     authorities = tuple(_certificates(path, "the authority"))
     for authority in authorities:
         try:

@@ -15,7 +15,16 @@ from sealring.limits import MAX_WORLD
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
 _URI = re.compile(r"spiffe://sealring/([A-Za-z0-9._-]{1,63})/rank/(0|[1-9][0-9]{0,4})", re.ASCII)
 
+_RESOURCE = re.compile(
+    r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}/){2}[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
+)
+
 URI_HOST = "sealring"
+
+
+def is_resource(path: str) -> bool:
+    """repository/type/tag, as a broker's resources are named. No part begins with a dot."""
+    return _RESOURCE.fullmatch(path) is not None
 
 
 def is_job(name: str) -> bool:

@@ -8,6 +8,7 @@ verified peer says so in its signature.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import NoReturn
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.errors import (
     CertificateExpired,
@@ -39,6 +41,8 @@ class VerifiedPeer:
     world: int | None
     fingerprint: bytes
     """SHA-256 of its certificate."""
+    key: str
+    """SHA-256 of its public key (SPKI), which stays the same when a certificate is renewed."""
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
@@ -95,7 +99,11 @@ def verify(
             proven=True,
         )
     fingerprint = certificate.fingerprint(hashes.SHA256())
-    return VerifiedPeer(name.job, name.rank, claims.world, fingerprint, _SEAL)
+    public_key = certificate.public_key().public_bytes(
+        Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    )
+    key = hashlib.sha256(public_key).hexdigest()
+    return VerifiedPeer(name.job, name.rank, claims.world, fingerprint, key, _SEAL)
 
 
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

@@ -32,6 +32,8 @@ class Link:
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
     peer_group_key: bytes = field(repr=False)
+    peer_key: str
+    """SHA-256 of the peer's public key, by which a broker would take it out of the job."""
 
 
 def prepare_socket(sock: socket.socket) -> None:

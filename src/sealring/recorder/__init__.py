@@ -1,6 +1,7 @@
 """What a worker did last, kept in memory and written down when something breaks.
 
 flight    the last collectives of one group, as they run
+mail      its last messages
 account   the same as plain values: what the files hold
 process   all groups of this process: its files, on error, on request, on a signal
 chrome    accounts of one or more ranks as a Chrome trace
@@ -10,7 +11,12 @@ metrics   counts, through OpenTelemetry's API where it is installed
 Knows no torch. Nothing here may fail a collective.
 """
 
-from sealring.recorder.account import CollectiveAccount, GroupAccount, ProcessAccount
+from sealring.recorder.account import (
+    CollectiveAccount,
+    GroupAccount,
+    MessageAccount,
+    ProcessAccount,
+)
 from sealring.recorder.flight import FlightRecorder
 from sealring.recorder.process import dump_flight_record, flight_record
 
@@ -18,6 +24,7 @@ __all__ = [
     "CollectiveAccount",
     "FlightRecorder",
     "GroupAccount",
+    "MessageAccount",
     "ProcessAccount",
     "dump_flight_record",
     "flight_record",

@@ -39,6 +39,23 @@ class CollectiveAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageAccount:
+    """A send or a receive, as this rank saw it."""
+
+    operation: Literal["send", "recv"]
+    peer: int | None
+    """The rank of the group at the other end; None while a receive from anyone waits."""
+    tag: int
+    bytes: int
+    dtype: str
+    state: Literal["waiting", "done", "failed"]
+    posted_ns: int
+    ended_ns: int | None
+    error: str | None
+    """The exception's class and text."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupAccount:
     id: str
     """The same on all ranks, and of no other group: not of a later one with this name either."""
@@ -54,6 +71,7 @@ class GroupAccount:
     waited_s: list[float]
     """By rank of the group."""
     collectives: list[CollectiveAccount]
+    messages: list[MessageAccount]
 
     def collective(self, number: int) -> CollectiveAccount | None:
         """What collective `number` was on this rank, if it is not too long ago."""

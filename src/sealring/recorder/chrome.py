@@ -1,8 +1,8 @@
 """Flight records as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 A process is a rank, a thread a group: collectives of a group never overlap. What waits for its turn
-does, so it gets a track of its own (async events). Arrows lead from the rank that began a
-collective first to all others.
+does, and so do messages: they get tracks of their own (async events). Arrows lead from the rank
+that began a collective first to all others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sealring.recorder.account import CollectiveAccount, GroupAccount, ProcessAccount
+from sealring.recorder.account import (
+    CollectiveAccount,
+    GroupAccount,
+    MessageAccount,
+    ProcessAccount,
+)
 
 Event = dict[str, Any]
 
@@ -22,14 +27,17 @@ def chrome_trace(
 ) -> dict[str, Any]:
     """One trace of all accounts; `offsets_ns` is what to take from the times of each, by index."""
     offsets = offsets_ns or {}
-    queued = [
-        each.queued_ns - offsets.get(index, 0)
+    begun = [
+        time_ns - offsets.get(index, 0)
         for index, account in enumerate(accounts)
         for group in account.groups
-        for each in group.collectives
+        for time_ns in (
+            *(each.queued_ns for each in group.collectives),
+            *(each.posted_ns for each in group.messages),
+        )
     ]
     # Microseconds since 1970 do not fit a float to the nanosecond: count from the first event.
-    zero = min(queued, default=0)
+    zero = min(begun, default=0)
     events: list[Event] = []
     arrows: dict[tuple[str, int], list[Event]] = defaultdict(list)
     for pid, account in enumerate(accounts):
@@ -42,6 +50,8 @@ def chrome_trace(
                 events += shown
                 if each.number is not None:
                     arrows[group.id, each.number] += [e for e in shown if e["ph"] == "X"]
+            for number, message in enumerate(group.messages):
+                events += _message(clock, pid, tid, group, message, number)
     for identity, slices in enumerate(arrows.values()):
         events += _arrows(identity, slices)
     return {
@@ -97,6 +107,27 @@ def _collective(
         if each.state == "failed":
             slice_["cname"] = "terrible"
         yield {**slice_, "args": arguments}
+
+
+def _message(
+    clock: _Clock, pid: int, tid: int, group: GroupAccount, each: MessageAccount, number: int
+) -> Iterator[Event]:
+    towards = "to" if each.operation == "send" else "from"
+    whom = "anyone" if each.peer is None else f"rank {each.peer}"
+    arguments = {
+        "group": group.name,
+        **{
+            key: value
+            for key in ("peer", "tag", "bytes", "dtype", "state", "error")
+            if (value := getattr(each, key)) is not None
+        },
+    }
+    event = {
+        "pid": pid, "tid": tid, "cat": "sealring", "name": f"{each.operation} {towards} {whom}",
+        "id": f"{pid}.{tid}.message.{number}",
+    }  # fmt: skip
+    yield {**event, "ph": "b", "ts": clock.us(each.posted_ns), "args": arguments}
+    yield {**event, "ph": "e", "ts": clock.us(each.ended_ns)}
 
 
 def _arrows(identity: int, slices: list[Event]) -> Iterator[Event]:

@@ -6,6 +6,7 @@ one at a time, in the order called.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sealring.engine.datatypes import ReduceKind
 from sealring.recorder.account import CollectiveAccount, GroupAccount, State
+from sealring.recorder.mail import MailAccountable, MailRecorder, MessageEntry
 
 if TYPE_CHECKING:
     from sealring._native import Account
@@ -83,6 +85,7 @@ class FlightRecorder:
     def __init__(
         self,
         engine: Accountable,
+        mailbox: MailAccountable,
         *,
         job: str,
         job_rank: int,
@@ -98,7 +101,9 @@ class FlightRecorder:
         self.finished: dict[Operation, int] = {}
         """Collectives that went well, by operation."""
         self.failed: dict[str, int] = {}
-        """Those that did not, by the error's class."""
+        """Those that did not, and messages, by the error's class."""
+        self.mail = MailRecorder(mailbox)
+        self._failing = threading.Lock()
         self.closed = False
         self._group_id = group_id
         self._on_failure = on_failure
@@ -144,16 +149,28 @@ class FlightRecorder:
             self._ended.append(entry)
             self._running = None
         if error is not None:
+            self._count_failure(error)
+
+    def message_ended(
+        self, entry: MessageEntry, peer: int | None, error: BaseException | None
+    ) -> None:
+        self.mail.ended(entry, peer, error)
+        if error is not None:
+            self._count_failure(error)
+
+    def _count_failure(self, error: BaseException) -> None:
+        with self._failing:  # a collective and a message may fail at once
             first = not self.failed
             name = type(error).__name__
             self.failed[name] = self.failed.get(name, 0) + 1
-            if first:
-                self._on_failure()
+        if first:
+            self._on_failure()
 
     def close(self) -> None:
         """The group is over: keeps its last account and lets go of the engine."""
         self._last_account = self.engine_account()
         self._engine = None
+        self.mail.close()
         self.closed = True
 
     # ---- asked by others, at any time, from any thread
@@ -162,6 +179,14 @@ class FlightRecorder:
         """As of the last collective that ended."""
         engine = self._engine
         return self._last_account if engine is None else engine.account()
+
+    def sealed_and_opened(self) -> tuple[int, int]:
+        """Plaintext bytes, in collectives and in messages."""
+        engine, mail = self.engine_account(), self.mail.account()
+        return (
+            engine["sealed_bytes"] + mail["sealed_bytes"],
+            engine["opened_bytes"] + mail["opened_bytes"],
+        )
 
     def collective(self, number: int) -> CollectiveAccount | None:
         """What collective `number` was on this rank, if it is among those kept."""
@@ -173,6 +198,7 @@ class FlightRecorder:
     def account(self, since_1970_ns: int | None = None) -> GroupAccount:
         """As of now. Accounts of several groups take one `since_1970_ns`, so that they fit."""
         engine = self.engine_account()
+        sealed, opened = self.sealed_and_opened()
         zero = monotonic_zero_ns() if since_1970_ns is None else since_1970_ns
         return GroupAccount(
             id=self._group_id,
@@ -180,15 +206,17 @@ class FlightRecorder:
             rank=self.members.index(self.job_rank),
             members=list(self.members),
             state="failed" if self.failed else "closed" if self.closed else "open",
-            sealed_bytes=engine["sealed_bytes"],
-            opened_bytes=engine["opened_bytes"],
+            sealed_bytes=sealed,
+            opened_bytes=opened,
             rekeys=sum(engine["rekeys"]),
             waited_s=engine["waited_s"],
             collectives=[entry.account(zero) for entry in self._entries()],
+            messages=self.mail.messages(zero),
         )
 
-    def forget_collectives(self) -> None:
+    def forget_calls(self) -> None:
         self._ended.clear()
+        self.mail.forget_messages()
 
     def _entries(self) -> list[Entry]:
         """In the order they began, or will. The GIL makes each copy whole."""

@@ -42,11 +42,11 @@ def publish_metrics() -> bool:
 
 
 def _sealed(recorder: FlightRecorder) -> Iterable[tuple[Value, Attributes]]:
-    yield recorder.engine_account()["sealed_bytes"], {}
+    yield recorder.sealed_and_opened()[0], {}
 
 
 def _opened(recorder: FlightRecorder) -> Iterable[tuple[Value, Attributes]]:
-    yield recorder.engine_account()["opened_bytes"], {}
+    yield recorder.sealed_and_opened()[1], {}
 
 
 def _rekeys(recorder: FlightRecorder) -> Iterable[tuple[Value, Attributes]]:
@@ -64,6 +64,11 @@ def _collectives(recorder: FlightRecorder) -> Iterable[tuple[Value, Attributes]]
         yield count, {"sealring.operation": operation.name.lower()}
 
 
+def _messages(recorder: FlightRecorder) -> Iterable[tuple[Value, Attributes]]:
+    for way, count in recorder.mail.finished.copy().items():
+        yield count, {"sealring.operation": way}
+
+
 def _errors(recorder: FlightRecorder) -> Iterable[tuple[Value, Attributes]]:
     for error, count in recorder.failed.copy().items():
         yield count, {"error.type": error}
@@ -76,7 +81,8 @@ INSTRUMENTS: tuple[tuple[str, str, str, Reader], ...] = (
     ("sealring.rekeys", "{rekey}", "How often this rank replaced a sealing key.", _rekeys),
     ("sealring.wait", "s", "Time slept while this peer owed a record.", _waited),
     ("sealring.collectives", "{collective}", "Collectives that went well.", _collectives),
-    ("sealring.errors", "{error}", "Collectives that ended in an error.", _errors),
+    ("sealring.messages", "{message}", "Messages that went well.", _messages),
+    ("sealring.errors", "{error}", "Calls that ended in an error.", _errors),
 )
 
 

@@ -42,7 +42,7 @@ def keep(recorder: FlightRecorder) -> None:
     closed = [each for each in _recorders if each.closed]
     # Their counts stay for the metrics; they are small.
     for old in closed[:-KEPT_CLOSED]:
-        old.forget_collectives()
+        old.forget_calls()
     _recorders.append(recorder)
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from sealring.recorder import process
 from sealring.recorder.flight import Accountable, FlightRecorder
+from sealring.recorder.mail import MailAccountable
 from sealring.recorder.metrics import publish_metrics
 
 
 def start_recorder(
     engine: Accountable,
+    mailbox: MailAccountable,
     *,
     job: str,
     job_rank: int,
@@ -21,14 +23,15 @@ def start_recorder(
     directory: Path | None = None,
     on_signal: signal.Signals | None = None,
 ) -> FlightRecorder:
-    """`directory`: where the record goes when a collective fails, and when the signal comes."""
+    """`directory`: where the record goes when a call fails, and when the signal comes."""
 
     def on_failure() -> None:
         if directory is not None:
-            process.dump_without_failing(directory, f"a collective of group {group} failed")
+            process.dump_without_failing(directory, f"a call of group {group} failed")
 
     recorder = FlightRecorder(
         engine,
+        mailbox,
         job=job,
         job_rank=job_rank,
         group=group,

@@ -51,7 +51,7 @@ def usable(cases: Iterable[Case]) -> list[Case]:
 
 def overheads(results: Results) -> list[Overhead]:
     """In the order measured; only pairs of one run, whose samples belong together."""
-    steps = usable(results.step)
+    steps = [case for case in usable(results.step) if case.bucket_cap_mb > 0]
     plain = {case.run: case for case in steps if case.variant == "plain"}
     return [
         Overhead(case, compare(case.seconds, plain[case.run].seconds))
@@ -86,10 +86,13 @@ def timeline_step(results: Results) -> StepCase | None:
 
 
 def hops(results: Results) -> list[LinkCase]:
+    """Those with samples at every size, and with a line that has a slope, or none."""
     return [
         case
         for case in results.link
-        if case.points and all(point.seconds and min(point.seconds) > 0 for point in case.points)
+        if usable(case.points) == case.points != []
+        and all(point.bytes * point.messages > 0 for point in case.points)
+        and (case.fit is None or case.fit.beta_low_bytes_per_s > 0)
     ]
 
 
@@ -196,12 +199,15 @@ def _better_transport(results: Results) -> Iterator[Change]:
 
 
 def pairs(before: Results, after: Results) -> list[Pair]:
-    """Cases that both have, by everything that names them."""
+    """Cases that both have, by everything that names them; of several the first."""
     found: list[Pair] = []
     for section, key, label in _SECTIONS:
-        old = {key(case): case for case in usable(getattr(before, section))}
-        for case in usable(getattr(after, section)):
-            if (known := old.get(key(case))) is not None:
+        old, new = (
+            {key(case): case for case in reversed(usable(getattr(each, section)))}
+            for each in (before, after)
+        )
+        for name, case in reversed(new.items()):
+            if (known := old.get(name)) is not None:
                 found.append(
                     Pair(
                         label(case),

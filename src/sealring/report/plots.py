@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
 from sealring.report.drawing import COLOURS, Picture, draw
@@ -83,7 +84,9 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
         for y, (setting, *_) in zip(places, bars, strict=True):
             ticks.setdefault(setting, []).append(y)
         axes.set_yticks([sum(ys) / len(ys) for ys in ticks.values()])
-        axes.set_yticklabels([clipped(name, 18 if narrow else 40) for name in ticks], fontsize=11)
+        axes.set_yticklabels(
+            [fill(clipped(name), 15) if narrow else clipped(name) for name in ticks], fontsize=11
+        )
         axes.set_xscale("log")
         low = min(0.7, *((bar[2] - bar[3][0]) * 0.8 for bar in bars))
         axes.set_xlim(low, 41.6 * (4 if narrow else 2))

@@ -1,43 +1,99 @@
-"""Which algorithm: one table, to be replaced by a measured one.
-
-Direct takes one hop instead of world - 1, so it wins while latency dominates. In an all-reduce it
-pays with (world - 1) times the opening and reducing, so its limit falls as the world grows.
-"""
+"""Which algorithm a collective takes: what was set, else what the table says."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
+from sealring.errors import ConfigurationError
 from sealring.schedule.build import ALGORITHMS
+from sealring.schedule.hierarchical import Topology, one_host
 from sealring.schedule.program import Algorithm, Operation
+from sealring.schedule.table import (
+    ALGORITHM_NAMES,
+    AlgorithmTable,
+    Placement,
+    Row,
+    names,
+    shipped_table,
+)
 
-DIRECT_UP_TO_BYTES: Final = {
-    Operation.ALL_REDUCE: 32 << 10,
-    Operation.REDUCE_SCATTER: 64 << 10,
-    Operation.ALL_GATHER: 64 << 10,
-    Operation.BROADCAST: 32 << 10,
-    Operation.REDUCE: 32 << 10,
-}
-ALL_REDUCE_DIRECT_TOTAL_BYTES: Final = 512 << 10
-"""All ranks' contributions together: 32 KiB each up to 16 ranks, 8 KiB each with 64."""
+NOTHING_SET: Final[Mapping[Operation, Algorithm]] = MappingProxyType({})
+
+
+class Selection:
+    """One group's choice: its world and topology looked up once, so that a call costs little."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        table: AlgorithmTable | None = None,
+        fixed: Mapping[Operation, Algorithm] = NOTHING_SET,
+    ) -> None:
+        """`fixed` comes before the table. Both must be the same on all ranks."""
+        placement, world = Placement.of(topology), len(topology.host_of)
+        chosen = shipped_table() if table is None else table
+        self._rows = {
+            operation: Row(1, (), (fixed[operation],))
+            if operation in fixed
+            else chosen.row(operation, placement, world)
+            for operation in Operation
+        }
+
+    def __call__(self, operation: Operation, nbytes: int) -> Algorithm:
+        """For a collective in which one rank's message has `nbytes` bytes (as in table.py)."""
+        return self._rows[operation].at(nbytes)
 
 
 def choose(
     operation: Operation, world: int, nbytes: int, override: Algorithm | None = None
 ) -> Algorithm:
-    """The algorithm for a collective in which one rank's message has `nbytes` bytes.
+    """The shipped table's choice for a world on one host, or `override` where there is such a one.
 
-    That is the tensor in an all-reduce, a reduce or a broadcast, one rank's part in an all-gather
-    (its input) or a reduce-scatter (its output).
-
-    An `override` must be the same on all ranks, or the collective fails as out of step. It holds
-    for those operations that have the algorithm; the others are as if there were none.
+    That holds for those operations that have the algorithm; the others are as if there were none.
     """
     if override in ALGORITHMS[operation]:
         return override
-    if operation not in DIRECT_UP_TO_BYTES:
-        return Algorithm.DIRECT
-    limit = DIRECT_UP_TO_BYTES[operation]
-    if operation is Operation.ALL_REDUCE:
-        limit = min(limit, ALL_REDUCE_DIRECT_TOTAL_BYTES // world)
-    return Algorithm.DIRECT if nbytes <= limit else Algorithm.RING
+    return shipped_table().row(operation, Placement.of(one_host(world)), world).at(nbytes)
+
+
+def everywhere(algorithm: Algorithm) -> dict[Operation, Algorithm]:
+    """One algorithm for all operations that have it."""
+    return {operation: algorithm for operation in Operation if algorithm in ALGORITHMS[operation]}
+
+
+def parse_fixed(text: str, name: str) -> dict[Operation, Algorithm]:
+    """From "ring", "all_reduce=ring,broadcast=tree" or both kinds; `name` is what errors call it.
+
+    A name alone holds for every operation that has the algorithm, one with an operation for that.
+    """
+    general: dict[Operation, Algorithm] = {}
+    special: dict[Operation, Algorithm] = {}
+    for item in text.split(","):
+        word, equals, value = (part.strip() for part in item.partition("="))
+        wanted = ALGORITHM_NAMES.get(value if equals else word)
+        if not equals:
+            if wanted is None:
+                raise ConfigurationError(
+                    f"{name} is {text!r}; set it to one of {', '.join(ALGORITHM_NAMES)}, or to "
+                    "such as all_reduce=ring,broadcast=tree, or unset it"
+                )
+            if general:
+                raise ConfigurationError(f"{name} is {text!r}; it names two algorithms for all")
+            general = everywhere(wanted)
+            continue
+        operation = Operation.__members__.get(word.upper()) if word == word.lower() else None
+        if operation is None:
+            known = ", ".join(each.name.lower() for each in Operation)
+            raise ConfigurationError(
+                f"{name} is {text!r}; {word!r} is not an operation, there is {known}"
+            )
+        if wanted not in ALGORITHMS[operation]:
+            raise ConfigurationError(
+                f"{name} is {text!r}; {word} has {', '.join(names(ALGORITHMS[operation]))}"
+            )
+        if operation in special:
+            raise ConfigurationError(f"{name} is {text!r}; it names {word} twice")
+        special[operation] = wanted
+    return {**general, **special}

@@ -48,8 +48,8 @@ class Execution:
     that sends is done when its last record found room. A rank has at most `window` segments
     open, the oldest unfinished one among them. segments[rank][step] says in how many segments that
     step exists, 1 without it. With `shuffle`, of all steps that can run any one
-    may be next, except that a rank's sends keep the order in which they became ready, and that a
-    step runs in the order of segments.
+    may be next, except that a rank's sends keep the order in which they became ready, and so do
+    those steps that need nobody else, and that a step runs in the order of segments.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Execution:
         self._window = window
         self._runnable: deque[Turn] = deque()
         self._sends: list[deque[Turn]] = [deque() for _ in programs]
+        self._own: list[deque[Turn]] = [deque() for _ in programs]
         self._links: dict[Link, deque[Record]] = {}
         self._outside: dict[Link, deque[tuple[Record, Turn]]] = {}
         self._records_outside: dict[Turn, int] = {}
@@ -99,9 +100,10 @@ class Execution:
         if self._shuffle is not None:
             self._runnable.rotate(self._shuffle.randrange(len(self._runnable)))
         turn = self._runnable.popleft()
-        if self._step(turn).action in SENDING:
+        action = self._step(turn).action
+        if action in SENDING:
             return self._sends[turn.rank].popleft()
-        return turn
+        return turn if action in RECEIVING else self._own[turn.rank].popleft()
 
     def _step(self, turn: Turn) -> Step:
         return self._programs[turn.rank].steps[turn.step]
@@ -137,8 +139,8 @@ class Execution:
             if (records := self._links.get(link)) and records[0] == record:
                 self._head_changed(link)
             return
-        if step.action in SENDING:
-            self._sends[turn.rank].append(turn)
+        queue = self._sends if step.action in SENDING else self._own
+        queue[turn.rank].append(turn)
         self._runnable.append(turn)
 
     def _complete(self, turn: Turn) -> None:

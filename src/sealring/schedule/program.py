@@ -5,9 +5,10 @@ slot (a stretch of memory: a chunk of a tensor, one tensor of a list, or scratch
 one record each and runs the program once per segment, several segments at a time. A step exists in
 segment 0, and in every other one in which its slot has bytes: so the two ends of a message, who
 agree on its length, agree on its records, whatever other slots either of them has. A step may run
-when those steps in its ``after`` that exist are done in the same segment. Two more rules order it,
-without which records could wait behind each other in a circle: a step runs in the order of
-segments, and the records of one link leave in the order in which their steps became ready.
+when those steps in its ``after`` that exist are done in the same segment. Three more rules order
+it, without which records could wait behind each other in a circle: a step runs in the order of
+segments, steps that need no other rank run in the order in which they became ready, and so leave
+the records of one link.
 
 Two ranks' programs meet in ``message``: a SEND or PUBLISH and the RECEIVE that takes it carry the
 same number. A (sealer, message) pair occurs once per program, so a record names its place exactly.
@@ -103,8 +104,14 @@ class Program:
         lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
         return sum(lengths[step.slot] for step in self.steps if step.action in _SEALING)
 
+    def opened_bytes(self, slot_bytes: Sequence[int]) -> int:
+        """What this rank opens, likewise."""
+        lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
+        return sum(lengths[step.slot] for step in self.steps if step.action in _OPENING)
+
 
 _SEALING = frozenset({Action.SEND, Action.PUBLISH})
+_OPENING = frozenset({Action.RECEIVE, Action.RECEIVE_REDUCE})
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """`sealring bench`: what protection costs on this machine.
 
+algorithms the algorithms against each other, and the table of them
 options    what may be written, and what is refused
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
@@ -26,6 +27,7 @@ from sealring.bench.handshake import measure_handshake
 from sealring.bench.link import OPERATIONS, SIZES
 from sealring.bench.session import Job
 from sealring.cli.bench import tables
+from sealring.cli.bench.algorithms import algorithms
 from sealring.cli.bench.options import (
     check_memory,
     check_model,
@@ -48,6 +50,7 @@ from sealring.report.drawing import plotting_library
 from sealring.report.page import write_page
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
+app.command()(algorithms)
 
 Transport = Annotated[str, typer.Option(help="shm or tcp.")]
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
@@ -306,3 +309,27 @@ def _plain(case: Any) -> dict[str, Any]:
     import dataclasses
 
     return dataclasses.asdict(case)
+
+
+@app.command()
+def attest(
+    workers: Annotated[int, typer.Option(min=1, help="How many join at once.")] = 256,
+    json: AsJson = False,
+) -> None:
+    """Time judging evidence of each kind, and workers joining through one broker at once."""
+    from sealring.bench.attest import verify_ms
+    from sealring.bench.joins import measure_joins
+
+    with errors.status(f"judging evidence, then {workers} SIMULATED workers join one broker"):
+        taken = verify_ms()
+        joined = measure_joins(workers)
+    if json:
+        print_json({"verify_ms": taken, "join": joined.as_json()})
+        return
+    table = Table(title="Attestation on this machine")
+    table.add_column("what")
+    table.add_column("took", justify="right")
+    for kind, milliseconds in taken.items():
+        table.add_row(f"verify {kind}", f"{milliseconds:g} ms")
+    table.add_row(f"{workers} SIMULATED workers join", f"{joined.seconds:g} s")
+    console.print(table)

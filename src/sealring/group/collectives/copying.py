@@ -11,15 +11,8 @@ from sealring.engine.cpu import Collective
 from sealring.errors import Unsupported
 from sealring.group import arguments
 from sealring.group.arguments import contiguous, one, slot
-from sealring.group.collectives.calling import (
-    Calling,
-    Results,
-    check_alike,
-    check_times_world,
-    one_list,
-    parts_of,
-    root_of,
-)
+from sealring.group.collectives import shapes
+from sealring.group.collectives.calling import Calling, Results
 from sealring.schedule import Operation
 
 
@@ -40,7 +33,7 @@ class Copying(Calling):
                 [slot(memory)],
                 size,
                 arguments.moved_dtype(tensor),
-                root=root_of(opts, self._world, "broadcast"),
+                root=shapes.root_of(opts, self._world, "broadcast"),
             ),
             opts,
             result=tensors,
@@ -71,7 +64,7 @@ class Copying(Calling):
         opts: Any = None,
     ) -> dist.Work:
         source = one(input_tensors, "all_gather")
-        outputs = one_list(output_tensors, self._world, "all_gather")
+        outputs = shapes.one_list(output_tensors, self._world, "all_gather")
         results = Results()
         memory = [results.memory(tensor) for tensor in outputs]
         return self._all_gather(memory, source, opts, results, result=outputs)
@@ -79,10 +72,10 @@ class Copying(Calling):
     def _allgather_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
-        check_times_world(output, input, self._world, "all_gather", "output")
+        shapes.check_times_world(output, input, self._world, "all_gather", "output")
         arguments.check_tensor(output, "all_gather")
         results = Results()
-        parts = parts_of(results.memory(output), self._world)
+        parts = shapes.parts_of(results.memory(output), self._world)
         return self._all_gather(parts, input, opts, results, result=[output])
 
     all_gather_single = _allgather_base
@@ -96,7 +89,7 @@ class Copying(Calling):
         *,
         result: list[torch.Tensor],
     ) -> dist.Work:
-        check_alike([source, *regions], source, "all_gather")
+        shapes.check_alike([source, *regions], source, "all_gather")
         # A rank may gather in place: its input already is its part of the output.
         own = contiguous(source)
         return self._submit(
@@ -116,7 +109,7 @@ class Copying(Calling):
     ) -> dist.Work:
         source = one(input_tensors, "gather")
         outputs = self._at_root_only(output_tensors, opts, "gather", "receives")
-        check_alike([source, *outputs], source, "gather")
+        shapes.check_alike([source, *outputs], source, "gather")
         results = Results()
         memory = [results.memory(tensor) for tensor in outputs]
         return self._rooted(
@@ -131,7 +124,7 @@ class Copying(Calling):
     ) -> dist.Work:
         output = one(output_tensors, "scatter")
         inputs = self._at_root_only(input_tensors, opts, "scatter", "sends")
-        check_alike([output, *inputs], output, "scatter")
+        shapes.check_alike([output, *inputs], output, "scatter")
         results = Results()
         memory = results.memory(output)
         parts = [contiguous(tensor) for tensor in inputs]
@@ -141,8 +134,8 @@ class Copying(Calling):
         self, lists: list[list[torch.Tensor]], opts: Any, operation: str, does: str
     ) -> list[torch.Tensor]:
         """The root's list of one tensor per rank; nobody else may give one."""
-        if self._rank == root_of(opts, self._world, operation):
-            return one_list(lists, self._world, operation)
+        if self._rank == shapes.root_of(opts, self._world, operation):
+            return shapes.one_list(lists, self._world, operation)
         if any(lists):
             raise Unsupported(f"{operation}: only the root {does} a list of tensors")
         return []
@@ -168,7 +161,7 @@ class Copying(Calling):
                 [slot(tensor) for tensor in (*parts, own)],
                 size * self._world,
                 arguments.moved_dtype(own),
-                root=root_of(opts, self._world, name),
+                root=shapes.root_of(opts, self._world, name),
             ),
             opts,
             result=result,

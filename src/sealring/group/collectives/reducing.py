@@ -10,15 +10,8 @@ import torch.distributed as dist
 from sealring.engine.cpu import Collective
 from sealring.group import arguments, sparse
 from sealring.group.arguments import contiguous, one, slot
-from sealring.group.collectives.calling import (
-    Calling,
-    Results,
-    check_alike,
-    check_times_world,
-    one_list,
-    parts_of,
-    root_of,
-)
+from sealring.group.collectives import shapes
+from sealring.group.collectives.calling import Calling, Results
 from sealring.schedule import Operation, chunks, cuts_into_chunks
 
 
@@ -71,7 +64,7 @@ class Reducing(Calling):
         """The root's tensor becomes the result; all others stay as they are."""
         tensor = one(tensors, "reduce")
         arguments.check_tensor(tensor, "reduce")
-        root = root_of(opts, self._world, "reduce")
+        root = shapes.root_of(opts, self._world, "reduce")
         dtype, kind, factor = arguments.reduction(_op(opts), tensor, "reduce")
         results = Results()
         memory = results.memory(tensor) if self._rank == root else contiguous(tensor)
@@ -101,22 +94,22 @@ class Reducing(Calling):
         opts: Any = None,
     ) -> dist.Work:
         output = one(output_tensors, "reduce_scatter")
-        inputs = one_list(input_tensors, self._world, "reduce_scatter")
+        inputs = shapes.one_list(input_tensors, self._world, "reduce_scatter")
         return self._reduce_scatter(output, [contiguous(t) for t in inputs], opts)
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
-        check_times_world(input, output, self._world, "reduce_scatter", "input")
+        shapes.check_times_world(input, output, self._world, "reduce_scatter", "input")
         arguments.check_tensor(input, "reduce_scatter")
-        return self._reduce_scatter(output, parts_of(contiguous(input), self._world), opts)
+        return self._reduce_scatter(output, shapes.parts_of(contiguous(input), self._world), opts)
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
 
     def _reduce_scatter(
         self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any
     ) -> dist.Work:
-        check_alike([output, *inputs], output, "reduce_scatter")
+        shapes.check_alike([output, *inputs], output, "reduce_scatter")
         dtype, kind, factor = arguments.reduction(_op(opts), output, "reduce_scatter")
         results = Results()
         memory = results.memory(output)

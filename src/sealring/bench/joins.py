@@ -1,0 +1,121 @@
+"""How long many workers take to join through one broker, all at once, with SIMULATED evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sealring.errors import WorkerFailed
+
+if TYPE_CHECKING:  # its packages are an extra
+    from sealring.broker.client import Joined
+
+_JOB: Final = "bench"
+_PATIENCE: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class JoinResult:
+    workers: int
+    seconds: float
+    """From the first connection until the last worker has its certificate."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_joins(workers: int) -> JoinResult:
+    """Real TLS, evidence, verdicts, commits to disk and certificates; the broker in a process."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sealring-joins-") as folder,
+        _broker(Path(folder)) as port,
+    ):
+        seconds, joined = asyncio.run(_join_all(Path(folder), port, workers))
+    if len({one.certificate.serial_number for one in joined}) != workers:
+        raise WorkerFailed("not every worker got a certificate of its own")
+    return JoinResult(workers, round(seconds, 2))
+
+
+async def _join_all(folder: Path, port: int, workers: int) -> tuple[float, list[Joined]]:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from sealring.broker.attesters import open_simulator
+    from sealring.broker.client import BrokerClient
+    from sealring.broker.keys import open_broker_keys
+    from sealring.identity.names import WorkerName
+
+    # Every worker is a connection of this one process.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    attester = open_simulator(folder / "simulator")
+    authorities = [open_broker_keys(folder / "ca").authority]
+    clients = [BrokerClient([("127.0.0.1", port)], authorities) for _ in range(workers)]
+    keys = [Ed25519PrivateKey.generate() for _ in range(workers)]
+    start = time.perf_counter()
+    joined = await asyncio.gather(
+        *(
+            client.join(WorkerName(_JOB, rank), workers, key, attester, _PATIENCE)
+            for rank, (client, key) in enumerate(zip(clients, keys, strict=True))
+        )
+    )
+    return time.perf_counter() - start, joined
+
+
+@contextmanager
+def _broker(folder: Path) -> Iterator[int]:
+    """A broker in a process of its own; its port."""
+    from sealring.broker.attesters import make_simulator
+    from sealring.identity.authority import create_authority
+
+    create_authority(folder / "ca", "benchmark")
+    attester = make_simulator(folder / "simulator")
+    (folder / "policy.toml").write_text(
+        f'version = 1\n[simulated]\nroots = ["{attester.simulator.fingerprint}"]\n'
+        f'measurements = ["{attester.measurement.hex()}"]\n'
+    )
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(folder, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        try:
+            yield here.recv()
+        except EOFError:
+            raise WorkerFailed("the broker of the benchmark did not start") from None
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(folder: Path, there: Any) -> None:
+    from sealring.broker.http import Limits
+    from sealring.broker.keys import open_broker_keys
+    from sealring.broker.server import serving
+    from sealring.broker.service import Broker, Rules
+    from sealring.broker.sqlite import SqliteStore
+    from sealring.identity.attestation.files import read_policy, trust_in
+
+    async def main() -> None:
+        keys = open_broker_keys(folder / "ca")
+        policy, digest = read_policy(folder / "policy.toml")
+        broker = Broker(
+            keys,
+            SqliteStore(folder / "broker.sqlite"),
+            Rules(policy, digest, trust_in(policy, None)),
+        )
+        async with serving(
+            broker, keys, listen=("127.0.0.1", 0), page=None, names=["127.0.0.1"], limits=Limits()
+        ) as (port, _):
+            there.send(port)
+            await asyncio.Event().wait()
+
+    asyncio.run(main())

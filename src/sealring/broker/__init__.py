@@ -1,0 +1,39 @@
+"""Who may be which rank, decided by evidence: the broker, and a worker's way to it.
+
+keys        a broker's keys, all from its authority's
+nonces      given out without a memory, used once
+envelopes   what is given out, sealed to the worker (JWE)
+tokens      the verdict as a token (EAR)
+messages    the KBS protocol's JSON
+store       decisions as functions on a view, committed whole; sqlite and etcd keep it
+audit       the log in which each entry commits to the one before
+ledger      who holds which rank, what was used, who is out
+issuing     certificates for workers, and the broker's own
+service     the broker without a network
+tls, http   the network, with a limit on everything; rates, refusals
+routes      which request asks what; page shows who is there
+server      the broker on its ports
+
+attesters   what makes evidence on a worker's machine
+client      one conversation with a broker
+enrolment   a worker's certificate, held and renewed while it trains
+
+Its packages are the extra `broker`.
+"""
+
+from __future__ import annotations
+
+from sealring.errors import MissingExtra
+
+try:
+    import h11  # noqa: F401
+    import joserfc  # noqa: F401
+except ImportError as missing:
+    raise MissingExtra(
+        f"the broker, and workers that join through one, need the package {missing.name}: "
+        "pip install 'sealring[broker]'"
+    ) from None
+
+from sealring.broker.enrolment import data_key, enrolled
+
+__all__ = ["data_key", "enrolled"]

@@ -1,0 +1,186 @@
+"""What on this machine makes evidence for a worker."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from sealring.errors import ConfigurationError, MalformedAnswer
+from sealring.identity.attestation import Challenge, Evidence, Policy
+from sealring.identity.attestation.azure_guest import AzureMachine
+from sealring.identity.attestation.evidence import DeviceEvidence
+from sealring.identity.attestation.nvidia.collect import collect_gpus
+from sealring.identity.attestation.simulated import KIND as SIMULATED
+from sealring.identity.attestation.simulated import Simulator
+from sealring.identity.attestation.tpm.commands import Tpm
+from sealring.identity.attestation.tpm.machine import DEVICE, TpmMachine, read_issuers
+from sealring.identity.attestation.tpm.verify import KIND as TPM
+from sealring.identity.attestation.tsm import TsmMachine
+from sealring.identity.private_files import read_private, read_public, write_private, write_public
+
+_SIMULATOR_DAYS: Final = 365
+_MEASUREMENT_BYTES: Final = 32
+_TSM, _AZURE = "tsm", "azure"
+
+
+class Attester(Protocol):
+    @property
+    def kind(self) -> str: ...
+    def introduce(self) -> dict[str, Any]:
+        """What the hardware says of itself before it is asked; mostly nothing."""
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        """`extra` is what the broker sent with the nonce."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedAttester:
+    """SIMULATED evidence, from a directory that `sealring broker simulator` made."""
+
+    simulator: Simulator
+    measurement: bytes
+
+    @property
+    def kind(self) -> str:
+        return SIMULATED
+
+    def introduce(self) -> dict[str, Any]:
+        return {}
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        return self.simulator.attest(Challenge(nonce, public_key), self.measurement)
+
+
+class Machine(Protocol):
+    """A guest's TEE: TsmMachine, AzureMachine."""
+
+    @property
+    def kind(self) -> str: ...
+    def attest(
+        self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
+    ) -> Evidence: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuestAttester:
+    """A confidential guest, with its GPUs where the policy asks for some."""
+
+    machine: Machine
+    gpus: bool
+
+    @property
+    def kind(self) -> str:
+        return self.machine.kind
+
+    def introduce(self) -> dict[str, Any]:
+        return {}
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        asked = Challenge(nonce, public_key).device_nonce(self.kind)
+        devices = collect_gpus(asked) if self.gpus else ()
+        return self.machine.attest(nonce, public_key, devices)
+
+
+@dataclass(frozen=True, slots=True)
+class TpmAttester:
+    """This machine's TPM 2.0, with its GPUs where the policy asks for some."""
+
+    machine: TpmMachine
+    gpus: bool = False
+
+    @property
+    def kind(self) -> str:
+        return TPM
+
+    def introduce(self) -> dict[str, Any]:
+        introduction = self.machine.introduction()
+        return {
+            "chain": [base64.b64encode(one).decode() for one in introduction.chain],
+            "ak": base64.b64encode(introduction.ak).decode(),
+        }
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        try:
+            blob = base64.b64decode(extra["credential"], validate=True)
+        except (KeyError, TypeError, ValueError):
+            raise MalformedAnswer("the broker sent no credential for this TPM") from None
+        asked = Challenge(nonce, public_key).device_nonce(TPM)
+        return self.machine.attest(
+            nonce, public_key, blob, collect_gpus(asked) if self.gpus else ()
+        )
+
+
+def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:
+    """What this worker attests itself with, as SEALRING_ATTESTER names it."""
+    source = environ.get("SEALRING_ATTESTER") or _TSM
+    gpus = policy.devices is not None
+    if source == _TSM:
+        return GuestAttester(TsmMachine(_chain(environ)), gpus)
+    if source == _AZURE:
+        return GuestAttester(AzureMachine(_tpm(environ), _chain(environ)), gpus)
+    if source == TPM:
+        return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)), gpus)
+    kind, _, directory = source.partition(":")
+    if kind == SIMULATED and directory:
+        return open_simulator(Path(directory))
+    raise ConfigurationError(
+        f"SEALRING_ATTESTER is {source!r}; set it to {_TSM}, {_AZURE}, {TPM} or {SIMULATED}:DIR"
+    )
+
+
+def _tpm(environ: Mapping[str, str]) -> Tpm:
+    return Tpm.open(environ.get("SEALRING_TPM") or DEVICE)
+
+
+def _chain(environ: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Certificates that the machine itself does not have: the chip's, or its TPM maker's."""
+    path = environ.get("SEALRING_ATTESTER_CHAIN")
+    if not path:
+        return ()
+    pem = read_public(Path(path), "the hardware's certificates", ConfigurationError)
+    try:
+        return read_issuers(pem)
+    except ValueError:
+        raise ConfigurationError(f"{path} holds no PEM certificates") from None
+
+
+def make_simulator(directory: Path) -> SimulatedAttester:
+    """A SIMULATED authority of one's own, and a measurement for its workers to show."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigurationError(f"{directory} cannot be made: {problem.strerror}") from problem
+    simulator = Simulator.create(datetime.now(UTC), timedelta(days=_SIMULATOR_DAYS))
+    key = simulator.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_private(directory / "simulator.key", key)
+    write_public(directory / "simulator.pem", simulator.certificate.public_bytes(Encoding.PEM))
+    # Recognisable at sight, and no digest of anything.
+    measurement = b"SIMULATED".ljust(_MEASUREMENT_BYTES, b"\0")
+    return SimulatedAttester(simulator, measurement)
+
+
+def open_simulator(directory: Path) -> SimulatedAttester:
+    pem = read_public(directory / "simulator.pem", "the simulator", ConfigurationError)
+    key_pem = read_private(directory / "simulator.key", "the simulator's key", ConfigurationError)
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        key = load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigurationError(f"{directory} does not hold a simulator")
+    measurement = b"SIMULATED".ljust(_MEASUREMENT_BYTES, b"\0")
+    return SimulatedAttester(Simulator(certificate, key), measurement)

@@ -1,0 +1,228 @@
+"""A worker's side: one connection, nonce, evidence, certificate, data keys."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from joserfc.jwk import ECKey
+
+from sealring.broker.attesters import Attester
+from sealring.broker.envelopes import new_key, open_envelope, public_jwk
+from sealring.broker.http import Client, Response
+from sealring.broker.messages import (
+    ATTEST,
+    AUTH,
+    COOKIE,
+    OUT,
+    RESOURCE,
+    write_attestation,
+    write_auth,
+)
+from sealring.broker.refusals import error_of
+from sealring.broker.service import CERTIFICATE
+from sealring.broker.tls import client_context, connect
+from sealring.errors import (
+    BrokerUnreachable,
+    MalformedAnswer,
+    RequestTooSlow,
+    ReusedNonce,
+    StoreUnavailable,
+    TooManyRequests,
+)
+from sealring.identity.attestation.evidence import NONCE_BYTES
+from sealring.identity.certificates import claims_of
+from sealring.identity.names import WorkerName
+
+_AGAIN: Final = (
+    BrokerUnreachable, StoreUnavailable, TooManyRequests, RequestTooSlow, ReusedNonce
+)  # fmt: skip
+"""What another attempt, or another replica, may mend. A nonce is used if a broker was lost
+between its commit and its answer."""
+_CALL_SECONDS: Final = 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    certificate: x509.Certificate
+    evidence: bytes
+    keys_out: frozenset[str]
+    data_keys: dict[str, bytes] = field(repr=False)
+
+
+class BrokerClient:
+    def __init__(
+        self, brokers: Sequence[tuple[str, int]], authorities: Sequence[x509.Certificate]
+    ) -> None:
+        self._brokers = list(brokers)
+        self._context = client_context(authorities)
+
+    async def join(
+        self,
+        name: WorkerName,
+        world: int,
+        key: Ed25519PrivateKey,
+        attester: Attester,
+        deadline_seconds: float,
+    ) -> Joined:
+        """Attest and be given what the policy grants; tries all brokers until the time is up."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_seconds
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._call(_Join(name, world, key, attester), deadline)
+            except _AGAIN as error:
+                # Not all at once: many workers may have met the same trouble.
+                wait = pause * (0.5 + random.random())  # noqa: S311
+                if loop.time() + wait >= deadline:
+                    raise
+                if not isinstance(error, TooManyRequests):
+                    self._brokers.append(self._brokers.pop(0))
+                await asyncio.sleep(wait)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def keys_out(self, job: str, deadline_seconds: float) -> frozenset[str]:
+        deadline = asyncio.get_running_loop().time() + deadline_seconds
+        return await self._call(_AskOut(job), deadline)
+
+    async def _call(self, conversation: _Conversation[T], deadline: float) -> T:
+        host, port = self._brokers[0]
+        where = f"{host}:{port}"
+        now = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(min(deadline, now + _CALL_SECONDS)):
+                client = Client(await connect(host, port, self._context), where)
+                try:
+                    return await conversation.run(client, where)
+                finally:
+                    client.close()
+        except TimeoutError:
+            raise BrokerUnreachable(f"the broker at {where} did not answer in time") from None
+
+
+class _Conversation(Protocol[T_co]):
+    async def run(self, client: Client, where: str) -> T_co: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _AskOut:
+    job: str
+
+    async def run(self, client: Client, where: str) -> frozenset[str]:
+        return _keys(_answer(await client.ask("GET", OUT + self.job), where).get("out"), where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    name: WorkerName
+    world: int
+    key: Ed25519PrivateKey
+    attester: Attester
+
+    async def run(self, client: Client, where: str) -> Joined:
+        # For this conversation alone: what was sealed in an earlier one does not open.
+        envelope = new_key()
+        introduction = await asyncio.to_thread(self.attester.introduce)
+        response = await client.ask("POST", AUTH, write_auth(self.attester.kind, introduction))
+        challenge = _answer(response, where)
+        nonce, extra = _nonce(challenge, where), challenge.get("extra-params")
+        cookie = {"cookie": _cookie(response, where)}
+
+        public = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        evidence = (
+            await asyncio.to_thread(
+                self.attester.attest, nonce, public, extra if isinstance(extra, dict) else {}
+            )
+        ).encode()
+        body = write_attestation(
+            nonce, public_jwk(envelope), self.name, self.world, self.key, evidence
+        )
+        token = _answer(await client.ask("POST", ATTEST, body, cookie), where).get("token")
+        if not isinstance(token, str):
+            raise MalformedAnswer(f"the broker at {where} gave no token")
+
+        given = json.loads(await self._fetch(client, where, token, CERTIFICATE, envelope))
+        paths = given.get("resources", [])
+        data_keys = {
+            path: await self._fetch(client, where, token, path, envelope) for path in paths
+        }
+        return Joined(
+            self._checked(given.get("certificate"), public, where),
+            evidence,
+            _keys(given.get("out"), where),
+            data_keys,
+        )
+
+    async def _fetch(self, client: Client, where: str, token: str, path: str, key: ECKey) -> bytes:
+        bearer = {"authorization": f"Bearer {token}"}
+        response = await client.ask("GET", RESOURCE + path, headers=bearer)
+        return open_envelope(_answer(response, where), key)
+
+    def _checked(self, pem: Any, public: bytes, where: str) -> x509.Certificate:
+        try:
+            certificate = x509.load_pem_x509_certificate(pem.encode())
+        except (AttributeError, ValueError):
+            raise MalformedAnswer(f"the broker at {where} gave no certificate") from None
+        found = certificate.public_key().public_bytes(
+            Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+        )
+        if found != public or _name_in(certificate) != self.name:
+            raise MalformedAnswer(f"the broker at {where} gave another worker's certificate")
+        return certificate
+
+
+def _name_in(certificate: x509.Certificate) -> WorkerName | None:
+    try:
+        return claims_of(certificate).name
+    except ValueError:
+        return None
+
+
+def _answer(response: Response, where: str) -> dict[str, Any]:
+    if response.status != 200:
+        raise error_of(response, where)
+    try:
+        value = json.loads(response.body)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise MalformedAnswer(f"the broker at {where} did not answer with JSON")
+    return value
+
+
+def _nonce(answer: dict[str, Any], where: str) -> bytes:
+    try:
+        nonce = base64.b64decode(answer["nonce"], validate=True)
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        nonce = b""
+    if len(nonce) != NONCE_BYTES:
+        raise MalformedAnswer(f"the broker at {where} gave no nonce")
+    return nonce
+
+
+def _cookie(response: Response, where: str) -> str:
+    first = response.headers.get("set-cookie", "").partition(";")[0]
+    if not first.startswith(f"{COOKIE}="):
+        raise MalformedAnswer(f"the broker at {where} opened no session")
+    return first
+
+
+def _keys(value: Any, where: str) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
+        raise MalformedAnswer(f"the broker at {where} did not say who is out")
+    return frozenset(value)

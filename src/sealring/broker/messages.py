@@ -1,0 +1,212 @@
+"""What is said to a broker and what it answers: the KBS protocol's JSON, and nothing beside it.
+
+POST /kbs/v0/auth      {"version", "tee", "extra-params"}            -> {"nonce", "extra-params"}
+POST /kbs/v0/attest    {"runtime-data", "tee-evidence", "signature"} -> {"token"}
+GET  /kbs/v0/resource/<repository>/<type>/<tag>                      -> JWE
+
+`runtime-data` also says who the worker wants to be, and is signed by the key that the evidence is
+bound to. So one attested key vouches for all of it, and its holder is shown to have it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_der_public_key,
+)
+
+from sealring.broker.envelopes import check_jwk
+from sealring.errors import ConfigurationError, MalformedRequest
+from sealring.identity.names import WorkerName
+from sealring.limits import MAX_WORLD
+
+PROTOCOL: Final = "0.4.0"
+AUTH, ATTEST, RESOURCE = "/kbs/v0/auth", "/kbs/v0/attest", "/kbs/v0/resource/"
+OUT: Final = "/sealring/v0/out/"
+"""GET: the keys that are no longer of a job."""
+COOKIE: Final = "kbs-session-id"
+_PROOF: Final = b"sealring-1 join\0"
+_TEES: Final = {"simulated": "sample"}
+"""KBS's names where they are not ours."""
+
+
+def tee_of(kind: str) -> str:
+    return _TEES.get(kind, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    nonce: bytes
+    jwk: dict[str, str]
+    name: WorkerName
+    world: int
+    public_key: bytes
+    """DER; Ed25519."""
+    evidence: bytes
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_no_repetition)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise MalformedRequest("the request is not a JSON object")
+    return value
+
+
+def write_auth(kind: str, introduction: dict[str, Any]) -> bytes:
+    tee = tee_of(kind)
+    extra = (
+        {"tee-metadata": {"primary_tee": {"tee": tee, "metadata": introduction}}}
+        if introduction
+        else {}
+    )
+    return json.dumps({"version": PROTOCOL, "tee": tee, "extra-params": extra}).encode()
+
+
+def parse_auth(data: bytes) -> dict[str, Any]:
+    """What the TEE says of itself before it is asked; mostly nothing."""
+    fields = _exactly(parse_json(data), "version", "tee", "extra-params")
+    if fields["version"] != PROTOCOL:
+        raise MalformedRequest(f"this broker speaks version {PROTOCOL} of the KBS protocol")
+    tee = fields["tee"]
+    if not isinstance(tee, str) or not 1 <= len(tee) <= 32:
+        raise MalformedRequest("tee is a word")
+    if fields["extra-params"] in ({}, ""):
+        return {}
+    metadata = _exactly(fields["extra-params"], "tee-metadata")["tee-metadata"]
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("primary_tee"), dict):
+        raise MalformedRequest("tee-metadata says what the primary_tee is")
+    introduction = metadata["primary_tee"].get("metadata", {})
+    if metadata["primary_tee"].get("tee") != tee or not isinstance(introduction, dict):
+        raise MalformedRequest("primary_tee is the tee, with an object of metadata")
+    return introduction
+
+
+def write_attestation(
+    nonce: bytes,
+    jwk: dict[str, Any],
+    name: WorkerName,
+    world: int,
+    key: Ed25519PrivateKey,
+    evidence: bytes,
+) -> bytes:
+    runtime = {
+        "nonce": _text(nonce),
+        "tee-pubkey": jwk,
+        "worker": {
+            "name": name.uri,
+            "world": world,
+            "public-key": _text(
+                key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+            ),
+        },
+    }
+    request = {
+        "runtime-data": runtime,
+        "tee-evidence": {
+            "primary_evidence": json.loads(evidence),
+            "additional_evidence": "{}",
+        },
+        "signature": _text(key.sign(_PROOF + _canonical(runtime))),
+    }
+    return json.dumps(request).encode()
+
+
+def parse_attestation(data: bytes) -> Attestation:
+    fields = _exactly(parse_json(data), "runtime-data", "tee-evidence", "signature")
+    runtime = _exactly(fields["runtime-data"], "nonce", "tee-pubkey", "worker")
+    worker = _exactly(runtime["worker"], "name", "world", "public-key")
+    shown = _exactly(fields["tee-evidence"], "primary_evidence", "additional_evidence")
+    if not isinstance(shown["primary_evidence"], dict) or shown["additional_evidence"] != "{}":
+        raise MalformedRequest("all evidence is one object, in primary_evidence")
+    public_key = _bytes(worker["public-key"])
+    _check_proof(public_key, _bytes(fields["signature"]), runtime)
+    name, world = _name(worker["name"]), worker["world"]
+    if type(world) is not int or not name.rank < world <= MAX_WORLD:
+        raise MalformedRequest(f"rank {name.rank} does not exist in that world")
+    return Attestation(
+        nonce=_bytes(runtime["nonce"]),
+        jwk=check_jwk(runtime["tee-pubkey"]),
+        name=name,
+        world=world,
+        public_key=public_key,
+        # As the worker encoded it: Python keeps the order of fields, and spells them one way.
+        evidence=json.dumps(shown["primary_evidence"]).encode(),
+    )
+
+
+def _check_proof(public_key: bytes, signature: bytes, runtime: dict[str, Any]) -> None:
+    try:
+        key = load_der_public_key(public_key)
+        if not isinstance(key, Ed25519PublicKey):
+            raise MalformedRequest("the worker's key is an Ed25519 key")
+        canonical = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        if canonical != public_key:
+            raise MalformedRequest("the worker's key is not in its canonical form")
+        key.verify(signature, _PROOF + _canonical(runtime))
+    except (ValueError, UnsupportedAlgorithm):
+        raise MalformedRequest("the worker's key cannot be read") from None
+    except InvalidSignature:
+        raise MalformedRequest("runtime-data is not signed by the worker's key") from None
+
+
+def _name(value: Any) -> WorkerName:
+    name = WorkerName.parse(value) if isinstance(value, str) else None
+    if name is None:
+        raise MalformedRequest("the worker's name is spiffe://sealring/<job>/rank/<n>")
+    return name
+
+
+def _canonical(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _exactly(value: Any, *names: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) != set(names):
+        raise MalformedRequest(f"here are the fields {', '.join(names)}, and no others")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise MalformedRequest("a field is not base64") from None
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a field comes twice")
+    return fields
+
+
+def broker_urls(text: str) -> list[tuple[str, int]]:
+    """(host, port) of each of `https://host:port[,https://host:port...]`."""
+    found = []
+    for url in text.split(","):
+        try:
+            parts = urlsplit(url.strip())
+            port = parts.port or 8443
+        except ValueError:
+            parts, port = urlsplit(""), 0
+        if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise ConfigurationError(f"a broker is https://HOST[:PORT], and {url!r} is not")
+        found.append((parts.hostname, port))
+    return found

@@ -1,0 +1,47 @@
+"""Nonces that need no memory until they are used.
+
+     0        8         16            32
+     | made   | random  | tag         |
+
+The tag is a MAC over both and the session, so giving one out writes nothing: whoever asks a
+million times fills no disk, and a restarted broker or another replica knows its own. A nonce
+becomes a row in the store when evidence comes for it, and then never passes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from typing import Final
+
+from sealring.errors import ExpiredNonce, UnknownNonce
+from sealring.identity.attestation.evidence import NONCE_BYTES
+
+_TAG_AT: Final = 16
+_SKEW_SECONDS: Final = 60
+"""Replicas' clocks may differ by so much."""
+
+
+def new_session() -> str:
+    return os.urandom(16).hex()
+
+
+def make_nonce(key: bytes, session: str, now: float) -> bytes:
+    body = int(now * 1000).to_bytes(8, "big") + os.urandom(8)
+    return body + _tag(key, session, body)
+
+
+def check_nonce(key: bytes, session: str, nonce: bytes, now: float, seconds: int) -> int:
+    """That we made it, for this session, not long ago; returns when it ends."""
+    body, tag = nonce[:_TAG_AT], nonce[_TAG_AT:]
+    if len(nonce) != NONCE_BYTES or not hmac.compare_digest(tag, _tag(key, session, body)):
+        raise UnknownNonce("this broker gave out no such nonce in this session: ask for one")
+    made = int.from_bytes(body[:8], "big") / 1000
+    if not -_SKEW_SECONDS <= now - made <= seconds:
+        raise ExpiredNonce(f"the nonce is older than {seconds} s: ask for another one")
+    return int(made) + seconds + _SKEW_SECONDS + 1
+
+
+def _tag(key: bytes, session: str, body: bytes) -> bytes:
+    return hmac.new(key, session.encode() + b"\0" + body, hashlib.sha256).digest()[:_TAG_AT]

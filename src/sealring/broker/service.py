@@ -1,0 +1,232 @@
+"""What a broker does, without a network: nonce, evidence, verdict, certificate, data keys.
+
+Each step ends in one commit, or in none:
+
+    challenge   nothing is written
+    attest      nonce used, verdict logged, rank taken: one commit; then the token is signed
+    resource    the certificate is signed; token used, gift logged: one commit; then it is sent
+
+Killed between any two of them, nothing is given twice: a rank's holder is a key, and only that key
+gets more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.broker import ledger, nonces
+from sealring.broker.credentials import challenge_of, credential_for
+from sealring.broker.envelopes import seal
+from sealring.broker.issuing import issue_to_worker
+from sealring.broker.keys import BrokerKeys
+from sealring.broker.ledger import Applicant, Ledger
+from sealring.broker.messages import Attestation, parse_attestation, parse_auth
+from sealring.broker.store import Row, Store, View
+from sealring.broker.tokens import Grant, check_token, make_token
+from sealring.errors import (
+    AttestationError,
+    ConfigurationError,
+    NoSuchResource,
+    ResourceNotGranted,
+)
+from sealring.identity.attestation import (
+    AttestedWorker,
+    Policy,
+    Trust,
+    judge,
+    parse_evidence,
+    verify_evidence,
+)
+from sealring.identity.attestation.claims import encode_claims
+from sealring.identity.attestation.policy import granted
+from sealring.identity.names import WorkerName, is_resource
+from sealring.identity.private_files import read_private
+
+CERTIFICATE: Final = "sealring/certificate/worker"
+_LOG = logging.getLogger("sealring.broker")
+_VERIFYING_THREADS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the job's owner wrote down, and what it is judged with."""
+
+    policy: Policy
+    policy_digest: str
+    trust: Callable[[], Trust]
+    keys_directory: Path | None = None
+    """Where the data keys lie: repository/type/tag, each a private file."""
+
+
+class Broker:
+    def __init__(
+        self,
+        keys: BrokerKeys,
+        store: Store,
+        rules: Rules,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._keys = keys
+        self._store = store
+        self._rules = rules
+        self._clock = clock
+        self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
+        self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
+
+    async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, str]]:
+        """A session, its nonce, and what else goes with it."""
+        introduction = parse_auth(request)
+        session = nonces.new_session()
+        nonce = nonces.make_nonce(self._keys.nonce_key, session, self._clock())
+        if not introduction:
+            return session, nonce, {}
+        extra = await asyncio.get_running_loop().run_in_executor(
+            self._threads,
+            lambda: credential_for(introduction, self._keys.nonce_key, nonce, self._rules.trust()),
+        )
+        return session, nonce, extra
+
+    async def attest(self, session: str, request: bytes) -> str:
+        """Evidence in, a token out."""
+        sent = parse_attestation(request)
+        now = self._clock()
+        until = nonces.check_nonce(
+            self._keys.nonce_key, session, sent.nonce, now, self._rules.policy.nonce_seconds
+        )
+        nonce, key = sent.nonce.hex(), hashlib.sha256(sent.public_key).hexdigest()
+        try:
+            worker, digest = await asyncio.get_running_loop().run_in_executor(
+                self._threads, partial(self._judge, sent)
+            )
+        except AttestationError as refused:
+            error = refused
+            who = {"job": sent.name.job, "rank": sent.name.rank, "key": key}
+            await self._store.transact(
+                lambda view: self._ledger.refuse(view, nonce, until, now, who, error)
+            )
+            _LOG.warning("refused rank %d of %s: %s", sent.name.rank, sent.name.job, error)
+            raise
+        applicant = Applicant(
+            sent.name, sent.world, key, worker.machine, worker.label, self._facts(worker, digest)
+        )
+        refusal = await self._store.transact(
+            lambda view: self._ledger.admit(view, nonce, until, now, applicant)
+        )
+        name = sent.name
+        if refusal is not None:
+            _LOG.warning("refused rank %d of %s: %s", name.rank, name.job, refusal)
+            raise refusal
+        _LOG.info("admitted rank %d of %s (%s)", name.rank, name.job, worker.label)
+        return make_token(
+            self._keys, worker, name, sent.world, key, sent.jwk, self._rules.policy_digest, now
+        )
+
+    async def resource(self, token: str, path: str) -> dict[str, str]:
+        """One thing that the token's holder may have, sealed to it."""
+        now = self._clock()
+        grant = check_token(self._keys, token, now)
+        if path == CERTIFICATE:
+            content = await self._certificate(grant, now)
+        else:
+            content = await self._data_key(grant, path, now)
+        return seal(content, grant.jwk)
+
+    async def keys_out(self, job: str) -> list[str]:
+        return await self._store.transact(lambda view: ledger.keys_out(view, job))
+
+    async def holders(self) -> list[tuple[WorkerName, Row, bool]]:
+        """Every rank's holder, and whether it is out."""
+
+        def read(view: View) -> list[tuple[WorkerName, Row, bool]]:
+            found = ledger.holders(view)
+            out = {job: set(ledger.keys_out(view, job)) for job in {name.job for name, _ in found}}
+            return [(name, row, row["key"] in out[name.job]) for name, row in found]
+
+        return await self._store.transact(read)
+
+    async def sweep(self) -> int:
+        return await self._store.transact(lambda view: ledger.sweep(view, self._clock()))
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def _judge(self, sent: Attestation) -> tuple[AttestedWorker, str]:
+        evidence = parse_evidence(sent.evidence)
+        challenge = challenge_of(evidence, self._keys.nonce_key, sent.nonce, sent.public_key)
+        worker = verify_evidence(evidence, challenge, self._rules.trust())
+        judge(self._rules.policy, worker, sent.name.rank, sent.name.job).require()
+        return worker, hashlib.sha256(evidence.encode()).hexdigest()
+
+    def _facts(self, worker: AttestedWorker, digest: str) -> Row:
+        claims = encode_claims(worker, digest, self._rules.policy_digest)
+        return {
+            "worker": worker.as_json(),
+            "kind": worker.kind,
+            "evidence": digest,
+            "claims": claims.decode(),
+            "chain_until": worker.not_after.timestamp(),
+            "public_key": worker.challenge.public_key.hex(),
+        }
+
+    async def _certificate(self, grant: Grant, now: float) -> bytes:
+        def decide(view: View) -> tuple[Row, list[str]]:
+            row = self._ledger.spend(
+                view, grant, CERTIFICATE, now, self._rules.policy.certificate_minutes
+            )
+            return row, ledger.keys_out(view, grant.name.job)
+
+        row, out = await self._store.transact(decide)
+        facts = row["facts"]
+        # Signed after the commit and from what it says: for the rank's holder, whoever asks.
+        certificate = issue_to_worker(
+            self._keys,
+            bytes.fromhex(facts["public_key"]),
+            grant.name,
+            row["world"],
+            facts["claims"].encode(),
+            self._rules.policy.certificate_minutes,
+            datetime.fromtimestamp(facts["chain_until"], UTC),
+            datetime.fromtimestamp(now, UTC),
+        )
+        return json.dumps(
+            {
+                "certificate": certificate.public_bytes(Encoding.PEM).decode(),
+                "out": out,
+                "resources": granted(self._rules.policy, facts["kind"], grant.name.rank),
+            }
+        ).encode()
+
+    async def _data_key(self, grant: Grant, path: str, now: float) -> bytes:
+        if not is_resource(path):
+            raise NoSuchResource("a resource is repository/type/tag")
+
+        def decide(view: View) -> None:
+            holder = self._ledger.spend(view, grant, path, now)
+            kind = holder["facts"]["kind"]
+            if path not in granted(self._rules.policy, kind, grant.name.rank):
+                raise ResourceNotGranted(f"the policy does not grant {path} to this worker")
+
+        content = self._read_key(path)
+        await self._store.transact(decide)
+        if content is None:
+            raise NoSuchResource(f"the policy grants {path}, and the broker does not have it")
+        return content
+
+    def _read_key(self, path: str) -> bytes | None:
+        directory = self._rules.keys_directory
+        if directory is None or not (directory / path).exists():
+            return None
+        return read_private(directory / path, "the data key", ConfigurationError)

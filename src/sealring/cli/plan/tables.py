@@ -1,0 +1,289 @@
+"""What `sealring plan` prints: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from sealring.cli.terminal import console, human_bytes, print_json
+from sealring.plan.models import load_model
+from sealring.plan.named import MODELS
+from sealring.plan.profiles import (
+    Figure,
+    Profile,
+    load_network,
+    load_profile,
+    network_names,
+    profile_names,
+)
+from sealring.plan.question import Answer, WayAnswer
+from sealring.plan.reproduce import Reproduction
+from sealring.plan.validate import Validation
+
+_BAR: Final = 8
+
+# ---- one answer
+
+
+def show_answer(found: Answer, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_json())
+        return
+    where = f"{found.hosts} hosts over {found.network}" if found.hosts > 1 else "one host"
+    table = Table(
+        title=f"{found.model}, {found.parameters:,} parameters, {found.precision}, batch "
+        f"{found.batch} a rank: {found.ranks} ranks of {found.profile}, {where}",
+        caption=f"{found.layout}: {found.why}. Predicted, not measured.",
+    )
+    table.add_column("")
+    for each in found.ways:
+        table.add_column(each.way, justify="right")
+    rows: list[tuple[str, Callable[[WayAnswer], str]]] = [
+        ("step", lambda each: _time(each.seconds)),
+        ("against plain", lambda each: f"[bold]{each.against_plain:.2f}[/bold]"),
+        ("computing", lambda each: _time(each.compute_s)),
+        ("exchanges, exposed", lambda each: _time(each.exposed_s)),
+        ("exchanges, together", lambda each: _time(each.communicating_s)),
+        ("samples a second", lambda each: f"{each.samples_per_s:,.1f}"),
+        ("best bucket_cap_mb", lambda each: _bucket(each.bucket_mb, each.default_buckets)),
+        ("with default buckets", lambda each: _time(each.default_bucket_seconds)),
+        ("SEALRING_ALGORITHM", lambda each: each.algorithm if each.way == "sealed" else "-"),
+    ]
+    if found.cost_per_day is not None:
+        rows.append(
+            ("cost of a million samples", lambda each: f"{each.cost_per_million_samples:,.2f}")
+        )
+    for name, cell in rows:
+        table.add_row(name, *(cell(each) for each in found.ways))
+    console.print(table)
+    _show_layouts(found)
+    _show_buckets(found)
+    _show_algorithms(found)
+    if found.cost_per_day is not None:
+        protected = found.ways[-1]
+        lost = found.cost_per_day * (1 - 1 / protected.against_plain)
+        console.print(
+            f"{found.cost_per_day:,.2f} a day; of these {lost:,.2f} for protection "
+            f"({protected.way}).",
+            highlight=False,
+        )
+
+
+def _show_layouts(found: Answer) -> None:
+    table = Table(title="Memory of one rank, and what a step takes")
+    table.add_column("")
+    for layout in found.layouts:
+        table.add_column(layout.layout, justify="right")
+    for name in ("parameters", "gradients", "optimizer", "activations", "buffers"):
+        held = [getattr(layout.memory, name) for layout in found.layouts]
+        table.add_row(name, *(human_bytes(each) if each else "not known" for each in held))
+    table.add_row("together", *(human_bytes(layout.device_bytes) for layout in found.layouts))
+    marks = {True: "[green]yes[/]", False: "[red]no[/]"}
+    table.add_row("fits", *(marks[layout.fits] for layout in found.layouts))
+    for way in found.ways:
+        times = (layout.seconds.get(way.way) for layout in found.layouts)
+        table.add_row(f"step, {way.way}", *(_time(each) for each in times))
+    links = found.layouts[0].memory.host_links
+    table.caption = f"sealring's links take {human_bytes(links)} of host memory besides."
+    console.print(table)
+
+
+def _show_buckets(found: Answer) -> None:
+    if len(found.buckets) < 2:
+        return
+    table = Table(title="DDP by bucket size")
+    for column in ("bucket_cap_mb", "all-reduces", *(each.way for each in found.ways)):
+        table.add_column(column, justify="right")
+    for row in found.buckets:
+        table.add_row(
+            _bucket(row.bucket_mb, row.default),
+            str(row.all_reduces),
+            *(_time(row.seconds[each.way]) for each in found.ways),
+        )
+    console.print(table)
+
+
+def _show_algorithms(found: Answer) -> None:
+    if not found.algorithms:
+        return
+    table = Table(title="Sealed all-reduce by size: the fastest algorithm, and sealring's choice")
+    for column in ("size", "fastest", "takes", "by default", "takes"):
+        table.add_column(column, justify="right")
+    for each in found.algorithms:
+        table.add_row(
+            human_bytes(each.bytes), each.algorithm, _time(each.seconds), each.by_default,
+            _time(each.default_seconds),
+        )  # fmt: skip
+    console.print(table)
+
+
+# ---- many
+
+
+def show_sweep(found: list[Answer], as_json: bool) -> None:
+    if as_json:
+        print_json({"sweep": [each.as_json() for each in found]})
+        return
+    first = found[0]
+    ways = [each.way for each in first.ways]
+    table = Table(
+        title=f"{first.model} on {first.profile}, {first.precision}, batch {first.batch} a rank",
+        caption="Bars: the part of a step that computes. Predicted, not measured.",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    spread = {each.layout for each in found} != {"ddp"}
+    table.add_column("ranks", justify="right", no_wrap=True)
+    if spread:
+        table.add_column("layout", no_wrap=True)
+    for way in ways:
+        table.add_column(way, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        if way != "plain":
+            table.add_column(": plain", justify="right", no_wrap=True)
+    for each in found:
+        cells = [str(each.ranks), *([each.layout] if spread else [])]
+        for answered in each.ways:
+            cells += [_time(answered.seconds), _bar(answered.compute_s / answered.seconds)]
+            if answered.way != "plain":
+                cells.append(f"{answered.against_plain:.2f}")
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _bar(part: float) -> str:
+    return "█" * round(min(1.0, part) * _BAR) or "▏"
+
+
+# ---- is it true
+
+
+def show_validation(found: Validation, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_json())
+        return
+    table = Table(
+        title=f"Predicted against measured: {found.profile.about}",
+        caption="*: the profile was fitted to this case, which does not count.",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("case", no_wrap=True)
+    table.add_column("variant", no_wrap=True)
+    for column in ("ranks", "bucket", "measured", "predicted", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for case in found.cases:
+        table.add_row(
+            case.what
+            if case.kind == "step"
+            else f"all-reduce {human_bytes(case.bytes)}, {case.what}",
+            case.variant,
+            str(case.ranks),
+            f"{case.bucket_mb:g}" if case.bucket_mb else "-",
+            f"{_time(case.measured_s)} ±{case.spread:.0%}",
+            _time(case.predicted_s),
+            f"[bold]{case.error:+.0%}[/bold]{'*' if case.seen else ' '}",
+        )
+    console.print(table)
+    for kind in ("step", "all_reduce"):
+        error = found.median_error(kind)
+        if error is not None:
+            count = sum(case.kind == kind and not case.seen for case in found.cases)
+            console.print(f"{kind}: median error {error:.1%} over {count} cases", highlight=False)
+
+
+def show_reproduction(found: Reproduction, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_json())
+        return
+    table = Table(
+        title=f"arXiv {found.experiment}: GPT-2-XL on four GPUs, profile h100-cc, nothing fitted"
+    )
+    table.add_column("buckets")
+    for column in ("all-reduces", "plain step", "protected", "predicted", "published", "sealring"):
+        table.add_column(column, justify="right")
+    for row in found.rows:
+        name = "25 MB, the default" if row.case == "25" else f"{row.bucket_mb:g} MB, the best"
+        table.add_row(
+            name,
+            str(row.all_reduces),
+            _time(row.plain_s),
+            _time(row.protected_s),
+            f"[bold]{row.predicted:.1f}x[/bold]",
+            f"[bold]{row.published}x[/bold]",
+            f"{row.sealed:.2f}x",
+        )
+    console.print(table)
+    console.print("Where they differ, this is at stake:", highlight=False)
+    for number, sentence in enumerate(found.at_stake, start=1):
+        console.print(f"{number}. {sentence}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"Both published figures together need {found.implied_message_s * 1e3:.2f} ms a message "
+        f"and {found.implied_bytes_per_s / 1e9:.1f} GB/s; the profile has "
+        f"{found.assumed_message_s * 1e3:.3f} ms and {found.assumed_bytes_per_s / 1e9:.2f} GB/s.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+# ---- what there is
+
+
+def show_list(as_json: bool) -> None:
+    known = [load_profile(name) for name in profile_names()]
+    networks = [load_network(name) for name in network_names()]
+    if as_json:
+        print_json({
+            "models": {name: load_model(name).count for name in MODELS},
+            "profiles": {each.name: each.about for each in known},
+            "networks": {each.name: each.about for each in networks},
+        })  # fmt: skip
+        return
+    table = Table("", "name", "what it is")
+    for name in MODELS:
+        table.add_row("model", name, f"{load_model(name).count:,} parameters")
+    for each in known:
+        table.add_row("profile", each.name, f"{each.about} ({', '.join(each.ways())})")
+    for link in networks:
+        table.add_row("network", link.name, link.about)
+    console.print(table)
+
+
+def show_sources(known: Profile, as_json: bool) -> None:
+    if as_json:
+        print_json(dataclasses.asdict(known))
+        return
+    table = Table("figure", "value", "source", title=f"{known.name}: {known.about}")
+    for part, holder in (
+        ("device", known.device),
+        *((way, known.way(way)) for way in known.ways()),
+    ):
+        for name, figure in _figures(holder):
+            if figure.value or not figure.source.startswith("not part"):
+                table.add_row(f"{part}.{name}", f"{figure.value:.6g}", figure.source)
+    console.print(table)
+
+
+def _figures(holder: Any) -> list[tuple[str, Figure]]:
+    fields = [(field.name, getattr(holder, field.name)) for field in dataclasses.fields(holder)]
+    return [(name, value) for name, value in fields if isinstance(value, Figure)]
+
+
+def _bucket(mb: float | None, default: bool) -> str:
+    return "-" if mb is None else f"{mb:g}{' (default)' if default else ''}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * scale >= 1 or unit == "µs":
+            shown = seconds * scale
+            return f"{shown:,.0f} {unit}" if shown >= 100 else f"{shown:.3g} {unit}"
+    raise AssertionError

@@ -1,0 +1,45 @@
+"""What a worker runs, shown by evidence that hardware signed.
+
+evidence       the envelope in which evidence travels, and what it must be bound to
+roots          the vendors' roots, pinned by fingerprint, and the stated time of a check
+chains         certificates verified whole: links, dates, revocation
+cursor         binary evidence, read from front to back
+worker         AttestedWorker, the value that only verify can make
+snp            AMD SEV-SNP
+tpm/           TPM 2.0, and evidence from this machine's
+az_snp_vtpm    a virtual TPM that an SNP report vouches for: Azure's form
+intel          Intel TDX and SGX
+nvidia/        GPUs and switches, inside any of these machines
+simulated      for laptops and tests; says SIMULATED wherever it appears
+tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure
+verify         evidence in, AttestedWorker out
+policy         what may join, and why something may not
+policy_file    the policy as TOML; policy_reader its fields, policy_broker the broker's part
+cache          what vendors say of their hardware, fetched beforehand
+files          policy and cache, read
+claims         what a certificate says of its holder's attestation
+admission      a worker's own judgement of its peers
+"""
+
+from sealring.identity.attestation.cache import Cache, read_cache
+from sealring.identity.attestation.evidence import Challenge, Evidence, parse_evidence
+from sealring.identity.attestation.policy import Policy, Verdict, judge
+from sealring.identity.attestation.policy_file import parse_policy
+from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.verify import verify_evidence
+from sealring.identity.attestation.worker import AttestedWorker
+
+__all__ = [
+    "AttestedWorker",
+    "Cache",
+    "Challenge",
+    "Evidence",
+    "Policy",
+    "Trust",
+    "Verdict",
+    "judge",
+    "parse_evidence",
+    "parse_policy",
+    "read_cache",
+    "verify_evidence",
+]

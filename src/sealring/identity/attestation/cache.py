@@ -1,0 +1,81 @@
+"""What vendors say of their hardware, fetched beforehand and kept in one folder.
+
+*.crl      revocation lists, DER or PEM
+*.json     Intel collateral, as dcap-qvl writes it
+*.swidtag  NVIDIA's reference measurements, also *.xml
+
+No check waits for a vendor's server, and none is made with what is out of date: lists and
+collateral carry their dates, and how old they are is shown with every verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from sealring.errors import AttestationError, ConfigurationError
+from sealring.identity.attestation.intel import Collateral, parse_collateral
+from sealring.identity.attestation.nvidia.reference import Reference, verify_reference
+from sealring.identity.attestation.policy import Policy
+from sealring.identity.attestation.roots import Trust
+from sealring.identity.private_files import read_public
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    lists: tuple[x509.CertificateRevocationList, ...] = ()
+    collateral: tuple[Collateral, ...] = ()
+    references: tuple[Reference, ...] = ()
+    expired: tuple[str, ...] = ()
+    """Files of references that are not, or no longer, good: they are not used, and this is why."""
+
+    def trust(self, policy: Policy, now: datetime | None = None) -> Trust:
+        """The pinned roots, those that the policy names, and all of this."""
+        pinned = Trust.pinned(policy.simulated_roots, self.lists, now, policy.tpm_roots)
+        return replace(pinned, collateral=self.collateral, references=self.references)
+
+
+def read_cache(folder: Path, now: datetime | None = None) -> Cache:
+    """`now` is when the references' signatures are judged; their dates are again at each use."""
+    collateral, references, expired = [], [], []
+    try:
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as problem:
+        raise ConfigurationError(f"the cache {folder} cannot be read: {problem}") from None
+    lists = tuple(read_list(path) for path in paths if path.suffix == ".crl")
+    trust = Trust(now or datetime.now(UTC), lists=lists)
+    for path in paths:
+        if path.suffix == ".json":
+            collateral.append(_collateral(path))
+        elif path.suffix in (".swidtag", ".xml"):
+            content = read_public(path, "the reference measurements", ConfigurationError)
+            try:
+                references.append(verify_reference(content, trust))
+            except AttestationError as refusal:
+                expired.append(f"{path.name}: {refusal}")
+        elif path.suffix != ".crl":
+            raise ConfigurationError(
+                f"{path} is not a .crl, .json, .swidtag or .xml: the cache holds nothing else"
+            )
+    return Cache(lists, tuple(collateral), tuple(references), tuple(expired))
+
+
+def read_list(path: Path) -> x509.CertificateRevocationList:
+    content = read_public(path, "the revocation list", ConfigurationError)
+    try:
+        if content.startswith(b"-----"):
+            return x509.load_pem_x509_crl(content)
+        return x509.load_der_x509_crl(content)
+    except ValueError:
+        raise ConfigurationError(f"{path} holds no revocation list") from None
+
+
+def _collateral(path: Path) -> Collateral:
+    content = read_public(path, "the collateral", ConfigurationError)
+    try:
+        return parse_collateral(content.decode())
+    except (ConfigurationError, UnicodeDecodeError):
+        raise ConfigurationError(f"{path} is not Intel collateral: fetch it again") from None

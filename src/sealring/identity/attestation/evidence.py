@@ -1,0 +1,213 @@
+"""The envelope in which evidence travels, and what evidence must be bound to.
+
+{"version": 1, "kind": "snp",
+ "challenge": {"nonce": hex, "public_key": base64 DER, "credential": hex},
+ "parts": {"report": base64}, "chain": [base64 DER, leaf first, root last],
+ "devices": [{"kind": "nvidia", "parts": {...}, "chain": [...]}]}
+
+Parsing says nothing about truth. One spelling only: whatever parses is written back as it came.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sealring.errors import MalformedEvidence, UnknownEvidence
+
+VERSION: Final = 1
+NONCE_BYTES: Final = 32
+MAX_EVIDENCE_BYTES: Final = 512 << 10
+MAX_CHAIN: Final = 8
+MAX_DEVICES: Final = 24
+CREDENTIAL_BYTES: Final = 64
+_BINDING: Final = b"sealring-1 attestation\0"
+_DEVICE_BINDING: Final = b"sealring-1 device\0"
+_FIELDS: Final = {"version", "kind", "challenge", "parts", "chain", "devices"}
+_KIND: Final = re.compile(r"[a-z]{1,16}(?:-[a-z]{1,16}){0,3}")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What evidence must be made for: the verifier's nonce and the worker's public key."""
+
+    nonce: bytes
+    public_key: bytes
+    """DER, SubjectPublicKeyInfo."""
+    credential: bytes = b""
+    """For TPMs: whom the verifier's credential was made for, and its secret (tpm/credential.py)."""
+
+    def report_data(self, kind: str, devices: bytes = b"[]") -> bytes:
+        """The 64 bytes that the hardware signs. The kind keeps one TEE's from passing as another's.
+
+        `devices` is the devices' evidence as it travels: the machine vouches for just those. All
+        but the last part have a fixed length or an end, so no two inputs meet.
+        """
+        bound = self._asked(kind) + _sha256(self.credential) + _sha256(devices)
+        return hashlib.sha512(_BINDING + bound + self.public_key).digest()
+
+    def device_nonce(self, kind: str) -> bytes:
+        """The nonce for the devices of a machine of this kind: good for one worker, one time.
+
+        A TPM's credential is not in it: devices are asked before the TPM is.
+        """
+        return _sha256(_DEVICE_BINDING + self._asked(kind) + self.public_key)
+
+    def _asked(self, kind: str) -> bytes:
+        return kind.encode() + b"\0" + self.nonce
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvidence:
+    """Of something inside the machine, such as a GPU."""
+
+    kind: str
+    parts: Mapping[str, bytes]
+    chain: tuple[bytes, ...]
+
+    def only(self, *names: str, optional: tuple[str, ...] = ()) -> tuple[bytes, ...]:
+        """The parts of these names, if there are no others; an optional one may be empty."""
+        if not set(names) <= set(self.parts) <= {*names, *optional}:
+            raise MalformedEvidence(
+                f"{self.kind} evidence has the parts {', '.join((*names, *optional))}, only"
+            )
+        return tuple(self.parts.get(name, b"") for name in (*names, *optional))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "parts": {name: _text(part) for name, part in self.parts.items()},
+            "chain": [_text(certificate) for certificate in self.chain],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    kind: str
+    challenge: Challenge
+    """What the sender says it was made for; a verifier brings its own."""
+    parts: Mapping[str, bytes]
+    chain: tuple[bytes, ...]
+    devices: tuple[DeviceEvidence, ...] = ()
+
+    def only(self, *names: str, optional: tuple[str, ...] = ()) -> tuple[bytes, ...]:
+        return DeviceEvidence(self.kind, self.parts, self.chain).only(*names, optional=optional)
+
+    def binding(self, challenge: Challenge) -> bytes:
+        """What the machine must have signed, if this is all of its devices' evidence."""
+        return challenge.report_data(self.kind, encode_devices(self.devices))
+
+    def encode(self) -> bytes:
+        own = DeviceEvidence(self.kind, self.parts, self.chain).as_json()
+        challenge = {
+            "nonce": self.challenge.nonce.hex(),
+            "public_key": _text(self.challenge.public_key),
+            "credential": self.challenge.credential.hex(),
+        }
+        devices = [device.as_json() for device in self.devices]
+        return json.dumps(
+            {"version": VERSION, **own, "challenge": challenge, "devices": devices}
+        ).encode()
+
+
+def encode_devices(devices: tuple[DeviceEvidence, ...]) -> bytes:
+    """As they travel, for the machine's evidence to commit to."""
+    return json.dumps([device.as_json() for device in devices]).encode()
+
+
+def parse_evidence(data: bytes) -> Evidence:
+    if len(data) > MAX_EVIDENCE_BYTES:
+        raise MalformedEvidence(f"evidence has at most {MAX_EVIDENCE_BYTES} bytes")
+    try:
+        fields = json.loads(data.decode(), object_pairs_hook=_no_repetition)
+    except (ValueError, RecursionError):
+        raise MalformedEvidence("evidence is a JSON object, and this is not one") from None
+    if not isinstance(fields, dict):
+        raise MalformedEvidence("evidence is a JSON object, and this is not one")
+    version = fields.get("version")
+    if type(version) is not int or version != VERSION:
+        raise UnknownEvidence(f"the evidence is not of version {VERSION}: install one sealring")
+    if set(fields) != _FIELDS:
+        raise MalformedEvidence(f"evidence has exactly the fields {', '.join(sorted(_FIELDS))}")
+    own = _one(fields)
+    devices = fields["devices"]
+    if not isinstance(devices, list) or len(devices) > MAX_DEVICES:
+        raise MalformedEvidence(f"devices is a list of at most {MAX_DEVICES}")
+    for device in devices:
+        if not isinstance(device, dict) or set(device) != {"kind", "parts", "chain"}:
+            raise MalformedEvidence("a device is an object of kind, parts and chain")
+    return Evidence(
+        own.kind,
+        _challenge(fields["challenge"]),
+        own.parts,
+        own.chain,
+        tuple(_one(device) for device in devices),
+    )
+
+
+def _one(fields: dict[str, Any]) -> DeviceEvidence:
+    kind, parts, chain = fields["kind"], fields["parts"], fields["chain"]
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+        raise MalformedEvidence("kind is a word")
+    if not isinstance(parts, dict) or not 1 <= len(parts) <= 16:
+        raise MalformedEvidence("parts is an object of 1 to 16 fields")
+    if not isinstance(chain, list) or len(chain) > MAX_CHAIN:
+        raise MalformedEvidence(f"chain is a list of at most {MAX_CHAIN} certificates")
+    return DeviceEvidence(
+        kind,
+        {name: _bytes(part, "a part") for name, part in parts.items()},
+        tuple(_bytes(certificate, "a certificate") for certificate in chain),
+    )
+
+
+def _challenge(value: Any) -> Challenge:
+    if not isinstance(value, dict) or set(value) != {"nonce", "public_key", "credential"}:
+        raise MalformedEvidence("challenge is an object of nonce, public_key and credential")
+    credential = value["credential"]
+    return Challenge(
+        _hex(value["nonce"], NONCE_BYTES, "the nonce"),
+        _bytes(value["public_key"], "the public key"),
+        b"" if credential == "" else _hex(credential, CREDENTIAL_BYTES, "the credential"),
+    )
+
+
+def _hex(value: Any, size: int, what: str) -> bytes:
+    try:
+        raw = bytes.fromhex(value)
+    except (ValueError, TypeError):
+        raise MalformedEvidence(f"{what} is not hexadecimal") from None
+    if len(raw) != size or raw.hex() != value:
+        raise MalformedEvidence(f"{what} is not {size} bytes in lower-case hexadecimal")
+    return raw
+
+
+def _bytes(value: Any, what: str) -> bytes:
+    if isinstance(value, str):
+        try:
+            raw = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raw = b""
+        if raw and _text(raw) == value:
+            return raw
+    raise MalformedEvidence(f"{what} is not base64 in its one canonical form")
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a field comes twice")
+    return fields

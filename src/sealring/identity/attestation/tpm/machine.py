@@ -1,0 +1,169 @@
+"""This machine's TPM: who it is, and evidence from it.
+
+machine.introduction()   ->  the EK's chain and the AK, for the verifier to make a credential
+machine.attest(...)      ->  evidence, with the credential opened
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.errors import MalformedEvidence, TpmFailed, UnknownEvidence
+from sealring.identity.attestation.chains import load_certificate
+from sealring.identity.attestation.evidence import (
+    Challenge,
+    DeviceEvidence,
+    Evidence,
+    encode_devices,
+)
+from sealring.identity.attestation.tpm.commands import Tpm
+from sealring.identity.attestation.tpm.credential import subject
+from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
+from sealring.identity.attestation.tpm.structures import parse_quote
+from sealring.identity.attestation.tpm.verify import KIND, QUALIFYING_BYTES, RESETTABLE
+
+DEVICE: Final = "/dev/tpmrm0"
+EVENT_LOG: Final = Path("/sys/kernel/security/tpm0/binary_bios_measurements")
+QUOTED: Final = tuple(pcr for pcr in range(24) if pcr not in RESETTABLE)
+_TRIES: Final = 8
+
+# TCG EK Credential Profile: template L-1 (RSA 2048) and L-2 (P-256), with the policy that asks for
+# the endorsement hierarchy's password, and where their certificates and a persistent key may be.
+_POLICY: Final = bytes.fromhex("837197674484b3f81a90cc8d46a5d724fd52d76e06520b64f2a1da1b331469aa")
+_AES_128_CFB: Final = bytes.fromhex("000600800043")
+_EK_HEAD: Final = bytes.fromhex("000b000300b20020") + _POLICY + _AES_128_CFB
+_EK_RSA: Final = (
+    b"\x00\x01" + _EK_HEAD + bytes.fromhex("0010080000000000") + b"\x01\x00" + bytes(256)
+)
+_EK_P256: Final = (
+    b"\x00\x23" + _EK_HEAD + bytes.fromhex("001000030010") + 2 * (b"\x00\x20" + bytes(32))
+)
+_EKS: Final = ((0x01C0000A, 0x8101000A, _EK_P256), (0x01C00002, 0x81010001, _EK_RSA))
+# A restricted ECDSA key on P-256, whose name is hashed with SHA-256.
+_AK: Final = bytes.fromhex("0023000b00050472000000100018000b0003001000000000")
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    chain: tuple[bytes, ...]
+    """The EK's certificate and its issuers, root last."""
+    ak: bytes
+
+
+class TpmMachine:
+    def __init__(
+        self,
+        tpm: Tpm,
+        issuers: Sequence[bytes],
+        certificate: bytes | None = None,
+        event_log: Path = EVENT_LOG,
+    ) -> None:
+        """`issuers` are the TPM maker's certificates (DER), root last: TPMs seldom hold them.
+
+        The EK's certificate is read from the TPM, unless it is given.
+        """
+        self._tpm, self._event_log = tpm, event_log
+        found, self._ek_handle, self._ek_template = self._endorsement(certificate)
+        self._chain = (found, *issuers)
+
+    def introduction(self) -> Introduction:
+        with self._tpm.primary(_AK) as (_, ak):
+            return Introduction(self._chain, ak)
+
+    def attest(
+        self,
+        nonce: bytes,
+        public_key: bytes,
+        blob: bytes,
+        devices: tuple[DeviceEvidence, ...] = (),
+    ) -> Evidence:
+        """`blob` is the verifier's credential for what `introduction` said."""
+        with self._tpm.primary(_AK) as (ak_handle, ak):
+            with self._ek() as (ek_handle, _):
+                secret = self._tpm.activate(ak_handle, ek_handle, blob)
+            credential = subject(self._chain[0], ak) + secret
+            challenge = Challenge(nonce, public_key, credential)
+            qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
+            quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
+        parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
+        if log := matching_log(values, self._event_log):
+            parts["event_log"] = log
+        return Evidence(KIND, challenge, parts, self._chain, devices)
+
+    def _ek(self) -> AbstractContextManager[tuple[int, bytes]]:
+        if self._ek_handle is not None:
+            return nullcontext((self._ek_handle, b""))
+        return self._tpm.primary(self._ek_template)
+
+    def _endorsement(self, given: bytes | None) -> tuple[bytes, int | None, bytes]:
+        """The EK's certificate, and how to reach that key: by a handle, or by making it again."""
+        for index, handle, template in _EKS:
+            found = given or self._tpm.read_nv(index)
+            if found is None:
+                continue
+            # Some makers fill the index up behind the certificate.
+            der = _first_der(found)
+            key = load_certificate(der).public_key()
+            if isinstance(key, rsa.RSAPublicKey) != (template is _EK_RSA):
+                continue
+            public = self._tpm.read_public(handle)
+            if public is not None and _key_bytes(key) in public:
+                return der, handle, template
+            with self._tpm.primary(template) as (_, made):
+                if _key_bytes(key) in made:
+                    return der, None, template
+        raise TpmFailed(
+            "the TPM holds no certificate for an endorsement key of its own: have one issued"
+        )
+
+
+def quote_pcrs(tpm: Tpm, key: int, qualifying: bytes) -> tuple[bytes, bytes, bytes]:
+    """The quote, its signature, and the values of the PCRs that it is over."""
+    for _ in range(_TRIES):
+        quote, signature = tpm.quote(key, qualifying, QUOTED)
+        values = tpm.read_pcrs(QUOTED)
+        # The kernel may extend a PCR between the two.
+        if hashlib.sha256(values).digest() == parse_quote(quote).digest:
+            return quote, signature, values
+    raise TpmFailed("the PCRs change faster than they can be quoted")
+
+
+def matching_log(values: bytes, event_log: Path = EVENT_LOG) -> bytes:
+    """The firmware's log, of the PCRs that nothing has extended since without telling it."""
+    try:
+        log = event_log.read_bytes()
+        expected = replay(parse_event_log(log))
+    except (OSError, MalformedEvidence, UnknownEvidence):
+        return b""
+    quoted = {pcr: values[32 * n :][:32] for n, pcr in enumerate(QUOTED)}
+    same = {pcr for pcr, value in expected.items() if quoted.get(pcr) == value}
+    return only_pcrs(log, same) if same else b""
+
+
+def read_issuers(pem: bytes) -> tuple[bytes, ...]:
+    """A chain's certificates, as DER, from the text that its maker publishes."""
+    return tuple(one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(pem))
+
+
+def _key_bytes(key: object) -> bytes:
+    """The part of a public key that stands as it is in a TPMT_PUBLIC."""
+    if isinstance(key, rsa.RSAPublicKey):
+        return key.public_numbers().n.to_bytes(key.key_size // 8, "big")
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return key.public_numbers().x.to_bytes(key.key_size // 8, "big")
+    raise UnknownEvidence("the endorsement key is neither RSA nor on a curve")
+
+
+def _first_der(data: bytes) -> bytes:
+    if len(data) > 4 and data[:2] == b"\x30\x82":
+        return data[: 4 + int.from_bytes(data[2:4], "big")]
+    return data

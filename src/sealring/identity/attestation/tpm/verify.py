@@ -1,0 +1,78 @@
+"""A TPM's quote, for the verifier's nonce and the worker's key. The TPM's maker vouches for it.
+
+PCR 16 and PCR 23 can be reset by any program, so nothing is ever read from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
+from sealring.identity.attestation.evidence import Challenge, Evidence
+from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.tpm.credential import check_ak, subject, verify_endorsement
+from sealring.identity.attestation.tpm.event_log import check_log
+from sealring.identity.attestation.tpm.structures import (
+    PublicKey,
+    Quote,
+    check_signature,
+    parse_quote,
+)
+from sealring.identity.attestation.worker import Claims
+
+KIND: Final = "tpm"
+RESETTABLE: Final = frozenset({16, 23})
+QUALIFYING_BYTES: Final = 32
+"""What fits into every TPM's qualifying data."""
+
+
+def verify_tpm(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
+    raw, signature, ak, values, log = evidence.only(
+        "quote", "signature", "ak", "pcrs", optional=("event_log",)
+    )
+    chain = verify_endorsement(evidence.chain, trust)
+    key = check_ak(ak).key
+    quote, pcrs = verify_quote(raw, signature, key, values)
+    made_for, secret = challenge.credential[:32], challenge.credential[32:]
+    if not secret or made_for != subject(evidence.chain[0], ak):
+        raise NotBound("no credential was made for this TPM and this attestation key")
+    check_bound(quote, evidence, challenge)
+    return Claims(
+        product="2.0",
+        machine=hashlib.sha256(evidence.chain[0]).hexdigest(),
+        registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
+        events=events(log, pcrs),
+        guest={"resets": quote.resets},
+        lists=chain.lists,
+        unlisted=chain.unlisted,
+        not_after=chain.not_after,
+    )
+
+
+def verify_quote(
+    raw: bytes, signature: bytes, key: PublicKey, values: bytes
+) -> tuple[Quote, dict[int, bytes]]:
+    """The quote, and the PCRs whose digest it holds; those that programs can reset left out."""
+    check_signature(key, signature, raw)
+    quote = parse_quote(raw)
+    if len(values) != 32 * len(quote.pcrs):
+        raise MalformedEvidence(f"the quote is over {len(quote.pcrs)} PCRs of 32 bytes")
+    if hashlib.sha256(values).digest() != quote.digest:
+        raise ForgedEvidence("the PCRs' values are not the ones that the TPM signed")
+    found = {pcr: values[32 * n :][:32] for n, pcr in enumerate(quote.pcrs)}
+    return quote, {pcr: value for pcr, value in found.items() if pcr not in RESETTABLE}
+
+
+def check_bound(quote: Quote, evidence: Evidence, challenge: Challenge) -> None:
+    if quote.extra_data != evidence.binding(challenge)[:QUALIFYING_BYTES]:
+        raise NotBound("the TPM quote was made for another nonce, worker's key or set of devices")
+
+
+def registers(pcrs: dict[int, bytes]) -> dict[str, str]:
+    return {f"pcr{pcr}": value.hex() for pcr, value in pcrs.items()}
+
+
+def events(log: bytes, pcrs: dict[int, bytes]) -> dict[str, tuple[str, ...]]:
+    found = check_log(log, pcrs) if log else {}
+    return {f"pcr{pcr}": digests for pcr, digests in found.items()}

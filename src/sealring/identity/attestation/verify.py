@@ -1,0 +1,57 @@
+"""Evidence in, AttestedWorker out. A kind that is not in the tables is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from sealring.errors import UnknownEvidence
+from sealring.identity.attestation import az_snp_vtpm, intel, simulated, snp
+from sealring.identity.attestation.evidence import Challenge, DeviceEvidence, Evidence
+from sealring.identity.attestation.nvidia import device as nvidia
+from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.tpm import verify as tpm
+from sealring.identity.attestation.worker import (
+    SEAL,
+    AttestedDevice,
+    AttestedWorker,
+    Claims,
+    attested,
+)
+
+Verifier = Callable[[Evidence, Challenge, Trust], Claims]
+DeviceVerifier = Callable[[DeviceEvidence, bytes, Trust], AttestedDevice]
+
+VERIFIERS: Final[Mapping[str, Verifier]] = {
+    snp.KIND: snp.verify_snp,
+    az_snp_vtpm.KIND: az_snp_vtpm.verify_az_snp_vtpm,
+    intel.TDX: intel.verify_intel,
+    intel.SGX: intel.verify_intel,
+    tpm.KIND: tpm.verify_tpm,
+    simulated.KIND: simulated.verify_simulated,
+}
+DEVICE_VERIFIERS: Final[Mapping[str, DeviceVerifier]] = {nvidia.KIND: nvidia.verify_nvidia}
+
+
+def verify_evidence(evidence: Evidence, challenge: Challenge, trust: Trust) -> AttestedWorker:
+    """`challenge` is the caller's own: the nonce it gave out and the key it was shown."""
+    verifier = VERIFIERS.get(evidence.kind)
+    if verifier is None:
+        raise UnknownEvidence(f"evidence of kind {evidence.kind} cannot be judged by this sealring")
+    claims = verifier(evidence, challenge, trust)
+    nonce = challenge.device_nonce(evidence.kind)
+    return attested(
+        claims,
+        kind=evidence.kind,
+        challenge=challenge,
+        devices=tuple(_device(device, nonce, trust) for device in evidence.devices),
+        verified_at=trust.now,
+        seal=SEAL,
+    )
+
+
+def _device(evidence: DeviceEvidence, nonce: bytes, trust: Trust) -> AttestedDevice:
+    verifier = DEVICE_VERIFIERS.get(evidence.kind)
+    if verifier is None:
+        raise UnknownEvidence(f"devices of kind {evidence.kind} cannot be judged by this sealring")
+    return verifier(evidence, nonce, trust)

@@ -1,0 +1,294 @@
+"""A profile of the machine that a results file was measured on.
+
+Rates come from the kernels, what a call and a record cost besides from two ranks' all-reduces by
+size, and how much of its core an engine needs from all-reduces of more ranks than cores. Steps are
+what the profile is to predict, so none that communicates is looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from sealring import limits
+from sealring.errors import ConfigurationError
+from sealring.plan.collectives import Cluster
+from sealring.plan.layouts import Setting, alone
+from sealring.plan.models import load_model
+from sealring.plan.named import MODELS
+from sealring.plan.profiles import (
+    WAYS,
+    Device,
+    Figure,
+    Network,
+    Profile,
+    Route,
+    Way,
+    load_network,
+)
+from sealring.results import CollectiveCase, KernelCase, LinkPoint, Results, median_of
+from sealring.schedule import Operation
+
+_NONE: Final = Figure(0.0, "not part of this way")
+_SHARES: Final = tuple(step / 20 for step in range(21))
+
+
+def profile_of(results: Results) -> Profile:
+    network = load_network("100gbe")
+    device = _device(results)
+    copy = _rate(results, "copy")
+    sealed = _sealed_route(results, copy)
+    profile = Profile(
+        name="this machine",
+        about=f"{results.machine.cpu}, {results.machine.cores} cores, measured {results.made}",
+        network=network.name,
+        device=device,
+        plain=_plain_route(results, "plain", copy),
+        cc=_plain_route(results, "cc", copy) if _points(results, "cc") else None,
+        sealed=sealed,
+    )
+    profile = _with_overheads(profile, results, network)
+    return _with_shares(profile, results, network)
+
+
+# ---- kernels
+
+
+def _rate(results: Results, kernel: str) -> Figure:
+    """Bytes a second, with all cores at it if that was measured: so it is in training."""
+    cases = [case for case in results.aead if case.kernel == kernel and case.device == "cpu"]
+    if not cases:
+        raise ConfigurationError(
+            f"these results have no {kernel} among their kernels: measure with `sealring bench all`"
+        )
+    crowded = [case for case in cases if case.processes == results.machine.cores] or cases
+    # The longest calls: they stream from memory, as gradients do.
+    longest = max(case.bytes for case in crowded)
+    rates = [case.bytes / median_of(case.seconds) for case in crowded if case.bytes == longest]
+    named = crowded[0]
+    return Figure(
+        statistics.median(rates),
+        f"{kernel} kernel, {longest} bytes a call, {named.processes} at once, median",
+    )
+
+
+def _device(results: Results) -> Device:
+    machine = results.machine
+    here = "this machine"
+    products: list[KernelCase] = [case for case in results.aead if case.kernel == "matmul"]
+    flops = [case.operations / median_of(case.seconds) for case in products if case.operations]
+    reached = list(_reached(results))
+    if flops:
+        peak = Figure(max(flops), "float32 matrix product on one core, measured")
+    elif reached:
+        peak = Figure(max(reached), "the fastest training step without communication, measured")
+    else:
+        peak = Figure(3e10, "assumption: no matrix product was measured")
+    efficiency = (
+        Figure(statistics.median(reached) / peak.value, "training steps without communication")
+        if reached
+        else Figure(0.5, "assumption: no step without communication was measured")
+    )
+    copy = _rate(results, "copy")
+    return Device(
+        kind="cpu",
+        ranks_per_host=Figure(float(limits.MAX_WORLD), "all ranks are on this machine"),
+        cores_per_host=Figure(float(machine.cores), here),
+        memory_bytes=Figure(float(machine.memory_bytes), here),
+        fp32_flops=peak,
+        bf16_flops=peak,
+        efficiency=efficiency,
+        memory_bytes_per_s=Figure(2 * copy.value, f"twice: {copy.source}"),
+    )
+
+
+def _reached(results: Results) -> Iterable[float]:
+    """Flops a second and core of each step without communication on one rank."""
+    for case in results.step:
+        if case.variant == "compute" and case.ranks == 1 and case.model in MODELS:
+            model = load_model(case.model)
+            scale = case.tokens / case.batch / model.transformer.context if model.transformer else 1
+            yield 3 * model.forward_flops * scale * case.batch / median_of(case.seconds)
+
+
+# ---- two ranks
+
+
+def _points(results: Results, way: Way, transport: str | None = None) -> list[LinkPoint]:
+    return [
+        point
+        for case in results.link
+        if case.operation == "all_reduce" and case.variant == way and case.device == "cpu"
+        if transport is None or case.transport == transport
+        for point in case.points
+    ]
+
+
+def _sealed_route(results: Results, copy: Figure) -> Route:
+    shared = Figure(copy.value, f"through shared memory: {copy.source}")
+    return Route(
+        call_s=_NONE,
+        seal_bytes_per_s=_rate(results, "seal"),
+        open_bytes_per_s=_rate(results, "open"),
+        reduce_bytes_per_s=_rate(results, "reduce"),
+        copy_bytes_per_s=copy,
+        send_s=_NONE,
+        receive_s=_NONE,
+        inside_latency_s=_NONE,
+        inside_bytes_per_s=_NONE,
+        inside_push_bytes_per_s=_NONE,
+        inside_forward_bytes_per_s=shared,
+        inside_pull_bytes_per_s=shared,
+        between_latency_s=_NONE,
+        between_engine_bytes_per_s=_socket_rate(results, copy),
+        record_bytes=Figure(float(limits.RECORD_BYTES), "sealring's default"),
+        overlaps=Figure(1.0, "DDP exchanges a bucket as soon as it is full"),
+        core_share=Figure(1.0, "the engine is a thread of its own"),
+    )
+
+
+def _socket_rate(results: Results, copy: Figure) -> Figure:
+    """What TCP takes more than shared memory, per byte: from the longest all-reduces of two."""
+    shm, tcp = _points(results, "sealed", "shm"), _points(results, "sealed", "tcp")
+    both = {p.bytes * p.messages: p for p in shm}
+    pairs = [(p, both[p.bytes * p.messages]) for p in tcp if p.bytes * p.messages in both]
+    if not pairs:
+        return Figure(copy.value, f"assumed as fast as copying: {copy.source}")
+    longest, beside = max(pairs, key=lambda pair: pair[0].bytes * pair[0].messages)
+    more = median_of(longest.seconds) - median_of(beside.seconds)
+    carried = longest.bytes * longest.messages
+    # Each byte is written and read by one rank; shared memory copies it once on the way in.
+    per_byte = max(0.0, more / carried) / 2 + 0.5 / copy.value
+    return Figure(1 / per_byte, "two ranks' all-reduces over TCP against shared memory")
+
+
+def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
+    points = _points(results, way)
+    if len(points) < 2:
+        raise ConfigurationError(
+            f"these results have no all-reduces of two ranks by size for {way!r}: measure with "
+            "`sealring bench all`"
+        )
+    # A hop of a ring of two carries half of the tensor; a call is two hops.
+    xs = [point.bytes * point.messages / 2 for point in points]
+    ys = [median_of(point.seconds) / 2 for point in points]
+    latency, per_byte = _line(xs, ys, [1 / (y * y) for y in ys])
+    per_byte = max(per_byte, 1e-15)
+    source = "two ranks' all-reduces by size"
+    return Route(
+        call_s=_NONE,
+        seal_bytes_per_s=_NONE,
+        open_bytes_per_s=_NONE,
+        reduce_bytes_per_s=_NONE,
+        copy_bytes_per_s=copy,
+        send_s=_NONE,
+        receive_s=_NONE,
+        inside_latency_s=Figure(latency, source),
+        inside_bytes_per_s=_NONE,
+        inside_push_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
+        inside_forward_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
+        inside_pull_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
+        between_latency_s=Figure(latency, source),
+        between_engine_bytes_per_s=Figure(2 / per_byte, source),
+        record_bytes=_NONE,
+        overlaps=Figure(
+            0.0 if way == "cc" else 1.0, "as emulated" if way == "cc" else "as DDP has it"
+        ),
+        core_share=Figure(1.0, "assumption"),
+    )
+
+
+def _line(
+    xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]
+) -> tuple[float, float]:
+    """(a, b), neither negative, of y = a + b x by weighted least squares."""
+    points = list(zip(weights, xs, ys, strict=True))
+    total = sum(weights)
+    mean_x = sum(w * x for w, x, _ in points) / total
+    mean_y = sum(w * y for w, _, y in points) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, x, _ in points)
+    along = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in points)
+    slope = max(0.0, along / spread if spread else 0.0)
+    if (start := mean_y - slope * mean_x) >= 0:
+        return start, slope
+    squares = sum(w * x * x for w, x, _ in points)
+    return 0.0, max(0.0, sum(w * x * y for w, x, y in points) / squares if squares else 0.0)
+
+
+def _with_overheads(profile: Profile, results: Results, network: Network) -> Profile:
+    """What a call and a record cost beyond their bytes: from two ranks' sealed all-reduces."""
+    points = _points(results, "sealed", "shm")
+    route = profile.sealed
+    if route is None or not points:
+        return profile
+
+    def takes(nbytes: int, record_s: float) -> float:
+        tried = _changed(profile, "sealed", "", send_s=record_s / 2, receive_s=record_s / 2)
+        on = Setting(tried, "sealed", network, Cluster(2, 2))
+        return on.takes(Operation.ALL_REDUCE, nbytes)[0]
+
+    probe = 1e-6
+    xs, ys, weights = [], [], []
+    for point in points:
+        nbytes, measured = point.bytes * point.messages, median_of(point.seconds)
+        base = takes(nbytes, 0.0)
+        xs.append((takes(nbytes, probe) - base) / probe)
+        ys.append(measured - base)
+        weights.append(1 / (measured * measured))
+    call, record = _line(xs, ys, weights)
+    source = "two ranks' sealed all-reduces by size"
+    return _changed(profile, "sealed", source, send_s=record / 2, receive_s=record / 2, call_s=call)
+
+
+# ---- more ranks than cores
+
+
+def _with_shares(profile: Profile, results: Results, network: Network) -> Profile:
+    for way in profile.ways():
+        if way != "sealed" and (cases := _crowded_all_reduces(results, way)):
+            profile = _with_share(profile, way, cases, network)
+    return profile
+
+
+def _crowded_all_reduces(results: Results, way: Way) -> list[CollectiveCase]:
+    return [
+        case
+        for case in [*results.allreduce, *results.collectives]
+        if case.collective == "all_reduce" and case.variant == way and case.device == "cpu"
+        if case.ranks > results.machine.cores
+    ]
+
+
+def _with_share(
+    profile: Profile, way: Way, cases: Sequence[CollectiveCase], network: Network
+) -> Profile:
+    def error(share: float) -> float:
+        tried = _changed(profile, way, "", core_share=share)
+        return statistics.mean(
+            abs(
+                alone(
+                    Setting(tried, way, network, Cluster(case.ranks, case.ranks)),
+                    Operation.ALL_REDUCE,
+                    case.bytes,
+                )
+                / median_of(case.seconds)
+                - 1
+            )
+            for case in cases
+        )
+
+    best = min(_SHARES, key=error)
+    return _changed(profile, way, "all-reduces of more ranks than cores", core_share=best)
+
+
+def _changed(profile: Profile, way: Way, source: str, **values: float) -> Profile:
+    route = profile.way(way)
+    assert route is not None
+    figures = {name: Figure(value, source) for name, value in values.items()}
+    routes: dict[str, Route | None] = {each: profile.way(each) for each in WAYS}
+    routes[way] = dataclasses.replace(route, **figures)
+    plain = routes["plain"]
+    assert plain is not None
+    return dataclasses.replace(profile, plain=plain, cc=routes["cc"], sealed=routes["sealed"])

@@ -1,0 +1,235 @@
+"""What a machine can do, as a TOML file in which every figure says where it comes from.
+
+A profile has a device and up to three ways of bringing bytes from rank to rank: `plain` (torch's
+own backend), `cc` (what today's GPU-TEEs do) and `sealed` (sealring). Networks between hosts are
+files of their own, since they go with any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from sealring.engine.simulate import Costs, Hop
+from sealring.errors import ConfigurationError
+from sealring.plan.collectives import Cutting
+from sealring.strict import strictly
+
+Way = Literal["plain", "cc", "sealed"]
+WAYS: Final[tuple[Way, ...]] = ("plain", "cc", "sealed")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    kind: Literal["cpu", "gpu"]
+    ranks_per_host: Figure
+    cores_per_host: Figure
+    """What computing and engines share: cores, or GPUs."""
+    memory_bytes: Figure
+    """Of a GPU, which is one rank's; of a host, which its ranks share."""
+    fp32_flops: Figure
+    bf16_flops: Figure
+    efficiency: Figure
+    """The part of them that training reaches."""
+    memory_bytes_per_s: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way. A rate of 0 means that the engine has no such work to do."""
+
+    call_s: Figure
+    """Per collective, on top of its records."""
+    seal_bytes_per_s: Figure
+    open_bytes_per_s: Figure
+    reduce_bytes_per_s: Figure
+    copy_bytes_per_s: Figure
+    send_s: Figure
+    """Of the engine, per record."""
+    receive_s: Figure
+    inside_latency_s: Figure
+    inside_bytes_per_s: Figure
+    inside_push_bytes_per_s: Figure
+    inside_forward_bytes_per_s: Figure
+    inside_pull_bytes_per_s: Figure
+    between_latency_s: Figure
+    """On top of the network's."""
+    between_engine_bytes_per_s: Figure
+    """At which the engine moves bytes to and from a socket."""
+    record_bytes: Figure
+    """0: each chunk travels as one message."""
+    overlaps: Figure
+    """1: runs beside backward. 0: backward waits."""
+    core_share: Figure
+    """How much of a core (a GPU) an engine that is at work takes from computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    name: str
+    about: str
+    latency_s: Figure
+    bytes_per_s: Figure
+    """Of each rank, in each direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    name: str
+    about: str
+    network: str
+    """Between hosts, unless the user names another."""
+    device: Device
+    plain: Route
+    cc: Route | None
+    sealed: Route | None
+
+    def way(self, way: Way) -> Route | None:
+        return {"plain": self.plain, "cc": self.cc, "sealed": self.sealed}[way]
+
+    def ways(self) -> list[Way]:
+        return [way for way in WAYS if self.way(way) is not None]
+
+
+def costs_of(path: Route, network: Network) -> Costs:
+    between = _inverse(path.between_engine_bytes_per_s)
+    ends = {"engine_send_s": path.send_s.value, "engine_receive_s": path.receive_s.value}
+    return Costs(
+        seal=_inverse(path.seal_bytes_per_s),
+        open=_inverse(path.open_bytes_per_s),
+        reduce=_inverse(path.reduce_bytes_per_s),
+        copy=_inverse(path.copy_bytes_per_s),
+        inside=Hop(
+            path.inside_latency_s.value,
+            _inverse(path.inside_bytes_per_s),
+            engine_push_s_per_byte=_inverse(path.inside_push_bytes_per_s),
+            engine_forward_s_per_byte=_inverse(path.inside_forward_bytes_per_s),
+            engine_pull_s_per_byte=_inverse(path.inside_pull_bytes_per_s),
+            **ends,
+        ),
+        between=Hop(
+            network.latency_s.value + path.between_latency_s.value,
+            _inverse(network.bytes_per_s),
+            engine_push_s_per_byte=between,
+            engine_forward_s_per_byte=between,
+            engine_pull_s_per_byte=between,
+            **ends,
+        ),
+    )
+
+
+def cutting_of(profile: Profile, way: Way) -> Cutting:
+    route = profile.way(way)
+    assert route is not None
+    own_engine = way == "sealed" and profile.device.kind == "cpu"
+    return Cutting(int(route.record_bytes.value), by_world=own_engine)
+
+
+def _inverse(rate: Figure) -> float:
+    return 1.0 / rate.value if rate.value else 0.0
+
+
+# ---- files
+
+_NOTHING: Final = {"value": 0.0, "source": "not part of this way"}
+
+
+def profile_names() -> list[str]:
+    return sorted(path.name[:-5] for path in _folder("machines").iterdir() if _is_toml(path))
+
+
+def network_names() -> list[str]:
+    return sorted(path.name[:-5] for path in _folder("networks").iterdir() if _is_toml(path))
+
+
+def load_profile(name: str) -> Profile:
+    """By name, or the path of a TOML file of one's own."""
+    if name in profile_names():
+        return read_profile(_folder("machines").joinpath(f"{name}.toml").read_text(), name)
+    if name.endswith(".toml"):
+        return read_profile(_text(Path(name)), name)
+    raise ConfigurationError(
+        f"{name!r} is not a profile; there is {', '.join(profile_names())}, a .toml file of your "
+        "own, or a results.json of `sealring bench all`"
+    )
+
+
+def load_network(name: str) -> Network:
+    if name in network_names():
+        return read_network(_folder("networks").joinpath(f"{name}.toml").read_text(), name)
+    if name.endswith(".toml"):
+        return read_network(_text(Path(name)), name)
+    raise ConfigurationError(
+        f"{name!r} is not a network; there is {', '.join(network_names())}, or a .toml file"
+    )
+
+
+def read_profile(text: str, name: str) -> Profile:
+    document = _toml(text, name)
+    for way in WAYS:
+        given = document.get(way)
+        if isinstance(given, dict):
+            known = [field.name for field in dataclasses.fields(Route)]
+            document[way] = {**dict.fromkeys(known, _NOTHING), **given}
+        elif way != "plain":
+            document.setdefault(way, None)
+    profile: Profile = strictly(Profile, document, name, "profile")
+    for field in dataclasses.fields(Device):
+        figure = getattr(profile.device, field.name)
+        least = 1.0 if field.name.endswith("per_host") else 1e-6
+        if isinstance(figure, Figure) and figure.value < least:
+            raise ConfigurationError(
+                f"{name}: device: {field.name} is {figure.value:g}: nothing trains on that"
+            )
+    return profile
+
+
+def read_network(text: str, name: str) -> Network:
+    network: Network = strictly(Network, _toml(text, name), name, "network")
+    if network.bytes_per_s.value < 1:
+        raise ConfigurationError(f"{name}: a network of less than a byte a second carries nothing")
+    return network
+
+
+def _toml(text: str, name: str) -> dict[str, Any]:
+    try:
+        return _as_floats(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigurationError(f"{name} is not TOML: {problem}") from None
+
+
+def _as_floats(document: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML writes 8 where it means 8.0; every number here is a figure's value."""
+
+    def value(each: Any) -> Any:
+        if isinstance(each, dict):
+            return _as_floats(each)
+        return float(each) if type(each) is int else each
+
+    return {key: value(each) for key, each in document.items()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigurationError(f"{path} cannot be read: {problem}") from problem
+
+
+def _folder(kind: str) -> Any:
+    return files("sealring.plan").joinpath("figures", kind)
+
+
+def _is_toml(path: Any) -> bool:
+    return str(path.name).endswith(".toml")

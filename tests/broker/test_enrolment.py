@@ -1,0 +1,105 @@
+"""What a worker's process holds of a broker: renewed, and ended when it cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sealring.broker.enrolment import Enrolment, enrolled, read_settings
+from sealring.errors import BrokerUnreachable, ConfigurationError, NoSuchResource, WorkerRevoked
+from sealring.identity.attestation.admission import key_digest
+from tests.broker.local import Place, running
+
+
+class Group:
+    """Remembers why it was ended."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.why: tuple[int, str] | None = None
+
+    def expel(self, member: int, why: str) -> None:
+        self.why = (member, why)
+        self.ended.set()
+
+
+def soon(seconds: float = 60.0) -> float:
+    return time.monotonic() + seconds
+
+
+def enrol(place: Place, port: int, rank: int) -> Enrolment:
+    return enrolled(rank, 4, place.environment(port), soon())
+
+
+def test_without_a_broker_the_groups_end_with_the_certificate(tmp_path: Path) -> None:
+    place, group = Place(tmp_path, minutes=0.05), Group()
+    with running(place) as broker:
+        held = enrol(place, broker.port, 0)
+        held.watch(group, {})
+        until = held.certificate.not_valid_after_utc.timestamp()
+    assert group.ended.wait(60)
+    assert time.time() >= until - 1
+    assert group.why is not None
+    assert group.why[0] == -1
+    assert "BrokerUnreachable" in group.why[1]
+    with pytest.raises(BrokerUnreachable):
+        held.credentials(soon(1))
+
+
+def test_a_group_is_ended_by_whoever_learns_of_a_revocation(tmp_path: Path) -> None:
+    place, group = Place(tmp_path, minutes=0.05), Group()
+    with running(place) as broker:
+        one, other = enrol(place, broker.port, 0), enrol(place, broker.port, 1)
+        one.watch(group, {3: key_digest(other.certificate)})
+        assert not group.ended.is_set()
+        broker.revoke(1)
+        assert group.ended.wait(60)
+        assert group.why == (3, "rank 3 was taken out of the job by the broker")
+        # A new group asks first, and does not wait for a renewal.
+        admission = one.credentials(soon()).admission
+        assert admission is not None
+        assert key_digest(other.certificate) in admission.keys_out
+        with pytest.raises(WorkerRevoked):
+            other.credentials(soon())
+        one.close()
+
+
+def test_a_process_has_one_enrolment_and_only_its_own_keys(place: Place) -> None:
+    with running(place) as broker:
+        held = enrol(place, broker.port, 0)
+        assert enrol(place, broker.port, 0) is held
+        with pytest.raises(NoSuchResource, match="gave none"):
+            held.data_key("data/key/train")
+
+        async def in_a_loop() -> int:
+            return held.credentials(soon()).rank
+
+        assert asyncio.run(in_a_loop()) == 0
+        held.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"SEALRING_JOB": ""}, "SEALRING_JOB must be set"),
+        ({"SEALRING_POLICY": "", "SEALRING_AUTHORITY": ""}, "SEALRING_AUTHORITY and SEALRING_POL"),
+        ({"SEALRING_SECRET": "x"}, "a worker has one identity"),
+        ({"SEALRING_BROKER": "http://127.0.0.1:1"}, "a broker is https://"),
+        ({"SEALRING_BROKER": "https://h:1/path"}, "a broker is https://"),
+        ({"SEALRING_BROKER": "https://h:port"}, "a broker is https://"),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, str], said: str, place: Place) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        read_settings({**place.environment(1), **changes})
+
+
+@pytest.mark.parametrize("source", ["nothing", "simulated:", "simulated:/nowhere"])
+def test_an_attester_that_is_none(source: str, place: Place) -> None:
+    environment = {**place.environment(1), "SEALRING_ATTESTER": source}
+    with pytest.raises(ConfigurationError):
+        enrolled(0, 1, environment, soon())

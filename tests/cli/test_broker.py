@@ -1,0 +1,128 @@
+"""The broker's verbs as an operator types them, and an attested job from nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import Encoding
+from typer.testing import CliRunner
+
+from sealring.cli import app
+from sealring.errors import BrokenAuditLog, ConfigurationError
+from tests.broker.local import Place, running
+from tests.cli.test_commands import SCRIPT, sealring
+from tests.ports import free_port
+
+SEALRING = Path(sys.executable).parent / "sealring"
+
+
+@contextmanager
+def serving(directory: Path, port: int, page: int) -> Iterator[None]:
+    """As in docs/attestation.md."""
+    log = directory / "broker.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [
+                SEALRING, "broker", "--policy", "policy.toml", "--ca", "ca",
+                "--listen", f"127.0.0.1:{port}", "--page", f"127.0.0.1:{page}",
+                "--name", "127.0.0.1",
+            ],
+            cwd=directory,
+            stderr=output,
+        )  # fmt: skip
+        try:
+            until = time.monotonic() + 60
+            while "Its page is" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def test_an_attested_job_from_nothing(tmp_path: Path) -> None:
+    def do(*arguments: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if "SEALRING" not in name}
+        done = subprocess.run(
+            [SEALRING, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            timeout=100,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    do("ca", "init", "ca")
+    stanza = do("broker", "simulator", "simulator")
+    policy = "version = 1\nrejoins = 1\n[peers]\nevidence = true\n"
+    (tmp_path / "policy.toml").write_text(policy + stanza[stanza.index("[simulated]") :])
+    (tmp_path / "train.py").write_text(SCRIPT)
+    port = free_port()
+    with serving(tmp_path, port, free_port()):
+        done = sealring(
+            "run", "-n", "2", "--job", "hello", "--broker", f"https://127.0.0.1:{port}",
+            "--authority", str(tmp_path / "ca" / "authority.pem"),
+            "--policy", str(tmp_path / "policy.toml"), str(tmp_path / "train.py"),
+            SEALRING_ATTESTER=f"simulated:{tmp_path / 'simulator'}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == "sum 3.0 [] hello"
+    assert "SIMULATED" in (tmp_path / "broker.log").read_text()
+    log = json.loads(do("broker", "audit", "--ca", "ca", "--json"))
+    joined = [
+        (entry["rank"], entry["kind"]) for entry in log["entries"] if entry["event"] == "joined"
+    ]
+    assert sorted(joined) == [(0, "SIMULATED"), (1, "SIMULATED")]
+    assert "SIMULATED" in do("broker", "audit", "--ca", "ca", "--head", log["head"])
+
+
+def test_revoke_release_and_audit(place: Place) -> None:
+    invoke = CliRunner().invoke
+    ca = ["--ca", str(place.ca)]
+    with running(place) as broker:
+        broker.join(0)
+        done = invoke(app, ["broker", "revoke", *ca, "--job", "job", "--rank", "0"])
+        assert "Out: rank job 00000" in done.stdout, done.output
+        # While the broker runs, on the same store.
+        assert len(broker.client_keys_out()) == 1
+        done = invoke(app, ["broker", "release", *ca, "--job", "job", "--rank", "0"])
+        assert "Rank 0 of job is free" in done.stdout
+        broker.join(0)
+    done = invoke(app, ["broker", "audit", *ca, "--json"])
+    events = [entry["event"] for entry in json.loads(done.stdout)["entries"]]
+    assert events == ["joined", "gave", "revoked", "released", "joined", "gave"]
+    refused = invoke(app, ["broker", "audit", *ca, "--head", "ab" * 32])
+    assert isinstance(refused.exception, BrokenAuditLog)
+    for arguments in (["revoke", *ca], ["revoke", *ca, "--job", "job", "--rank", "9"]):
+        assert isinstance(invoke(app, ["broker", *arguments]).exception, ConfigurationError)
+
+
+def test_a_certificate_that_is_shown_says_simulated(place: Place) -> None:
+    with running(place) as broker:
+        certificate = broker.join(0).certificate
+    file = place.directory / "worker.pem"
+    file.write_bytes(certificate.public_bytes(Encoding.PEM))
+    shown = CliRunner().invoke(app, ["ca", "show", str(file), "--json"])
+    assert json.loads(shown.stdout)[0]["attestation"].startswith("SIMULATED, measurement ")
+
+
+def test_what_it_needs_is_said(place: Place) -> None:
+    def problem(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["broker", *arguments])
+        assert isinstance(done.exception, ConfigurationError)
+        return str(done.exception)
+
+    assert "needs --policy" in problem()
+    policy, ca = ["--policy", str(place.policy)], ["--ca", str(place.ca)]
+    assert "not HOST:PORT" in problem(*policy, *ca, "--listen", "nowhere")
+    assert "through `ssh -L`" in problem(
+        *policy, *ca, "--listen", "127.0.0.1:0", "--page", "0.0.0.0:0"
+    )

@@ -1,0 +1,202 @@
+"""Evidence as a worker makes it: the kernel's and NVML's parts are played, the TPM's is real."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealring.bench.minting.amd import Amd
+from sealring.bench.minting.azure import AzureGuest
+from sealring.bench.minting.certificates import CHALLENGE, pem
+from sealring.bench.minting.intel import Intel, tdx_body
+from sealring.bench.minting.nvidia import Nvidia
+from sealring.errors import AttestationUnavailable, TpmFailed
+from sealring.identity.attestation import parse_evidence, verify_evidence
+from sealring.identity.attestation.azure_guest import AK, HCL_REPORT, AzureMachine
+from sealring.identity.attestation.evidence import encode_devices
+from sealring.identity.attestation.nvidia.collect import GpuCertificate, GpuReport, collect_gpus
+from sealring.identity.attestation.nvidia.device import verify_nvidia
+from sealring.identity.attestation.tpm.commands import OWNER, PASSWORD, Tpm
+from sealring.identity.attestation.tsm import TsmMachine, ask, certificates_of
+from tests.identity.attestation.swtpm import needs_swtpm, running, store
+
+AMD, INTEL, GPU = Amd(), Intel(), Nvidia()
+
+
+def table(chain: tuple[bytes, ...]) -> bytes:
+    """As the host's firmware hands certificates over."""
+    names = [
+        "63da758de6644564adc5f4b93be8accd",
+        "4ab7b379bbac4fe4a02f05aef327c782",
+        "c0b406a4a803495297433fb6014cd0ae",
+    ]
+    head, body, at = b"", b"", 24 * (len(chain) + 1)
+    for name, certificate in zip(names, chain, strict=False):
+        head += bytes.fromhex(name) + at.to_bytes(4, "little")
+        head += len(certificate).to_bytes(4, "little")
+        body, at = body + certificate, at + len(certificate)
+    return head + bytes(24) + body
+
+
+class Kernel:
+    """Fills a new folder as configfs does, and answers what was written to it last."""
+
+    def __init__(self, provider: str, answer: Callable[[bytes], bytes], aux: bytes = b"") -> None:
+        self.provider, self.answer, self.aux, self.asked = provider, answer, aux, b""
+
+    def install(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        made, write, read = Path.mkdir, Path.write_bytes, Path.read_bytes
+
+        def mkdir(path: Path, *rest: Any, **more: Any) -> None:
+            made(path, *rest, **more)
+            if path.parent == folder:
+                (path / "provider").write_text(self.provider + "\n")
+                (path / "generation").write_text("0\n")
+                if self.aux:
+                    write(path / "auxblob", self.aux)
+
+        def write_bytes(path: Path, data: bytes) -> int:
+            if path.name == "inblob":
+                self.asked = data
+            return write(path, data)
+
+        def read_bytes(path: Path) -> bytes:
+            return self.answer(self.asked) if path.name == "outblob" else read(path)
+
+        def rmdir(path: Path) -> None:
+            for one in path.iterdir():
+                one.unlink()
+            path.rename(path.with_name("gone"))
+
+        for name, part in (
+            ("mkdir", mkdir),
+            ("write_bytes", write_bytes),
+            ("read_bytes", read_bytes),
+            ("rmdir", rmdir),
+        ):
+            monkeypatch.setattr(Path, name, part)
+        return folder
+
+
+def test_an_snp_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("sev_guest", lambda data: AMD.report(report_data=data), table(AMD.chain))
+    machine = TsmMachine(reports=kernel.install(tmp_path, monkeypatch))
+    assert machine.kind == "snp"
+    devices = (GPU.evidence(CHALLENGE.device_nonce("snp")),)
+    evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key, devices)
+    assert kernel.asked == CHALLENGE.report_data("snp", encode_devices(devices))
+    trust = AMD.trust()
+    plain = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    assert verify_evidence(parse_evidence(plain.encode()), CHALLENGE, trust).product == "Milan"
+    assert evidence.devices == devices
+
+
+def test_a_host_that_hands_out_no_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel("sev_guest", lambda data: AMD.report(report_data=data))
+    reports = kernel.install(tmp_path, monkeypatch)
+    with pytest.raises(AttestationUnavailable, match="no certificates"):
+        TsmMachine(reports=reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    given = TsmMachine(AMD.chain, reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    assert given.chain == AMD.chain
+    assert certificates_of(table(AMD.chain)) == AMD.chain
+    assert certificates_of(table(AMD.chain[:2])) == ()
+
+
+def test_a_tdx_guest_whose_kernel_fills_the_buffer_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel("tdx_guest", lambda data: INTEL.quote(tdx_body(data)) + bytes(99))
+    machine = TsmMachine(reports=kernel.install(tmp_path, monkeypatch))
+    evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    assert verify_evidence(evidence, CHALLENGE, INTEL.trust()).kind == "tdx"
+
+
+def test_a_machine_that_is_no_guest_and_one_of_an_unknown_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AttestationUnavailable, match="makes no reports"):
+        TsmMachine(reports=tmp_path / "none")
+    kernel = Kernel("cca_guest", lambda data: data)
+    with pytest.raises(AttestationUnavailable, match="cca_guest"):
+        ask(bytes(64), kernel.install(tmp_path, monkeypatch))
+
+
+# CreatePrimary's template of a restricted RSA signing key.
+RSA_AK = bytes.fromhex("0001000b00050472000000100014000b0800000000000000")
+
+
+@needs_swtpm
+def test_a_guest_of_azures_with_a_real_virtual_tpm() -> None:
+    with running() as address, Tpm.open(address) as tpm:
+        with pytest.raises(AttestationUnavailable, match="not one of Azure's"):
+            AzureMachine(tpm, ())
+        with tpm.primary(RSA_AK) as (handle, public):
+            tpm.call("EvictControl", 0x120, (OWNER, handle), (PASSWORD,), AK.to_bytes(4, "big"))
+        guest = AzureGuest(AMD, modulus=int.from_bytes(public[-256:], "big"))
+        store(tpm, HCL_REPORT, guest.hcl_report(pad=0))
+        machine = AzureMachine(tpm, AMD.chain)
+        evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+        worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, AMD.trust())
+    assert worker.label == "az-snp-vtpm Milan"
+    assert worker.registers["pcr17"] == "ff" * 32
+
+
+class Nvml:
+    """NVIDIA's library, with one GPU; `outcome` is what it answers to a request for a report."""
+
+    def __init__(self, outcome: int = 0) -> None:
+        self.outcome, self.open = outcome, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.open += 1
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 1
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, device: Any) -> int:
+        device._obj.value = 1 + index.value
+        return 0
+
+    def nvmlDeviceGetConfComputeGpuCertificate(self, device: Any, certificate: Any) -> int:
+        filled: GpuCertificate = certificate._obj
+        text = pem(GPU.device, GPU.boot, GPU.provisioner, GPU.identity, GPU.root).encode()
+        ctypes.memmove(filled.attestation_chain, text, len(text))
+        filled.attestation_chain_size = len(text)
+        return 0
+
+    def nvmlDeviceGetConfComputeGpuAttestationReport(self, device: Any, report: Any) -> int:
+        filled: GpuReport = report._obj
+        made = GPU.report(bytes(filled.nonce))
+        ctypes.memmove(filled.report, made, len(made))
+        filled.size = len(made)
+        return self.outcome
+
+
+def test_gpus_are_asked_with_the_machines_nonce() -> None:
+    nonce = CHALLENGE.device_nonce("tdx")
+    nvml = Nvml()
+    (evidence,) = collect_gpus(nonce, nvml)
+    assert verify_nvidia(evidence, nonce, GPU.trust()).model == "GH100"
+    assert nvml.open == 0
+    assert ctypes.sizeof(GpuReport) == 12 + 32 + 0x2000 + 0x1000
+    assert ctypes.sizeof(GpuCertificate) == 8 + 0x1000 + 0x1400
+
+
+def test_a_gpu_that_is_not_in_confidential_mode() -> None:
+    nvml = Nvml(outcome=3)
+    with pytest.raises(AttestationUnavailable, match="confidential-computing mode"):
+        collect_gpus(bytes(32), nvml)
+    assert nvml.open == 0
+    assert issubclass(TpmFailed, AttestationUnavailable)

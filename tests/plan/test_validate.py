@@ -1,0 +1,147 @@
+"""A profile from measurements, and whether it predicts what it has not seen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sealring.errors import ConfigurationError
+from sealring.plan.fit import profile_of
+from sealring.plan.profiles import Profile, Route
+from sealring.plan.validate import computing, validate
+from tests.plan.measured import RATES, figure, results_of
+
+
+def imagined() -> Profile:
+    """What fit.py makes of some results, with other overheads, latencies and shares put in."""
+    blank = {field.name: figure(0.0) for field in dataclasses.fields(Route)}
+    sealed = Route(
+        **{
+            **blank,
+            "seal_bytes_per_s": figure(RATES["seal"]),
+            "open_bytes_per_s": figure(RATES["open"]),
+            "reduce_bytes_per_s": figure(RATES["reduce"]),
+            "copy_bytes_per_s": figure(RATES["copy"]),
+            "inside_pull_bytes_per_s": figure(RATES["copy"]),
+            "inside_forward_bytes_per_s": figure(RATES["copy"]),
+            "record_bytes": figure(126976),
+            "call_s": figure(50e-6),
+            "send_s": figure(4e-6),
+            "receive_s": figure(4e-6),
+            "overlaps": figure(1),
+            "core_share": figure(1),
+        }
+    )
+    plain = Route(
+        **{
+            **blank,
+            "copy_bytes_per_s": figure(RATES["copy"]),
+            "inside_latency_s": figure(900e-6),
+            "inside_push_bytes_per_s": figure(2.8e9),
+            "inside_forward_bytes_per_s": figure(2.8e9),
+            "inside_pull_bytes_per_s": figure(2.8e9),
+            "overlaps": figure(1),
+            "core_share": figure(0.6),
+        }
+    )
+    from sealring.plan.profiles import Device
+
+    device = Device(
+        "cpu", figure(65536), figure(2), figure(8 << 30), figure(3e10), figure(3e10), figure(0.5),
+        figure(1e10),
+    )  # fmt: skip
+    return Profile("imagined", "", "100gbe", device, plain, None, sealed)
+
+
+def test_a_profile_is_found_again_from_what_it_would_measure() -> None:
+    truth = imagined()
+    found = profile_of(results_of(truth))
+    assert truth.sealed is not None
+    assert found.sealed is not None
+    for name in ("call_s", "send_s", "receive_s", "seal_bytes_per_s", "inside_pull_bytes_per_s"):
+        expected, value = getattr(truth.sealed, name).value, getattr(found.sealed, name).value
+        assert value == pytest.approx(expected, rel=0.02), name
+    assert found.plain.inside_latency_s.value == pytest.approx(900e-6, rel=0.02)
+    assert found.plain.inside_push_bytes_per_s.value == pytest.approx(2.8e9, rel=0.02)
+    assert found.plain.core_share.value == pytest.approx(0.6, abs=0.051)
+    assert found.cc is None
+
+
+def test_the_profile_does_not_look_at_steps_that_communicate() -> None:
+    results = results_of(imagined())
+    slower = [
+        case if case.variant == "compute" else dataclasses.replace(case, seconds=[9.0])
+        for case in results.step
+    ]
+    assert profile_of(dataclasses.replace(results, step=slower)) == profile_of(results)
+
+
+def test_every_case_is_compared_and_none_is_chosen() -> None:
+    results = results_of(imagined())
+    found = validate(results)
+    steps = [case for case in results.step if case.variant != "compute"]
+    assert sum(case.kind == "step" for case in found.cases) == len(steps) == 6
+    assert sum(case.kind == "all_reduce" for case in found.cases) == len(results.allreduce) == 30
+    seen = {(case.variant, case.ranks) for case in found.cases if case.seen}
+    assert seen == {("plain", 2), ("plain", 3), ("plain", 4), ("sealed", 2)}
+
+
+def test_a_machine_that_keeps_to_the_model_is_predicted() -> None:
+    found = validate(results_of(imagined()))
+    for kind in ("step", "all_reduce"):
+        error = found.median_error(kind)
+        assert error is not None
+        assert error < 0.02
+    assert max(abs(case.error) for case in found.cases) < 0.06
+
+
+def test_a_machine_that_does_not_is_said_to_differ() -> None:
+    results = results_of(imagined())
+    doubled = [
+        dataclasses.replace(case, seconds=[2 * each for each in case.seconds])
+        if case.variant == "sealed"
+        else case
+        for case in results.step
+    ]
+    found = validate(dataclasses.replace(results, step=doubled))
+    sealed = [
+        case.error for case in found.cases if case.kind == "step" and case.variant == "sealed"
+    ]
+    assert sealed == [pytest.approx(-0.5, abs=0.03)] * 3
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ({"aead": []}, "have no copy among their kernels"),
+        ({"link": []}, "have no all-reduces of two ranks by size for 'plain'"),
+        ({"step": [], "allreduce": []}, "no steps and no all-reduces to compare with"),
+    ],
+)
+def test_results_that_lack_a_part_are_refused_with_a_way_out(
+    missing: dict[str, list[object]], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{sentence}.*sealring bench all"):
+        validate(dataclasses.replace(results_of(imagined()), **missing))  # type: ignore[arg-type]
+
+
+def test_compute_of_one_rank_stands_for_others_where_theirs_was_not_measured() -> None:
+    results = results_of(imagined())
+    without = [case for case in results.step if case.variant != "compute" or case.ranks == 1]
+    found = validate(dataclasses.replace(results, step=without))
+    # Two ranks have a core each, so one rank's 70 ms are taken for their 77.
+    errors = [case.error for case in found.cases if case.kind == "step"]
+    assert all(-0.12 < error < -0.01 for error in errors)
+
+
+def test_computing_of_the_same_run_is_preferred() -> None:
+    results = results_of(imagined())
+    (one,) = [case for case in results.step if case.variant == "compute" and case.ranks == 2]
+    busy = dataclasses.replace(one, run=4, seconds=[3 * each for each in one.seconds])
+    asked = (results.step[0].model, 2, "fp32", 2)
+    both = dataclasses.replace(results, step=[*results.step, busy])
+    slow, usual = computing(both, *asked, run=4), computing(both, *asked, run=3)
+    assert slow is not None
+    assert usual is not None
+    assert slow.total_s == pytest.approx(3 * usual.total_s)
