@@ -6,7 +6,7 @@ NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
 SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test system-deps lint native-test asan ubsan tsan chaos fuzz conformance clean help
+.PHONY: demo test test-gpu system-deps lint native-test asan ubsan tsan chaos fuzz conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -26,6 +26,10 @@ demo: $(VENV)/.installed ## train a small GPT with four sealed workers, and watc
 
 test: $(VENV)/.installed lint native-test ## everything CI runs
 	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.installed ## what needs a GPU (compute capability 9.0 or later) and a CUDA build of torch
+	@$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" || { echo "torch finds no GPU here"; exit 1; }
+	$(BIN)/python -m pytest tests/gpu tests/engine/cuda
 
 system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium
 	@dpkg --status $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \

@@ -12,6 +12,7 @@
 
 #include "alert.hpp"
 #include "engine.hpp"
+#include "gpu_bindings.hpp"
 #include "mailbox.hpp"
 
 namespace nb = nanobind;
@@ -160,7 +161,9 @@ NB_MODULE(_native, m) {
           },
           "file"_a, "ring_bytes"_a, "writable"_a);
 
-  nb::class_<Engine>(m, "Engine")
+  nb::class_<Engine> engine(m, "Engine");
+  bind_gpu(engine);
+  engine
       .def(
           "__init__",
           [](Engine* self, int rank, int world, const nb::bytes& context, const nb::bytes& group_key,
@@ -200,9 +203,10 @@ NB_MODULE(_native, m) {
           [](Engine& self, const Program& program,
              const std::vector<std::pair<uintptr_t, size_t>>& slots, uint64_t number,
              std::optional<uint64_t> total, uint32_t root, uint8_t dtype, uint8_t reduction, double factor, size_t segment_bytes,
-             double timeout_s) -> nb::object {
+             double timeout_s, std::optional<uint64_t> ready) -> nb::object {
             Call call{&program, {}, number, total, root, static_cast<DType>(dtype),
-                      static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s};
+                      static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s,
+                      ready.has_value(), ready.value_or(0)};
             for (const auto& [address, bytes] : slots) {
               call.slots.push_back({reinterpret_cast<uint8_t*>(address), bytes});
             }
@@ -221,7 +225,7 @@ NB_MODULE(_native, m) {
             return nb::none();
           },
           "program"_a, "slots"_a, "number"_a, "total"_a.none(), "root"_a, "dtype"_a, "reduction"_a, "factor"_a,
-          "segment_bytes"_a, "timeout_s"_a)
+          "segment_bytes"_a, "timeout_s"_a, "ready"_a.none() = nb::none())
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)
       .def(
@@ -395,5 +399,6 @@ NB_MODULE(_native, m) {
         return failure_fields(decode_alert({data(bytes), bytes.size()}, sender));
       },
       "bytes"_a, "sender"_a);
+  bind_gpu_functions(m);
   m.def("openssl_version", [] { return std::string(OpenSSL_version(OPENSSL_VERSION)); });
 }

@@ -1,4 +1,4 @@
-// Private memory for records on their way in or out, reused instead of freed.
+// Memory for records on their way in or out, reused instead of freed.
 //
 // A record may wait in the queues of several links at once (a published one), so buffers count
 // their users. Only the engine's thread touches them; the counts are plain integers.
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "device.hpp"
 #include "record.hpp"
 
 namespace sealring {
@@ -50,6 +51,8 @@ class BufferRef {
 class BufferPool {
  public:
   explicit BufferPool(size_t payload_bytes) : payload_bytes_(payload_bytes) {}
+  // Further buffers lie in the memory that a device reaches by itself; they must be gone before it.
+  void take_memory_of(Device* device) { device_ = device; }
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
@@ -72,16 +75,25 @@ class BufferPool {
     return (kLead + kRecordOverhead + payload_bytes_ + kLine - 1) / kLine * kLine;
   }
   struct Slab {
-    explicit Slab(size_t bytes) : memory(static_cast<uint8_t*>(operator new(bytes, kAlign))) {}
+    Slab(size_t bytes, Device* device)
+        : device(device),
+          memory(device != nullptr ? device->take_host_memory(bytes)
+                                   : static_cast<uint8_t*>(operator new(bytes, kAlign))) {}
     Slab(Slab&& other) noexcept
-        : buffer(std::move(other.buffer)), memory(std::exchange(other.memory, nullptr)) {}
-    ~Slab() { operator delete(memory, kAlign); }
+        : buffer(std::move(other.buffer)),
+          device(other.device),
+          memory(std::exchange(other.memory, nullptr)) {}
+    ~Slab() {
+      if (memory == nullptr) return;
+      device != nullptr ? device->give_host_memory(memory) : operator delete(memory, kAlign);
+    }
     static constexpr std::align_val_t kAlign{kLine};
     std::unique_ptr<Buffer> buffer = std::make_unique<Buffer>();
+    Device* device;
     uint8_t* memory;
   };
   void grow() {
-    all_.emplace_back(slab_bytes());
+    all_.emplace_back(slab_bytes(), device_);
     Buffer* buffer = all_.back().buffer.get();
     buffer->record = all_.back().memory + kLead;
     buffer->pool = this;
@@ -89,6 +101,7 @@ class BufferPool {
   }
 
   size_t payload_bytes_;
+  Device* device_ = nullptr;
   std::vector<Slab> all_;
   std::vector<Buffer*> free_;
 };

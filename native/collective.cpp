@@ -12,6 +12,8 @@ namespace {
 
 // Segments in the air at once. More hide each other's latency, fewer stay in the cache.
 constexpr uint64_t kWindow = 4;
+// On a device, where latencies are longer and there is no cache to stay in.
+constexpr uint64_t kDeviceWindow = 16;
 // Sealed records that may wait on one link to be passed on, in bytes.
 constexpr uint64_t kForwardBudget = 8u << 20;
 // A sleeper looks around this often even if nobody wakes it.
@@ -23,13 +25,14 @@ constexpr double kStatusAfterS = 0.5;
 }  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
-                       Stats& stats, Patience& patience, const History& history,
+                       Device* device, Stats& stats, Patience& patience, const History& history,
                        const std::atomic<bool>& interrupted)
     : call_(call),
       program_(*call.program),
       links_(links),
       keyring_(keyring),
       pool_(pool),
+      device_(device),
       stats_(stats),
       patience_(patience),
       history_(history),
@@ -48,13 +51,19 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
   // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
   const uint64_t forwarded = call.segment_bytes * std::max(program_.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
-  window_.resize(std::min({kWindow, segments_, affordable}));
+  window_.resize(std::min({device != nullptr ? kDeviceWindow : kWindow, segments_, affordable}));
   stats.scratch_bytes = std::max<uint64_t>(
       stats.scratch_bytes, window_.size() * program_.scratch.size() * call.segment_bytes);
+  if (device != nullptr) {
+    device->begin({call.ready, call.dtype, call.reduction, static_cast<uint32_t>(program_.world),
+                   call.factor, window_.size() * program_.scratch.size() * call.segment_bytes});
+  }
   for (int peer : program_.sources) links_[peer]->expecting = true;
 }
 
 Collective::~Collective() {
+  // The device must not write to memory that its owner has back.
+  if (device_ != nullptr) device_->abandon();
   for (int peer : program_.sources) {
     if (links_[peer]) links_[peer]->expecting = false;
   }
@@ -70,11 +79,15 @@ void Collective::run() {
     bool moved = run_tasks();
     moved |= flush_all();
     moved |= receive_all();
-    if (finished_ == segments_ && !flush_all()) {
+    if (device_ != nullptr) moved |= settle();
+    if (finished_ == segments_ && given_.empty() && !flush_all()) {
       const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
         return !link || (link->idle() && !link->broken());
       });
-      if (sent) return;
+      if (sent) {
+        if (device_ != nullptr) device_->end();
+        return;
+      }
     }
     if (moved) {
       patience_.progressed();
@@ -93,7 +106,7 @@ void Collective::open_segments() {
     segment.waits = program_.waits;
     segment.done.assign(program_.steps.size(), false);
     segment.left = program_.steps.size();
-    segment.scratch.resize(program_.scratch.size() * call_.segment_bytes);
+    if (device_ == nullptr) segment.scratch.resize(program_.scratch.size() * call_.segment_bytes);
     if (segment.left == 0) {  // a program without steps
       ++finished_;
       oldest_ = opened_;
@@ -131,7 +144,11 @@ void Collective::finish(Segment& segment, int step) {
 
 uint8_t* Collective::at(Segment& segment, int slot) const {
   if (slot >= program_.slots) {
-    return segment.scratch.data() + static_cast<size_t>(slot - program_.slots) * call_.segment_bytes;
+    uint8_t* const scratch = device_ == nullptr ? segment.scratch.data()
+                                                : device_->scratch() + segment.number % window_.size() *
+                                                                           program_.scratch.size() *
+                                                                           call_.segment_bytes;
+    return scratch + static_cast<size_t>(slot - program_.slots) * call_.segment_bytes;
   }
   return call_.slots[slot].data + segment.number * call_.segment_bytes;
 }
@@ -161,8 +178,10 @@ uint64_t Collective::total_of(int slot) const { return call_.total.value_or(slot
 bool Collective::run_tasks() {
   const auto runnable = [this](const Task& task) {
     const std::vector<int>& peers = program_.steps[task.step].peers;
-    return std::all_of(peers.begin(), peers.end(),
-                       [this](int peer) { return links_[peer]->has_room(); });
+    if (device_ != nullptr && !peers.empty() && !device_->has_room()) return false;
+    return std::all_of(peers.begin(), peers.end(), [this](int peer) {
+      return device_ != nullptr ? links_[peer]->has_room_for_device() : links_[peer]->has_room();
+    });
   };
   const auto found = std::find_if(tasks_.begin(), tasks_.end(), runnable);
   if (found == tasks_.end()) return false;
@@ -184,6 +203,7 @@ void Collective::run_task(Segment& segment, int index) {
 
 void Collective::compute(Segment& segment, const Step& step) {
   const Stopwatch reducing(stats_.reduce_ns);
+  if (device_ != nullptr) return compute_on_device(segment, step);
   const size_t bytes = length(segment, step.slot);
   switch (step.action) {
     case Action::copy:
@@ -230,6 +250,7 @@ void Collective::seal(Segment& segment, const Step& step) {
   const uint8_t* plain = at(segment, step.slot);
   ++stats_.sealed_records;
   stats_.sealed_bytes += header.length;
+  if (device_ != nullptr) return seal_on_device(header, plain, step);
   if (step.action == Action::send) {
     header.kind = Kind::pair;
     links_[step.peers[0]]->send(header, plain);
@@ -396,6 +417,7 @@ void Collective::tell_status() {
 bool Collective::take_data(Link& link) {
   const Header& header = link.header();
   if (header.collective > call_.number && owed_[link.peer] == 0) return false;  // it is ahead of us
+  require_same_place(link);
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);
   if (index < 0 || !same_call(header, total_of(program_.steps[index].slot))) require_same(link);
@@ -415,6 +437,7 @@ bool Collective::take_data(Link& link) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer cuts the tensor differently");
   }
   if (segment.waits[index] != 0) return false;
+  if (device_ != nullptr) return open_on_device(link, segment, index);
   // A forward never waits for room: in a ring all ranks could then wait for each other. What
   // queues up is bounded by the window instead.
   const std::vector<int>& forwards = program_.forwards[index];
@@ -468,6 +491,7 @@ void Collective::wait() {
   {
     const Stopwatch waiting(stats_.wait_ns);
     if (patience_.lend()) return;
+    if (!given_.empty()) return watch_device();
   }
   sleep();
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "buffers.hpp"
+#include "device.hpp"
 #include "farewell.hpp"
 #include "link.hpp"
 #include "program.hpp"
@@ -37,6 +38,9 @@ struct Call {
   double factor;
   size_t segment_bytes;
   double timeout_s;
+  // The slots are in a device's memory; nothing there is touched before `ready`, an event of its.
+  bool on_device = false;
+  uint64_t ready = 0;
   // Asked now and then while waiting: true if the caller wants to be gone (a signal came).
   std::function<bool()> wants_out = [] { return false; };
 };
@@ -66,8 +70,10 @@ View view_of(const Call& call);
 
 class Collective {
  public:
-  Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Stats& stats,
-             Patience& patience, const History& history, const std::atomic<bool>& interrupted);
+  // Without a device the slots are in this process's own memory.
+  Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Device* device,
+             Stats& stats, Patience& patience, const History& history,
+             const std::atomic<bool>& interrupted);
   ~Collective();
 
   // Returns when this rank's part is done and everything it had to send has left.
@@ -86,6 +92,14 @@ class Collective {
     int step;
   };
 
+  // What a device was given to do, in the order in which it will be done.
+  struct Given {
+    Device::Ticket ticket;
+    BufferRef record;
+    int sender;               // whose record is opened; -1 for one that is sealed
+    std::vector<int> peers;   // where it goes when it is sealed, or found authentic
+  };
+
   void open_segments();
   void finish(Segment& segment, int step);
   void enable(Segment& segment, int step);
@@ -100,6 +114,14 @@ class Collective {
   bool take_data(Link& link);
   void apply(Segment& segment, int step, const uint8_t* plain);
   bool flush_all();
+  // With a device (collective_on_device.cpp).
+  uint64_t queue_of(uint64_t segment) const { return segment % window_.size(); }
+  void compute_on_device(Segment& segment, const Step& step);
+  void seal_on_device(Header& header, const uint8_t* plain, const Step& step);
+  bool open_on_device(Link& link, Segment& segment, int index);
+  bool settle();
+  void watch_device();
+  void require_same_place(const Link& link) const;
   void wait();
   void sleep();
   void heed_interrupt() const;
@@ -123,6 +145,7 @@ class Collective {
   Links& links_;
   Keyring& keyring_;
   BufferPool& pool_;
+  Device* const device_;
   Stats& stats_;
   Patience& patience_;
   const History& history_;
@@ -137,6 +160,7 @@ class Collective {
   std::vector<Segment> window_;
   std::deque<Task> tasks_;
   std::vector<uint64_t> owed_;  // records still to come, by rank
+  std::deque<Given> given_;
   bool told_status_ = false;
   BufferRef plain_;             // where a record is opened whose ciphertext goes on
 };

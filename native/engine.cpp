@@ -16,11 +16,19 @@ Engine::Engine(int rank, int world, const Context& context, const KeyBytes& grou
                size_t record_bytes, uint64_t rekey_bytes)
     : rank_(rank),
       rekey_bytes_(rekey_bytes),
-      keyring_{rank, context, std::make_unique<SealingKey>(group_key, rekey_bytes), {}},
       // An alert must fit into a buffer whatever the records' size.
       pool_(std::max(record_bytes, kMaxAlertText + 64)),
+      gpu_pool_(kGpuPayload),
+      keyring_{rank,
+               context,
+               std::make_unique<SealingKey>(group_key, rekey_bytes),
+               {},
+               std::make_unique<SealingKey>(gpu_key(group_key), rekey_bytes, Suite::chacha20_poly1305),
+               {},
+               &gpu_pool_},
       links_(static_cast<size_t>(world)) {
   keyring_.groups.resize(static_cast<size_t>(world));
+  keyring_.groups_gpu.resize(static_cast<size_t>(world));
   update_account();
 }
 
@@ -32,8 +40,17 @@ void Engine::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send
     throw std::invalid_argument("a link to a rank that cannot have one");
   }
   keyring_.groups[peer] = std::make_unique<OpeningKey>(peer_group_key);
+  keyring_.groups_gpu[peer] =
+      std::make_unique<OpeningKey>(gpu_key(peer_group_key), Suite::chacha20_poly1305);
   links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
                                         keyring_, pool_);
+}
+
+void Engine::attach(std::unique_ptr<Device> device) {
+  const std::lock_guard<std::mutex> lock(running_);
+  if (device_) throw std::invalid_argument("the engine has a device already");
+  device_ = std::move(device);
+  gpu_pool_.take_memory_of(device_.get());
 }
 
 void Engine::run(const Call& call) {
@@ -47,7 +64,9 @@ void Engine::run(const Call& call) {
   if (call.slots.size() != static_cast<size_t>(program.slots)) {
     throw std::invalid_argument("the program needs another number of slots");
   }
-  if (call.segment_bytes == 0 || call.segment_bytes > pool_.payload_bytes() ||
+  if (call.on_device && !device_) throw std::invalid_argument("there is no device attached");
+  BufferPool& pool = call.on_device ? gpu_pool_ : pool_;
+  if (call.segment_bytes == 0 || call.segment_bytes > pool.payload_bytes() ||
       call.segment_bytes % 16 != 0) {
     throw std::invalid_argument("a segment must be a multiple of 16 bytes and fit into a record");
   }
@@ -63,7 +82,7 @@ void Engine::run(const Call& call) {
   history_.push_back(view_of(call));
   if (history_.size() > kHistory) history_.pop_front();
   try {
-    Collective(call, links_, keyring_, pool_, stats_, patience_, history_, interrupted_).run();
+    run_collective(call, pool);
   } catch (Failure& failure) {
     std::optional<Failure> imposed = imposed_failure();
     // What another rank reports of a message happened in none of our collectives.
@@ -76,6 +95,20 @@ void Engine::run(const Call& call) {
     throw ends;
   }
   update_account();
+}
+
+void Engine::run_collective(const Call& call, BufferPool& pool) {
+  Device* const device = call.on_device ? device_.get() : nullptr;
+  try {
+    Collective(call, links_, keyring_, pool, device, stats_, patience_, history_, interrupted_).run();
+  } catch (const Failure&) {
+    throw;
+  } catch (const std::exception& broken) {
+    if (device == nullptr) throw;
+    // The other ranks wait for this one: they must be told.
+    throw Failure(FailureCode::closed, -1,
+                  "the GPU of rank " + std::to_string(rank_) + " failed: " + broken.what());
+  }
 }
 
 void Engine::fail(const Failure& failure) {
@@ -135,7 +168,10 @@ void Engine::close() {
 void Engine::wipe() {
   for (auto& link : links_) link.reset();
   for (auto& key : keyring_.groups) key.reset();
+  for (auto& key : keyring_.groups_gpu) key.reset();
   keyring_.own_group.reset();
+  keyring_.own_group_gpu.reset();
+  if (device_) device_->wipe();
 }
 
 void Engine::update_account() {
@@ -144,7 +180,7 @@ void Engine::update_account() {
   account_.waited_s.resize(links_.size(), 0.0);
   account_.rekeys.resize(links_.size(), 0);
   if (keyring_.own_group) account_.rekeys[rank_] = keyring_.own_group->rekeys();
-  account_.memory_bytes = pool_.bytes() + stats_.scratch_bytes;
+  account_.memory_bytes = pool_.bytes() + gpu_pool_.bytes() + stats_.scratch_bytes;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;
     account_.waited_s[peer] = static_cast<double>(links_[peer]->waited_ns) * 1e-9;

@@ -12,6 +12,7 @@
 
 #include "buffers.hpp"
 #include "collective.hpp"
+#include "device.hpp"
 #include "link.hpp"
 
 namespace sealring {
@@ -24,6 +25,11 @@ class Engine {
 
   void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                 const KeyBytes& receive_key, const KeyBytes& peer_group_key);
+
+  // What seals, opens and reduces the tensors that are not in the CPU's memory.
+  void attach(std::unique_ptr<Device> device);
+  Device* device() const { return device_.get(); }
+  int world() const { return static_cast<int>(links_.size()); }
 
   // Runs one collective to its end. On a Failure the other ranks are told, the links closed and
   // the keys wiped before it is thrown on.
@@ -47,6 +53,7 @@ class Engine {
   std::pair<uint64_t, uint64_t> sealed_and_opened() const;
 
  private:
+  void run_collective(const Call& call, BufferPool& pool);
   void end_with(Failure& failure, const View& view);
   std::optional<Failure> imposed_failure();
   void say_where_last_seen(Failure& failure) const;
@@ -55,8 +62,10 @@ class Engine {
 
   const int rank_;
   const uint64_t rekey_bytes_;
-  Keyring keyring_;
+  std::unique_ptr<Device> device_;  // first: buffers lie in its memory
   BufferPool pool_;
+  BufferPool gpu_pool_;
+  Keyring keyring_;
   Links links_;
   std::mutex running_;
   std::atomic<bool> interrupted_{false};

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 
 namespace sealring {
 namespace {
@@ -13,6 +14,12 @@ namespace {
 void require(bool good, const char* what) {
   // OpenSSL refuses these calls only when out of memory or wrongly built: no record is involved.
   if (!good) throw std::runtime_error(std::string("OpenSSL failed in ") + what);
+}
+
+KeyBytes expand(const KeyBytes& key, std::string_view info);
+
+const EVP_CIPHER* cipher_of(Suite suite) {
+  return suite == Suite::aes_256_gcm ? EVP_aes_256_gcm() : EVP_chacha20_poly1305();
 }
 
 }  // namespace
@@ -24,8 +31,14 @@ Nonce make_nonce(uint32_t lane, uint64_t count) {
   return nonce;
 }
 
-KeyBytes ratchet(const KeyBytes& key) {
-  static constexpr char kInfo[] = "sealring 1 ratchet";
+KeyBytes ratchet(const KeyBytes& key) { return expand(key, "sealring 1 ratchet"); }
+
+KeyBytes gpu_key(const KeyBytes& key) { return expand(key, "sealring 1 gpu"); }
+
+namespace {
+
+// HKDF-Expand of RFC 5869 with SHA-256.
+KeyBytes expand(const KeyBytes& key, std::string_view info) {
   static constexpr char kDigest[] = "SHA256";
   std::unique_ptr<EVP_KDF, decltype(&EVP_KDF_free)> hkdf(
       EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr), EVP_KDF_free);
@@ -40,8 +53,8 @@ KeyBytes ratchet(const KeyBytes& key) {
       OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, const_cast<char*>(kDigest), 0),
       OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, const_cast<uint8_t*>(key.data()),
                                         key.size()),
-      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, const_cast<char*>(kInfo),
-                                        sizeof kInfo - 1),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, const_cast<char*>(info.data()),
+                                        info.size()),
       OSSL_PARAM_construct_end(),
   };
   KeyBytes next;
@@ -49,9 +62,12 @@ KeyBytes ratchet(const KeyBytes& key) {
   return next;
 }
 
-Aead::Aead(const KeyBytes& key, Direction direction) : context_(EVP_CIPHER_CTX_new()) {
+}  // namespace
+
+Aead::Aead(const KeyBytes& key, Direction direction, Suite suite)
+    : context_(EVP_CIPHER_CTX_new()) {
   require(context_ != nullptr, "EVP_CIPHER_CTX_new");
-  require(EVP_CipherInit_ex(context_.get(), EVP_aes_256_gcm(), nullptr, key.data(), nullptr,
+  require(EVP_CipherInit_ex(context_.get(), cipher_of(suite), nullptr, key.data(), nullptr,
                             direction == Direction::seal ? 1 : 0) == 1,
           "EVP_CipherInit_ex");
 }
@@ -91,8 +107,11 @@ bool Aead::open(const Nonce& nonce, std::span<const uint8_t> associated, const u
   return EVP_DecryptFinal_ex(context, nothing, &written) == 1;
 }
 
-SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes)
-    : key_(key), aead_(key, Aead::Direction::seal), rekey_bytes_(rekey_bytes) {}
+SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes, Suite suite)
+    : key_(key),
+      suite_(suite),
+      aead_(key, Aead::Direction::seal, suite),
+      rekey_bytes_(rekey_bytes) {}
 
 SealingKey::Place SealingKey::advance(size_t bytes) {
   // A record longer than the limit still goes out under a key of its own.
@@ -100,7 +119,7 @@ SealingKey::Place SealingKey::advance(size_t bytes) {
   bytes += kTagBytes;
   if (sealed_bytes_ != 0 && sealed_bytes_ + bytes > rekey_bytes_) {
     key_ = ratchet(key_);
-    aead_ = Aead(key_, Aead::Direction::seal);
+    aead_ = Aead(key_, Aead::Direction::seal, suite_);
     sealed_bytes_ = 0;
     ++generation_;
   }
@@ -108,7 +127,8 @@ SealingKey::Place SealingKey::advance(size_t bytes) {
   return {generation_, count_++};
 }
 
-OpeningKey::OpeningKey(const KeyBytes& key) : key_(key), aead_(key, Aead::Direction::open) {}
+OpeningKey::OpeningKey(const KeyBytes& key, Suite suite)
+    : key_(key), suite_(suite), aead_(key, Aead::Direction::open, suite) {}
 
 bool OpeningKey::authentic(uint32_t generation, const Nonce& nonce,
                            std::span<const uint8_t> associated, const uint8_t* tag) {
@@ -117,7 +137,7 @@ bool OpeningKey::authentic(uint32_t generation, const Nonce& nonce,
   }
   if (generation_ + 1 == 0 || generation != generation_ + 1) return false;
   const KeyBytes next = ratchet(key_);
-  Aead candidate(next, Aead::Direction::open);
+  Aead candidate(next, Aead::Direction::open, suite_);
   const bool good = candidate.open(nonce, associated, nullptr, 0, tag, nullptr);
   if (good) {
     aead_ = std::move(candidate);

@@ -1,4 +1,4 @@
-// AES-256-GCM keys that count their nonces and ratchet themselves forward.
+// Keys that count their nonces and ratchet themselves forward.
 #pragma once
 
 #include <openssl/crypto.h>
@@ -29,11 +29,17 @@ Nonce make_nonce(uint32_t lane, uint64_t count);
 // from it.
 KeyBytes ratchet(const KeyBytes& key);
 
-// One AES-256-GCM key in one direction, as OpenSSL holds it.
+// The key for what GPUs seal: HKDF-Expand(key, "sealring 1 gpu"). So no key serves two suites.
+KeyBytes gpu_key(const KeyBytes& key);
+
+// CPUs have instructions for AES, GPUs have not.
+enum class Suite { aes_256_gcm, chacha20_poly1305 };
+
+// One key in one direction, as OpenSSL holds it.
 class Aead {
  public:
   enum class Direction { seal, open };
-  Aead(const KeyBytes& key, Direction direction);
+  Aead(const KeyBytes& key, Direction direction, Suite suite = Suite::aes_256_gcm);
 
   void seal(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* plain,
             size_t bytes, uint8_t* cipher, uint8_t* tag);
@@ -49,10 +55,16 @@ class Aead {
   std::unique_ptr<EVP_CIPHER_CTX, Free> context_;
 };
 
+// Where a key lies in a device's memory, and which of its generations.
+struct OnDevice {
+  int slot = -1;
+  uint32_t generation = 0;
+};
+
 // The sealing end: gives out each nonce once and ratchets before the key has sealed too much.
 class SealingKey {
  public:
-  SealingKey(const KeyBytes& key, uint64_t rekey_bytes);
+  SealingKey(const KeyBytes& key, uint64_t rekey_bytes, Suite suite = Suite::aes_256_gcm);
   SealingKey(const SealingKey&) = delete;
   SealingKey& operator=(const SealingKey&) = delete;
 
@@ -66,9 +78,14 @@ class SealingKey {
   Aead& aead() { return aead_; }
   // How often the key was replaced.
   uint32_t rekeys() const { return generation_; }
+  uint32_t generation() const { return generation_; }
+  const KeyBytes& bytes() const { return key_; }
+
+  OnDevice on_device;
 
  private:
   KeyBytes key_;
+  Suite suite_;
   Aead aead_;
   uint64_t rekey_bytes_;
   uint64_t sealed_bytes_ = 0;
@@ -80,7 +97,7 @@ class SealingKey {
 // proves to be sealed under the next key.
 class OpeningKey {
  public:
-  explicit OpeningKey(const KeyBytes& key);
+  explicit OpeningKey(const KeyBytes& key, Suite suite = Suite::aes_256_gcm);
   OpeningKey(const OpeningKey&) = delete;
   OpeningKey& operator=(const OpeningKey&) = delete;
 
@@ -90,10 +107,15 @@ class OpeningKey {
   [[nodiscard]] bool open(const Nonce& nonce, std::span<const uint8_t> associated,
                           const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain);
 
+  uint32_t generation() const { return generation_; }
+  const KeyBytes& bytes() const { return key_; }
+
   uint64_t expected_count = 0;  // of the next record
+  OnDevice on_device;
 
  private:
   KeyBytes key_;
+  Suite suite_;
   Aead aead_;
   uint32_t generation_ = 0;
 };

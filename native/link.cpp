@@ -11,7 +11,12 @@ Link::Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
       send_key_(send_key, rekey_bytes),
       receive_key_(receive_key),
       keyring_(keyring),
-      pool_(pool) {}
+      pool_(pool) {
+  if (keyring.gpu_pool == nullptr) return;
+  gpu_send_key_ =
+      std::make_unique<SealingKey>(gpu_key(send_key), rekey_bytes, Suite::chacha20_poly1305);
+  gpu_receive_key_ = std::make_unique<OpeningKey>(gpu_key(receive_key), Suite::chacha20_poly1305);
+}
 
 void Link::enqueue(BufferRef record) { out_.push_back(std::move(record)); }
 
@@ -140,16 +145,20 @@ bool Link::postponed() const {
 }
 
 OpeningKey& Link::key_of(const Header& header) {
-  if (header.kind != Kind::group) return receive_key_;
+  const bool by_gpu = header.lane == kGpuLane;
+  if (header.kind != Kind::group) return by_gpu ? *gpu_receive_key_ : receive_key_;
   if (header.sender >= keyring_.groups.size() || !keyring_.groups[header.sender]) {
     throw Failure(FailureCode::tampered, peer, "a record names a sealer that is not in the group");
   }
-  return *keyring_.groups[header.sender];
+  return *(by_gpu ? keyring_.groups_gpu : keyring_.groups)[header.sender];
 }
 
 void Link::check_header() {
   const char* forged = "a record's header was changed on the way, or sealed under other keys";
   if (!Header::decode(in_->record, header_)) throw Failure(FailureCode::tampered, peer, forged);
+  const bool data = header_.kind == Kind::pair || header_.kind == Kind::group;
+  const bool by_gpu = header_.lane == kGpuLane && data && keyring_.gpu_pool != nullptr;
+  if (header_.lane != kCpuLane && !by_gpu) throw Failure(FailureCode::tampered, peer, forged);
   OpeningKey& key = key_of(header_);
   if (!authentic_header(key, keyring_.context, header_, in_->record)) {
     throw Failure(FailureCode::tampered, peer, forged);
@@ -159,7 +168,7 @@ void Link::check_header() {
   const uint32_t receiver =
       header_.kind == Kind::group ? kEveryone : static_cast<uint32_t>(keyring_.rank);
   const bool own_words = header_.kind == Kind::group || header_.sender == static_cast<uint32_t>(peer);
-  if (header_.receiver != receiver || !own_words || header_.lane != 0) {
+  if (header_.receiver != receiver || !own_words) {
     throw Failure(FailureCode::tampered, peer, "a record meant for another link came over this one");
   }
   if (header_.count > key.expected_count) {
@@ -171,13 +180,19 @@ void Link::check_header() {
     throw Failure(FailureCode::replayed, peer,
                   "record " + std::to_string(header_.count) + " came a second time");
   }
-  if (header_.length > pool_.payload_bytes()) {
+  BufferPool& pool = by_gpu ? *keyring_.gpu_pool : pool_;
+  if (header_.length > pool.payload_bytes()) {
     throw Failure(FailureCode::out_of_step, peer, "the peer's records are longer than agreed");
   }
   ++key.expected_count;
   // A published record tells of its sealer, not of the peer that passed it on.
   if (header_.collective != 0 && header_.sender == static_cast<uint32_t>(peer)) {
     seen = View::from(header_);
+  }
+  if (by_gpu) {
+    BufferRef reachable = pool.take();
+    std::copy_n(in_->record, kSealedHeaderBytes, reachable->record);
+    in_ = std::move(reachable);
   }
   in_->size = kRecordOverhead + header_.length;
   header_known_ = true;

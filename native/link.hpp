@@ -23,6 +23,10 @@ struct Keyring {
   Context context;
   std::unique_ptr<SealingKey> own_group;
   std::vector<std::unique_ptr<OpeningKey>> groups;  // by rank; empty for our own
+  // The same for what GPUs seal, and the memory it passes through; nullptr where that never comes.
+  std::unique_ptr<SealingKey> own_group_gpu = nullptr;
+  std::vector<std::unique_ptr<OpeningKey>> groups_gpu = {};
+  BufferPool* gpu_pool = nullptr;
 };
 
 class Link {
@@ -33,6 +37,7 @@ class Link {
   // ---- out
   void enqueue(BufferRef record);
   bool has_room() const { return out_.size() < kMaxQueued; }
+  bool has_room_for_device() const { return out_.size() + promised < kMaxPromised; }
   bool idle() const { return out_.empty(); }
   // The pipe took no more, and what should have left is gone. Why is still to be read.
   bool broken() const { return broken_; }
@@ -45,6 +50,9 @@ class Link {
   // A place in the pipe itself for a record of `bytes` bytes that would leave at once, or nullptr.
   uint8_t* reserve(size_t bytes);
   void commit(size_t bytes) { pipe_->commit(bytes); }
+  // The key of what the GPU seals for this peer alone.
+  SealingKey& gpu_send_key() { return *gpu_send_key_; }
+  size_t promised = 0;  // records that a device is still sealing for this link
 
   // ---- in
   // Reads what is there. True if anything moved.
@@ -54,6 +62,7 @@ class Link {
   const Header& header() const { return header_; }
   // Opens the record into `plain`, or in place; throws on a bad tag.
   void open(uint8_t* plain);
+  OpeningKey& arrived_key() { return key_of(header_); }
   uint8_t* arrived_payload() const { return in_->payload(); }
   // Hands the record over (to be forwarded, or dropped) and makes way for the next one.
   BufferRef take();
@@ -82,6 +91,7 @@ class Link {
 
  private:
   static constexpr size_t kMaxQueued = 4;  // records sealed ahead of what the pipe takes
+  static constexpr size_t kMaxPromised = 12;  // and where a device seals them, which takes its time
 
   bool postponed() const;
   void check_header();
@@ -90,6 +100,8 @@ class Link {
   std::unique_ptr<Pipe> pipe_;
   SealingKey send_key_;
   OpeningKey receive_key_;
+  std::unique_ptr<SealingKey> gpu_send_key_;
+  std::unique_ptr<OpeningKey> gpu_receive_key_;
   Keyring& keyring_;
   BufferPool& pool_;
 

@@ -18,10 +18,13 @@ inline constexpr size_t kHeaderBytes = 64;
 inline constexpr size_t kSealedHeaderBytes = kHeaderBytes + kTagBytes;
 inline constexpr size_t kRecordOverhead = kSealedHeaderBytes + kTagBytes;
 inline constexpr size_t kMaxPayload = 1u << 20;
+inline constexpr size_t kGpuPayload = 256u << 10;  // at most, of what a GPU seals
 inline constexpr size_t kContextBytes = 32;
 inline constexpr uint8_t kVersion = 1;
 inline constexpr uint32_t kEveryone = 0xffffffffu;
 inline constexpr uint32_t kHeaderLane = 0x80000000u;  // set in the lane of a header's nonce
+// What a CPU sealed with AES-256-GCM, and what a GPU sealed with ChaCha20-Poly1305.
+inline constexpr uint32_t kCpuLane = 0, kGpuLane = 1;
 
 using Context = std::array<uint8_t, kContextBytes>;
 

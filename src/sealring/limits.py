@@ -16,6 +16,8 @@ KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 HEADER_BYTES: Final = 64
 MAX_PAYLOAD_BYTES: Final = 1 << 20
+GPU_PAYLOAD_BYTES: Final = 256 << 10
+"""Plaintext per record of what a GPU seals, at most."""
 MAX_WORLD: Final = 65536
 REKEY_BYTES: Final = 64 << 30
 """A key seals at most this much before it is ratcheted forward."""

@@ -10,7 +10,9 @@ def register() -> None:
     from torch.distributed.rendezvous import register_rendezvous_handler
 
     if dist.is_available() and "SEALRING" not in dist.Backend._plugins:
-        dist.Backend.register_backend("sealring", _create_group, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(
+            "sealring", _create_group, extended_api=True, devices=["cpu", "cuda"]
+        )
         # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
         register_rendezvous_handler("sealring", _rendezvous)  # type: ignore[no-untyped-call]
 

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,6 +111,8 @@ class LocalWorld:
     context: bytes = b"c" * 32
     hosts: Sequence[int] | None = None
     """A number per rank for the host that it says it is on; every rank on its own without it."""
+    devices: dict[int, int] = field(default_factory=dict)
+    """Ranks whose tensors are on a device, played by the CPU, and how much it lags behind."""
     contexts: dict[int, bytes] = field(default_factory=dict)
     """Ranks that take themselves to be in another group than the rest."""
 
@@ -143,9 +145,12 @@ class LocalWorld:
                 host=self._host(rank),
                 record_bytes=self.record_bytes,
                 rekey_bytes=self.rekey_bytes,
+                gpu_record_bytes=self.record_bytes,
             )
             for rank in range(self.world)
         ]
+        for rank, lag in self.devices.items():
+            self.engines[rank]._native.attach_host(lag)
 
     def __enter__(self) -> LocalWorld:
         return self
@@ -239,6 +244,8 @@ class LocalWorld:
             for number, collective in enumerate(sequences[rank], counted[rank]):
                 if collective is None:
                     continue
+                if rank in self.devices:
+                    collective = replace(collective, ready=0)
                 try:
                     self.engines[rank].run(number, collective, patience[rank])
                 except BaseException as error:

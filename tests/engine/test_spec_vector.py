@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from sealring import _native, limits
@@ -43,6 +43,28 @@ def test_record(vector: dict[str, str]) -> None:
         assert _native.aead_open(key, nonce, associated, bytes.fromhex(sealed)) == text
     assert len(header) == limits.HEADER_BYTES
     assert len(payload) == len(plain)
+
+
+def test_record_of_a_gpu(vector: dict[str, str]) -> None:
+    key = HKDFExpand(hashes.SHA256(), 32, b"sealring 1 gpu").derive(bytes.fromhex(vector["key"]))
+    assert key.hex() == vector["gpu-key"]
+    assert _native.gpu_key(bytes.fromhex(vector["key"])) == key
+    header = bytes.fromhex(vector["gpu-header"])
+    fields = _native.parse_header(header)
+    assert fields is not None
+    assert fields["lane"] == 1
+    associated = header + bytes.fromhex(vector["context"])
+    for part, text, sealed in (
+        ("header", b"", vector["gpu-header-tag"]),
+        (
+            "payload",
+            bytes.fromhex(vector["plaintext"]),
+            vector["gpu-payload"] + vector["gpu-payload-tag"],
+        ),
+    ):
+        nonce = bytes.fromhex(vector[f"gpu-{part}-nonce"])
+        assert ChaCha20Poly1305(key).encrypt(nonce, text, associated).hex() == sealed
+        assert _native.gpu_aead_seal(key, nonce, associated, text).hex() == sealed
 
 
 def test_header_fields(vector: dict[str, str]) -> None:

@@ -1,16 +1,17 @@
-"""The CPU engine: the native core behind the schedule's words."""
+"""The engine: the native core behind the schedule's words, on the CPU or with a GPU attached."""
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import Fields, Names, error_from
-from sealring.errors import GroupError
+from sealring.errors import GroupError, Unsupported
 from sealring.links.memory import SharedMemory
 from sealring.schedule import (
     Algorithm,
@@ -20,6 +21,9 @@ from sealring.schedule import (
     program_for,
     segment_bytes,
 )
+
+if TYPE_CHECKING:
+    from sealring.engine.cuda.attachment import Gpu
 
 FORWARD_BUDGET: Final = 8 << 20
 MIN_RECORD_BYTES: Final = 4 << 10
@@ -57,6 +61,8 @@ class Collective:
     reduction: ReduceKind = ReduceKind.NONE
     factor: float = 1.0
     root: int = 0
+    ready: int | None = None
+    """The slots are in a GPU's memory, and this CUDA event says when they may be used."""
 
 
 class CpuEngine:
@@ -77,10 +83,15 @@ class CpuEngine:
         members: Sequence[int] | None = None,
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
+        gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
     ) -> None:
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
+        self._gpu_record_bytes = min(gpu_record_bytes, largest_segment(world))
+        self._gpu: Gpu | None = None
+        self._preparing = threading.Lock()
+        """The script's thread and its backward pass's may both come with a first tensor."""
         self._names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
         self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
@@ -94,6 +105,20 @@ class CpuEngine:
                 own, theirs = link.memory
                 self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
+
+    def use_gpu(self, ordinal: int, dtype: DType, reduction: ReduceKind) -> None:
+        """Makes ready what a collective on this GPU needs; raises Unsupported if it cannot be."""
+        from sealring.engine.cuda.attachment import Gpu
+
+        with self._preparing:
+            if self._gpu is None:
+                self._gpu = Gpu(self._native, ordinal)
+            if self._gpu.ordinal != ordinal:
+                raise Unsupported(
+                    f"this group's tensors have been on cuda:{self._gpu.ordinal}, this one is on "
+                    f"cuda:{ordinal}: a rank uses one GPU per group"
+                )
+            self._gpu.prepare(dtype, reduction)
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
@@ -109,8 +134,12 @@ class CpuEngine:
             collective.dtype,
             collective.reduction,
             collective.factor,
-            segment_bytes(longest, self._record_bytes),
+            segment_bytes(
+                longest,
+                self._record_bytes if collective.ready is None else self._gpu_record_bytes,
+            ),
             timeout_s,
+            collective.ready,
         )
         if failure is not None:
             raise error_from(failure, self._names, number, collective.operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -48,11 +49,28 @@ def check_tensor(tensor: torch.Tensor, operation: str) -> None:
 
 
 def check_device(tensor: torch.Tensor, operation: str) -> None:
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise Unsupported(
+            f"{operation}: the tensor is on {tensor.device}; sealring seals CPU and CUDA tensors. "
+            "Move it with .cpu() first."
+        )
+
+
+def check_on_cpu(tensor: torch.Tensor, what: str) -> None:
     if tensor.device.type != "cpu":
         raise Unsupported(
-            f"{operation}: the tensor is on {tensor.device}; this version of sealring seals CPU "
-            "tensors. Move it with .cpu() first."
+            f"{what} a tensor on {tensor.device}: this version of sealring does that with CPU "
+            "tensors alone. Move it with .cpu() first."
         )
+
+
+def device_of(tensors: Sequence[torch.Tensor], operation: str) -> torch.device:
+    """The one device that all tensors of a call are on."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        names = " and ".join(sorted(map(str, devices)))
+        raise Unsupported(f"{operation}: all tensors of a call must be on one device, not {names}")
+    return devices.pop()
 
 
 def moved_dtype(tensor: torch.Tensor) -> DType:

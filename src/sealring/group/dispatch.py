@@ -39,6 +39,8 @@ class Job:
     """Copies the result to where the user wants it, if it could not be written there at once."""
     known: Collective | None = None
     """The only collective, where it is known ahead."""
+    ready: object = None
+    """What says when the tensors may be used; kept until they have been."""
 
 
 class Dispatcher:

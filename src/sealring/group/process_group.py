@@ -19,7 +19,7 @@ from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.failures import NO_LONGER_ADMITTED, fields_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupError
-from sealring.group import arguments, monitored
+from sealring.group import arguments, gpu, monitored
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
@@ -204,6 +204,12 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
     ) -> dist.Work:
+        # What can be refused comes first: a work that nobody runs would never be done.
+        device = arguments.device_of(keep, name)
+        ready = None
+        if device.type == "cuda" and isinstance(collectives, Collective):
+            collectives, ready = gpu.prepare(self._engine, collectives, device)
+            on_success = gpu.finished(on_success, device)
         work = SealedWork(result, give_up=self._engine.interrupt)
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -212,6 +218,6 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         waits = not getattr(opts, "asyncOp", True)
         known = collectives if isinstance(collectives, Collective) else None
         several = (collectives,) if isinstance(collectives, Collective) else collectives
-        job = Job(name, several, timeout, work, keep, on_success, known)
+        job = Job(name, several, timeout, work, keep, on_success, known, ready)
         self._dispatcher.submit(job, wait=waits)
         return work

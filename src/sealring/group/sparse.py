@@ -29,7 +29,7 @@ def check(tensor: torch.Tensor, op: Any) -> None:
         )
     if (op.op if hasattr(op, "op") else op) != dist.ReduceOp.SUM:
         raise Unsupported("all_reduce: sparse tensors can be summed only. Use .to_dense() first.")
-    arguments.check_device(tensor, "all_reduce")
+    arguments.check_on_cpu(tensor, "all_reduce of the sparse entries of")
 
 
 def all_reduce(tensor: torch.Tensor, world: int, gather: Gather) -> Iterator[Collective]:

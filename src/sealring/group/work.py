@@ -131,7 +131,8 @@ class SealedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        devices = {tensor.device for tensor in self._result if tensor.is_cuda}
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=list(devices))
 
         def resolve() -> None:
             if self._error is None:

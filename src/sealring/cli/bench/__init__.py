@@ -22,6 +22,7 @@ from sealring.bench.cc import Path as CcPath
 from sealring.bench.collectives import COLLECTIVES, judged
 from sealring.bench.exchange import Effort
 from sealring.bench.floor import aes_rate
+from sealring.bench.gpu import MODELS, PARTS, gpu_name, measure_gpu
 from sealring.bench.handshake import measure_handshake
 from sealring.bench.link import OPERATIONS, SIZES
 from sealring.bench.session import Job
@@ -29,6 +30,7 @@ from sealring.cli.bench import tables
 from sealring.cli.bench.algorithms import algorithms
 from sealring.cli.bench.options import (
     check_memory,
+    check_model,
     check_ranks,
     check_transport,
     check_writable,
@@ -242,6 +244,30 @@ def step(
         console.print(tables.steps(cases))
         console.print(tables.splits(cases))
     end(status)
+
+
+@app.command()
+def gpu(
+    only: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(PARTS),
+    ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4",
+    model: Annotated[str, typer.Option(help="What is trained.")] = ",".join(MODELS),
+    json: AsJson = False,
+) -> None:
+    """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
+    parts = several(only, str)
+    if unknown := [name for name in parts if name not in PARTS]:
+        raise ConfigurationError(f"{unknown[0]!r} is not a part; there is {', '.join(PARTS)}")
+    worlds, models = parse_world_sizes(ranks), several(model, check_model)
+    name = gpu_name()
+    rows = []
+    with errors.status("starting") as status:
+        for row in measure_gpu(parts, worlds, models):
+            rows.append(row)
+            status.update(f"{row.what}: {row.value:,} {row.unit}")
+    if json:
+        print_json({"device": name, "rows": [row.as_json() for row in rows]})
+    else:
+        console.print(tables.gpu(name, rows))
 
 
 @app.command("all")

@@ -52,6 +52,13 @@ def check_ranks(ranks: int) -> int:
     return ranks
 
 
+def check_model(name: str) -> str:
+    from sealring.bench.models import find
+
+    find(name)
+    return name
+
+
 def check_transport(transport: str) -> str:
     if transport not in ("shm", "tcp"):
         raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")

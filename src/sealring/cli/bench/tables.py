@@ -8,6 +8,7 @@ from rich.table import Table
 
 from sealring.bench.collectives import LARGE_BYTES, OF_FLOOR, OF_GLOO, SMALL_BYTES, Case
 from sealring.bench.exchange import Exchange
+from sealring.bench.gpu import Row
 from sealring.bench.kernels import Kernels
 from sealring.bench.link import Hop
 from sealring.bench.measure import Samples
@@ -202,4 +203,18 @@ def summary(measured: Sequence[Measured]) -> Table:
         size = f", {human_bytes(each.bytes)}" if isinstance(each, Exchange) and each.bytes else ""
         cc = _ratio(each.against_plain("cc"))
         table.add_row(f"{each.label}{size}", _ratio(each.against_plain()), cc)
+    return table
+
+
+def gpu(name: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=f"Sealed on {name}")
+    table.add_column("what")
+    for column in ("measured", "bar", "met"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("detail", style="dim")
+    marks = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
+    for row in rows:
+        at_least = f"≥ {row.at_least:g}" if row.at_least is not None else "-"
+        bar = f"≤ {row.at_most:g}" if row.at_most is not None else at_least
+        table.add_row(row.what, f"{row.value:,} {row.unit}", bar, marks[row.met], row.detail)
     return table

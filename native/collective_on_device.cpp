@@ -1,0 +1,140 @@
+// A collective whose tensors a device holds: steps are begun here and settled when it has done them.
+#include "collective.hpp"
+
+#include <unistd.h>
+
+#include <string>
+
+namespace sealring {
+namespace {
+
+constexpr unsigned kGlanceUs = 20;
+
+// Puts a key where the device finds it, once per generation.
+template <typename Key>
+int slot_of(Device& device, Key& key) {
+  OnDevice& there = key.on_device;
+  if (there.slot < 0) {
+    there = {device.add_key(key.bytes()), key.generation()};
+  } else if (there.generation != key.generation()) {
+    device.replace_key(there.slot, key.bytes());
+    there.generation = key.generation();
+  }
+  return there.slot;
+}
+
+}  // namespace
+
+void Collective::compute_on_device(Segment& segment, const Step& step) {
+  const size_t bytes = length(segment, step.slot);
+  if (bytes == 0) return;
+  uint8_t* const into = at(segment, step.slot);
+  const uint64_t queue = queue_of(segment.number);
+  switch (step.action) {
+    case Action::copy:
+      if (into != at(segment, step.source)) device_->copy(queue, into, at(segment, step.source), bytes);
+      break;
+    case Action::reduce:
+      device_->reduce(queue, into, at(segment, step.source), bytes);
+      break;
+    case Action::average:
+      device_->average(queue, into, bytes);
+      break;
+    case Action::premultiply:
+      device_->premultiply(queue, into, bytes);
+      break;
+    default:
+      break;  // those that have peers
+  }
+}
+
+void Collective::seal_on_device(Header& header, const uint8_t* plain, const Step& step) {
+  const bool alone = step.action == Action::send;
+  SealingKey& key = alone ? links_[step.peers[0]]->gpu_send_key() : *keyring_.own_group_gpu;
+  header.kind = alone ? Kind::pair : Kind::group;
+  header.sender = static_cast<uint32_t>(keyring_.rank);
+  header.receiver = alone ? static_cast<uint32_t>(step.peers[0]) : kEveryone;
+  header.lane = kGpuLane;
+  const SealingKey::Place place = key.advance(header.length);
+  header.generation = place.generation;
+  header.count = place.count;
+  std::array<uint8_t, kHeaderBytes> encoded;
+  header.encode(encoded.data());
+  BufferRef record = pool_.take();
+  record->size = kRecordOverhead + header.length;
+  const Device::Ticket ticket = device_->seal(
+      queue_of(header.segment), {slot_of(*device_, key), encoded, keyring_.context, header.length, record->record}, plain);
+  for (int peer : step.peers) ++links_[peer]->promised;
+  given_.push_back({ticket, std::move(record), -1, step.peers});
+}
+
+bool Collective::open_on_device(Link& link, Segment& segment, int index) {
+  if (!device_->has_room()) return false;
+  const Step& step = program_.steps[index];
+  const Header header = link.header();
+  // Not the header as it lies in the buffer: the device is told what was found authentic, and
+  // finds out for itself whether the record has that.
+  std::array<uint8_t, kHeaderBytes> encoded;
+  header.encode(encoded.data());
+  const int slot = slot_of(*device_, link.arrived_key());
+  BufferRef record = link.take();
+  const Device::Ticket ticket =
+      device_->open(queue_of(segment.number), {slot, encoded, keyring_.context, header.length, record->record},
+                    at(segment, step.slot), step.action == Action::receive_reduce);
+  ++stats_.opened_records;
+  stats_.opened_bytes += header.length;
+  if (--owed_[link.peer] == 0) link.expecting = false;
+  // It goes on when it has proved authentic.
+  Given given{ticket, std::move(record), link.peer, {}};
+  for (int forward : program_.forwards[index]) {
+    const std::vector<int>& peers = program_.steps[forward].peers;
+    given.peers.insert(given.peers.end(), peers.begin(), peers.end());
+    ++stats_.forwarded_records;
+    finish(segment, forward);
+  }
+  given_.push_back(std::move(given));
+  finish(segment, index);
+  return true;
+}
+
+// In order: so nothing that was made after a bad record was opened leaves this rank.
+bool Collective::settle() {
+  bool moved = false;
+  while (!given_.empty()) {
+    Given& given = given_.front();
+    const Device::State state = device_->settle(given.ticket);
+    if (state == Device::State::pending) break;
+    if (state == Device::State::refused) {
+      throw Failure(FailureCode::tampered, given.sender, "a record's payload was changed on the way");
+    }
+    for (int peer : given.peers) {
+      if (given.sender < 0) --links_[peer]->promised;
+      links_[peer]->enqueue(given.record);
+    }
+    given_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+// The device rings no bell.
+void Collective::watch_device() {
+  heed_interrupt();
+  if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  if (patience_.silent_s() > call_.timeout_s) give_up();
+  ::usleep(kGlanceUs);
+}
+
+void Collective::require_same_place(const Link& link) const {
+  const Header& header = link.header();
+  if (header.collective != call_.number) return;
+  const bool theirs_on_gpu = header.lane == kGpuLane;
+  if (theirs_on_gpu == (device_ != nullptr)) return;
+  const auto place = [](bool on_gpu) { return on_gpu ? "a GPU" : "the CPU"; };
+  throw Failure(FailureCode::out_of_step, link.peer,
+                "rank " + std::to_string(header.sender) + " has its tensor on " +
+                    place(theirs_on_gpu) + ", rank " + std::to_string(keyring_.rank) + " on " +
+                    place(device_ != nullptr) + ": all ranks must keep theirs on the same");
+}
+
+}  // namespace sealring

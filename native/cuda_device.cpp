@@ -1,0 +1,304 @@
+#include "cuda_device.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace sealring {
+namespace {
+
+using cuda::check;
+
+constexpr uint32_t kThreads = 128;
+// A record is shared out between so many blocks of threads that each has about this much: one
+// record must not take long, for there are not many at a time.
+constexpr size_t kPartBytes = 32u << 10;
+constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capability 9.0 can launch
+constexpr uint64_t kNothingFailed = ~0ull;
+constexpr uint32_t kPlainThreads = 256, kPlainBlocks = 1024;
+
+// The structs of kernels.cu.
+struct Wire {
+  cuda::Pointer records;
+  cuda::Pointer key;
+  uint8_t header[kHeaderBytes];
+};
+struct Launch {
+  Wire in, out;
+  cuda::Pointer local, result;
+  uint64_t bytes;
+  cuda::Pointer failed;
+  uint8_t context[kContextBytes];
+  uint32_t record_bytes;
+  uint32_t log_turns;
+  uint32_t one;
+  uint32_t unused;
+};
+static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240);
+
+cuda::Pointer address(const void* memory) { return reinterpret_cast<cuda::Pointer>(memory); }
+
+size_t berth_bytes() { return (kRecordOverhead + kGpuPayload + 255) / 256 * 256; }
+
+}  // namespace
+
+void cuda_launch(uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,
+                 const void* argument, uint64_t stream) {
+  cuda::LaunchAttribute attribute{};
+  attribute.id = cuda::kClusterDimension;
+  attribute.cluster = {cluster, 1, 1};
+  const cuda::LaunchConfig config{{blocks, 1, 1},
+                                  {threads, 1, 1},
+                                  0,
+                                  reinterpret_cast<cuda::Handle>(stream),
+                                  &attribute,
+                                  cluster > 1 ? 1u : 0u};
+  void* arguments[] = {const_cast<void*>(argument)};
+  check(cuda::driver().launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
+        "cuLaunchKernelEx");
+}
+
+CudaDevice::CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open)
+    : cuda_(cuda::driver()), ordinal_(ordinal), seal_(seal), open_(open), key_slots_(2 * world + 2) {
+  check(cuda_.retain_primary(&context_, ordinal), "cuDevicePrimaryCtxRetain");
+  try {
+    make_current();
+    int least = 0, greatest = 0;
+    check(cuda_.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    // Others wait for what these streams do.
+    const auto create = [&](cuda::Handle& stream) {
+      check(cuda_.create_stream(&stream, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
+    };
+    for (cuda::Handle& stream : compute_) create(stream);
+    create(in_), create(out_);
+    for (Berth& berth : berths_) {
+      check(cuda_.allocate(&berth.record, berth_bytes()), "cuMemAlloc");
+      check(cuda_.create_event(&berth.copied, cuda::kDisableTiming), "cuEventCreate");
+      check(cuda_.create_event(&berth.computed, cuda::kDisableTiming), "cuEventCreate");
+    }
+    check(cuda_.allocate(&keys_, static_cast<size_t>(key_slots_) * kKeyBytes), "cuMemAlloc");
+    verdicts_ = reinterpret_cast<uint64_t*>(take_host_memory(kRoom * sizeof(uint64_t)));
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+CudaDevice::~CudaDevice() {
+  abandon();
+  release();
+}
+
+void CudaDevice::release() noexcept {
+  cuda_.set_current(context_);
+  if (keys_ != 0) {
+    cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, in_);
+    cuda_.synchronize(in_);
+    cuda_.release(keys_);
+  }
+  for (Berth& berth : berths_) {
+    if (berth.record != 0) cuda_.release(berth.record);
+    for (cuda::Handle event : {berth.copied, berth.computed}) {
+      if (event != nullptr) cuda_.destroy_event(event);
+    }
+  }
+  if (scratch_ != 0) cuda_.release(scratch_);
+  if (verdicts_ != nullptr) cuda_.release_host(verdicts_);
+  for (cuda::Handle stream : compute_) {
+    if (stream != nullptr) cuda_.destroy_stream(stream);
+  }
+  for (cuda::Handle stream : {in_, out_}) {
+    if (stream != nullptr) cuda_.destroy_stream(stream);
+  }
+  cuda_.release_primary(ordinal_);
+}
+
+void CudaDevice::make_current() const { check(cuda_.set_current(context_), "cuCtxSetCurrent"); }
+
+void CudaDevice::add_reduction(DType dtype, ReduceKind kind, const Reduction& functions) {
+  const std::lock_guard<std::mutex> lock(adding_);
+  reductions_[{dtype, kind}] = functions;
+}
+
+CudaDevice::Reduction CudaDevice::reduction() const {
+  const std::lock_guard<std::mutex> lock(adding_);
+  const auto found = reductions_.find({setting_.dtype, setting_.reduction});
+  if (found == reductions_.end()) throw std::logic_error("this reduction was not compiled");
+  return found->second;
+}
+
+uint8_t* CudaDevice::take_host_memory(size_t bytes) {
+  make_current();
+  void* memory = nullptr;
+  check(cuda_.allocate_host(&memory, bytes, cuda::kPortable), "cuMemHostAlloc");
+  return static_cast<uint8_t*>(memory);
+}
+
+void CudaDevice::give_host_memory(uint8_t* memory) {
+  cuda_.set_current(context_);
+  cuda_.release_host(memory);
+}
+
+// ---- keys --------------------------------------------------------------------------------------
+
+int CudaDevice::add_key(const KeyBytes& key) {
+  if (key_count_ == key_slots_) throw std::logic_error("more keys than a group has");
+  replace_key(key_count_, key);
+  return key_count_++;
+}
+
+// Seldom enough to wait for everything that may still use the old one.
+void CudaDevice::replace_key(int slot, const KeyBytes& key) {
+  for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
+  check(cuda_.to_device(keys_ + static_cast<size_t>(slot) * kKeyBytes, key.data(), key.size(), in_),
+        "cuMemcpyHtoDAsync");
+  check(cuda_.synchronize(in_), "cuStreamSynchronize");
+}
+
+void CudaDevice::wipe() {
+  abandon();
+  cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, in_);
+  cuda_.synchronize(in_);
+}
+
+// ---- a collective ------------------------------------------------------------------------------
+
+void CudaDevice::begin(const Setting& setting) {
+  make_current();
+  setting_ = setting;
+  for (cuda::Handle stream : compute_) {
+    if (setting.ready == 0) break;
+    check(cuda_.wait_event(stream, reinterpret_cast<cuda::Handle>(setting.ready), 0),
+          "cuStreamWaitEvent");
+  }
+  if (setting.scratch_bytes > scratch_bytes_) {
+    // Nothing is under way between two collectives.
+    if (scratch_ != 0) check(cuda_.release(scratch_), "cuMemFree");
+    scratch_ = 0, scratch_bytes_ = 0;
+    check(cuda_.allocate(&scratch_, setting.scratch_bytes), "cuMemAlloc");
+    scratch_bytes_ = setting.scratch_bytes;
+  }
+}
+
+void CudaDevice::end() {
+  for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
+}
+
+void CudaDevice::abandon() noexcept {
+  cuda_.set_current(context_);
+  cuda_.synchronize(in_);
+  for (cuda::Handle stream : compute_) cuda_.synchronize(stream);
+  cuda_.synchronize(out_);
+  settled_ = begun_;
+}
+
+CudaDevice::Berth& CudaDevice::next_berth() {
+  if (!has_room()) throw std::logic_error("more records than the device has berths for");
+  return berths_[begun_ % kRoom];
+}
+
+Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint8_t* plain) {
+  Berth& berth = next_berth();
+  const cuda::Handle stream = stream_of(queue);
+  // Its last user is settled, so the berth is free.
+  run_kernel(stream, seal_, record, berth, false, plain, nullptr);
+  check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
+  check(cuda_.wait_event(out_, berth.computed, 0), "cuStreamWaitEvent");
+  check(cuda_.to_host(record.at, berth.record, kRecordOverhead + record.length, out_),
+        "cuMemcpyDtoHAsync");
+  check(cuda_.record_event(berth.copied, out_), "cuEventRecord");
+  berth.done = berth.copied;
+  berth.opens = false;
+  return begun_++;
+}
+
+Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) {
+  Berth& berth = next_berth();
+  check(cuda_.to_device(berth.record, record.at, kRecordOverhead + record.length, in_),
+        "cuMemcpyHtoDAsync");
+  check(cuda_.record_event(berth.copied, in_), "cuEventRecord");
+  const cuda::Handle stream = stream_of(queue);
+  check(cuda_.wait_event(stream, berth.copied, 0), "cuStreamWaitEvent");
+  verdicts_[begun_ % kRoom] = kNothingFailed;
+  run_kernel(stream, reduces ? reduction().open_reduce : open_, record, berth, true,
+             reduces ? into : nullptr, into);
+  check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
+  berth.done = berth.computed;
+  berth.opens = true;
+  return begun_++;
+}
+
+Device::State CudaDevice::settle(Ticket ticket) {
+  if (ticket != settled_) throw std::logic_error("tickets are settled in order");
+  const Berth& berth = berths_[ticket % kRoom];
+  const cuda::Result result = cuda_.query_event(berth.done);
+  if (result == cuda::kNotReady) return State::pending;
+  check(result, "cuEventQuery");
+  ++settled_;
+  if (!berth.opens) return State::done;
+  const volatile uint64_t* verdict = &verdicts_[ticket % kRoom];
+  return *verdict == kNothingFailed ? State::done : State::refused;
+}
+
+void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
+                            const Berth& berth, bool opens, const uint8_t* local, uint8_t* result) {
+  Launch launch{};
+  Wire& wire = opens ? launch.in : launch.out;
+  wire.records = berth.record;
+  wire.key = keys_ + static_cast<size_t>(record.key) * kKeyBytes;
+  std::memcpy(wire.header, record.header.data(), kHeaderBytes);
+  std::memcpy(launch.context, record.context.data(), kContextBytes);
+  launch.local = address(local);
+  launch.result = address(result);
+  launch.bytes = record.length;
+  launch.failed = address(&verdicts_[begun_ % kRoom]);
+  launch.record_bytes = static_cast<uint32_t>(kGpuPayload);
+  launch.one = 1;
+  const uint32_t parts = static_cast<uint32_t>(
+      std::clamp<size_t>((record.length + kPartBytes - 1) / kPartBytes, 1, kMaxParts));
+  const size_t part_blocks = (record.length / 64 + parts - 1) / parts;
+  while ((size_t{kThreads} << launch.log_turns) < part_blocks) ++launch.log_turns;
+  cuda_launch(function, parts, kThreads, parts, &launch, reinterpret_cast<uint64_t>(stream));
+}
+
+// ---- what a program computes by itself ---------------------------------------------------------
+
+void CudaDevice::run_plain(cuda::Handle stream, uint64_t function, void** arguments, size_t bytes) {
+  const size_t blocks = (bytes + kPlainThreads - 1) / kPlainThreads;
+  const cuda::LaunchConfig config{
+      {static_cast<unsigned>(std::min<size_t>(blocks, kPlainBlocks)), 1, 1},
+      {kPlainThreads, 1, 1},
+      0,
+      stream,
+      nullptr,
+      0};
+  check(cuda_.launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
+        "cuLaunchKernelEx");
+}
+
+void CudaDevice::copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) {
+  check(cuda_.on_device(address(into), address(from), bytes, stream_of(queue)),
+        "cuMemcpyDtoDAsync");
+}
+
+void CudaDevice::reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) {
+  uint64_t size = bytes;
+  void* arguments[] = {&into, &from, &size};
+  run_plain(stream_of(queue), reduction().reduce, arguments, bytes);
+}
+
+void CudaDevice::average(uint64_t queue, uint8_t* into, size_t bytes) {
+  uint64_t size = bytes;
+  uint32_t world = setting_.world;
+  void* arguments[] = {&into, &size, &world};
+  run_plain(stream_of(queue), reduction().average, arguments, bytes);
+}
+
+void CudaDevice::premultiply(uint64_t queue, uint8_t* into, size_t bytes) {
+  uint64_t size = bytes;
+  double factor = setting_.factor;
+  void* arguments[] = {&into, &size, &factor};
+  run_plain(stream_of(queue), reduction().premultiply, arguments, bytes);
+}
+
+}  // namespace sealring

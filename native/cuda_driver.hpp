@@ -1,0 +1,71 @@
+// The calls of CUDA's driver that the engine makes, found at run time: sealring is built, and works,
+// on machines without CUDA. Types and numbers are those of cuda.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sealring::cuda {
+
+using Result = int;
+using Pointer = unsigned long long;  // CUdeviceptr
+using Handle = void*;                // contexts, streams, events, functions
+
+constexpr Result kSuccess = 0, kNotReady = 600;
+constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
+constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1;       // CU_MEMHOSTALLOC_PORTABLE
+constexpr int kClusterDimension = 4;    // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+struct alignas(8) LaunchAttribute {
+  int id;
+  char unused[4];
+  union {
+    struct {
+      unsigned x, y, z;
+    } cluster;
+    char room[64];
+  };
+};
+
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  Handle stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+struct Driver {
+  Result (*init)(unsigned);
+  Result (*retain_primary)(Handle*, int);
+  Result (*release_primary)(int);
+  Result (*set_current)(Handle);
+  Result (*priority_range)(int*, int*);
+  Result (*create_stream)(Handle*, unsigned, int);
+  Result (*destroy_stream)(Handle);
+  Result (*synchronize)(Handle);
+  Result (*wait_event)(Handle, Handle, unsigned);
+  Result (*create_event)(Handle*, unsigned);
+  Result (*destroy_event)(Handle);
+  Result (*record_event)(Handle, Handle);
+  Result (*query_event)(Handle);
+  Result (*allocate)(Pointer*, size_t);
+  Result (*release)(Pointer);
+  Result (*allocate_host)(void**, size_t, unsigned);
+  Result (*release_host)(void*);
+  Result (*to_device)(Pointer, const void*, size_t, Handle);
+  Result (*to_host)(void*, Pointer, size_t, Handle);
+  Result (*on_device)(Pointer, Pointer, size_t, Handle);
+  Result (*fill)(Pointer, unsigned char, size_t, Handle);
+  Result (*launch)(const LaunchConfig*, Handle, void**, void**);
+};
+
+// Throws where there is no driver, or one too old.
+const Driver& driver();
+
+// Throws unless the call went well.
+void check(Result result, const char* what);
+
+}  // namespace sealring::cuda

@@ -1,0 +1,75 @@
+// What computes on tensors that are not in the CPU's memory: a GPU.
+//
+// What a device is given in one queue it does in that order; queues may overlap. A segment's steps,
+// and those of later segments that use its scratch memory, go into one queue, and no others depend on
+// each other. So a step may be begun as soon as those before it are. Only what leaves the device, and
+// whether a record was authentic, must be waited for: that has a ticket.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "keys.hpp"
+#include "reduce.hpp"
+
+namespace sealring {
+
+// What it cannot do it says with an exception; the group then ends, on all ranks.
+class Device {
+ public:
+  using Ticket = uint64_t;  // 0, 1, 2, ...: tickets are asked about in this order
+  enum class State { pending, done, refused };
+
+  // What holds for all of a collective.
+  struct Setting {
+    uint64_t ready;  // the event after which the slots may be read and written
+    DType dtype;
+    ReduceKind reduction;
+    uint32_t world;
+    double factor;
+    size_t scratch_bytes;
+  };
+
+  // A record: what its header must be, and where the record lies, or is to lie, in host memory.
+  struct Record {
+    int key;
+    std::span<const uint8_t> header;   // 64 bytes
+    std::span<const uint8_t> context;  // 32 bytes
+    size_t length;                     // of the payload
+    uint8_t* at;
+  };
+
+  virtual ~Device() = default;
+
+  // Host memory that the device reads and writes by itself.
+  virtual uint8_t* take_host_memory(size_t bytes) = 0;
+  virtual void give_host_memory(uint8_t* memory) = 0;
+
+  // Keys, by slot. A key that is replaced is overwritten when all that was begun with it is done.
+  virtual int add_key(const KeyBytes& key) = 0;
+  virtual void replace_key(int slot, const KeyBytes& key) = 0;
+  virtual void wipe() = 0;
+
+  virtual void begin(const Setting& setting) = 0;
+  // Returns when all that was begun is done.
+  virtual void end() = 0;
+  // The same, whatever has gone wrong.
+  virtual void abandon() noexcept = 0;
+  virtual uint8_t* scratch() const = 0;
+
+  // Whether another record can be sealed or opened before a ticket is settled.
+  virtual bool has_room() const = 0;
+  virtual Ticket seal(uint64_t queue, const Record& record, const uint8_t* plain) = 0;
+  // Checks the record; then, and only if it is authentic, writes or reduces it into `into`.
+  virtual Ticket open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) = 0;
+  // Of the oldest ticket that is not settled; anything but pending settles it.
+  virtual State settle(Ticket ticket) = 0;
+
+  virtual void copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) = 0;
+  virtual void reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) = 0;
+  virtual void average(uint64_t queue, uint8_t* into, size_t bytes) = 0;
+  virtual void premultiply(uint64_t queue, uint8_t* into, size_t bytes) = 0;
+};
+
+}  // namespace sealring

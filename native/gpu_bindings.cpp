@@ -1,0 +1,112 @@
+#include "gpu_bindings.hpp"
+
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "cuda_device.hpp"
+#include "engine.hpp"
+#include "gpu_arithmetic.hpp"
+#include "host_device.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace sealring;
+
+namespace {
+
+const uint8_t* data(const nb::bytes& bytes) {
+  return reinterpret_cast<const uint8_t*>(bytes.c_str());
+}
+
+template <typename Array>
+Array exactly(const nb::bytes& bytes, const char* what) {
+  Array out;
+  if (bytes.size() != out.size()) {
+    throw nb::value_error((std::string(what) + " has a wrong length").c_str());
+  }
+  std::memcpy(out.data(), bytes.c_str(), out.size());
+  return out;
+}
+
+nb::bytes seal(const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
+               const nb::bytes& plain) {
+  std::vector<uint8_t> out(plain.size() + kTagBytes);
+  gpu_seal(exactly<KeyBytes>(key, "key"), exactly<Nonce>(nonce, "nonce"),
+           {data(associated), associated.size()}, data(plain), plain.size(), out.data(),
+           out.data() + plain.size());
+  return nb::bytes(out.data(), out.size());
+}
+
+nb::object open(const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
+                const nb::bytes& sealed) {
+  if (sealed.size() < kTagBytes) return nb::none();
+  const size_t bytes = sealed.size() - kTagBytes;
+  std::vector<uint8_t> out(bytes);
+  if (!gpu_open(exactly<KeyBytes>(key, "key"), exactly<Nonce>(nonce, "nonce"),
+                {data(associated), associated.size()}, data(sealed), bytes, data(sealed) + bytes,
+                out.data())) {
+    return nb::none();
+  }
+  return nb::bytes(out.data(), out.size());
+}
+
+}  // namespace
+
+void bind_gpu(nb::class_<Engine>& engine) {
+  engine
+      .def(
+          "attach_cuda",
+          [](Engine& self, int ordinal, uint64_t seal, uint64_t open) {
+            self.attach(std::make_unique<CudaDevice>(ordinal, self.world(), seal, open));
+          },
+          "ordinal"_a, "seal"_a, "open"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "add_reduction",
+          [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 4>& functions) {
+            auto* cuda = dynamic_cast<CudaDevice*>(self.device());
+            if (cuda == nullptr) throw nb::value_error("the engine has no GPU");
+            cuda->add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
+                                {functions[0], functions[1], functions[2], functions[3]});
+          },
+          "dtype"_a, "kind"_a, "functions"_a)
+      // The GPU's part played by this CPU, for tests.
+      .def(
+          "attach_host",
+          [](Engine& self, int lag) { self.attach(std::make_unique<HostDevice>(lag)); }, "lag"_a,
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("host_fail", [](Engine& self) {
+        auto* host = dynamic_cast<HostDevice*>(self.device());
+        if (host == nullptr) throw nb::value_error("the engine has no such device");
+        host->fail_from_now_on();
+      })
+      .def("host_log", [](Engine& self) {
+        auto* host = dynamic_cast<HostDevice*>(self.device());
+        if (host == nullptr) throw nb::value_error("the engine has no such device");
+        return host->log();
+      });
+}
+
+void bind_gpu_functions(nb::module_& m) {
+  m.def(
+      "cuda_launch",
+      [](uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,
+         const nb::bytes& argument, uint64_t stream) {
+        cuda_launch(function, blocks, threads, cluster, data(argument), stream);
+      },
+      "function"_a, "blocks"_a, "threads"_a, "cluster"_a, "argument"_a, "stream"_a);
+  m.def("gpu_aead_seal", &seal, "key"_a, "nonce"_a, "associated"_a, "plain"_a,
+        "ChaCha20-Poly1305 by the arithmetic that GPUs run.");
+  m.def("gpu_aead_open", &open, "key"_a, "nonce"_a, "associated"_a, "sealed"_a);
+  m.def(
+      "gpu_key",
+      [](const nb::bytes& key) {
+        const KeyBytes made = gpu_key(exactly<KeyBytes>(key, "key"));
+        return nb::bytes(made.data(), made.size());
+      },
+      "key"_a);
+}

@@ -1,0 +1,59 @@
+// A device made of this CPU and the GPU's own arithmetic, so that a collective on a device can be
+// run, and attacked, on a machine that has no GPU. Its memory is the process's.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "device.hpp"
+
+namespace sealring {
+
+class HostDevice : public Device {
+ public:
+  // A ticket is settled when it has been asked about `lag` times.
+  explicit HostDevice(int lag) : lag_(lag) {}
+
+  uint8_t* take_host_memory(size_t bytes) override;
+  void give_host_memory(uint8_t* memory) override;
+  int add_key(const KeyBytes& key) override;
+  void replace_key(int slot, const KeyBytes& key) override;
+  void wipe() override { keys_.clear(); }
+  void begin(const Setting& setting) override;
+  void end() override {}
+  void abandon() noexcept override { unsettled_.clear(); }
+  uint8_t* scratch() const override { return const_cast<uint8_t*>(scratch_.data()); }
+  bool has_room() const override { return unsettled_.size() < kRoom; }
+  Ticket seal(uint64_t, const Record& record, const uint8_t* plain) override;
+  Ticket open(uint64_t, const Record& record, uint8_t* into, bool reduces) override;
+  State settle(Ticket ticket) override;
+  void copy(uint64_t, uint8_t* into, const uint8_t* from, size_t bytes) override;
+  void reduce(uint64_t, uint8_t* into, const uint8_t* from, size_t bytes) override;
+  void average(uint64_t, uint8_t* into, size_t bytes) override;
+  void premultiply(uint64_t, uint8_t* into, size_t bytes) override;
+
+  void fail_from_now_on() { broken_ = true; }
+  // What it was given to do: "seal 4096", "open 4096", "open_reduce 4096", "copy 64", ...
+  const std::vector<std::string>& log() const { return log_; }
+
+ private:
+  static constexpr size_t kRoom = 8;
+  struct Unsettled {
+    Ticket ticket;
+    State outcome;
+    int asked = 0;
+  };
+  Ticket give(const char* what, size_t bytes, State outcome);
+
+  const int lag_;
+  std::vector<KeyBytes> keys_;
+  Setting setting_{};
+  std::vector<uint8_t> scratch_;
+  std::deque<Unsettled> unsettled_;
+  Ticket next_ = 0;
+  bool broken_ = false;
+  std::vector<std::string> log_;
+};
+
+}  // namespace sealring

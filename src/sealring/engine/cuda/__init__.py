@@ -1,0 +1,1 @@
+"""Records sealed and opened by the GPU that holds the tensor."""

@@ -1,0 +1,67 @@
+"""One GPU, attached to a group's engine: its kernels, compiled as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sealring import _native
+from sealring.engine.cuda import compiler
+from sealring.engine.cuda.driver import Kernel
+from sealring.engine.cuda.kernels import Reduction, definitions
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.errors import Unsupported
+
+_AT_START: Final = (DType.FLOAT32, ReduceKind.SUM)
+_MEMORY_MIB: Final = 16
+_ON_RECORDS: Final = frozenset({"seal", "open", "open_reduce"})
+_OF_A_REDUCTION: Final = ("open_reduce", "reduce", "average", "premultiply")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Which text is compiled, and what its kernels' names end in."""
+
+    text: Callable[[], Mapping[str, bytes]] = compiler.kernel_text
+    suffix: str = ""
+
+
+class Gpu:
+    """Made when a group first meets a tensor of this GPU, before anything of it is sent."""
+
+    def __init__(
+        self, engine: _native.Engine, ordinal: int, kernels: Kernels | None = None
+    ) -> None:
+        self.ordinal = ordinal
+        self._text = kernels or Kernels()
+        self._engine = engine
+        self._reductions: set[Reduction] = set()
+        self._kernels: list[Kernel] = []
+        """Kept: the engine has only their handles."""
+        seal, open_ = self._load(None, ("seal", "open"))
+        try:
+            engine.attach_cuda(ordinal, seal, open_)
+        except RuntimeError as problem:
+            raise Unsupported(
+                f"cuda:{ordinal} cannot serve sealed collectives: {problem}. They need about "
+                f"{_MEMORY_MIB} MiB of its memory and a working driver: free some, or use CPU "
+                "tensors"
+            ) from problem
+        # What cannot be built is to show now, not at the first gradient.
+        self.prepare(*_AT_START)
+
+    def prepare(self, dtype: DType, kind: ReduceKind) -> None:
+        """Must be called once before the first collective that reduces so."""
+        reduction = (dtype, kind)
+        if kind is ReduceKind.NONE or reduction in self._reductions:
+            return
+        self._engine.add_reduction(dtype, kind, self._load(reduction, _OF_A_REDUCTION))
+        self._reductions.add(reduction)
+
+    def _load(self, reduction: Reduction | None, names: tuple[str, ...]) -> list[int]:
+        code = compiler.code_for(self.ordinal, definitions(reduction), self._text.text())
+        suffixed = [name + self._text.suffix if name in _ON_RECORDS else name for name in names]
+        kernels = [Kernel(code, name) for name in suffixed]
+        self._kernels += kernels
+        return [kernel.handle for kernel in kernels]

@@ -1,0 +1,110 @@
+"""The few calls of CUDA's driver and run-time compiler that the kernels need.
+
+They go through `cuda.bindings`, which every CUDA build of torch brings along.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from sealring import _native
+from sealring.errors import Unsupported
+
+_MIN_ARCHITECTURE: Final = 90
+
+
+def _bindings() -> tuple[Any, Any]:
+    try:
+        from cuda.bindings import driver, nvrtc  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as problem:
+        raise Unsupported(
+            f"CUDA tensors need the package cuda-bindings, which comes with CUDA builds of torch "
+            f"({problem}): install a CUDA build, or `pip install cuda-bindings`"
+        ) from problem
+    return driver, nvrtc
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    status, *values = answer
+    if int(status) != 0:
+        raise Unsupported(f"CUDA refused a call sealring depends on: {status!r}")
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@cache
+def architecture(device: int) -> int:
+    """90 for compute capability 9.0; Unsupported where the GPU is too old for clusters."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    found = major * 10 + minor
+    if found < _MIN_ARCHITECTURE:
+        raise Unsupported(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; sealed "
+            "CUDA tensors need 9.0 or newer (H100 and later): use CPU tensors on this machine"
+        )
+    return found
+
+
+@cache
+def compiler_version() -> tuple[int, int]:
+    _, nvrtc = _bindings()
+    major, minor = _checked(nvrtc.nvrtcVersion())
+    return int(major), int(minor)
+
+
+def compile_code(name: str, text: bytes, headers: dict[str, bytes], options: list[str]) -> bytes:
+    _, nvrtc = _bindings()
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(
+            text,
+            name.encode(),
+            len(headers),
+            list(headers.values()),
+            [header.encode() for header in headers],
+        )
+    )
+    encoded = [option.encode() for option in options]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    if int(status) != 0:
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        _checked(nvrtc.nvrtcGetProgramLog(program, log))
+        raise Unsupported(
+            "the GPU's kernels could not be compiled; please report this text:\n"
+            + log.decode(errors="replace")[:4000]
+        )
+    code: bytes = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    _checked(nvrtc.nvrtcGetCUBIN(program, code))
+    _checked(nvrtc.nvrtcDestroyProgram(program))
+    return code
+
+
+class Kernel:
+    """One kernel of a loaded module."""
+
+    def __init__(self, code: bytes, name: str) -> None:
+        self._driver, _ = _bindings()
+        # The context is torch's: it exists once a tensor has been on the device.
+        self._module = _checked(self._driver.cuModuleLoadData(code))
+        self._function = _checked(self._driver.cuModuleGetFunction(self._module, name.encode()))
+        attribute = (
+            self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        )
+        _checked(self._driver.cuFuncSetAttribute(self._function, attribute, 1))
+
+    @property
+    def handle(self) -> int:
+        """CUDA's own CUfunction, which lives as long as this object."""
+        return int(self._function)
+
+    @property
+    def registers(self) -> int:
+        kind = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+        return int(_checked(self._driver.cuFuncGetAttribute(kind, self._function)))
+
+    def launch(self, blocks: int, threads: int, cluster: int, argument: bytes, stream: int) -> None:
+        """`argument` is the kernel's one argument, which CUDA copies."""
+        _native.cuda_launch(self.handle, blocks, threads, cluster, argument, stream)

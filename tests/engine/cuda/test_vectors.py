@@ -1,0 +1,115 @@
+"""The GPU's ChaCha20-Poly1305, compiled for the CPU, against the official vectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cryptography_vectors
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sealring import _native
+
+RFC = Path(cryptography_vectors.__file__).parent / "ciphers" / "ChaCha20Poly1305"
+WYCHEPROOF = Path(__file__).parents[4] / "shared/vectors/wycheproof/chacha20_poly1305_test.json"
+EDGES = (0, 1, 15, 16, 17, 63, 64, 65, 8191, 8192, 65535, 65536, 65537, 131072 + 63, 262144)
+
+
+def test_rfc_8439_section_2_8_2() -> None:
+    key = bytes(range(0x80, 0xA0))
+    nonce = bytes.fromhex("070000004041424344454647")
+    associated = bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
+    plain = (
+        b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the "
+        b"future, sunscreen would be it."
+    )
+    sealed = _native.gpu_aead_seal(key, nonce, associated, plain)
+    assert sealed[-16:].hex() == "1ae10b594f09e26a7e902ecbd0600691"
+    assert sealed[:8].hex() == "d31a8d34648e60db"
+    assert _native.gpu_aead_open(key, nonce, associated, sealed) == plain
+
+
+def vectors_of(name: str, equals: str) -> Iterator[dict[str, bytes]]:
+    """Blocks of `field = value` lines, by the fields' upper-case names; hex values only."""
+    for block in (RFC / name).read_text().split("\n\n"):
+        fields = {}
+        for line in block.splitlines():
+            field, found, value = line.partition(equals)
+            if found and not line.startswith("#") and field.strip() != "COUNT":
+                field, value = field.strip().upper(), value.strip()
+                fields[field] = value.encode() if field == "RESULT" else bytes.fromhex(value)
+        if fields:
+            yield fields
+
+
+def test_openssl_vectors() -> None:
+    opened = refused = 0
+    for vector in vectors_of("openssl.txt", "="):
+        key, nonce, associated = vector["KEY"], vector["IV"], vector["AAD"]
+        if len(nonce) != 12:
+            continue
+        sealed = vector["CIPHERTEXT"] + vector["TAG"]
+        plain = _native.gpu_aead_open(key, nonce, associated, sealed)
+        if "RESULT" in vector:
+            assert plain is None
+            refused += 1
+        else:
+            assert plain == vector["PLAINTEXT"]
+            assert _native.gpu_aead_seal(key, nonce, associated, plain) == sealed
+            opened += 1
+    assert opened
+    assert refused
+
+
+def wycheproof() -> list[dict[str, Any]]:
+    if not WYCHEPROOF.exists():
+        pytest.skip(f"Wycheproof's vectors are not beside this checkout ({WYCHEPROOF})")
+    groups = json.loads(WYCHEPROOF.read_text())["testGroups"]
+    sizes = {"keySize": 256, "ivSize": 96, "tagSize": 128}
+    return [test for group in groups if sizes.items() <= group.items() for test in group["tests"]]
+
+
+def test_wycheproof() -> None:
+    tests = wycheproof()
+    for test in tests:
+        key, nonce, aad, plain, cipher, tag = (
+            bytes.fromhex(test[name]) for name in ("key", "iv", "aad", "msg", "ct", "tag")
+        )
+        opened = _native.gpu_aead_open(key, nonce, aad, cipher + tag)
+        if test["result"] == "valid":
+            assert _native.gpu_aead_seal(key, nonce, aad, plain) == cipher + tag, test["tcId"]
+            assert opened == plain, test["tcId"]
+        else:
+            assert opened is None, test["tcId"]
+    assert len(tests) > 250
+
+
+@pytest.mark.parametrize("size", EDGES)
+def test_every_edge_of_a_part_and_of_a_block(size: int) -> None:
+    key, nonce, associated = bytes(range(32)), bytes(range(12)), bytes(range(96))
+    plain = bytes(i * 7 + i // 256 & 255 for i in range(size))
+    sealed = ChaCha20Poly1305(key).encrypt(nonce, plain, associated)
+    assert _native.gpu_aead_seal(key, nonce, associated, plain) == sealed
+    assert _native.gpu_aead_open(key, nonce, associated, sealed) == plain
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.binary(min_size=32, max_size=32),
+    st.binary(min_size=12, max_size=12),
+    st.binary(max_size=130),
+    st.binary(max_size=9000),
+    st.integers(0, 1 << 20),
+)
+def test_agrees_with_openssl(key: bytes, nonce: bytes, ad: bytes, plain: bytes, spot: int) -> None:
+    sealed = ChaCha20Poly1305(key).encrypt(nonce, plain, ad)
+    assert _native.gpu_aead_seal(key, nonce, ad, plain) == sealed
+    assert _native.gpu_aead_open(key, nonce, ad, sealed) == plain
+    bad = bytearray(sealed)
+    bad[spot % len(bad)] ^= 1 << spot % 8
+    assert _native.gpu_aead_open(key, nonce, ad, bytes(bad)) is None
