@@ -119,7 +119,7 @@ def create_group(options: Any) -> SealedProcessGroup:
     serve_torchs_own_call(SealedProcessGroup)
     interrupt_on_signal(engine)
     if enrolment is not None:
-        enrolment.watch(group, {member: link.peer_key for member, link in links})
+        enrolment.watch(group, {member: link.fingerprint for member, link in links})
     _leave_in_order(group)
     return group
 

@@ -32,7 +32,7 @@ class Link:
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
     peer_group_key: bytes = field(repr=False)
-    peer_key: str
+    fingerprint: str
     """SHA-256 of the peer's public key, by which a broker would take it out of the job."""
 
 

@@ -61,7 +61,7 @@ class WaitingLink:
             send_key=channel.link_keys.send,
             receive_key=channel.link_keys.receive,
             peer_group_key=self.settled.peer_group_key,
-            peer_key=channel.peer.key,
+            fingerprint=channel.peer.key,
         )
 
 
