@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
-FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo)
+FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo examples)
 SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 

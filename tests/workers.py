@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import signal
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -124,8 +123,6 @@ def _loop(pipe: Any) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    # A shell's background jobs ignore it, and their children inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = dict(os.environ)
     while (order := pipe.recv()) is not None:
         fn, arguments, rank, world, env, group, reuse = order
