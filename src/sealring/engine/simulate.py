@@ -102,7 +102,7 @@ def simulate(
                 for _, sent in plans
             ]
         )
-    dependents = [_dependents(program) for program in programs]
+    dependents = [program.dependents() for program in programs]
 
     waits: list[int] = []
     for program in programs:
@@ -218,11 +218,3 @@ def _plan(
             work += size * costs.reduce
         return work, []
     return size * (costs.copy if step.action is Action.COPY else costs.reduce), []
-
-
-def _dependents(program: Program) -> list[list[int]]:
-    dependents: list[list[int]] = [[] for _ in program.steps]
-    for index, step in enumerate(program.steps):
-        for earlier in step.after:
-            dependents[earlier].append(index)
-    return dependents

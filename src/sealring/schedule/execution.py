@@ -65,7 +65,7 @@ class Execution:
         self._segments = segments or [[1] * len(program.steps) for program in programs]
         self._link_records = link_records
         self._shuffle = shuffle
-        self._dependents = [_dependents(program) for program in programs]
+        self._dependents = [program.dependents() for program in programs]
         self._waits: dict[tuple[int, int], list[int]] = {}
         self._undone: dict[tuple[int, int], int] = {}
         self._opened = [0] * len(programs)
@@ -212,14 +212,6 @@ class Execution:
             yield f"rank {turn.rank} waits in step {turn.step} for {wanted}, {in_front}"
         for turn in sorted(self._records_outside):
             yield f"rank {turn.rank} waits in step {turn.step} for room on a link"
-
-
-def _dependents(program: Program) -> list[list[int]]:
-    dependents: list[list[int]] = [[] for _ in program.steps]
-    for index, step in enumerate(program.steps):
-        for earlier in step.after:
-            dependents[earlier].append(index)
-    return dependents
 
 
 def _describe(sender: int, record: Record) -> str:

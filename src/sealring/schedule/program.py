@@ -99,6 +99,14 @@ class Program:
     """For each scratch slot the provided slot whose length it takes."""
     steps: tuple[Step, ...]
 
+    def dependents(self) -> list[list[int]]:
+        """By step: the later steps that wait for it."""
+        dependents: list[list[int]] = [[] for _ in self.steps]
+        for index, step in enumerate(self.steps):
+            for earlier in step.after:
+                dependents[earlier].append(index)
+        return dependents
+
     def sealed_bytes(self, slot_bytes: Sequence[int]) -> int:
         """What this rank seals, with provided slots of these lengths."""
         lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
