@@ -203,10 +203,10 @@ NB_MODULE(_native, m) {
           [](Engine& self, const Program& program,
              const std::vector<std::pair<uintptr_t, size_t>>& slots, uint64_t number,
              std::optional<uint64_t> total, uint32_t root, uint8_t dtype, uint8_t reduction, double factor, size_t segment_bytes,
-             double timeout_s, std::optional<uint64_t> ready) -> nb::object {
+             double timeout_s, std::optional<uint64_t> ready, bool wired) -> nb::object {
             Call call{&program, {}, number, total, root, static_cast<DType>(dtype),
                       static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s,
-                      ready.has_value(), ready.value_or(0)};
+                      ready.has_value(), ready.value_or(0), wired};
             for (const auto& [address, bytes] : slots) {
               call.slots.push_back({reinterpret_cast<uint8_t*>(address), bytes});
             }
@@ -225,7 +225,7 @@ NB_MODULE(_native, m) {
             return nb::none();
           },
           "program"_a, "slots"_a, "number"_a, "total"_a.none(), "root"_a, "dtype"_a, "reduction"_a, "factor"_a,
-          "segment_bytes"_a, "timeout_s"_a, "ready"_a.none() = nb::none())
+          "segment_bytes"_a, "timeout_s"_a, "ready"_a.none() = nb::none(), "wired"_a = false)
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)
       .def(

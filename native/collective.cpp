@@ -20,7 +20,7 @@ constexpr uint64_t kForwardBudget = 8u << 20;
 }  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
-                       Device* device, Stats& stats, Patience& patience, const History& history,
+                       Device* device, Wires* wires, Stats& stats, Patience& patience, const History& history,
                        const std::atomic<bool>& interrupted)
     : call_(call),
       program_(*call.program),
@@ -28,25 +28,30 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
       keyring_(keyring),
       pool_(pool),
       device_(device),
+      wires_(wires),
       stats_(stats),
       patience_(patience),
       history_(history),
       interrupted_(interrupted),
       reduce_(reduce_function(call.dtype, call.reduction)),
+      records_per_segment_(device == nullptr ? 1 : records_in_run(call.segment_bytes)),
       owed_(links.size(), 0) {
   full_segments_ = program_.steps.empty() ? 1 : UINT64_MAX;
   for (size_t step = 0; step < program_.steps.size(); ++step) {
     const uint64_t segments = segments_of(static_cast<int>(step));
     segments_ = std::max(segments_, segments);
     full_segments_ = std::min(full_segments_, segments);
-    if (receives(program_.steps[step].action)) owed_[program_.steps[step].peers[0]] += segments;
+    const Step& each = program_.steps[step];
+    if (receives(each.action)) owed_[each.peers[0]] += segments;
+    if (wires != nullptr && !receives(each.action)) borrowers_.insert(each.peers.begin(), each.peers.end());
   }
-  if (segments_ > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
+  if (number_of(segments_) > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
   // From the world, not from this rank's own steps: a rank with a smaller window than its peer's
   // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
   const uint64_t forwarded = call.segment_bytes * std::max(program_.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
-  window_.resize(std::min({device != nullptr ? kDeviceWindow : kWindow, segments_, affordable}));
+  window_.resize(std::min({device != nullptr ? kDeviceWindow : kWindow, segments_,
+                           wires != nullptr ? wires->window(program_.world) : affordable}));
   stats.scratch_bytes = std::max<uint64_t>(
       stats.scratch_bytes, window_.size() * program_.scratch.size() * call.segment_bytes);
   if (device != nullptr) {
@@ -75,7 +80,9 @@ void Collective::run() {
     moved |= flush_all();
     moved |= receive_all();
     if (device_ != nullptr) moved |= settle();
-    if (finished_ == segments_ && given_.empty() && !flush_all()) {
+    // What a peer may still fetch must not be written again, nor given back.
+    const bool kept = wires_ != nullptr && wires_->lends();
+    if (finished_ == segments_ && given_.empty() && !kept && !flush_all()) {
       const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
         return !link || (link->idle() && !link->broken());
       });
@@ -173,10 +180,9 @@ uint64_t Collective::total_of(int slot) const { return call_.total.value_or(slot
 bool Collective::run_tasks() {
   const auto runnable = [this](const Task& task) {
     const std::vector<int>& peers = program_.steps[task.step].peers;
-    if (device_ != nullptr && !peers.empty() && !device_->has_room()) return false;
-    return std::all_of(peers.begin(), peers.end(), [this](int peer) {
-      return device_ != nullptr ? links_[peer]->has_room_for_device() : links_[peer]->has_room();
-    });
+    if (device_ != nullptr) return device_has_room(peers);
+    return std::all_of(peers.begin(), peers.end(),
+                       [this](int peer) { return links_[peer]->has_room(); });
   };
   const auto found = std::find_if(tasks_.begin(), tasks_.end(), runnable);
   if (found == tasks_.end()) return false;
@@ -226,14 +232,14 @@ void Collective::compute(Segment& segment, const Step& step) {
 
 Header Collective::new_header(const Segment& segment, const Step& step) const {
   Header header;
-  header.length = static_cast<uint32_t>(length(segment, step.slot));
+  header.length = static_cast<uint32_t>(first_length(segment, step.slot));
   header.collective = call_.number;
   header.operation = program_.operation;
   header.dtype = static_cast<uint8_t>(call_.dtype);
   header.reduction = static_cast<uint8_t>(call_.reduction);
   header.algorithm = program_.algorithm;
   header.message = step.message;
-  header.segment = static_cast<uint32_t>(segment.number);
+  header.segment = static_cast<uint32_t>(number_of(segment.number));
   header.root = call_.root;
   header.total = total_of(step.slot);
   return header;
@@ -244,8 +250,8 @@ void Collective::seal(Segment& segment, const Step& step) {
   Header header = new_header(segment, step);
   const uint8_t* plain = at(segment, step.slot);
   ++stats_.sealed_records;
-  stats_.sealed_bytes += header.length;
-  if (device_ != nullptr) return seal_on_device(header, plain, step);
+  stats_.sealed_bytes += length(segment, step.slot);
+  if (device_ != nullptr) return seal_on_device(header, segment, plain, step);
   if (step.action == Action::send) {
     header.kind = Kind::pair;
     links_[step.peers[0]]->send(header, plain);
@@ -298,6 +304,9 @@ bool Collective::receive_all() {
   for (int peer : program_.sources) {
     if (owed_[peer] != 0) moved |= receive(*links_[peer]);
   }
+  for (int peer : borrowers_) {
+    if (owed_[peer] == 0 && wires_->lent_to(peer)) moved |= receive(*links_[peer]);
+  }
   return moved;
 }
 
@@ -336,6 +345,9 @@ bool Collective::receive(Link& link) {
     case Kind::status:
       hear_status(link);
       return true;
+    case Kind::fetched:
+      hear_fetched(link);
+      return true;
     case Kind::announce:
     case Kind::accept:
     case Kind::data:
@@ -352,19 +364,20 @@ bool Collective::take_data(Link& link) {
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);
   if (index < 0 || !same_call(header, total_of(program_.steps[index].slot))) require_same(link);
-  if (index >= 0 && header.segment >= opened_ && header.segment < segments_of(index)) return false;
-  Segment& segment = window_[header.segment % window_.size()];
-  if (index < 0 || header.segment >= segments_of(index)) {
+  const uint64_t number = header.segment / records_per_segment_;
+  if (index >= 0 && number >= opened_ && number < segments_of(index)) return false;
+  Segment& segment = window_[number % window_.size()];
+  if (index < 0 || number >= segments_of(index)) {
     throw Failure(FailureCode::out_of_step, link.peer,
                   "rank " + std::to_string(link.peer) + " sent a record of rank " +
                       std::to_string(header.sender) + " that has no place in rank " +
                       std::to_string(keyring_.rank) + "'s program: they disagree on the way it takes");
   }
-  if (segment.number != header.segment || segment.done[index]) {
+  if (segment.number != number || segment.done[index]) {
     throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");
   }
   const Step& step = program_.steps[index];
-  if (header.length != length(segment, step.slot)) {
+  if (header.length != first_length(segment, step.slot) || header.segment != number_of(number)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer cuts the tensor differently");
   }
   if (segment.waits[index] != 0) return false;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "buffers.hpp"
@@ -16,6 +17,7 @@
 #include "program.hpp"
 #include "reduce.hpp"
 #include "waiting.hpp"
+#include "wires.hpp"
 
 namespace sealring {
 
@@ -41,6 +43,8 @@ struct Call {
   // The slots are in a device's memory; nothing there is touched before `ready`, an event of its.
   bool on_device = false;
   uint64_t ready = 0;
+  // Its records go by way of the wires. All ranks must say the same, and none pass records on.
+  bool wired = false;
   // Asked now and then while waiting: true if the caller wants to be gone (a signal came).
   std::function<bool()> wants_out = [] { return false; };
 };
@@ -72,7 +76,7 @@ class Collective {
  public:
   // Without a device the slots are in this process's own memory.
   Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Device* device,
-             Stats& stats, Patience& patience, const History& history,
+             Wires* wires, Stats& stats, Patience& patience, const History& history,
              const std::atomic<bool>& interrupted);
   ~Collective();
 
@@ -117,8 +121,11 @@ class Collective {
   // With a device (collective_on_device.cpp).
   uint64_t queue_of(uint64_t segment) const { return segment % window_.size(); }
   void compute_on_device(Segment& segment, const Step& step);
-  void seal_on_device(Header& header, const uint8_t* plain, const Step& step);
+  bool device_has_room(const std::vector<int>& peers) const;
+  void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain, const Step& step);
   bool open_on_device(Link& link, Segment& segment, int index);
+  void hear_fetched(Link& link);
+  void tell_fetched(Link& link);
   bool settle();
   void watch_device();
   void require_same_place(const Link& link) const;
@@ -136,6 +143,11 @@ class Collective {
   uint64_t segments_of(int step) const;
   size_t length(const Segment& segment, int slot) const;
   uint64_t total_of(int slot) const;
+  size_t first_length(const Segment& segment, int slot) const {
+    return std::min(length(segment, slot), device_ == nullptr ? SIZE_MAX : kGpuPayload);
+  }
+  // A device may seal a segment as a run of records. Their headers count on from the first one's.
+  uint64_t number_of(uint64_t segment) const { return segment * records_per_segment_; }
   bool same_call(const Header& header, uint64_t total) const;
   void require_same(const Link& link) const;
   Header new_header(const Segment& segment, const Step& step) const;
@@ -146,12 +158,14 @@ class Collective {
   Keyring& keyring_;
   BufferPool& pool_;
   Device* const device_;
+  Wires* const wires_;
   Stats& stats_;
   Patience& patience_;
   const History& history_;
   const std::atomic<bool>& interrupted_;
   const ReduceFn reduce_;
 
+  const uint64_t records_per_segment_;
   uint64_t segments_ = 1;       // of the longest slot that a step uses
   uint64_t full_segments_ = 0;  // how many of them have every step
   uint64_t opened_ = 0;    // segments started
@@ -160,6 +174,7 @@ class Collective {
   std::vector<Segment> window_;
   std::deque<Task> tasks_;
   std::vector<uint64_t> owed_;  // records still to come, by rank
+  std::set<int> borrowers_;     // ranks that fetch records from our area
   std::deque<Given> given_;
   bool told_status_ = false;
   BufferRef plain_;             // where a record is opened whose ciphertext goes on

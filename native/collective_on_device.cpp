@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
 namespace sealring {
@@ -48,22 +49,42 @@ void Collective::compute_on_device(Segment& segment, const Step& step) {
   }
 }
 
-void Collective::seal_on_device(Header& header, const uint8_t* plain, const Step& step) {
+bool Collective::device_has_room(const std::vector<int>& peers) const {
+  if (peers.empty()) return true;
+  if (!device_->has_room()) return false;
+  if (wires_ != nullptr) return wires_->has_room();
+  return std::all_of(peers.begin(), peers.end(),
+                     [this](int peer) { return links_[peer]->has_room_for_device(); });
+}
+
+void Collective::seal_on_device(Header& header, const Segment& segment, const uint8_t* plain,
+                                const Step& step) {
   const bool alone = step.action == Action::send;
   SealingKey& key = alone ? links_[step.peers[0]]->gpu_send_key() : *keyring_.own_group_gpu;
   header.kind = alone ? Kind::pair : Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = alone ? static_cast<uint32_t>(step.peers[0]) : kEveryone;
-  header.lane = kGpuLane;
-  const SealingKey::Place place = key.advance(header.length);
+  const size_t bytes = length(segment, step.slot);
+  const SealingKey::Place place = key.advance(bytes, records_in_run(bytes));
   header.generation = place.generation;
   header.count = place.count;
+  BufferRef record = pool_.take();  // what will leave over the links
+  Device::Area area{record->record};
+  if (wires_ == nullptr) {
+    header.lane = kGpuLane;
+    record->size = kRecordOverhead + bytes;
+  } else {
+    const uint32_t slot = wires_->lend(step.peers);
+    header.lane = kWireLane + slot;
+    area = wires_->own_slot(slot);
+    record->size = kSealedHeaderBytes;
+    seal_header(key, keyring_.context, header, record->record);
+  }
   std::array<uint8_t, kHeaderBytes> encoded;
   header.encode(encoded.data());
-  BufferRef record = pool_.take();
-  record->size = kRecordOverhead + header.length;
-  const Device::Ticket ticket = device_->seal(
-      queue_of(header.segment), {slot_of(*device_, key), encoded, keyring_.context, header.length, record->record}, plain);
+  const Device::Ticket ticket =
+      device_->seal(queue_of(segment.number),
+                    {slot_of(*device_, key), encoded, keyring_.context, bytes, area}, plain);
   for (int peer : step.peers) ++links_[peer]->promised;
   given_.push_back({ticket, std::move(record), -1, step.peers});
 }
@@ -77,12 +98,18 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   std::array<uint8_t, kHeaderBytes> encoded;
   header.encode(encoded.data());
   const int slot = slot_of(*device_, link.arrived_key());
+  const size_t bytes = length(segment, step.slot);
+  // The first of them has been counted.
+  link.arrived_key().expected_count += records_in_run(bytes) - 1;
   BufferRef record = link.take();
+  const Device::Area area = wires_ == nullptr
+                                ? Device::Area{record->record}
+                                : wires_->slot_of(link.peer, header.lane - kWireLane);
   const Device::Ticket ticket =
-      device_->open(queue_of(segment.number), {slot, encoded, keyring_.context, header.length, record->record},
+      device_->open(queue_of(segment.number), {slot, encoded, keyring_.context, bytes, area},
                     at(segment, step.slot), step.action == Action::receive_reduce);
   ++stats_.opened_records;
-  stats_.opened_bytes += header.length;
+  stats_.opened_bytes += bytes;
   if (--owed_[link.peer] == 0) link.expecting = false;
   // It goes on when it has proved authentic.
   Given given{ticket, std::move(record), link.peer, {}};
@@ -111,6 +138,7 @@ bool Collective::settle() {
       if (given.sender < 0) --links_[peer]->promised;
       links_[peer]->enqueue(given.record);
     }
+    if (wires_ != nullptr && given.sender >= 0) tell_fetched(*links_[given.sender]);
     given_.pop_front();
     moved = true;
   }
@@ -125,10 +153,31 @@ void Collective::watch_device() {
   ::usleep(kGlanceUs);
 }
 
+void Collective::tell_fetched(Link& link) {
+  Header header;
+  header.kind = Kind::fetched;
+  header.total = wires_->fetched(link.peer);
+  link.send(header, nullptr);
+}
+
+void Collective::hear_fetched(Link& link) {
+  link.open(link.arrived_payload());
+  if (wires_ == nullptr || !wires_->returned(link.peer, link.header().total)) {
+    throw Failure(FailureCode::out_of_step, link.peer,
+                  "the peer says that it fetched records which it was not lent");
+  }
+  link.take();
+}
+
 void Collective::require_same_place(const Link& link) const {
   const Header& header = link.header();
   if (header.collective != call_.number) return;
-  const bool theirs_on_gpu = header.lane == kGpuLane;
+  const bool theirs_on_gpu = header.lane != kCpuLane;
+  if (theirs_on_gpu && device_ != nullptr && (header.lane != kGpuLane) != (wires_ != nullptr)) {
+    throw Failure(FailureCode::out_of_step, link.peer,
+                  "rank " + std::to_string(header.sender) +
+                      " takes another way for what its GPU sealed than this rank: they disagree on it");
+  }
   if (theirs_on_gpu == (device_ != nullptr)) return;
   const auto place = [](bool on_gpu) { return on_gpu ? "a GPU" : "the CPU"; };
   throw Failure(FailureCode::out_of_step, link.peer,

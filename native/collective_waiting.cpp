@@ -148,7 +148,9 @@ void Collective::give_up() {
   }
   if (blamed < 0) {
     what = "the peer takes nothing";
-    blame([](const Link& link) { return !link.idle(); });
+    blame([this](const Link& link) {
+      return !link.idle() || (wires_ != nullptr && wires_->lent_to(link.peer));
+    });
   }
   throw Failure(FailureCode::peer_silent, blamed,
                 std::string(what) + " for " + std::to_string(call_.timeout_s) + " s");

@@ -13,6 +13,9 @@ constexpr uint32_t kThreads = 128;
 // A record is shared out between so many blocks of threads that each has about this much: one
 // record must not take long, for there are not many at a time.
 constexpr size_t kPartBytes = 32u << 10;
+// CUDA shares whole blocks of this size with other processes: what is shared must fill its own, or
+// they would see what else lies there.
+constexpr size_t kSharedBlock = 2u << 20;
 constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capability 9.0 can launch
 constexpr uint64_t kNothingFailed = ~0ull;
 constexpr uint32_t kPlainThreads = 256, kPlainBlocks = 1024;
@@ -38,7 +41,7 @@ static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240);
 
 cuda::Pointer address(const void* memory) { return reinterpret_cast<cuda::Pointer>(memory); }
 
-size_t berth_bytes() { return (kRecordOverhead + kGpuPayload + 255) / 256 * 256; }
+size_t berth_bytes(size_t payload) { return (sealed_run_bytes(payload) + 255) / 256 * 256; }
 
 }  // namespace
 
@@ -72,10 +75,10 @@ CudaDevice::CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open)
     for (cuda::Handle& stream : compute_) create(stream);
     create(in_), create(out_);
     for (Berth& berth : berths_) {
-      check(cuda_.allocate(&berth.record, berth_bytes()), "cuMemAlloc");
       check(cuda_.create_event(&berth.copied, cuda::kDisableTiming), "cuEventCreate");
       check(cuda_.create_event(&berth.computed, cuda::kDisableTiming), "cuEventCreate");
     }
+    allocate_berths(kGpuPayload);
     check(cuda_.allocate(&keys_, static_cast<size_t>(key_slots_) * kKeyBytes), "cuMemAlloc");
     verdicts_ = reinterpret_cast<uint64_t*>(take_host_memory(kRoom * sizeof(uint64_t)));
   } catch (...) {
@@ -97,12 +100,16 @@ void CudaDevice::release() noexcept {
     cuda_.release(keys_);
   }
   for (Berth& berth : berths_) {
-    if (berth.record != 0) cuda_.release(berth.record);
     for (cuda::Handle event : {berth.copied, berth.computed}) {
       if (event != nullptr) cuda_.destroy_event(event);
     }
   }
-  if (scratch_ != 0) cuda_.release(scratch_);
+  for (cuda::Pointer area : reached_) cuda_.close_shared(area);
+  for (uint8_t* memory : registered_) cuda_.unregister_host(memory);
+  for (cuda::Pointer area : {scratch_, berth_memory_}) {
+    if (area != 0) cuda_.release(area);
+  }
+  for (cuda::Pointer area : shared_) cuda_.release(area);
   if (verdicts_ != nullptr) cuda_.release_host(verdicts_);
   for (cuda::Handle stream : compute_) {
     if (stream != nullptr) cuda_.destroy_stream(stream);
@@ -137,6 +144,51 @@ uint8_t* CudaDevice::take_host_memory(size_t bytes) {
 void CudaDevice::give_host_memory(uint8_t* memory) {
   cuda_.set_current(context_);
   cuda_.release_host(memory);
+}
+
+// ---- wires -------------------------------------------------------------------------------------
+
+Device::Area CudaDevice::share(size_t bytes, std::vector<uint8_t>& handle) {
+  make_current();
+  cuda::Pointer memory = 0;
+  check(cuda_.allocate(&memory, (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock),
+        "cuMemAlloc");
+  shared_.push_back(memory);
+  cuda::IpcHandle found{};
+  check(cuda_.share(&found, memory), "cuIpcGetMemHandle");
+  handle.assign(found.bytes, found.bytes + sizeof found.bytes);
+  return {reinterpret_cast<uint8_t*>(memory), true};
+}
+
+Device::Area CudaDevice::reach(std::span<const uint8_t> handle) {
+  make_current();
+  cuda::IpcHandle wanted{};
+  if (handle.size() != sizeof wanted.bytes) throw std::runtime_error("no handle of CUDA's");
+  std::memcpy(wanted.bytes, handle.data(), handle.size());
+  cuda::Pointer memory = 0;
+  check(cuda_.open_shared(&memory, wanted, cuda::kLazyPeerAccess), "cuIpcOpenMemHandle");
+  reached_.push_back(memory);
+  return {reinterpret_cast<uint8_t*>(memory), true};
+}
+
+Device::Area CudaDevice::reach_host(uint8_t* memory, size_t bytes) {
+  make_current();
+  check(cuda_.register_host(memory, bytes, cuda::kPortable), "cuMemHostRegister");
+  registered_.push_back(memory);
+  return {memory};
+}
+
+// Nothing is under way between two collectives.
+void CudaDevice::make_room(size_t payload) {
+  make_current();
+  check(cuda_.release(berth_memory_), "cuMemFree");
+  berth_memory_ = 0;
+  allocate_berths(payload);
+}
+
+void CudaDevice::allocate_berths(size_t payload) {
+  check(cuda_.allocate(&berth_memory_, kRoom * berth_bytes(payload)), "cuMemAlloc");
+  for (size_t i = 0; i < kRoom; ++i) berths_[i].record = berth_memory_ + i * berth_bytes(payload);
 }
 
 // ---- keys --------------------------------------------------------------------------------------
@@ -200,27 +252,32 @@ CudaDevice::Berth& CudaDevice::next_berth() {
 Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint8_t* plain) {
   Berth& berth = next_berth();
   const cuda::Handle stream = stream_of(queue);
-  // Its last user is settled, so the berth is free.
-  run_kernel(stream, seal_, record, berth, false, plain, nullptr);
+  // Its last user is settled, so the berth is free. In a device's memory a run may be put together
+  // in place, though others can write there: a seal reads back nothing of what it wrote.
+  const cuda::Pointer sealed = record.area.on_device ? address(record.area.at) : berth.record;
+  run_kernel(stream, seal_, record, sealed, false, plain, nullptr);
   check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
+  berth.opens = false;
+  berth.done = berth.computed;
+  if (record.area.on_device) return begun_++;
   check(cuda_.wait_event(out_, berth.computed, 0), "cuStreamWaitEvent");
-  check(cuda_.to_host(record.at, berth.record, kRecordOverhead + record.length, out_),
+  check(cuda_.to_host(record.area.at, berth.record, sealed_run_bytes(record.length), out_),
         "cuMemcpyDtoHAsync");
   check(cuda_.record_event(berth.copied, out_), "cuEventRecord");
   berth.done = berth.copied;
-  berth.opens = false;
   return begun_++;
 }
 
 Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) {
   Berth& berth = next_berth();
-  check(cuda_.to_device(berth.record, record.at, kRecordOverhead + record.length, in_),
-        "cuMemcpyHtoDAsync");
+  // Read once, into memory that nobody else can write; what is checked there is what is used.
+  check(cuda_.copy(berth.record, address(record.area.at), sealed_run_bytes(record.length), in_),
+        "cuMemcpyAsync");
   check(cuda_.record_event(berth.copied, in_), "cuEventRecord");
   const cuda::Handle stream = stream_of(queue);
   check(cuda_.wait_event(stream, berth.copied, 0), "cuStreamWaitEvent");
   verdicts_[begun_ % kRoom] = kNothingFailed;
-  run_kernel(stream, reduces ? reduction().open_reduce : open_, record, berth, true,
+  run_kernel(stream, reduces ? reduction().open_reduce : open_, record, berth.record, true,
              reduces ? into : nullptr, into);
   check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
   berth.done = berth.computed;
@@ -241,10 +298,11 @@ Device::State CudaDevice::settle(Ticket ticket) {
 }
 
 void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
-                            const Berth& berth, bool opens, const uint8_t* local, uint8_t* result) {
+                            cuda::Pointer sealed, bool opens, const uint8_t* local,
+                            uint8_t* result) {
   Launch launch{};
   Wire& wire = opens ? launch.in : launch.out;
-  wire.records = berth.record;
+  wire.records = sealed;
   wire.key = keys_ + static_cast<size_t>(record.key) * kKeyBytes;
   std::memcpy(wire.header, record.header.data(), kHeaderBytes);
   std::memcpy(launch.context, record.context.data(), kContextBytes);
@@ -254,11 +312,13 @@ void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record
   launch.failed = address(&verdicts_[begun_ % kRoom]);
   launch.record_bytes = static_cast<uint32_t>(kGpuPayload);
   launch.one = 1;
+  const size_t longest = std::min(record.length, kGpuPayload);
   const uint32_t parts = static_cast<uint32_t>(
-      std::clamp<size_t>((record.length + kPartBytes - 1) / kPartBytes, 1, kMaxParts));
-  const size_t part_blocks = (record.length / 64 + parts - 1) / parts;
+      std::clamp<size_t>((longest + kPartBytes - 1) / kPartBytes, 1, kMaxParts));
+  const uint32_t records = static_cast<uint32_t>(records_in_run(record.length));
+  const size_t part_blocks = (longest / 64 + parts - 1) / parts;
   while ((size_t{kThreads} << launch.log_turns) < part_blocks) ++launch.log_turns;
-  cuda_launch(function, parts, kThreads, parts, &launch, reinterpret_cast<uint64_t>(stream));
+  cuda_launch(function, records * parts, kThreads, parts, &launch, reinterpret_cast<uint64_t>(stream));
 }
 
 // ---- what a program computes by itself ---------------------------------------------------------

@@ -33,6 +33,10 @@ class CudaDevice : public Device {
 
   uint8_t* take_host_memory(size_t bytes) override;
   void give_host_memory(uint8_t* memory) override;
+  Area share(size_t bytes, std::vector<uint8_t>& handle) override;
+  Area reach(std::span<const uint8_t> handle) override;
+  Area reach_host(uint8_t* memory, size_t bytes) override;
+  void make_room(size_t payload) override;
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override;
@@ -53,7 +57,7 @@ class CudaDevice : public Device {
   static constexpr uint64_t kRoom = 32;
   static constexpr size_t kStreams = 8;
 
-  // A record's place in device memory, while a ticket is not settled.
+  // A run's place in this device's own memory, while a ticket is not settled.
   struct Berth {
     cuda::Pointer record = 0;
     cuda::Handle copied = nullptr;    // it has been copied in or out
@@ -62,10 +66,11 @@ class CudaDevice : public Device {
     bool opens = false;
   };
 
+  void allocate_berths(size_t payload);
   Berth& next_berth();
   cuda::Handle stream_of(uint64_t queue) const { return compute_[queue % kStreams]; }
-  void run_kernel(cuda::Handle stream, uint64_t function, const Record& record, const Berth& berth,
-                  bool opens, const uint8_t* local, uint8_t* result);
+  void run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
+                  cuda::Pointer sealed, bool opens, const uint8_t* local, uint8_t* result);
   void run_plain(cuda::Handle stream, uint64_t function, void** arguments, size_t bytes);
   void make_current() const;
   void release() noexcept;
@@ -80,7 +85,10 @@ class CudaDevice : public Device {
   mutable std::mutex adding_;  // reductions are added while collectives run
   std::map<std::pair<DType, ReduceKind>, Reduction> reductions_;
   Setting setting_{};
+  cuda::Pointer berth_memory_ = 0;
   std::array<Berth, kRoom> berths_;
+  std::vector<cuda::Pointer> shared_, reached_;  // ours, that peers can read, and theirs
+  std::vector<uint8_t*> registered_;
   uint64_t* verdicts_ = nullptr;  // by berth, in host memory: kernels write there what was bad
   cuda::Pointer keys_ = 0;
   int key_slots_ = 0, key_count_ = 0;

@@ -38,6 +38,12 @@ Driver load() {
   find(out.to_device, "cuMemcpyHtoDAsync_v2");
   find(out.to_host, "cuMemcpyDtoHAsync_v2");
   find(out.on_device, "cuMemcpyDtoDAsync_v2");
+  find(out.copy, "cuMemcpyAsync");
+  find(out.register_host, "cuMemHostRegister_v2");
+  find(out.unregister_host, "cuMemHostUnregister");
+  find(out.share, "cuIpcGetMemHandle");
+  find(out.open_shared, "cuIpcOpenMemHandle_v2");
+  find(out.close_shared, "cuIpcCloseMemHandle");
   find(out.fill, "cuMemsetD8Async");
   find(out.launch, "cuLaunchKernelEx");
   check(out.init(0), "cuInit");

@@ -15,6 +15,7 @@ constexpr Result kSuccess = 0, kNotReady = 600;
 constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
 constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1;       // CU_MEMHOSTALLOC_PORTABLE
+constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kClusterDimension = 4;    // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 struct alignas(8) LaunchAttribute {
@@ -35,6 +36,10 @@ struct LaunchConfig {
   Handle stream;
   LaunchAttribute* attributes;
   unsigned attribute_count;
+};
+
+struct IpcHandle {
+  char bytes[64];
 };
 
 struct Driver {
@@ -58,6 +63,12 @@ struct Driver {
   Result (*to_device)(Pointer, const void*, size_t, Handle);
   Result (*to_host)(void*, Pointer, size_t, Handle);
   Result (*on_device)(Pointer, Pointer, size_t, Handle);
+  Result (*copy)(Pointer, Pointer, size_t, Handle);
+  Result (*register_host)(void*, size_t, unsigned);
+  Result (*unregister_host)(void*);
+  Result (*share)(IpcHandle*, Pointer);
+  Result (*open_shared)(Pointer*, IpcHandle, unsigned);
+  Result (*close_shared)(Pointer);
   Result (*fill)(Pointer, unsigned char, size_t, Handle);
   Result (*launch)(const LaunchConfig*, Handle, void**, void**);
 };

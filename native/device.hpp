@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "keys.hpp"
 #include "reduce.hpp"
@@ -31,13 +32,20 @@ class Device {
     size_t scratch_bytes;
   };
 
-  // A record: what its header must be, and where the record lies, or is to lie, in host memory.
+  // Where records lie, or are to lie: in host memory that the device reaches by itself, or in a
+  // device's, this one's or a peer's.
+  struct Area {
+    uint8_t* at = nullptr;
+    bool on_device = false;
+  };
+
+  // A run of records, mostly of one: what the first one's header must be, and where they lie.
   struct Record {
     int key;
     std::span<const uint8_t> header;   // 64 bytes
     std::span<const uint8_t> context;  // 32 bytes
-    size_t length;                     // of the payload
-    uint8_t* at;
+    size_t length;                     // of the payload, all of it
+    Area area;
   };
 
   virtual ~Device() = default;
@@ -45,6 +53,15 @@ class Device {
   // Host memory that the device reads and writes by itself.
   virtual uint8_t* take_host_memory(size_t bytes) = 0;
   virtual void give_host_memory(uint8_t* memory) = 0;
+
+  // Memory of this device that other processes' devices can read, and the handle by which they find
+  // it; what such a handle leads to; host memory that several processes share. All lives as long as
+  // the device does.
+  virtual Area share(size_t bytes, std::vector<uint8_t>& handle) = 0;
+  virtual Area reach(std::span<const uint8_t> handle) = 0;
+  virtual Area reach_host(uint8_t* memory, size_t bytes) = 0;
+  // From now on runs of records may have so much payload.
+  virtual void make_room(size_t payload) = 0;
 
   // Keys, by slot. A key that is replaced is overwritten when all that was begun with it is done.
   virtual int add_key(const KeyBytes& key) = 0;

@@ -53,6 +53,44 @@ void Engine::attach(std::unique_ptr<Device> device) {
   gpu_pool_.take_memory_of(device_.get());
 }
 
+void Engine::offer_wires(uint32_t slots, size_t payload,
+                         const std::function<Device::Area(size_t)>& make) {
+  if (!device_) throw std::invalid_argument("there is no device attached");
+  if (slots == 0 || payload < kGpuPayload || payload % kGpuPayload != 0) {
+    throw std::invalid_argument("a slot must hold whole records");
+  }
+  auto wires = std::make_unique<Wires>(world(), slots, payload);
+  wires->own = make(Wires::area_bytes(slots, payload));
+  const std::lock_guard<std::mutex> lock(running_);
+  wires_ = std::move(wires);
+}
+
+void Engine::open_wire(int peer, Device::Area area) {
+  const std::lock_guard<std::mutex> lock(running_);
+  if (!wires_) throw std::invalid_argument("no wires were offered");
+  wires_->area_of(peer) = area;
+}
+
+Device::Area Engine::map_wire(int file, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(running_);
+  if (!device_) throw std::invalid_argument("there is no device attached");
+  mapped_.emplace_back(file, bytes);
+  return device_->reach_host(mapped_.back().data(), bytes);
+}
+
+void Engine::use_wires() {
+  const std::lock_guard<std::mutex> lock(running_);
+  if (!wires_ || failure_ || closed_) return;
+  device_->make_room(wires_->payload());
+  keyring_.wire_slots = wires_->slots();
+}
+
+void Engine::drop_wires() {
+  const std::lock_guard<std::mutex> lock(running_);
+  if (keyring_.wire_slots != 0) throw std::invalid_argument("the wires are in use");
+  wires_.reset();
+}
+
 void Engine::run(const Call& call) {
   const std::lock_guard<std::mutex> lock(running_);
   if (failure_) throw *failure_;
@@ -65,9 +103,13 @@ void Engine::run(const Call& call) {
     throw std::invalid_argument("the program needs another number of slots");
   }
   if (call.on_device && !device_) throw std::invalid_argument("there is no device attached");
-  BufferPool& pool = call.on_device ? gpu_pool_ : pool_;
-  if (call.segment_bytes == 0 || call.segment_bytes > pool.payload_bytes() ||
-      call.segment_bytes % 16 != 0) {
+  // Over a link goes what a GPU sealed, or, where that goes another way, its header alone.
+  BufferPool& pool = call.on_device && !call.wired ? gpu_pool_ : pool_;
+  if (call.wired && (!call.on_device || !wired())) {
+    throw std::invalid_argument("there are no wires in use");
+  }
+  const size_t largest = call.wired ? wires_->payload() : pool.payload_bytes();
+  if (call.segment_bytes == 0 || call.segment_bytes > largest || call.segment_bytes % 16 != 0) {
     throw std::invalid_argument("a segment must be a multiple of 16 bytes and fit into a record");
   }
   for (const Step& step : program.steps) {
@@ -100,7 +142,10 @@ void Engine::run(const Call& call) {
 void Engine::run_collective(const Call& call, BufferPool& pool) {
   Device* const device = call.on_device ? device_.get() : nullptr;
   try {
-    Collective(call, links_, keyring_, pool, device, stats_, patience_, history_, interrupted_).run();
+    Wires* const wires = call.wired ? wires_.get() : nullptr;
+    Collective(call, links_, keyring_, pool, device, wires, stats_, patience_, history_,
+               interrupted_)
+        .run();
   } catch (const Failure&) {
     throw;
   } catch (const std::exception& broken) {

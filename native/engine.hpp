@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,8 @@
 #include "collective.hpp"
 #include "device.hpp"
 #include "link.hpp"
+#include "mapped_file.hpp"
+#include "wires.hpp"
 
 namespace sealring {
 
@@ -29,6 +32,14 @@ class Engine {
   // What seals, opens and reduces the tensors that are not in the CPU's memory.
   void attach(std::unique_ptr<Device> device);
   Device* device() const { return device_.get(); }
+  // Wires between its memory and the peers' devices: offered, opened and, when all ranks have, used.
+  void offer_wires(uint32_t slots, size_t payload, const std::function<Device::Area(size_t)>& make);
+  void open_wire(int peer, Device::Area area);
+  // A file of so many bytes as host memory that the device reaches; the file stays the caller's.
+  Device::Area map_wire(int file, size_t bytes);
+  void use_wires();
+  void drop_wires();
+  bool wired() const { return keyring_.wire_slots != 0; }
   int world() const { return static_cast<int>(links_.size()); }
 
   // Runs one collective to its end. On a Failure the other ranks are told, the links closed and
@@ -62,9 +73,11 @@ class Engine {
 
   const int rank_;
   const uint64_t rekey_bytes_;
-  std::unique_ptr<Device> device_;  // first: buffers lie in its memory
+  std::vector<MappedFile> mapped_;  // first: the device has it registered
+  std::unique_ptr<Device> device_;  // then this: buffers lie in its memory
   BufferPool pool_;
   BufferPool gpu_pool_;
+  std::unique_ptr<Wires> wires_;
   Keyring keyring_;
   Links links_;
   std::mutex running_;

@@ -74,6 +74,39 @@ void bind_gpu(nb::class_<Engine>& engine) {
                                 {functions[0], functions[1], functions[2], functions[3]});
           },
           "dtype"_a, "kind"_a, "functions"_a)
+      // Wires: an area for peers to read, in the GPU's memory (with the handle that leads to it) or
+      // in a mapped file; then the peers' areas, and, when all ranks have them all, their use.
+      .def(
+          "offer_gpu_wires",
+          [](Engine& self, uint32_t slots, size_t payload) {
+            std::vector<uint8_t> handle;
+            self.offer_wires(slots, payload,
+                             [&](size_t bytes) { return self.device()->share(bytes, handle); });
+            return nb::bytes(handle.data(), handle.size());
+          },
+          "slots"_a, "payload"_a)
+      .def(
+          "open_gpu_wire",
+          [](Engine& self, int peer, const nb::bytes& handle) {
+            self.open_wire(peer, self.device()->reach({data(handle), handle.size()}));
+          },
+          "peer"_a, "handle"_a)
+      .def(
+          "offer_host_wires",
+          [](Engine& self, uint32_t slots, size_t payload, int file) {
+            self.offer_wires(slots, payload,
+                             [&](size_t bytes) { return self.map_wire(file, bytes); });
+          },
+          "slots"_a, "payload"_a, "file"_a)
+      .def(
+          "open_host_wire",
+          [](Engine& self, int peer, int file, size_t bytes) {
+            self.open_wire(peer, self.map_wire(file, bytes));
+          },
+          "peer"_a, "file"_a, "bytes"_a)
+      .def("use_wires", &Engine::use_wires)
+      .def("drop_wires", &Engine::drop_wires)
+      .def_prop_ro("wired", &Engine::wired)
       // The GPU's part played by this CPU, for tests.
       .def(
           "attach_host",
@@ -92,6 +125,10 @@ void bind_gpu(nb::class_<Engine>& engine) {
 }
 
 void bind_gpu_functions(nb::module_& m) {
+  m.def(
+      "wire_area_bytes",
+      [](uint32_t slots, size_t payload) { return Wires::area_bytes(slots, payload); }, "slots"_a,
+      "payload"_a);
   m.def(
       "cuda_launch",
       [](uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,

@@ -1,5 +1,7 @@
 #include "host_device.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -12,15 +14,24 @@ namespace {
 
 constexpr std::align_val_t kAlign{64};
 
-struct Parsed {
-  std::array<uint8_t, kHeaderBytes + kContextBytes> associated;
+// One record of a run.
+struct Part {
   Header header;
+  std::array<uint8_t, kHeaderBytes + kContextBytes> associated;
+  size_t at;       // where its payload begins in the plaintext
+  uint8_t* sealed;
 
-  explicit Parsed(const Device::Record& record) {
-    std::memcpy(associated.data(), record.header.data(), kHeaderBytes);
-    std::memcpy(associated.data() + kHeaderBytes, record.context.data(), kContextBytes);
-    if (!Header::decode(record.header.data(), header)) throw std::logic_error("no header");
+  Part(const Device::Record& run, size_t number) : at(number * kGpuPayload) {
+    if (!Header::decode(run.header.data(), header)) throw std::logic_error("no header");
+    header.length = static_cast<uint32_t>(std::min(run.length - at, kGpuPayload));
+    header.count += number;
+    header.segment += static_cast<uint32_t>(number);
+    header.encode(associated.data());
+    std::memcpy(associated.data() + kHeaderBytes, run.context.data(), kContextBytes);
+    sealed = run.area.at + number * (kGpuPayload + kRecordOverhead);
   }
+  uint8_t* payload() const { return sealed + kSealedHeaderBytes; }
+  uint8_t* tag() const { return payload() + header.length; }
   Nonce nonce(uint32_t lane_bit) const { return make_nonce(header.lane | lane_bit, header.count); }
 };
 
@@ -30,6 +41,21 @@ uint8_t* HostDevice::take_host_memory(size_t bytes) {
   return static_cast<uint8_t*>(operator new(bytes, kAlign));
 }
 void HostDevice::give_host_memory(uint8_t* memory) { operator delete(memory, kAlign); }
+
+Device::Area HostDevice::share(size_t bytes, std::vector<uint8_t>& handle) {
+  shared_.push_back(std::make_unique<uint8_t[]>(bytes));
+  uint8_t* const at = shared_.back().get();
+  handle.resize(sizeof at);
+  std::memcpy(handle.data(), &at, sizeof at);
+  return {at, true};
+}
+
+Device::Area HostDevice::reach(std::span<const uint8_t> handle) {
+  uint8_t* at = nullptr;
+  if (handle.size() < sizeof at) throw std::runtime_error("no such memory");
+  std::memcpy(&at, handle.data(), sizeof at);
+  return {at, true};
+}
 
 int HostDevice::add_key(const KeyBytes& key) {
   keys_.push_back(key);
@@ -51,28 +77,39 @@ Device::Ticket HostDevice::give(const char* what, size_t bytes, State outcome) {
 }
 
 Device::Ticket HostDevice::seal(uint64_t, const Record& record, const uint8_t* plain) {
-  const Parsed parsed(record);
   const KeyBytes& key = keys_.at(record.key);
-  std::memcpy(record.at, record.header.data(), kHeaderBytes);
-  gpu_seal(key, parsed.nonce(kHeaderLane), parsed.associated, nullptr, 0, nullptr,
-           record.at + kHeaderBytes);
-  uint8_t* const payload = record.at + kSealedHeaderBytes;
-  gpu_seal(key, parsed.nonce(0), parsed.associated, plain, record.length, payload,
-           payload + record.length);
+  for (size_t number = 0; number < records_in_run(record.length); ++number) {
+    const Part part(record, number);
+    std::memcpy(part.sealed, part.associated.data(), kHeaderBytes);
+    gpu_seal(key, part.nonce(kHeaderLane), part.associated, nullptr, 0, nullptr,
+             part.sealed + kHeaderBytes);
+    gpu_seal(key, part.nonce(0), part.associated, plain + part.at, part.header.length,
+             part.payload(), part.tag());
+  }
   return give("seal", record.length, State::done);
 }
 
-Device::Ticket HostDevice::open(uint64_t, const Record& record, uint8_t* into, bool reduces) {
-  const Parsed parsed(record);
+bool HostDevice::open_run(const Record& record, std::vector<uint8_t>& plain) const {
   const KeyBytes& key = keys_.at(record.key);
-  const uint8_t* const payload = record.at + kSealedHeaderBytes;
+  // Read once: a peer can write there.
+  std::vector<uint8_t> own(record.area.at, record.area.at + sealed_run_bytes(record.length));
+  Record copied = record;
+  copied.area = {own.data()};
+  for (size_t number = 0; number < records_in_run(record.length); ++number) {
+    const Part part(copied, number);
+    const bool good = std::memcmp(part.sealed, part.associated.data(), kHeaderBytes) == 0 &&
+                      gpu_open(key, part.nonce(kHeaderLane), part.associated, nullptr, 0,
+                               part.sealed + kHeaderBytes, nullptr) &&
+                      gpu_open(key, part.nonce(0), part.associated, part.payload(),
+                               part.header.length, part.tag(), plain.data() + part.at);
+    if (!good) return false;
+  }
+  return true;
+}
+
+Device::Ticket HostDevice::open(uint64_t, const Record& record, uint8_t* into, bool reduces) {
   std::vector<uint8_t> plain(record.length);
-  const bool good =
-      std::memcmp(record.at, record.header.data(), kHeaderBytes) == 0 &&
-      gpu_open(key, parsed.nonce(kHeaderLane), parsed.associated, nullptr, 0,
-               record.at + kHeaderBytes, nullptr) &&
-      gpu_open(key, parsed.nonce(0), parsed.associated, payload, record.length,
-               payload + record.length, plain.data());
+  const bool good = open_run(record, plain);
   if (good && reduces) {
     reduce_function(setting_.dtype, setting_.reduction)(into, plain.data(), record.length);
   } else if (good && record.length != 0) {

@@ -113,10 +113,10 @@ SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes, Suite suite)
       aead_(key, Aead::Direction::seal, suite),
       rekey_bytes_(rekey_bytes) {}
 
-SealingKey::Place SealingKey::advance(size_t bytes) {
+SealingKey::Place SealingKey::advance(size_t bytes, size_t records) {
   // A record longer than the limit still goes out under a key of its own.
   // An empty record counts too: its tags are made with the key.
-  bytes += kTagBytes;
+  bytes += records * kTagBytes;
   if (sealed_bytes_ != 0 && sealed_bytes_ + bytes > rekey_bytes_) {
     key_ = ratchet(key_);
     aead_ = Aead(key_, Aead::Direction::seal, suite_);
@@ -124,7 +124,9 @@ SealingKey::Place SealingKey::advance(size_t bytes) {
     ++generation_;
   }
   sealed_bytes_ += bytes;
-  return {generation_, count_++};
+  const uint64_t first = count_;
+  count_ += records;
+  return {generation_, first};
 }
 
 OpeningKey::OpeningKey(const KeyBytes& key, Suite suite)

@@ -72,9 +72,9 @@ class SealingKey {
     uint32_t generation;
     uint64_t count;
   };
-  // Reserves the place of the next record. The count goes on across ratchets, so that a nonce
-  // would not repeat even under a key that did.
-  Place advance(size_t bytes);
+  // Reserves the place of the next record, or of the first of several. The count goes on across
+  // ratchets, so that a nonce would not repeat even under a key that did.
+  Place advance(size_t bytes, size_t records = 1);
   Aead& aead() { return aead_; }
   // How often the key was replaced.
   uint32_t rekeys() const { return generation_; }

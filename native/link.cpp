@@ -145,7 +145,7 @@ bool Link::postponed() const {
 }
 
 OpeningKey& Link::key_of(const Header& header) {
-  const bool by_gpu = header.lane == kGpuLane;
+  const bool by_gpu = header.lane != kCpuLane;
   if (header.kind != Kind::group) return by_gpu ? *gpu_receive_key_ : receive_key_;
   if (header.sender >= keyring_.groups.size() || !keyring_.groups[header.sender]) {
     throw Failure(FailureCode::tampered, peer, "a record names a sealer that is not in the group");
@@ -158,7 +158,11 @@ void Link::check_header() {
   if (!Header::decode(in_->record, header_)) throw Failure(FailureCode::tampered, peer, forged);
   const bool data = header_.kind == Kind::pair || header_.kind == Kind::group;
   const bool by_gpu = header_.lane == kGpuLane && data && keyring_.gpu_pool != nullptr;
-  if (header_.lane != kCpuLane && !by_gpu) throw Failure(FailureCode::tampered, peer, forged);
+  const bool in_slot = header_.lane >= kWireLane && data &&
+                       header_.lane - kWireLane < keyring_.wire_slots;
+  if (header_.lane != kCpuLane && !by_gpu && !in_slot) {
+    throw Failure(FailureCode::tampered, peer, forged);
+  }
   OpeningKey& key = key_of(header_);
   if (!authentic_header(key, keyring_.context, header_, in_->record)) {
     throw Failure(FailureCode::tampered, peer, forged);
@@ -180,7 +184,7 @@ void Link::check_header() {
     throw Failure(FailureCode::replayed, peer,
                   "record " + std::to_string(header_.count) + " came a second time");
   }
-  BufferPool& pool = by_gpu ? *keyring_.gpu_pool : pool_;
+  BufferPool& pool = by_gpu || in_slot ? *keyring_.gpu_pool : pool_;
   if (header_.length > pool.payload_bytes()) {
     throw Failure(FailureCode::out_of_step, peer, "the peer's records are longer than agreed");
   }
@@ -194,7 +198,7 @@ void Link::check_header() {
     std::copy_n(in_->record, kSealedHeaderBytes, reachable->record);
     in_ = std::move(reachable);
   }
-  in_->size = kRecordOverhead + header_.length;
+  in_->size = in_slot ? kSealedHeaderBytes : kRecordOverhead + header_.length;
   header_known_ = true;
 }
 

@@ -27,6 +27,7 @@ struct Keyring {
   std::unique_ptr<SealingKey> own_group_gpu = nullptr;
   std::vector<std::unique_ptr<OpeningKey>> groups_gpu = {};
   BufferPool* gpu_pool = nullptr;
+  uint32_t wire_slots = 0;  // of every peer's area; 0 while there are none
 };
 
 class Link {

@@ -123,6 +123,7 @@ bool Mailbox::read(Link& link) {
     case Kind::pair:
     case Kind::group:
     case Kind::status:
+    case Kind::fetched:
       throw Failure(FailureCode::tampered, link.peer, "a collective came over a messages' link");
   }
   link.take();

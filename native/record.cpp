@@ -50,7 +50,7 @@ void Header::encode(uint8_t* out) const {
 
 bool Header::decode(const uint8_t* in, Header& header) {
   if (in[0] != 'S' || in[1] != 'R' || in[2] != kVersion) return false;
-  if (in[3] < static_cast<uint8_t>(Kind::pair) || in[3] > static_cast<uint8_t>(Kind::status)) {
+  if (in[3] < static_cast<uint8_t>(Kind::pair) || in[3] > static_cast<uint8_t>(Kind::fetched)) {
     return false;
   }
   header.kind = static_cast<Kind>(in[3]);
@@ -72,18 +72,21 @@ bool Header::decode(const uint8_t* in, Header& header) {
   return header.length <= kMaxPayload && (header.lane & kHeaderLane) == 0;
 }
 
+void seal_header(SealingKey& key, const Context& context, const Header& header, uint8_t* out) {
+  header.encode(out);
+  key.aead().seal(make_nonce(header.lane | kHeaderLane, header.count), associated_data(out, context),
+                  nullptr, 0, nullptr, out + kHeaderBytes);
+}
+
 void seal_record(SealingKey& key, const Context& context, Header& header, const uint8_t* plain,
                  uint8_t* out) {
   const SealingKey::Place place = key.advance(header.length);
   header.generation = place.generation;
   header.count = place.count;
-  header.encode(out);
-  const Associated data = associated_data(out, context);
-  key.aead().seal(make_nonce(header.lane | kHeaderLane, header.count), data, nullptr, 0, nullptr,
-                  out + kHeaderBytes);
+  seal_header(key, context, header, out);
   uint8_t* payload = out + kSealedHeaderBytes;
-  key.aead().seal(make_nonce(header.lane, header.count), data, plain, header.length, payload,
-                  payload + header.length);
+  key.aead().seal(make_nonce(header.lane, header.count), associated_data(out, context), plain,
+                  header.length, payload, payload + header.length);
 }
 
 bool authentic_header(OpeningKey& key, const Context& context, const Header& header,

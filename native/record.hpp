@@ -23,8 +23,9 @@ inline constexpr size_t kContextBytes = 32;
 inline constexpr uint8_t kVersion = 1;
 inline constexpr uint32_t kEveryone = 0xffffffffu;
 inline constexpr uint32_t kHeaderLane = 0x80000000u;  // set in the lane of a header's nonce
-// What a CPU sealed with AES-256-GCM, and what a GPU sealed with ChaCha20-Poly1305.
-inline constexpr uint32_t kCpuLane = 0, kGpuLane = 1;
+// What a CPU sealed with AES-256-GCM, and what a GPU sealed with ChaCha20-Poly1305; from kWireLane on
+// the latter without its payload, which lies in a slot of the sealer's area (wires.hpp).
+inline constexpr uint32_t kCpuLane = 0, kGpuLane = 1, kWireLane = 256;
 
 using Context = std::array<uint8_t, kContextBytes>;
 
@@ -39,6 +40,8 @@ enum class Kind : uint8_t {
   data = 7,
   // What a rank that waits is waiting in (view.hpp).
   status = 8,
+  // So many of the records that were left in the peer's area have been fetched (wires.hpp).
+  fetched = 9,
 };
 
 struct Header {
@@ -63,6 +66,18 @@ struct Header {
   // False for bytes that no version of sealring writes. Says nothing of authenticity.
   [[nodiscard]] static bool decode(const uint8_t* in, Header& header);
 };
+
+// What a GPU seals at once is a run of records that lie behind each other: of kGpuPayload bytes each,
+// and a last one with the rest.
+inline size_t records_in_run(size_t length) {
+  return length <= kGpuPayload ? 1 : (length + kGpuPayload - 1) / kGpuPayload;
+}
+inline size_t sealed_run_bytes(size_t length) {
+  return length + records_in_run(length) * kRecordOverhead;
+}
+
+// Seals a header alone, whose record is sealed elsewhere: its count and generation are its own.
+void seal_header(SealingKey& key, const Context& context, const Header& header, uint8_t* out);
 
 // Seals `plain` into out[0 .. kRecordOverhead + length). Fills in count and generation.
 // Nobody else may be able to write to `out`: GCM may read back what it has just written, and a
