@@ -18,6 +18,10 @@ HEADER_BYTES: Final = 64
 MAX_PAYLOAD_BYTES: Final = 1 << 20
 GPU_PAYLOAD_BYTES: Final = 256 << 10
 """Plaintext per record of what a GPU seals, at most."""
+WIRE_PAYLOAD_BYTES: Final = 2 << 20
+"""Plaintext in one slot of a wire between GPUs: a run of such records."""
+WIRE_SLOTS: Final = 32
+"""Of every rank's area."""
 MAX_WORLD: Final = 65536
 REKEY_BYTES: Final = 64 << 30
 """A key seals at most this much before it is ratcheted forward."""

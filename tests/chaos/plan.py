@@ -14,6 +14,7 @@ from typing import Final, Literal
 from sealring.engine.cpu import topology_of
 from sealring.engine.datatypes import COMPLEXES, DType, ReduceKind, supported_kinds
 from sealring.schedule import (
+    CALLED,
     REDUCING,
     ROOTED,
     Algorithm,
@@ -298,7 +299,7 @@ class _Traffic:
 
     def _case(self, group: int) -> Case:
         chance, world = self.chance, len(self.groups[group])
-        operation = chance.choice(list(Operation))
+        operation = chance.choice(CALLED)
         dtype = chance.choice([*DType, DType.FLOAT32, DType.BFLOAT16])
         kind = ReduceKind.NONE
         if operation in REDUCING:

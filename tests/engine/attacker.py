@@ -28,8 +28,10 @@ class Kind(IntEnum):
     ACCEPT = 6
     DATA = 7
     STATUS = 8
+    FETCHED = 9
 
 
+WIRE_LANE: Final = 256
 DATA_KINDS: Final = (Kind.PAIR, Kind.GROUP)
 
 
@@ -64,7 +66,9 @@ class Splitter:
         while len(self._rest) >= SEALED_HEADER_BYTES:
             fields = _native.parse_header(self._rest)
             assert fields is not None, "an engine wrote what is no header"
-            size = SEALED_HEADER_BYTES + fields["length"] + TAG_BYTES
+            # What lies in a slot of a GPU's area leaves only its header here.
+            in_slot = fields["lane"] >= WIRE_LANE
+            size = SEALED_HEADER_BYTES + (0 if in_slot else fields["length"] + TAG_BYTES)
             if len(self._rest) < size:
                 break
             records.append(Record(self._rest[:size], fields))

@@ -70,7 +70,7 @@ class Tensors:
                 parts = [values(case, n, rank, seed + part) for part in range(world)]
                 self.slots = [*parts, values(case, n, rank, seed + 1000)]
                 total = n * world
-            case Operation.ALL_GATHER:
+            case Operation.ALL_GATHER | Operation.INTRODUCTION:
                 regions = [values(case, n, rank, seed + 1000 + part) for part in range(world)]
                 self.slots = [*regions, values(case, n, rank, seed)]
                 total = n * world

@@ -20,6 +20,7 @@ import numpy as np
 
 from sealring._native import LinkMemory
 from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.cuda.wires import Wire
 from sealring.engine.mailbox import Mailbox
 from sealring.limits import RING_CONTROL_BYTES
 from sealring.links.memory import SharedMemory
@@ -151,6 +152,21 @@ class LocalWorld:
         ]
         for rank, lag in self.devices.items():
             self.engines[rank]._native.attach_host(lag)
+
+    def wire(self, wanted: Wire) -> list[BaseException | None]:
+        """Lets the devices agree on a way between them, as a group's first call with a GPU does."""
+        first = self.number + 1
+
+        def one(rank: int) -> BaseException | None:
+            try:
+                for number, each in enumerate(self.engines[rank].introduce_gpus(wanted), first):
+                    self.engines[rank].run(number, each, 10.0)
+                    self.number = number
+            except BaseException as error:
+                return error
+            return None
+
+        return list(self.pool.map(one, range(self.world)))
 
     def __enter__(self) -> LocalWorld:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -14,6 +14,7 @@ from sealring.engine.failures import Fields, Names, error_from
 from sealring.errors import GroupError, Unsupported
 from sealring.links.memory import SharedMemory
 from sealring.schedule import (
+    Action,
     Algorithm,
     Operation,
     Program,
@@ -24,6 +25,7 @@ from sealring.schedule import (
 
 if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Gpu
+    from sealring.engine.cuda.wires import Wire
 
 FORWARD_BUDGET: Final = 8 << 20
 MIN_RECORD_BYTES: Final = 4 << 10
@@ -94,6 +96,7 @@ class CpuEngine:
         """The script's thread and its backward pass's may both come with a first tensor."""
         self._names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
+        self._forwarding: dict[tuple[Operation, Algorithm, int], bool] = {}
         self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
         for peer, link in links:
             self._names.hosts[peer] = link.host
@@ -120,11 +123,26 @@ class CpuEngine:
                 )
             self._gpu.prepare(dtype, reduction)
 
+    def introduce_gpus(self, wanted: Wire) -> Generator[Collective, None, None]:
+        """The collectives by which ranks agree on the way between their GPUs, once per group."""
+        from sealring.engine.cuda.wires import agree
+
+        one_host = len(set(self.topology.host_of)) == 1
+        return agree(self._native, self._rank, self._world, wanted, one_host=one_host)
+
+    @property
+    def wired(self) -> bool:
+        """Records of GPUs have a way of their own, on which none is passed on."""
+        return self._native.wired
+
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
         # What is cut must be cut alike by all who touch it, so by a length that they all know.
         known_to_all = collective.total is not None
         longest = max(size for _, size in collective.slots) if known_to_all else None
+        on_gpu = collective.ready is not None
+        wired = on_gpu and self.wired and not self._passes_records_on(collective)
+        largest = self._gpu_record_bytes if on_gpu else self._record_bytes
         failure = self._native.run(
             self._program(collective),
             collective.slots,
@@ -134,12 +152,10 @@ class CpuEngine:
             collective.dtype,
             collective.reduction,
             collective.factor,
-            segment_bytes(
-                longest,
-                self._record_bytes if collective.ready is None else self._gpu_record_bytes,
-            ),
+            segment_bytes(longest, limits.WIRE_PAYLOAD_BYTES if wired else largest),
             timeout_s,
             collective.ready,
+            wired,
         )
         if failure is not None:
             raise error_from(failure, self._names, number, collective.operation)
@@ -170,12 +186,23 @@ class CpuEngine:
         """What this rank will seal for it, if it goes well."""
         return self._plan(collective).sealed_bytes([size for _, size in collective.slots])
 
-    def _plan(self, collective: Collective) -> Program:
+    def _passes_records_on(self, collective: Collective) -> bool:
+        """Whether any rank forwards; so all ranks come to the same answer."""
+        key = (collective.operation, collective.algorithm, collective.root)
+        if key not in self._forwarding:
+            self._forwarding[key] = any(
+                step.action is Action.FORWARD
+                for rank in range(self._world)
+                for step in self._plan(collective, rank).steps
+            )
+        return self._forwarding[key]
+
+    def _plan(self, collective: Collective, rank: int | None = None) -> Program:
         return program_for(
             collective.operation,
             collective.algorithm,
             self._world,
-            self._rank,
+            self._rank if rank is None else rank,
             root=collective.root,
             average=collective.reduction is ReduceKind.AVG,
             premultiply=collective.reduction is ReduceKind.PREMUL_SUM,

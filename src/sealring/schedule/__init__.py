@@ -13,6 +13,7 @@ from sealring.schedule.choose import Selection, choose
 from sealring.schedule.hierarchical import Topology
 from sealring.schedule.layout import chunks, segment_bytes
 from sealring.schedule.program import (
+    CALLED,
     REDUCING,
     ROOTED,
     Action,
@@ -25,6 +26,7 @@ from sealring.schedule.program import (
 
 __all__ = [
     "ALGORITHMS",
+    "CALLED",
     "REDUCING",
     "ROOTED",
     "Action",

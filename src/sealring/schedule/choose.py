@@ -9,7 +9,7 @@ from typing import Final
 from sealring.errors import ConfigurationError
 from sealring.schedule.build import ALGORITHMS
 from sealring.schedule.hierarchical import Topology, one_host
-from sealring.schedule.program import Algorithm, Operation
+from sealring.schedule.program import CALLED, Algorithm, Operation
 from sealring.schedule.table import (
     ALGORITHM_NAMES,
     AlgorithmTable,
@@ -60,7 +60,7 @@ def choose(
 
 def everywhere(algorithm: Algorithm) -> dict[Operation, Algorithm]:
     """One algorithm for all operations that have it."""
-    return {operation: algorithm for operation in Operation if algorithm in ALGORITHMS[operation]}
+    return {operation: algorithm for operation in CALLED if algorithm in ALGORITHMS[operation]}
 
 
 def parse_fixed(text: str, name: str) -> dict[Operation, Algorithm]:
@@ -84,8 +84,8 @@ def parse_fixed(text: str, name: str) -> dict[Operation, Algorithm]:
             general = everywhere(wanted)
             continue
         operation = Operation.__members__.get(word.upper()) if word == word.lower() else None
-        if operation is None:
-            known = ", ".join(each.name.lower() for each in Operation)
+        if operation not in CALLED:
+            known = ", ".join(each.name.lower() for each in CALLED)
             raise ConfigurationError(
                 f"{name} is {text!r}; {word!r} is not an operation, there is {known}"
             )

@@ -58,8 +58,12 @@ class Operation(IntEnum):
     GATHER = 7
     SCATTER = 8
     ALL_TO_ALL = 9
+    INTRODUCTION = 10
+    """An all_gather of the group's own: what the ranks' GPUs need to know of each other."""
 
 
+CALLED = tuple(each for each in Operation if each is not Operation.INTRODUCTION)
+"""Those that a script calls."""
 ROOTED = frozenset({Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER})
 """Those in which one rank is named; ranks compare it."""
 REDUCING = frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE})

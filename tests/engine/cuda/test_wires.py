@@ -1,0 +1,243 @@
+"""Ways between devices besides the links: what lies there, who may be trusted with it, who agrees.
+
+The devices are played by this CPU, as in test_on_a_device.py; their areas are real memory that a
+test can write to, as the host of a real job could.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from sealring import _native
+from sealring.engine.cuda import wires
+from sealring.engine.cuda.wires import Wire
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.errors import OutOfStep, PeerSilent, TamperedRecord, Unsupported
+from sealring.limits import GPU_PAYLOAD_BYTES, HEADER_BYTES, TAG_BYTES, WIRE_PAYLOAD_BYTES
+from sealring.schedule import ALGORITHMS, REDUCING, Action, Algorithm, Operation, program_for
+from tests.engine.attacker import WIRE_LANE, Tap, split
+from tests.engine.cases import PROGRAMS, Case, tensors_of
+from tests.engine.cuda.test_on_a_device import all_on_devices, check
+from tests.engine.local_world import LocalWorld
+from tests.engine.test_attacks import SUM, assert_all
+
+SLOT_BYTES = _native.wire_area_bytes(2, WIRE_PAYLOAD_BYTES) - _native.wire_area_bytes(1, WIRE_PAYLOAD_BYTES)
+RUN = 3 * GPU_PAYLOAD_BYTES // 4 + 100
+"""Elements of float32 that a slot holds as a run of several records."""
+
+
+def wired(world: int, wire: Wire = Wire.PEER, **more: object) -> LocalWorld:
+    local = LocalWorld(world, hosts=[0] * world, devices=all_on_devices(world), **more)  # type: ignore[arg-type]
+    assert local.wire(wire) == [None] * world
+    assert all(engine.wired for engine in local.engines)
+    return local
+
+
+@pytest.fixture(scope="module", params=[Wire.PEER, Wire.HOST])
+def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
+    with wired(4, request.param, rekey_bytes=200_000) as local:
+        yield local
+
+
+@pytest.mark.parametrize(
+    ("operation", "algorithm"), PROGRAMS, ids=[f"{o.name}-{a.name}".lower() for o, a in PROGRAMS]
+)
+def test_every_program(four: LocalWorld, operation: Operation, algorithm: Algorithm) -> None:
+    """Bit for bit what the reference has; programs that pass records on take the links."""
+    kind = ReduceKind.SUM if operation in REDUCING else ReduceKind.NONE
+    for elements in (0, 1, 65, 3000):
+        check(four, Case(operation, algorithm, elements, DType.FLOAT32, kind), seed=elements)
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.DIRECT, Algorithm.HIERARCHICAL])
+def test_runs_of_records(algorithm: Algorithm) -> None:
+    with wired(3) as local:
+        for elements in (RUN, 4 * RUN, 3 * GPU_PAYLOAD_BYTES):
+            check(
+                local,
+                Case(Operation.ALL_REDUCE, algorithm, elements, DType.FLOAT32, ReduceKind.SUM),
+            )
+
+
+def test_some_way_without_forwards_leads_everywhere() -> None:
+    """What a group chooses once it is wired (Selection.without_forwards)."""
+    for operation, algorithms in ALGORITHMS.items():
+        assert any(
+            all(
+                step.action is not Action.FORWARD
+                for rank in range(4)
+                for step in program_for(operation, algorithm, 4, rank).steps
+            )
+            for algorithm in algorithms
+        ), operation
+
+
+# ---- what travels where -------------------------------------------------------------------------
+
+
+def test_over_the_link_goes_a_header_alone() -> None:
+    tap = Tap()
+    case = Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 2 * RUN, kind=ReduceKind.SUM)
+    with wired(2, middle={(0, 1): tap}) as local:
+        tap.stream.clear()
+        check(local, case)
+        records = tap.records()
+    data = [record for record in records if record.is_data]
+    assert data
+    assert all(record.fields["lane"] >= WIRE_LANE for record in data)
+    assert all(len(record.raw) == HEADER_BYTES + TAG_BYTES for record in data)
+    # A run's header names its first record; the next one of that key counts on from its last.
+    for kind in (1, 2):
+        counts = [record.fields["count"] for record in data if record.fields["kind"] == kind]
+        assert counts == sorted(set(counts))
+
+
+class Host:
+    """Sees each header pass from rank 0 to rank 1, and may write to the slot that it names."""
+
+    def __init__(self, change: Callable[[int], None] | None = None) -> None:
+        self.change = change
+        self.area = 0
+        self.armed = False
+
+    def __call__(self, data: bytes) -> bytes:
+        if self.armed:
+            for record in split(data):
+                if record.is_data and self.change is not None:
+                    slot = record.fields["lane"] - WIRE_LANE
+                    self.change(self.area + slot * SLOT_BYTES)
+                    self.armed = False
+                    break
+        return data
+
+
+@pytest.fixture
+def areas(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """By engine: where its area lies."""
+    found: dict[int, int] = {}
+    offer = wires._Way.offer
+
+    def watched(way: wires._Way) -> bytes:
+        letter = offer(way)
+        handle = wires._LETTER.unpack(letter)[-1]
+        found[id(way._native)] = int.from_bytes(handle[:8], "little")
+        return letter
+
+    monkeypatch.setattr(wires._Way, "offer", watched)
+    return found
+
+
+FIRST_PAYLOAD = HEADER_BYTES + TAG_BYTES
+SECOND_RECORD = HEADER_BYTES + 2 * TAG_BYTES + GPU_PAYLOAD_BYTES
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        0, 7, 63, 64, 79, FIRST_PAYLOAD, FIRST_PAYLOAD + GPU_PAYLOAD_BYTES - 1, SECOND_RECORD - 1,
+        SECOND_RECORD, SECOND_RECORD + 66, SECOND_RECORD + FIRST_PAYLOAD + 5,
+    ],
+)  # fmt: skip
+def test_a_byte_changed_where_it_lies_is_seen(areas: dict[int, int], at: int) -> None:
+    """In the run's first record and in a later one: its header, tags and payload."""
+
+    def flip(slot: int) -> None:
+        byte = ctypes.c_uint8.from_address(slot + at)
+        byte.value ^= 0x40
+
+    host = Host(flip)
+    case = Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 2 * RUN, kind=ReduceKind.SUM)
+    with wired(2, middle={(0, 1): host}) as local:
+        host.area = areas[id(local.engines[0]._native)]
+        host.armed = True
+        errors = local.run([each.collective() for each in tensors_of(case, 2)], timeout_s=20)
+    assert_all(errors, TamperedRecord, seen_by=1, about=0)
+
+
+def test_what_was_fetched_can_be_changed_afterwards(areas: dict[int, int]) -> None:
+    """The receiver reads a slot once: what the host writes there later is nobody's business."""
+    with wired(2) as local:
+        for seed in range(3):
+            check(local, replace(SUM, algorithm=Algorithm.HIERARCHICAL), seed)
+            for area in areas.values():
+                ctypes.memset(area, seed, 4 * SLOT_BYTES)
+
+
+def test_a_header_that_names_no_slot() -> None:
+    """Lanes are authentic or nothing: a host that bends one is caught before anything is read."""
+
+    def bend(data: bytes) -> bytes:
+        for record in split(data):
+            if record.is_data and record.fields["lane"] >= WIRE_LANE:
+                at = data.index(record.raw) + 16
+                return data[:at] + bytes([0xFF]) + data[at + 1 :]
+        return data
+
+    with wired(2, middle={(0, 1): bend}) as local:
+        case = replace(SUM, algorithm=Algorithm.HIERARCHICAL)
+        errors = local.run([each.collective() for each in tensors_of(case, 2)], timeout_s=20)
+    assert_all(errors, TamperedRecord, seen_by=1, about=0)
+
+
+# ---- who agrees ---------------------------------------------------------------------------------
+
+
+def test_a_way_that_one_rank_has_not_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Auto takes the next one; a way that was demanded is refused by all, with the reason."""
+    broken: list[object] = []
+    real = wires._Way.open
+
+    def open_area(way: wires._Way, peer: int, letter: bytes) -> None:
+        if way._wire is Wire.PEER and way._native is broken[0]:
+            raise RuntimeError("CUDA failed in cuIpcOpenMemHandle: error 201")
+        real(way, peer, letter)
+
+    monkeypatch.setattr(wires._Way, "open", open_area)
+    with LocalWorld(3, hosts=[0] * 3, devices=all_on_devices(3)) as local:
+        broken.append(local.engines[1]._native)
+        assert local.wire(Wire.AUTO) == [None] * 3
+        assert [engine.wired for engine in local.engines] == [True] * 3
+        check(local, replace(SUM, algorithm=Algorithm.HIERARCHICAL))
+    with LocalWorld(3, hosts=[0] * 3, devices=all_on_devices(3)) as local:
+        broken[0] = local.engines[1]._native
+        for error in local.wire(Wire.PEER):
+            assert isinstance(error, Unsupported)
+            assert "SEALRING_GPU_WIRE=peer cannot be had: rank 1: CUDA failed in cuIpc" in str(error)
+        check(local, SUM)  # the links are as good as before
+
+
+def test_ranks_on_several_hosts() -> None:
+    with LocalWorld(3, hosts=[0, 0, 1], devices=all_on_devices(3)) as local:
+        assert local.wire(Wire.AUTO) == [None] * 3
+        assert not any(engine.wired for engine in local.engines)
+        check(local, SUM)
+        for error in local.wire(Wire.HOST):
+            assert isinstance(error, Unsupported)
+            assert "needs all ranks on one host" in str(error)
+
+
+def test_a_rank_whose_tensor_is_on_the_cpu() -> None:
+    """It is in its collective while the others introduce their GPUs: all learn who is where."""
+    with LocalWorld(2, hosts=[0, 0], devices={0: 1}) as local:
+        introduction = next(iter(local.engines[0].introduce_gpus(Wire.AUTO)))
+        local.devices = {}
+        errors = local.run([introduction, tensors_of(SUM, 2)[1].collective()], timeout_s=10)
+        for error in errors:
+            assert isinstance(error, OutOfStep)
+            assert "introduction" in str(error)
+            assert "all_reduce" in str(error)
+            assert "has its tensor on a GPU" in str(error)
+
+
+def test_a_peer_that_fetches_nothing_is_named() -> None:
+    """The sealer waits for its slots; it says for whom."""
+    with wired(2) as local:
+        case = Case(Operation.BROADCAST, Algorithm.DIRECT, 64)
+        errors = local.run([tensors_of(case, 2)[0].collective(), None], timeout_s=1)
+        assert isinstance(errors[0], PeerSilent)
+        assert "the peer takes nothing" in str(errors[0])
+        assert errors[0].peer == 1
