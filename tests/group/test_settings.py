@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.engine.cuda.wires import Wire
 from sealring.errors import ConfigurationError, SettingsMismatch
 from sealring.group.settings import Settings, read_settings
 from sealring.schedule import Algorithm, Operation
@@ -41,6 +42,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         "SEALRING_ALGORITHM": "reduce=ring,broadcast=tree",
         "SEALRING_ALGORITHM_TABLE": str(own_table(tmp_path)),
         "SEALRING_HOST": "rack-7",
+        "SEALRING_GPU_WIRE": "peer",
         "SEALRING_TRACE_DIR": str(tmp_path / "new"),
         "SEALRING_TRACE_SIGNAL": "USR1",
     }
@@ -51,6 +53,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         {Operation.REDUCE: Algorithm.RING, Operation.BROADCAST: Algorithm.TREE},
         parse_table(OWN_TABLE, "own").over(shipped_table()),
         "rack-7",
+        Wire.PEER,
         tmp_path / "new",
         signal.SIGUSR1,
     )
@@ -60,6 +63,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
+        ("SEALRING_GPU_WIRE", "rdma", "SEALRING_GPU_WIRE is 'rdma'; set it to one of auto, links"),
         ("SEALRING_TRANSPORT", "udp", "SEALRING_TRANSPORT is 'udp'; set it to one of auto, tcp"),
         (
             "SEALRING_ALGORITHM",

@@ -14,11 +14,11 @@ from sealring.engine.failures import Fields, Names, error_from
 from sealring.errors import GroupError, Unsupported
 from sealring.links.memory import SharedMemory
 from sealring.schedule import (
-    Action,
     Algorithm,
     Operation,
     Program,
     Topology,
+    passes_records_on,
     program_for,
     segment_bytes,
 )
@@ -96,7 +96,6 @@ class CpuEngine:
         """The script's thread and its backward pass's may both come with a first tensor."""
         self._names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
-        self._forwarding: dict[tuple[Operation, Algorithm, int], bool] = {}
         self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
         for peer, link in links:
             self._names.hosts[peer] = link.host
@@ -123,12 +122,17 @@ class CpuEngine:
                 )
             self._gpu.prepare(dtype, reduction)
 
-    def introduce_gpus(self, wanted: Wire) -> Generator[Collective, None, None]:
-        """The collectives by which ranks agree on the way between their GPUs, once per group."""
+    def introduce_gpus(self, wanted: Wire, problem: str = "") -> Generator[Collective, None, None]:
+        """The collectives by which ranks agree on the way between their GPUs, once per group.
+
+        `problem` is why this rank's cannot serve; then no rank's does.
+        """
         from sealring.engine.cuda.wires import agree
 
         one_host = len(set(self.topology.host_of)) == 1
-        return agree(self._native, self._rank, self._world, wanted, one_host=one_host)
+        return agree(
+            self._native, self._rank, self._world, wanted, one_host=one_host, problem=problem
+        )
 
     @property
     def wired(self) -> bool:
@@ -141,7 +145,7 @@ class CpuEngine:
         known_to_all = collective.total is not None
         longest = max(size for _, size in collective.slots) if known_to_all else None
         on_gpu = collective.ready is not None
-        wired = on_gpu and self.wired and not self._passes_records_on(collective)
+        wired = on_gpu and self.wired and not self._passes_on(collective)
         largest = self._gpu_record_bytes if on_gpu else self._record_bytes
         failure = self._native.run(
             self._program(collective),
@@ -159,6 +163,11 @@ class CpuEngine:
         )
         if failure is not None:
             raise error_from(failure, self._names, number, collective.operation)
+
+    def _passes_on(self, collective: Collective) -> bool:
+        return passes_records_on(
+            collective.operation, collective.algorithm, self._world, self.topology
+        )
 
     def close(self) -> None:
         """Says goodbye to every peer and wipes the keys. A run under way is ended first."""
@@ -186,23 +195,12 @@ class CpuEngine:
         """What this rank will seal for it, if it goes well."""
         return self._plan(collective).sealed_bytes([size for _, size in collective.slots])
 
-    def _passes_records_on(self, collective: Collective) -> bool:
-        """Whether any rank forwards; so all ranks come to the same answer."""
-        key = (collective.operation, collective.algorithm, collective.root)
-        if key not in self._forwarding:
-            self._forwarding[key] = any(
-                step.action is Action.FORWARD
-                for rank in range(self._world)
-                for step in self._plan(collective, rank).steps
-            )
-        return self._forwarding[key]
-
-    def _plan(self, collective: Collective, rank: int | None = None) -> Program:
+    def _plan(self, collective: Collective) -> Program:
         return program_for(
             collective.operation,
             collective.algorithm,
             self._world,
-            self._rank if rank is None else rank,
+            self._rank,
             root=collective.root,
             average=collective.reduction is ReduceKind.AVG,
             premultiply=collective.reduction is ReduceKind.PREMUL_SUM,

@@ -133,8 +133,8 @@ def _named(text: str, names: Names) -> str:
 
     if f"operation={Operation.INTRODUCTION.value} " in text:
         text += (
-            "; a rank in an introduction has its tensor on a GPU: all ranks must keep theirs on the "
-            "same kind of device"
+            "; a rank in an introduction has its tensor on a GPU: all ranks must keep theirs on "
+            "the same kind of device"
         )
     seconds = _SECONDS.sub(lambda match: f"{float(match[1]):g} s", text)
     return _RANK.sub(ranked, _VIEW.sub(words, seconds))

@@ -114,6 +114,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         recorder=recorder,
         arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
         selection=Selection(engine.topology, settings.table, settings.algorithms),
+        gpu_wire=settings.gpu_wire,
     )
     restore_errors_in_backward()
     serve_torchs_own_call(SealedProcessGroup)

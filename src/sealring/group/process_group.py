@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.cuda.wires import Wire
 from sealring.engine.failures import NO_LONGER_ADMITTED, fields_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupError
@@ -25,6 +26,7 @@ from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.first_failure import FirstFailure
+from sealring.group.introduction import Introduction
 from sealring.group.messages import Messages, MessageWork
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
@@ -46,6 +48,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         recorder: FlightRecorder,
         arrivals: monitored.Arrivals,
         selection: Selection,
+        gpu_wire: Wire = Wire.AUTO,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._rank = rank
@@ -58,6 +61,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._coalesced: list[SealedWork] | None = None
         self.selection = selection
         """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
+        self._introduction = Introduction(engine, gpu_wire)
         self.recorder = recorder
         """What the last calls were: recorder.collective(number), recorder.account()."""
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
@@ -183,8 +187,18 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     # ---- in and out of the queue
 
-    def _choose(self, operation: Operation, nbytes: int) -> Algorithm:
-        return self.selection(operation, nbytes)
+    def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
+        if device.type != "cuda":
+            return self.selection(operation, nbytes)
+        self._introduction.hold(device, self._run_introduction)
+        return self._introduction.selection(self.selection)(operation, nbytes)
+
+    def _run_introduction(self, exchanges: Iterable[Collective]) -> None:
+        work = SealedWork([], give_up=self._engine.interrupt)
+        timeout = self._timeout.total_seconds()
+        job = Job("sealring::introduction", exchanges, timeout, work, (), None)
+        self._dispatcher.submit(job, wait=True)
+        work.wait()
 
     def _message_timeout(self) -> float:
         return self._timeout.total_seconds()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from sealring import limits
+from sealring.engine.cuda.wires import Wire
 from sealring.errors import ConfigurationError
 from sealring.recorder.process import trace_directory
 from sealring.schedule import Algorithm, Operation
@@ -34,6 +35,8 @@ class Settings:
     """The same on all ranks."""
     host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
     """What this worker's host is called: ranks with one name share one."""
+    gpu_wire: Wire = Wire.AUTO
+    """Which way records take between GPUs; the same on all ranks."""
     trace_directory: Path | None = None
     """Where the flight record goes when a collective fails."""
     trace_signal: signal.Signals | None = None
@@ -46,6 +49,7 @@ class Settings:
             "record_bytes": self.record_bytes,
             "ring_bytes": limits.RING_BYTES,
             "algorithm_table": self.table.digest(),
+            "gpu_wire": list(Wire).index(self.gpu_wire),
             **{
                 f"algorithm.{operation.name.lower()}": algorithm.value
                 for operation, algorithm in self.algorithms.items()
@@ -74,9 +78,19 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         parse_fixed(fixed, "SEALRING_ALGORITHM") if fixed else NOTHING_SET,
         _table(environ),
         environ.get("SEALRING_HOST") or socket.gethostname() or "unnamed",
+        _wire(environ),
         directory,
         number,
     )
+
+
+def _wire(environ: Mapping[str, str]) -> Wire:
+    text = environ.get("SEALRING_GPU_WIRE") or Wire.AUTO
+    if text not in list(Wire):
+        raise ConfigurationError(
+            f"SEALRING_GPU_WIRE is {text!r}; set it to one of {', '.join(Wire)}"
+        )
+    return Wire(text)
 
 
 def _table(environ: Mapping[str, str]) -> AlgorithmTable:

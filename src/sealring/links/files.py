@@ -1,8 +1,8 @@
 """Files of shared memory without a name, which another process of this machine finds through /proc.
 
-Being able to find one proves nothing, so a nonce that came over a sealed link must be in it; and its
-size must be sealed, because a file that shrinks under a mapping kills the process that touches it.
-What cannot be had is Unsupported.
+Being able to find one proves nothing, so a nonce that came over a sealed link must be in it; and
+its size must be sealed, because a file that shrinks under a mapping kills the process that touches
+it. What cannot be had is Unsupported.
 """
 
 from __future__ import annotations

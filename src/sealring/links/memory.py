@@ -20,9 +20,7 @@ from sealring.limits import RING_BYTES, RING_CONTROL_BYTES, RING_NONCE_OFFSET
 from sealring.links import files
 
 MEMORY_BYTES: Final = RING_BYTES + RING_CONTROL_BYTES
-_SHAPE: Final = files.Shape(
-    MEMORY_BYTES, RING_NONCE_OFFSET, files.SIZE_SEALS | files.FUTURE_WRITE
-)
+_SHAPE: Final = files.Shape(MEMORY_BYTES, RING_NONCE_OFFSET, files.SIZE_SEALS | files.FUTURE_WRITE)
 _FIELDS: Final = frozenset({"pid", "fd", "nonce", "bytes"})
 
 

@@ -7,7 +7,13 @@ build    the program, written by ring, direct, tree or hierarchical
 check    whether the programs of all ranks fit together
 """
 
-from sealring.schedule.build import ALGORITHMS, cuts_into_chunks, input_slots, program_for
+from sealring.schedule.build import (
+    ALGORITHMS,
+    cuts_into_chunks,
+    input_slots,
+    passes_records_on,
+    program_for,
+)
 from sealring.schedule.check import check_programs
 from sealring.schedule.choose import Selection, choose
 from sealring.schedule.hierarchical import Topology
@@ -42,6 +48,7 @@ __all__ = [
     "chunks",
     "cuts_into_chunks",
     "input_slots",
+    "passes_records_on",
     "program_for",
     "segment_bytes",
 ]

@@ -8,7 +8,7 @@ from typing import Final
 from sealring.errors import Unsupported
 from sealring.schedule import direct, hierarchical, ring, tree
 from sealring.schedule.hierarchical import Topology, one_host
-from sealring.schedule.program import REDUCING, ROOTED, Algorithm, Operation, Program
+from sealring.schedule.program import REDUCING, ROOTED, Action, Algorithm, Operation, Program
 
 ALGORITHMS: Final[dict[Operation, tuple[Algorithm, ...]]] = {
     Operation.ALL_REDUCE: tuple(Algorithm),
@@ -116,6 +116,18 @@ def program_for(
             return direct.all_gather(world, rank, operation)
         case _:
             return direct.barrier(world, rank)
+
+
+@lru_cache(maxsize=256)
+def passes_records_on(
+    operation: Operation, algorithm: Algorithm, world: int, topology: Topology | None = None
+) -> bool:
+    """Whether any rank forwards, sealed as it came, what another sealed."""
+    return any(
+        step.action is Action.FORWARD
+        for rank in range(world)
+        for step in program_for(operation, algorithm, world, rank, topology=topology).steps
+    )
 
 
 def input_slots(operation: Operation, world: int, *, is_root: bool = False) -> frozenset[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from sealring.errors import ConfigurationError
-from sealring.schedule.build import ALGORITHMS
+from sealring.schedule.build import ALGORITHMS, passes_records_on
 from sealring.schedule.hierarchical import Topology, one_host
 from sealring.schedule.program import CALLED, Algorithm, Operation
 from sealring.schedule.table import (
@@ -32,6 +34,7 @@ class Selection:
         fixed: Mapping[Operation, Algorithm] = NOTHING_SET,
     ) -> None:
         """`fixed` comes before the table. Both must be the same on all ranks."""
+        self._topology, self._fixed = topology, fixed
         placement, world = Placement.of(topology), len(topology.host_of)
         chosen = shipped_table() if table is None else table
         self._rows = {
@@ -44,6 +47,27 @@ class Selection:
     def __call__(self, operation: Operation, nbytes: int) -> Algorithm:
         """For a collective in which one rank's message has `nbytes` bytes (as in table.py)."""
         return self._rows[operation].at(nbytes)
+
+    def without_forwards(self) -> Selection:
+        """The same for ways on which no record is passed on, and which lead from any rank to any.
+
+        What would pass some on is done hierarchically instead: on one host that is to exchange
+        directly, cut into chunks where that saves bytes. What was set by hand stays.
+        """
+
+        def instead(operation: Operation, algorithm: Algorithm) -> Algorithm:
+            world = len(self._topology.host_of)
+            forwards = passes_records_on(operation, algorithm, world, self._topology)
+            return Algorithm.HIERARCHICAL if forwards else algorithm
+
+        other = copy(self)
+        other._rows = {
+            operation: row
+            if operation in self._fixed
+            else replace(row, algorithms=tuple(instead(operation, a) for a in row.algorithms))
+            for operation, row in self._rows.items()
+        }
+        return other
 
 
 def choose(

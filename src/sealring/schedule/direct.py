@@ -71,9 +71,7 @@ def reduce_scatter(world: int, rank: int, *, average: bool, premultiply: bool) -
     return writer.program()
 
 
-def all_gather(
-    world: int, rank: int, operation: Operation = Operation.ALL_GATHER
-) -> Program:
+def all_gather(world: int, rank: int, operation: Operation = Operation.ALL_GATHER) -> Program:
     """Slots 0..world-1 are the regions of the output; slot `world` is this rank's input.
 
     The input may be the memory of output region `rank`.

@@ -25,7 +25,11 @@ from tests.engine.cuda.test_on_a_device import all_on_devices, check
 from tests.engine.local_world import LocalWorld
 from tests.engine.test_attacks import SUM, assert_all
 
-SLOT_BYTES = _native.wire_area_bytes(2, WIRE_PAYLOAD_BYTES) - _native.wire_area_bytes(1, WIRE_PAYLOAD_BYTES)
+FIRST = 4
+"""The number of the first collective after an introduction."""
+SLOT_BYTES = _native.wire_area_bytes(2, WIRE_PAYLOAD_BYTES) - _native.wire_area_bytes(
+    1, WIRE_PAYLOAD_BYTES
+)
 RUN = 3 * GPU_PAYLOAD_BYTES // 4 + 100
 """Elements of float32 that a slot holds as a run of several records."""
 
@@ -56,7 +60,7 @@ def test_every_program(four: LocalWorld, operation: Operation, algorithm: Algori
 @pytest.mark.parametrize("algorithm", [Algorithm.DIRECT, Algorithm.HIERARCHICAL])
 def test_runs_of_records(algorithm: Algorithm) -> None:
     with wired(3) as local:
-        for elements in (RUN, 4 * RUN, 3 * GPU_PAYLOAD_BYTES):
+        for elements in (RUN, 8 * RUN, 6 * GPU_PAYLOAD_BYTES):
             check(
                 local,
                 Case(Operation.ALL_REDUCE, algorithm, elements, DType.FLOAT32, ReduceKind.SUM),
@@ -81,7 +85,7 @@ def test_some_way_without_forwards_leads_everywhere() -> None:
 
 def test_over_the_link_goes_a_header_alone() -> None:
     tap = Tap()
-    case = Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 2 * RUN, kind=ReduceKind.SUM)
+    case = Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 8 * RUN, kind=ReduceKind.SUM)
     with wired(2, middle={(0, 1): tap}) as local:
         tap.stream.clear()
         check(local, case)
@@ -150,12 +154,13 @@ def test_a_byte_changed_where_it_lies_is_seen(areas: dict[int, int], at: int) ->
         byte.value ^= 0x40
 
     host = Host(flip)
-    case = Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 2 * RUN, kind=ReduceKind.SUM)
+    case = Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 8 * RUN, kind=ReduceKind.SUM)
     with wired(2, middle={(0, 1): host}) as local:
         host.area = areas[id(local.engines[0]._native)]
         host.armed = True
-        errors = local.run([each.collective() for each in tensors_of(case, 2)], timeout_s=20)
-    assert_all(errors, TamperedRecord, seen_by=1, about=0)
+        tensors = tensors_of(case, 2)
+        errors = local.run([each.collective() for each in tensors], timeout_s=20)
+    assert_all(errors, TamperedRecord, seen_by=1, about=0, first=FIRST)
 
 
 def test_what_was_fetched_can_be_changed_afterwards(areas: dict[int, int]) -> None:
@@ -179,8 +184,9 @@ def test_a_header_that_names_no_slot() -> None:
 
     with wired(2, middle={(0, 1): bend}) as local:
         case = replace(SUM, algorithm=Algorithm.HIERARCHICAL)
-        errors = local.run([each.collective() for each in tensors_of(case, 2)], timeout_s=20)
-    assert_all(errors, TamperedRecord, seen_by=1, about=0)
+        tensors = tensors_of(case, 2)
+        errors = local.run([each.collective() for each in tensors], timeout_s=20)
+    assert_all(errors, TamperedRecord, seen_by=1, about=0, first=FIRST)
 
 
 # ---- who agrees ---------------------------------------------------------------------------------
@@ -206,8 +212,24 @@ def test_a_way_that_one_rank_has_not_is_nobodys(monkeypatch: pytest.MonkeyPatch)
         broken[0] = local.engines[1]._native
         for error in local.wire(Wire.PEER):
             assert isinstance(error, Unsupported)
-            assert "SEALRING_GPU_WIRE=peer cannot be had: rank 1: CUDA failed in cuIpc" in str(error)
+            assert "SEALRING_GPU_WIRE=peer cannot be had: rank 1: CUDA failed in cuIpc" in str(
+                error
+            )
         check(local, SUM)  # the links are as good as before
+
+
+def test_a_gpu_that_cannot_serve_is_everybodys_error() -> None:
+    with LocalWorld(3, hosts=[0] * 3, devices={0: 1, 2: 1}) as local:
+        problems = ["", "cuda:0 has compute capability 8.0", ""]
+        exchanges = [
+            engine.introduce_gpus(Wire.AUTO, problem)
+            for engine, problem in zip(local.engines, problems, strict=True)
+        ]
+        local.devices = {}
+        assert local.run([next(each) for each in exchanges]) == [None] * 3
+        for each in exchanges:
+            with pytest.raises(Unsupported, match=r"^rank 1: cuda:0 has compute capability 8\.0$"):
+                next(each)
 
 
 def test_ranks_on_several_hosts() -> None:
@@ -223,9 +245,11 @@ def test_ranks_on_several_hosts() -> None:
 def test_a_rank_whose_tensor_is_on_the_cpu() -> None:
     """It is in its collective while the others introduce their GPUs: all learn who is where."""
     with LocalWorld(2, hosts=[0, 0], devices={0: 1}) as local:
-        introduction = next(iter(local.engines[0].introduce_gpus(Wire.AUTO)))
+        exchanges = local.engines[0].introduce_gpus(Wire.AUTO)
+        introduction = next(exchanges)
         local.devices = {}
-        errors = local.run([introduction, tensors_of(SUM, 2)[1].collective()], timeout_s=10)
+        tensors = tensors_of(SUM, 2)
+        errors = local.run([introduction, tensors[1].collective()], timeout_s=10)
         for error in errors:
             assert isinstance(error, OutOfStep)
             assert "introduction" in str(error)
@@ -237,7 +261,8 @@ def test_a_peer_that_fetches_nothing_is_named() -> None:
     """The sealer waits for its slots; it says for whom."""
     with wired(2) as local:
         case = Case(Operation.BROADCAST, Algorithm.DIRECT, 64)
-        errors = local.run([tensors_of(case, 2)[0].collective(), None], timeout_s=1)
+        tensors = tensors_of(case, 2)
+        errors = local.run([tensors[0].collective(), None], timeout_s=1)
         assert isinstance(errors[0], PeerSilent)
         assert "the peer takes nothing" in str(errors[0])
         assert errors[0].peer == 1

@@ -4,9 +4,10 @@ host   shared memory of the host, which the GPUs read and write by themselves
 peer   another process's GPU memory, by CUDA's inter-process handles: NVLink, or the same GPU
 links  the group's links, by way of pinned memory and a CPU that copies: any two GPUs
 
-A way other than `links` needs all ranks on one host. Each rank makes an area for its records and tells
-the others how to find it; each opens the others' areas and tells whether it could. All come to the
-same conclusion. Both rounds are small collectives of the group itself, so what they tell is sealed.
+First each rank tells whether it has a GPU that serves. A way other than `links` needs all ranks on
+one host: each rank makes an area for its records and tells the others how to find it; each opens
+the others' areas and tells whether it could. All come to the same conclusion. The rounds are small
+collectives of the group itself, so what they tell is sealed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from sealring.schedule import Algorithm, Operation
 _PAGE: Final = 4096
 _LETTER: Final = struct.Struct("<BBHIQII32s64s136x")
 """Version, whether there is an offer, unused, slots, payload, pid, file, nonce, handle."""
-_VERDICT: Final = struct.Struct("<B255s")
-"""Whether all areas could be opened, and if not, why.
+_REASON_BYTES: Final = 1023
+_VERDICT: Final = struct.Struct(f"<B{_REASON_BYTES}s")
+"""Whether it went well, and if not, why.
 
 What a peer says here decides only which way records take; it is a member of the group, and they are
 sealed on all ways."""
@@ -62,6 +64,18 @@ class _Round:
         return [each.raw for each in self._all]
 
 
+def _judged(world: int, problem: str) -> Generator[Collective, None, str]:
+    """What the first rank that has a problem says of it; nothing if none has."""
+    told = problem.encode()[:_REASON_BYTES]
+    verdicts = _Round(world, _VERDICT.pack(not problem, told))
+    yield verdicts.collective()
+    for peer, verdict in enumerate(verdicts.letters()):
+        good, reason = _VERDICT.unpack(verdict)
+        if not good:
+            return f"rank {peer}: {reason.rstrip(bytes(1)).decode(errors='replace')}"
+    return ""
+
+
 class _Way:
     """How the areas of one kind are made and found."""
 
@@ -82,9 +96,7 @@ class _Way:
             files.seal(self._file, self._shape)
             file = self._file
             self._native.offer_host_wires(SLOTS, PAYLOAD_BYTES, file)
-        return _LETTER.pack(
-            _VERSION, 1, 0, SLOTS, PAYLOAD_BYTES, os.getpid(), file, nonce, handle
-        )
+        return _LETTER.pack(_VERSION, 1, 0, SLOTS, PAYLOAD_BYTES, os.getpid(), file, nonce, handle)
 
     def open(self, peer: int, letter: bytes) -> None:
         version, offered, _, slots, payload, pid, file, nonce, handle = _LETTER.unpack(letter)
@@ -109,18 +121,21 @@ class _Way:
 
 
 def agree(
-    native: _native.Engine, rank: int, world: int, wanted: Wire, *, one_host: bool
+    native: _native.Engine, rank: int, world: int, wanted: Wire, *, one_host: bool, problem: str
 ) -> Generator[Collective, None, None]:
     """The collectives by which the ranks agree; afterwards `native.wired` is the same on all.
 
-    Unsupported, on all ranks alike, if `wanted` names a way that is not to be had.
+    `problem` is why this rank's GPU cannot serve, if it cannot. Unsupported, on all ranks alike, if
+    there is such a rank, or if `wanted` names a way that is not to be had.
     """
+    why = yield from _judged(world, problem)
+    if why:
+        raise Unsupported(why)
     if wanted is not Wire.AUTO and wanted is not Wire.LINKS and not one_host:
         raise Unsupported(
             f"SEALRING_GPU_WIRE={wanted} needs all ranks on one host, and these are on several: "
             "set it to links, or leave it to auto"
         )
-    why = ""
     for wire in _ways(wanted, one_host=one_host and world > 1):
         why = yield from _try(native, rank, world, wire)
         if not why:
@@ -157,14 +172,11 @@ def _try(
                     way.open(peer, other)
         except (Unsupported, RuntimeError) as problem:
             reason = str(problem)
-        verdicts = _Round(world, _VERDICT.pack(not reason, reason.encode()[:255]))
-        yield verdicts.collective()
+        why = yield from _judged(world, reason)
     finally:
         way.close()
-    for peer, verdict in enumerate(verdicts.letters()):
-        good, told = _VERDICT.unpack(verdict)
-        if not good:
-            native.drop_wires()
-            return f"rank {peer}: {told.rstrip(bytes(1)).decode(errors='replace')}"
-    native.use_wires()
-    return ""
+    if why:
+        native.drop_wires()
+    else:
+        native.use_wires()
+    return why

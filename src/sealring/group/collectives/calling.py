@@ -20,7 +20,7 @@ class Calling(dist.ProcessGroup):
     _rank: int
     _world: int
 
-    def _choose(self, operation: Operation, nbytes: int) -> Algorithm:
+    def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
         raise NotImplementedError
 
     def _gathering(self, regions: list[torch.Tensor], own: torch.Tensor) -> Collective:
@@ -28,7 +28,7 @@ class Calling(dist.ProcessGroup):
         _, size = slot(own)
         return Collective(
             Operation.ALL_GATHER,
-            self._choose(Operation.ALL_GATHER, size),
+            self._choose(Operation.ALL_GATHER, size, own.device),
             [slot(tensor) for tensor in (*regions, own)],
             size * self._world,
             arguments.moved_dtype(own),

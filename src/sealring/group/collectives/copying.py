@@ -29,7 +29,7 @@ class Copying(Calling):
             "sealring::broadcast",
             Collective(
                 Operation.BROADCAST,
-                self._choose(Operation.BROADCAST, size),
+                self._choose(Operation.BROADCAST, size, memory.device),
                 [slot(memory)],
                 size,
                 arguments.moved_dtype(tensor),
@@ -47,7 +47,7 @@ class Copying(Calling):
             "sealring::barrier",
             Collective(
                 Operation.BARRIER,
-                self._choose(Operation.BARRIER, 0),
+                self._choose(Operation.BARRIER, 0, nothing.device),
                 [slot(nothing)],
                 0,
                 arguments.moved_dtype(nothing),
@@ -157,7 +157,7 @@ class Copying(Calling):
             f"sealring::{name}",
             Collective(
                 operation,
-                self._choose(operation, size),
+                self._choose(operation, size, own.device),
                 [slot(tensor) for tensor in (*parts, own)],
                 size * self._world,
                 arguments.moved_dtype(own),

@@ -95,7 +95,7 @@ class Exchanging(Calling):
             "sealring::all_to_all",
             Collective(
                 Operation.ALL_TO_ALL,
-                self._choose(Operation.ALL_TO_ALL, slot(kept)[1]),
+                self._choose(Operation.ALL_TO_ALL, slot(kept)[1], kept.device),
                 [slot(tensor) for tensor in (*inputs, *outputs)],
                 None,
                 arguments.moved_dtype(inputs[0]),

@@ -44,7 +44,7 @@ class Reducing(Calling):
         results = Results()
         memory = results.memory(tensor)
         address, total = slot(memory)
-        algorithm = self._choose(Operation.ALL_REDUCE, total)
+        algorithm = self._choose(Operation.ALL_REDUCE, total, memory.device)
         slots = [(address, total)]
         if cuts_into_chunks(Operation.ALL_REDUCE, algorithm):
             cuts = chunks(memory.numel(), self._world, memory.element_size())
@@ -73,7 +73,7 @@ class Reducing(Calling):
             "sealring::reduce",
             Collective(
                 Operation.REDUCE,
-                self._choose(Operation.REDUCE, size),
+                self._choose(Operation.REDUCE, size, memory.device),
                 [slot(memory)],
                 size,
                 dtype,
@@ -118,7 +118,7 @@ class Reducing(Calling):
             "sealring::reduce_scatter",
             Collective(
                 Operation.REDUCE_SCATTER,
-                self._choose(Operation.REDUCE_SCATTER, size),
+                self._choose(Operation.REDUCE_SCATTER, size, memory.device),
                 [slot(tensor) for tensor in (*inputs, memory)],
                 size * self._world,
                 dtype,

@@ -1,0 +1,52 @@
+"""A group's first call with a GPU: all ranks agree on the way between their GPUs.
+
+Every rank comes to it at its own first call, before anything of that call is chosen: which
+algorithm is best, and how tensors are cut, depends on the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+import torch
+
+from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.cuda.wires import Wire
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.errors import Unsupported
+from sealring.schedule import Selection
+
+
+class Introduction:
+    def __init__(self, engine: CpuEngine, wanted: Wire) -> None:
+        self._engine = engine
+        self._wanted = wanted
+        self._held = False
+        self._holding = threading.Lock()
+        """The script's thread and its backward pass's may both come with a first tensor."""
+        self._choices: tuple[Selection, Selection] | None = None
+
+    def hold(self, device: torch.device, run: Callable[[Iterable[Collective]], None]) -> None:
+        if self._held:
+            return
+        with self._holding:
+            if self._held:
+                return
+            problem = ""
+            with torch.cuda.device(device):
+                try:
+                    # A collective of this kind is what a GPU is asked for most.
+                    self._engine.use_gpu(device.index, DType.FLOAT32, ReduceKind.SUM)
+                except Unsupported as unable:
+                    problem = str(unable)
+                run(self._engine.introduce_gpus(self._wanted, problem))
+            self._held = True
+
+    def selection(self, chosen: Selection) -> Selection:
+        """The group's own choice, as the way between the GPUs allows it."""
+        if not self._engine.wired:
+            return chosen
+        if self._choices is None or self._choices[0] is not chosen:
+            self._choices = (chosen, chosen.without_forwards())
+        return self._choices[1]

@@ -1,0 +1,63 @@
+"""Ways between GPUs besides the links: each gives what the CPU gives, and is the one asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.gpu.test_group import every_collective, in_group
+
+# Sums are the same to the bit only by the same algorithm; this one passes no records on.
+SAME = {"SEALRING_ALGORITHM": "hierarchical"}
+
+
+def wired_and_right(rank: int) -> tuple[bool, list[str]]:
+    wrong = every_collective(rank)
+    group: Any = dist.group.WORLD
+    return group._engine.wired, wrong
+
+
+@pytest.mark.parametrize("wire", ["peer", "host", "links"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_collective(ranks: int, wire: str) -> None:
+    found = in_group(ranks, wired_and_right, SEALRING_GPU_WIRE=wire, **SAME)
+    assert found == [(wire != "links", [])] * ranks
+
+
+def sums_of_many_sizes(rank: int) -> list[int]:
+    """Runs of several records, whole and broken; the sizes that came out wrong."""
+    wrong = []
+    for size in (65_536, 65_537, 524_288 * 3 + 5, 9_000_001, 40_000_000):
+        data = torch.full((size,), float(rank + 1), device="cuda")
+        data[-1] = 100.0 * (rank + 1)
+        dist.all_reduce(data)
+        total = sum(range(1, dist.get_world_size() + 1))
+        if not (bool((data[:-1] == total).all()) and data[-1].item() == 100.0 * total):
+            wrong.append(size)
+    return wrong
+
+
+@pytest.mark.parametrize("wire", ["auto", "host"])
+def test_long_tensors(wire: str) -> None:
+    assert in_group(4, sums_of_many_sizes, SEALRING_GPU_WIRE=wire) == [[]] * 4
+
+
+def several_groups(rank: int) -> list[float]:
+    """Each group has areas of its own, and a new one comes after one that is gone."""
+    found = []
+    for turn in range(3):
+        group = dist.new_group([0, 1], backend="sealring")
+        if rank < 2:
+            data = torch.full((3_000_000,), float(rank + turn), device="cuda")
+            dist.all_reduce(data, group=group)
+            found.append(data.sum().item() / 3_000_000)
+            dist.destroy_process_group(group)
+    return found
+
+
+def test_groups_come_and_go() -> None:
+    found = in_group(3, several_groups)
+    assert found == [[1.0, 3.0, 5.0], [1.0, 3.0, 5.0], []]
