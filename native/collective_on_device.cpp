@@ -70,6 +70,7 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
   header.count = place.count;
   BufferRef record = pool_.take();  // what will leave over the links
   Device::Area area{record->record};
+  std::vector<int> channels;
   if (wires_ == nullptr) {
     header.lane = kGpuLane;
     record->size = kRecordOverhead + bytes;
@@ -77,6 +78,7 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
     const uint32_t slot = wires_->lend(step.peers);
     header.lane = kWireLane + slot;
     area = wires_->own_slot(slot);
+    channels = wires_->channels_to(step.peers);
     record->size = kSealedHeaderBytes;
     seal_header(key, keyring_.context, header, record->record);
   }
@@ -84,7 +86,7 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
   header.encode(encoded.data());
   const Device::Ticket ticket =
       device_->seal(queue_of(segment.number),
-                    {slot_of(*device_, key), encoded, keyring_.context, bytes, area}, plain);
+                    {slot_of(*device_, key), encoded, keyring_.context, bytes, area, channels}, plain);
   for (int peer : step.peers) ++links_[peer]->promised;
   given_.push_back({ticket, std::move(record), -1, step.peers});
 }

@@ -104,12 +104,13 @@ void CudaDevice::release() noexcept {
       if (event != nullptr) cuda_.destroy_event(event);
     }
   }
+  channels_.clear();
   for (cuda::Pointer area : reached_) cuda_.close_shared(area);
   for (uint8_t* memory : registered_) cuda_.unregister_host(memory);
   for (cuda::Pointer area : {scratch_, berth_memory_}) {
     if (area != 0) cuda_.release(area);
   }
-  for (cuda::Pointer area : shared_) cuda_.release(area);
+  for (cuda::Pointer area : areas_) cuda_.release(area);
   if (verdicts_ != nullptr) cuda_.release_host(verdicts_);
   for (cuda::Handle stream : compute_) {
     if (stream != nullptr) cuda_.destroy_stream(stream);
@@ -148,16 +149,21 @@ void CudaDevice::give_host_memory(uint8_t* memory) {
 
 // ---- wires -------------------------------------------------------------------------------------
 
-Device::Area CudaDevice::share(size_t bytes, std::vector<uint8_t>& handle) {
+Device::Area CudaDevice::own_area(size_t bytes) {
   make_current();
   cuda::Pointer memory = 0;
   check(cuda_.allocate(&memory, (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock),
         "cuMemAlloc");
-  shared_.push_back(memory);
-  cuda::IpcHandle found{};
-  check(cuda_.share(&found, memory), "cuIpcGetMemHandle");
-  handle.assign(found.bytes, found.bytes + sizeof found.bytes);
+  areas_.push_back(memory);
   return {reinterpret_cast<uint8_t*>(memory), true};
+}
+
+Device::Area CudaDevice::share(size_t bytes, std::vector<uint8_t>& handle) {
+  const Area area = own_area(bytes);
+  cuda::IpcHandle found{};
+  check(cuda_.share(&found, address(area.at)), "cuIpcGetMemHandle");
+  handle.assign(found.bytes, found.bytes + sizeof found.bytes);
+  return area;
 }
 
 Device::Area CudaDevice::reach(std::span<const uint8_t> handle) {
@@ -176,6 +182,17 @@ Device::Area CudaDevice::reach_host(uint8_t* memory, size_t bytes) {
   check(cuda_.register_host(memory, bytes, cuda::kPortable), "cuMemHostRegister");
   registered_.push_back(memory);
   return {memory};
+}
+
+std::vector<uint8_t> CudaDevice::new_channel_id() {
+  const nccl::Id id = nccl::new_id();
+  return {id.begin(), id.end()};
+}
+
+int CudaDevice::open_channel(std::span<const uint8_t> id, bool sends) {
+  make_current();
+  channels_.push_back(std::make_unique<nccl::Channel>(id, sends));
+  return static_cast<int>(channels_.size()) - 1;
 }
 
 // Nothing is under way between two collectives.
@@ -238,6 +255,8 @@ void CudaDevice::end() {
 
 void CudaDevice::abandon() noexcept {
   cuda_.set_current(context_);
+  // A peer that is gone would keep them waiting for ever.
+  for (const auto& channel : channels_) channel->abandon();
   cuda_.synchronize(in_);
   for (cuda::Handle stream : compute_) cuda_.synchronize(stream);
   cuda_.synchronize(out_);
@@ -259,6 +278,10 @@ Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint
   check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
   berth.opens = false;
   berth.done = berth.computed;
+  for (int channel : record.channels) {
+    channels_[static_cast<size_t>(channel)]->send(sealed, sealed_run_bytes(record.length),
+                                                  berth.computed);
+  }
   if (record.area.on_device) return begun_++;
   check(cuda_.wait_event(out_, berth.computed, 0), "cuStreamWaitEvent");
   check(cuda_.to_host(record.area.at, berth.record, sealed_run_bytes(record.length), out_),
@@ -271,9 +294,13 @@ Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint
 Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) {
   Berth& berth = next_berth();
   // Read once, into memory that nobody else can write; what is checked there is what is used.
-  check(cuda_.copy(berth.record, address(record.area.at), sealed_run_bytes(record.length), in_),
-        "cuMemcpyAsync");
-  check(cuda_.record_event(berth.copied, in_), "cuEventRecord");
+  const size_t bytes = sealed_run_bytes(record.length);
+  if (record.area.channel >= 0) {
+    channels_[static_cast<size_t>(record.area.channel)]->receive(berth.record, bytes, berth.copied);
+  } else {
+    check(cuda_.copy(berth.record, address(record.area.at), bytes, in_), "cuMemcpyAsync");
+    check(cuda_.record_event(berth.copied, in_), "cuEventRecord");
+  }
   const cuda::Handle stream = stream_of(queue);
   check(cuda_.wait_event(stream, berth.copied, 0), "cuStreamWaitEvent");
   verdicts_[begun_ % kRoom] = kNothingFailed;

@@ -4,12 +4,14 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "cuda_driver.hpp"
 #include "device.hpp"
+#include "nccl.hpp"
 #include "record.hpp"
 
 namespace sealring {
@@ -36,6 +38,9 @@ class CudaDevice : public Device {
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;
   Area reach(std::span<const uint8_t> handle) override;
   Area reach_host(uint8_t* memory, size_t bytes) override;
+  Area own_area(size_t bytes) override;
+  std::vector<uint8_t> new_channel_id() override;
+  int open_channel(std::span<const uint8_t> id, bool sends) override;
   void make_room(size_t payload) override;
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
@@ -87,8 +92,9 @@ class CudaDevice : public Device {
   Setting setting_{};
   cuda::Pointer berth_memory_ = 0;
   std::array<Berth, kRoom> berths_;
-  std::vector<cuda::Pointer> shared_, reached_;  // ours, that peers can read, and theirs
+  std::vector<cuda::Pointer> areas_, reached_;  // ours for wires, and peers'
   std::vector<uint8_t*> registered_;
+  std::vector<std::unique_ptr<nccl::Channel>> channels_;
   uint64_t* verdicts_ = nullptr;  // by berth, in host memory: kernels write there what was bad
   cuda::Pointer keys_ = 0;
   int key_slots_ = 0, key_count_ = 0;

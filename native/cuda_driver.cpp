@@ -26,6 +26,7 @@ Driver load() {
   find(out.create_stream, "cuStreamCreateWithPriority");
   find(out.destroy_stream, "cuStreamDestroy_v2");
   find(out.synchronize, "cuStreamSynchronize");
+  find(out.query_stream, "cuStreamQuery");
   find(out.wait_event, "cuStreamWaitEvent");
   find(out.create_event, "cuEventCreate");
   find(out.destroy_event, "cuEventDestroy_v2");

@@ -51,6 +51,7 @@ struct Driver {
   Result (*create_stream)(Handle*, unsigned, int);
   Result (*destroy_stream)(Handle);
   Result (*synchronize)(Handle);
+  Result (*query_stream)(Handle);
   Result (*wait_event)(Handle, Handle, unsigned);
   Result (*create_event)(Handle*, unsigned);
   Result (*destroy_event)(Handle);

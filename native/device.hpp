@@ -33,10 +33,11 @@ class Device {
   };
 
   // Where records lie, or are to lie: in host memory that the device reaches by itself, or in a
-  // device's, this one's or a peer's.
+  // device's, this one's or a peer's. Or nowhere yet: they come over a channel.
   struct Area {
     uint8_t* at = nullptr;
     bool on_device = false;
+    int channel = -1;
   };
 
   // A run of records, mostly of one: what the first one's header must be, and where they lie.
@@ -46,6 +47,7 @@ class Device {
     std::span<const uint8_t> context;  // 32 bytes
     size_t length;                     // of the payload, all of it
     Area area;
+    std::span<const int> channels = {};  // over which they leave when they are sealed
   };
 
   virtual ~Device() = default;
@@ -60,6 +62,12 @@ class Device {
   virtual Area share(size_t bytes, std::vector<uint8_t>& handle) = 0;
   virtual Area reach(std::span<const uint8_t> handle) = 0;
   virtual Area reach_host(uint8_t* memory, size_t bytes) = 0;
+  // Memory of this device for itself alone.
+  virtual Area own_area(size_t bytes) = 0;
+  // Channels, by number, which carry records from one device to another: what both ends of a new one
+  // must know, and one end of it; returns when the other end has come.
+  virtual std::vector<uint8_t> new_channel_id() = 0;
+  virtual int open_channel(std::span<const uint8_t> id, bool sends) = 0;
   // From now on runs of records may have so much payload.
   virtual void make_room(size_t payload) = 0;
 

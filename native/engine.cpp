@@ -71,6 +71,16 @@ void Engine::open_wire(int peer, Device::Area area) {
   wires_->area_of(peer) = area;
 }
 
+void Engine::open_channel(int peer, int channel, bool sends) {
+  const std::lock_guard<std::mutex> lock(running_);
+  if (!wires_) throw std::invalid_argument("no wires were offered");
+  if (sends) {
+    wires_->channel_to(peer) = channel;
+  } else {
+    wires_->area_of(peer) = {nullptr, true, channel};
+  }
+}
+
 Device::Area Engine::map_wire(int file, size_t bytes) {
   const std::lock_guard<std::mutex> lock(running_);
   if (!device_) throw std::invalid_argument("there is no device attached");

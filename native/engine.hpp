@@ -35,6 +35,7 @@ class Engine {
   // Wires between its memory and the peers' devices: offered, opened and, when all ranks have, used.
   void offer_wires(uint32_t slots, size_t payload, const std::function<Device::Area(size_t)>& make);
   void open_wire(int peer, Device::Area area);
+  void open_channel(int peer, int channel, bool sends);
   // A file of so many bytes as host memory that the device reaches; the file stays the caller's.
   Device::Area map_wire(int file, size_t bytes);
   void use_wires();

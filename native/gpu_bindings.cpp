@@ -104,6 +104,27 @@ void bind_gpu(nb::class_<Engine>& engine) {
             self.open_wire(peer, self.map_wire(file, bytes));
           },
           "peer"_a, "file"_a, "bytes"_a)
+      // Channels lead one way each; slots are then in the GPU's own memory alone.
+      .def("new_channel_id",
+           [](Engine& self) {
+             const std::vector<uint8_t> id = self.device()->new_channel_id();
+             return nb::bytes(id.data(), id.size());
+           })
+      .def(
+          "offer_channels",
+          [](Engine& self, uint32_t slots, size_t payload) {
+            self.offer_wires(slots, payload,
+                             [&](size_t bytes) { return self.device()->own_area(bytes); });
+          },
+          "slots"_a, "payload"_a)
+      .def(
+          "open_channel",
+          [](Engine& self, int peer, const nb::bytes& id, bool sends) {
+            const std::vector<uint8_t> wanted(data(id), data(id) + id.size());
+            const nb::gil_scoped_release released;
+            self.open_channel(peer, self.device()->open_channel(wanted, sends), sends);
+          },
+          "peer"_a, "id"_a, "sends"_a)
       .def("use_wires", &Engine::use_wires)
       .def("drop_wires", &Engine::drop_wires)
       .def_prop_ro("wired", &Engine::wired)

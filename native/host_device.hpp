@@ -22,6 +22,9 @@ class HostDevice : public Device {
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;
   Area reach(std::span<const uint8_t> handle) override;
   Area reach_host(uint8_t* memory, size_t) override { return {memory}; }
+  Area own_area(size_t bytes) override;
+  std::vector<uint8_t> new_channel_id() override;
+  int open_channel(std::span<const uint8_t> id, bool sends) override;
   void make_room(size_t) override {}
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
@@ -58,6 +61,7 @@ class HostDevice : public Device {
   Setting setting_{};
   std::vector<uint8_t> scratch_;
   std::vector<std::unique_ptr<uint8_t[]>> shared_;
+  std::vector<uint64_t> channels_;  // their ids
   std::deque<Unsettled> unsettled_;
   Ticket next_ = 0;
   bool broken_ = false;

@@ -32,6 +32,9 @@ class Wires {
   size_t payload() const { return payload_; }
   Device::Area own{};
   Device::Area& area_of(int peer) { return peers_.at(static_cast<size_t>(peer)).area; }
+  // Where areas cannot be read from afar, over which channel a peer gets what it is lent.
+  int& channel_to(int peer) { return peers_.at(static_cast<size_t>(peer)).channel; }
+  std::vector<int> channels_to(const std::vector<int>& peers) const;
 
   // Segments in the air at once. So many that every rank has slots for all that it seals of them.
   uint64_t window(int world) const { return std::max<uint64_t>(1, slots_ / static_cast<uint64_t>(world)); }
@@ -55,13 +58,14 @@ class Wires {
  private:
   struct Peer {
     Device::Area area{};
+    int channel = -1;
     std::deque<uint32_t> lent;  // slots, in the order in which their headers left
     uint64_t returned = 0;
     uint64_t fetched = 0;
   };
   static size_t slot_bytes(size_t payload) { return (sealed_run_bytes(payload) + 255) / 256 * 256; }
   Device::Area in(const Device::Area& area, uint32_t slot) const {
-    return {area.at + slot * slot_bytes(payload_), area.on_device};
+    return {area.at + slot * slot_bytes(payload_), area.on_device, area.channel};
   }
 
   const uint32_t slots_;

@@ -7,7 +7,7 @@ test can write to, as the host of a real job could.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,7 +25,7 @@ from tests.engine.cuda.test_on_a_device import all_on_devices, check
 from tests.engine.local_world import LocalWorld
 from tests.engine.test_attacks import SUM, assert_all
 
-FIRST = 4
+FIRST = 5
 """The number of the first collective after an introduction."""
 SLOT_BYTES = _native.wire_area_bytes(2, WIRE_PAYLOAD_BYTES) - _native.wire_area_bytes(
     1, WIRE_PAYLOAD_BYTES
@@ -41,7 +41,7 @@ def wired(world: int, wire: Wire = Wire.PEER, **more: object) -> LocalWorld:
     return local
 
 
-@pytest.fixture(scope="module", params=[Wire.PEER, Wire.HOST])
+@pytest.fixture(scope="module", params=[Wire.PEER, Wire.HOST, Wire.NCCL])
 def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
     with wired(4, request.param, rekey_bytes=200_000) as local:
         yield local
@@ -123,15 +123,14 @@ class Host:
 def areas(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """By engine: where its area lies."""
     found: dict[int, int] = {}
-    offer = wires._Way.offer
+    offer = wires._PeerMemory.offer
 
-    def watched(way: wires._Way) -> bytes:
+    def watched(way: wires._PeerMemory) -> bytes:
         letter = offer(way)
-        handle = wires._LETTER.unpack(letter)[-1]
-        found[id(way._native)] = int.from_bytes(handle[:8], "little")
+        found[id(way._native)] = int.from_bytes(letter[:8], "little")
         return letter
 
-    monkeypatch.setattr(wires._Way, "offer", watched)
+    monkeypatch.setattr(wires._PeerMemory, "offer", watched)
     return found
 
 
@@ -195,14 +194,14 @@ def test_a_header_that_names_no_slot() -> None:
 def test_a_way_that_one_rank_has_not_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Auto takes the next one; a way that was demanded is refused by all, with the reason."""
     broken: list[object] = []
-    real = wires._Way.open
+    real = wires._PeerMemory.open
 
-    def open_area(way: wires._Way, peer: int, letter: bytes) -> None:
-        if way._wire is Wire.PEER and way._native is broken[0]:
+    def open_areas(way: wires._PeerMemory, letters: Sequence[bytes]) -> None:
+        if way._native is broken[0]:
             raise RuntimeError("CUDA failed in cuIpcOpenMemHandle: error 201")
-        real(way, peer, letter)
+        real(way, letters)
 
-    monkeypatch.setattr(wires._Way, "open", open_area)
+    monkeypatch.setattr(wires._PeerMemory, "open", open_areas)
     with LocalWorld(3, hosts=[0] * 3, devices=all_on_devices(3)) as local:
         broken.append(local.engines[1]._native)
         assert local.wire(Wire.AUTO) == [None] * 3
@@ -240,6 +239,16 @@ def test_ranks_on_several_hosts() -> None:
         for error in local.wire(Wire.HOST):
             assert isinstance(error, Unsupported)
             assert "needs all ranks on one host" in str(error)
+        assert local.wire(Wire.NCCL) == [None] * 3
+        assert all(engine.wired for engine in local.engines)
+        check(local, SUM)
+
+
+def test_channels_are_for_small_worlds() -> None:
+    with LocalWorld(9, hosts=[0] * 9, devices=all_on_devices(9)) as local:
+        for error in local.wire(Wire.NCCL):
+            assert isinstance(error, Unsupported)
+            assert "these are 9 ranks: more than 8" in str(error)
 
 
 def test_a_rank_whose_tensor_is_on_the_cpu() -> None:

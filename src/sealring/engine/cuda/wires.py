@@ -2,12 +2,13 @@
 
 host   shared memory of the host, which the GPUs read and write by themselves
 peer   another process's GPU memory, by CUDA's inter-process handles: NVLink, or the same GPU
+nccl   NCCL's sends and receives, for clusters with RDMA
 links  the group's links, by way of pinned memory and a CPU that copies: any two GPUs
 
-First each rank tells whether it has a GPU that serves. A way other than `links` needs all ranks on
-one host: each rank makes an area for its records and tells the others how to find it; each opens
-the others' areas and tells whether it could. All come to the same conclusion. The rounds are small
-collectives of the group itself, so what they tell is sealed.
+What travels is the same on all of them: sealed records. First each rank tells whether it has a GPU
+that serves. For all ways but `links` each rank makes an area for its records and tells the others
+how to reach it; each tries to reach the others' and tells whether it could. All come to the same
+conclusion. The rounds are small collectives of the group itself, so what they tell is sealed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
-from typing import Final
+from itertools import permutations
+from typing import Final, Protocol
 
 from sealring import _native
 from sealring.engine.cpu import Collective
@@ -29,8 +31,11 @@ from sealring.links import files
 from sealring.schedule import Algorithm, Operation
 
 _PAGE: Final = 4096
-_LETTER: Final = struct.Struct("<BBHIQII32s64s136x")
-"""Version, whether there is an offer, unused, slots, payload, pid, file, nonce, handle."""
+_HANDLE_BYTES: Final = 64
+_FILE: Final = struct.Struct("<II32s")
+"""The process, its file, and the nonce that is in it."""
+_ID_BYTES: Final = 128
+_MOST_CHANNELS: Final = 8
 _REASON_BYTES: Final = 1023
 _VERDICT: Final = struct.Struct(f"<B{_REASON_BYTES}s")
 """Whether it went well, and if not, why.
@@ -45,6 +50,7 @@ class Wire(StrEnum):
     LINKS = "links"
     HOST = "host"
     PEER = "peer"
+    NCCL = "nccl"
 
 
 class _Round:
@@ -76,48 +82,103 @@ def _judged(world: int, problem: str) -> Generator[Collective, None, str]:
     return ""
 
 
-class _Way:
+class _Way(Protocol):
     """How the areas of one kind are made and found."""
 
-    def __init__(self, native: _native.Engine, wire: Wire) -> None:
-        self._native = native
-        self._wire = wire
+    def offer(self) -> bytes:
+        """What the others must know; of the same length on all ranks."""
+
+    def open(self, letters: Sequence[bytes]) -> None: ...
+    def close(self) -> None: ...
+
+
+class _PeerMemory:
+    def __init__(self, native: _native.Engine, rank: int, _world: int) -> None:
+        self._native, self._rank = native, rank
+
+    def offer(self) -> bytes:
+        return self._native.offer_gpu_wires(SLOTS, PAYLOAD_BYTES).ljust(_HANDLE_BYTES, bytes(1))
+
+    def open(self, letters: Sequence[bytes]) -> None:
+        for peer in _others(self._rank, letters):
+            self._native.open_gpu_wire(peer, letters[peer])
+
+    def close(self) -> None:
+        pass
+
+
+class _HostMemory:
+    def __init__(self, native: _native.Engine, rank: int, _world: int) -> None:
+        self._native, self._rank = native, rank
         self._file: int | None = None
         area = _native.wire_area_bytes(SLOTS, PAYLOAD_BYTES)
         pages = -(-area // _PAGE) * _PAGE
         self._shape = files.Shape(pages + _PAGE, pages, files.SIZE_SEALS)
 
     def offer(self) -> bytes:
-        nonce, handle, file = b"", b"", 0
-        if self._wire is Wire.PEER:
-            handle = self._native.offer_gpu_wires(SLOTS, PAYLOAD_BYTES)
-        else:
-            self._file, nonce = files.create(self._shape, "sealring-wire")
-            files.seal(self._file, self._shape)
-            file = self._file
-            self._native.offer_host_wires(SLOTS, PAYLOAD_BYTES, file)
-        return _LETTER.pack(_VERSION, 1, 0, SLOTS, PAYLOAD_BYTES, os.getpid(), file, nonce, handle)
+        self._file, nonce = files.create(self._shape, "sealring-wire")
+        files.seal(self._file, self._shape)
+        self._native.offer_host_wires(SLOTS, PAYLOAD_BYTES, self._file)
+        return _FILE.pack(os.getpid(), self._file, nonce)
 
-    def open(self, peer: int, letter: bytes) -> None:
-        version, offered, _, slots, payload, pid, file, nonce, handle = _LETTER.unpack(letter)
-        if version != _VERSION or not offered:
-            raise Unsupported(f"rank {peer} offers none")
-        if (slots, payload) != (SLOTS, PAYLOAD_BYTES):
-            raise Unsupported(f"rank {peer} has {slots} slots of {payload} bytes")
-        if self._wire is Wire.PEER:
-            self._native.open_gpu_wire(peer, handle)
-            return
-        fd = files.find(pid, file, nonce, self._shape, writable=True)
-        try:
-            self._native.open_host_wire(peer, fd, self._shape.bytes)
-        finally:
-            os.close(fd)
+    def open(self, letters: Sequence[bytes]) -> None:
+        for peer in _others(self._rank, letters):
+            pid, file, nonce = _FILE.unpack(letters[peer])
+            fd = files.find(pid, file, nonce, self._shape, writable=True)
+            try:
+                self._native.open_host_wire(peer, fd, self._shape.bytes)
+            finally:
+                os.close(fd)
 
     def close(self) -> None:
         """The mappings stay."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+class _Nccl:
+    """A channel from every rank to every other, each with an id that its sender makes."""
+
+    def __init__(self, native: _native.Engine, rank: int, world: int) -> None:
+        self._native, self._rank, self._world = native, rank, world
+
+    def offer(self) -> bytes:
+        if self._world > _MOST_CHANNELS:
+            raise Unsupported(
+                f"every rank has a channel to every other, and these are {self._world} ranks: "
+                f"more than {_MOST_CHANNELS}"
+            )
+        self._native.offer_channels(SLOTS, PAYLOAD_BYTES)
+        ids = [
+            b"" if peer == self._rank else self._native.new_channel_id()
+            for peer in range(self._world)
+        ]
+        return b"".join(each.ljust(_ID_BYTES, bytes(1)) for each in ids)
+
+    def open(self, letters: Sequence[bytes]) -> None:
+        # Each returns when its other end has come: so all ranks must take them in one order.
+        for sender, receiver in permutations(range(self._world), 2):
+            if self._rank not in (sender, receiver):
+                continue
+            identity = letters[sender][receiver * _ID_BYTES :][:_ID_BYTES]
+            sends = self._rank == sender
+            self._native.open_channel(receiver if sends else sender, identity, sends)
+
+    def close(self) -> None:
+        pass
+
+
+def _others(rank: int, letters: Sequence[bytes]) -> Iterator[int]:
+    return (peer for peer in range(len(letters)) if peer != rank)
+
+
+_WAYS: Final[dict[Wire, Callable[[_native.Engine, int, int], _Way]]] = {
+    Wire.PEER: _PeerMemory,
+    Wire.HOST: _HostMemory,
+    Wire.NCCL: _Nccl,
+}
+_ONE_HOST: Final = (Wire.PEER, Wire.HOST)
 
 
 def agree(
@@ -131,48 +192,49 @@ def agree(
     why = yield from _judged(world, problem)
     if why:
         raise Unsupported(why)
-    if wanted is not Wire.AUTO and wanted is not Wire.LINKS and not one_host:
+    if wanted in _ONE_HOST and not one_host:
         raise Unsupported(
             f"SEALRING_GPU_WIRE={wanted} needs all ranks on one host, and these are on several: "
-            "set it to links, or leave it to auto"
+            "set it to nccl or links, or leave it to auto"
         )
-    for wire in _ways(wanted, one_host=one_host and world > 1):
+    if world == 1 or wanted is Wire.LINKS:
+        return
+    for wire in _candidates(one_host=one_host) if wanted is Wire.AUTO else (wanted,):
         why = yield from _try(native, rank, world, wire)
         if not why:
             return
-    if wanted in (Wire.HOST, Wire.PEER) and world > 1:
+    if wanted is not Wire.AUTO:
         raise Unsupported(
             f"SEALRING_GPU_WIRE={wanted} cannot be had: {why}. Leave it to auto, which takes "
             "whatever way there is"
         )
 
 
-def _ways(wanted: Wire, *, one_host: bool) -> Sequence[Wire]:
-    if not one_host or wanted is Wire.LINKS:
-        return ()
-    return (Wire.PEER, Wire.HOST) if wanted is Wire.AUTO else (wanted,)
+def _candidates(*, one_host: bool) -> Sequence[Wire]:
+    """Between hosts the links: NCCL is no faster without RDMA, and who has that asks for it."""
+    return _ONE_HOST if one_host else ()
 
 
 def _try(
     native: _native.Engine, rank: int, world: int, wire: Wire
 ) -> Generator[Collective, None, str]:
     """Nothing, and it is used; or why it is not to be had, by the first rank that has it not."""
-    way = _Way(native, wire)
-    reason, letter = "", bytes(_LETTER.size)
+    way = _WAYS[wire](native, rank, world)
+    reason, letter = "", b""
     try:
         try:
             letter = way.offer()
         except (Unsupported, RuntimeError) as problem:
             reason = str(problem)
-        offers = _Round(world, letter)
-        yield offers.collective()
-        try:
-            for peer, other in enumerate(offers.letters()):
-                if peer != rank and not reason:
-                    way.open(peer, other)
-        except (Unsupported, RuntimeError) as problem:
-            reason = str(problem)
         why = yield from _judged(world, reason)
+        if not why:
+            offers = _Round(world, letter)
+            yield offers.collective()
+            try:
+                way.open(offers.letters())
+            except (Unsupported, RuntimeError) as problem:
+                reason = str(problem)
+            why = yield from _judged(world, reason)
     finally:
         way.close()
     if why:

@@ -1,0 +1,110 @@
+#include "nccl.hpp"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace sealring::nccl {
+namespace {
+
+constexpr int kByte = 1;  // ncclUint8
+constexpr int kSender = 0, kReceiver = 1;
+
+struct UniqueId {
+  char bytes[kIdBytes];
+};
+
+struct Library {
+  int (*new_id)(UniqueId*);
+  int (*init)(void**, int, UniqueId, int);
+  int (*send)(const void*, size_t, int, int, void*, cuda::Handle);
+  int (*receive)(void*, size_t, int, int, void*, cuda::Handle);
+  int (*abort)(void*);
+  int (*destroy)(void*);
+  const char* (*explain)(int);
+};
+
+Library load() {
+  // CUDA builds of torch have it in the process already.
+  void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw std::runtime_error("NCCL, libnccl.so.2, is not installed");
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr) throw std::runtime_error(std::string("NCCL is too old: it has no ") + name);
+  };
+  Library out;
+  find(out.new_id, "ncclGetUniqueId");
+  find(out.init, "ncclCommInitRank");
+  find(out.send, "ncclSend");
+  find(out.receive, "ncclRecv");
+  find(out.abort, "ncclCommAbort");
+  find(out.destroy, "ncclCommDestroy");
+  find(out.explain, "ncclGetErrorString");
+  return out;
+}
+
+const Library& library() {
+  static const Library loaded = load();
+  return loaded;
+}
+
+void check(int result, const char* what) {
+  if (result == 0) return;
+  throw std::runtime_error(std::string("NCCL failed in ") + what + ": " + library().explain(result));
+}
+
+}  // namespace
+
+Id new_id() {
+  UniqueId made;
+  check(library().new_id(&made), "ncclGetUniqueId");
+  Id out;
+  std::memcpy(out.data(), made.bytes, out.size());
+  return out;
+}
+
+Channel::Channel(std::span<const uint8_t> id, bool sends) {
+  UniqueId wanted;
+  if (id.size() != sizeof wanted.bytes) throw std::runtime_error("no id of NCCL's");
+  std::memcpy(wanted.bytes, id.data(), id.size());
+  check(library().init(&communicator_, 2, wanted, sends ? kSender : kReceiver), "ncclCommInitRank");
+  const cuda::Driver& cuda = cuda::driver();
+  int least = 0, greatest = 0;
+  try {
+    cuda::check(cuda.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    cuda::check(cuda.create_stream(&stream_, cuda::kNonBlocking, greatest),
+                "cuStreamCreateWithPriority");
+  } catch (...) {
+    library().abort(communicator_);
+    throw;
+  }
+}
+
+Channel::~Channel() {
+  abandon();
+  if (communicator_ != nullptr) library().destroy(communicator_);
+  if (stream_ != nullptr) cuda::driver().destroy_stream(stream_);
+}
+
+void Channel::send(cuda::Pointer from, size_t bytes, cuda::Handle when) {
+  cuda::check(cuda::driver().wait_event(stream_, when, 0), "cuStreamWaitEvent");
+  check(library().send(reinterpret_cast<const void*>(from), bytes, kByte, kReceiver, communicator_,
+                       stream_),
+        "ncclSend");
+}
+
+void Channel::receive(cuda::Pointer into, size_t bytes, cuda::Handle done) {
+  check(library().receive(reinterpret_cast<void*>(into), bytes, kByte, kSender, communicator_, stream_),
+        "ncclRecv");
+  cuda::check(cuda::driver().record_event(done, stream_), "cuEventRecord");
+}
+
+void Channel::abandon() noexcept {
+  if (communicator_ == nullptr || cuda::driver().query_stream(stream_) == cuda::kSuccess) return;
+  library().abort(communicator_);
+  communicator_ = nullptr;
+}
+
+}  // namespace sealring::nccl
