@@ -5,23 +5,12 @@
 
 #include <string>
 
+#include "sealing_on_device.hpp"
+
 namespace sealring {
 namespace {
 
 constexpr unsigned kGlanceUs = 20;
-
-// Puts a key where the device finds it, once per generation.
-template <typename Key>
-int slot_of(Device& device, Key& key) {
-  OnDevice& there = key.on_device;
-  if (there.slot < 0) {
-    there = {device.add_key(key.bytes()), key.generation()};
-  } else if (there.generation != key.generation()) {
-    device.replace_key(there.slot, key.bytes());
-    there.generation = key.generation();
-  }
-  return there.slot;
-}
 
 }  // namespace
 
@@ -54,16 +43,10 @@ void Collective::seal_on_device(Header& header, const uint8_t* plain, const Step
   header.kind = alone ? Kind::pair : Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = alone ? static_cast<uint32_t>(step.peers[0]) : kEveryone;
-  header.lane = kGpuLane;
-  const SealingKey::Place place = key.advance(header.length);
-  header.generation = place.generation;
-  header.count = place.count;
-  std::array<uint8_t, kHeaderBytes> encoded;
-  header.encode(encoded.data());
   BufferRef record = pool_.take();
   record->size = kRecordOverhead + header.length;
-  const Device::Ticket ticket = device_->seal(
-      queue_of(header.segment), {slot_of(*device_, key), encoded, keyring_.context, header.length, record->record}, plain);
+  const Device::Ticket ticket = seal_on(*device_, queue_of(header.segment), key, keyring_.context,
+                                        header, plain, record->record);
   for (int peer : step.peers) ++links_[peer]->promised;
   given_.push_back({ticket, std::move(record), -1, step.peers});
 }
@@ -72,15 +55,11 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   if (!device_->has_room()) return false;
   const Step& step = program_.steps[index];
   const Header header = link.header();
-  // Not the header as it lies in the buffer: the device is told what was found authentic, and
-  // finds out for itself whether the record has that.
-  std::array<uint8_t, kHeaderBytes> encoded;
-  header.encode(encoded.data());
-  const int slot = slot_of(*device_, link.arrived_key());
+  OpeningKey& key = link.arrived_key();
   BufferRef record = link.take();
   const Device::Ticket ticket =
-      device_->open(queue_of(segment.number), {slot, encoded, keyring_.context, header.length, record->record},
-                    at(segment, step.slot), step.action == Action::receive_reduce);
+      open_on(*device_, queue_of(segment.number), key, keyring_.context, header, record->record,
+              at(segment, step.slot), step.action == Action::receive_reduce);
   ++stats_.opened_records;
   stats_.opened_bytes += header.length;
   if (--owed_[link.peer] == 0) link.expecting = false;

@@ -55,40 +55,45 @@ nb::object open(const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& a
   return nb::bytes(out.data(), out.size());
 }
 
-}  // namespace
+template <typename Owner>
+HostDevice& host_device(Owner& owner) {
+  auto* host = dynamic_cast<HostDevice*>(owner.device());
+  if (host == nullptr) throw nb::value_error("it has no such device");
+  return *host;
+}
 
-void bind_gpu(nb::class_<Engine>& engine) {
-  engine
+template <typename Owner>
+void bind_devices(nb::class_<Owner>& owner) {
+  owner
       .def(
           "attach_cuda",
-          [](Engine& self, int ordinal, uint64_t seal, uint64_t open) {
+          [](Owner& self, int ordinal, uint64_t seal, uint64_t open) {
             self.attach(std::make_unique<CudaDevice>(ordinal, self.world(), seal, open));
           },
           "ordinal"_a, "seal"_a, "open"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "add_reduction",
-          [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 4>& functions) {
-            auto* cuda = dynamic_cast<CudaDevice*>(self.device());
-            if (cuda == nullptr) throw nb::value_error("the engine has no GPU");
-            cuda->add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
-                                {functions[0], functions[1], functions[2], functions[3]});
-          },
-          "dtype"_a, "kind"_a, "functions"_a)
       // The GPU's part played by this CPU, for tests.
       .def(
-          "attach_host",
-          [](Engine& self, int lag) { self.attach(std::make_unique<HostDevice>(lag)); }, "lag"_a,
-          nb::call_guard<nb::gil_scoped_release>())
-      .def("host_fail", [](Engine& self) {
-        auto* host = dynamic_cast<HostDevice*>(self.device());
-        if (host == nullptr) throw nb::value_error("the engine has no such device");
-        host->fail_from_now_on();
-      })
-      .def("host_log", [](Engine& self) {
-        auto* host = dynamic_cast<HostDevice*>(self.device());
-        if (host == nullptr) throw nb::value_error("the engine has no such device");
-        return host->log();
-      });
+          "attach_host", [](Owner& self, int lag) { self.attach(std::make_unique<HostDevice>(lag)); },
+          "lag"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("host_fail", [](Owner& self) { host_device(self).fail_from_now_on(); })
+      .def("host_log", [](Owner& self) { return host_device(self).log(); });
+}
+
+}  // namespace
+
+void bind_gpu(nb::class_<Mailbox>& mailbox) { bind_devices(mailbox); }
+
+void bind_gpu(nb::class_<Engine>& engine) {
+  bind_devices(engine);
+  engine.def(
+      "add_reduction",
+      [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 4>& functions) {
+        auto* cuda = dynamic_cast<CudaDevice*>(self.device());
+        if (cuda == nullptr) throw nb::value_error("the engine has no GPU");
+        cuda->add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
+                            {functions[0], functions[1], functions[2], functions[3]});
+      },
+      "dtype"_a, "kind"_a, "functions"_a);
 }
 
 void bind_gpu_functions(nb::module_& m) {

@@ -1,0 +1,50 @@
+// A record as a device is given it: the key where the device finds it, the header as it must be.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "device.hpp"
+#include "keys.hpp"
+#include "record.hpp"
+
+namespace sealring {
+
+// Puts a key where the device finds it, once per generation.
+template <typename Key>
+int slot_of(Device& device, Key& key) {
+  OnDevice& there = key.on_device;
+  if (there.slot < 0) {
+    there = {device.add_key(key.bytes()), key.generation()};
+  } else if (there.generation != key.generation()) {
+    device.replace_key(there.slot, key.bytes());
+    there.generation = key.generation();
+  }
+  return there.slot;
+}
+
+// Fills in lane, count and generation; the record will lie at `at`.
+inline Device::Ticket seal_on(Device& device, uint64_t queue, SealingKey& key,
+                              const Context& context, Header& header, const uint8_t* plain,
+                              uint8_t* at) {
+  header.lane = kGpuLane;
+  const SealingKey::Place place = key.advance(header.length);
+  header.generation = place.generation;
+  header.count = place.count;
+  std::array<uint8_t, kHeaderBytes> encoded;
+  header.encode(encoded.data());
+  return device.seal(queue, {slot_of(device, key), encoded, context, header.length, at}, plain);
+}
+
+// Not with the header as it lies at `at`: the device is told what was found authentic, and finds out
+// for itself whether the record has that.
+inline Device::Ticket open_on(Device& device, uint64_t queue, OpeningKey& key,
+                              const Context& context, const Header& header, uint8_t* at,
+                              uint8_t* into, bool reduces) {
+  std::array<uint8_t, kHeaderBytes> encoded;
+  header.encode(encoded.data());
+  return device.open(queue, {slot_of(device, key), encoded, context, header.length, at}, into,
+                     reduces);
+}
+
+}  // namespace sealring
