@@ -38,7 +38,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[LocalMail]:
     transport, lag = request.param
     devices = {rank: lag + rank for rank in range(3)}
     with LocalMail(3, transport, RECORD_BYTES, rekey_bytes=5_000, devices=devices) as mail:
-        yield mail  # type: ignore[misc]
+        yield mail
 
 
 def sent(box: Mailbox, peer: int, tag: int, message: np.ndarray, ready: int | None = 0) -> int:
@@ -56,9 +56,10 @@ def test_messages_of_every_length_come_back(three: LocalMail) -> None:
     """None, odd ones, many records and several generations of keys, there and back."""
     zero, one, _ = three.mailboxes
     for size in (0, 1, 63, 255, 256, 257, 40_001):
-        message, there, back = values(size, size), np.empty(size, np.uint8), np.empty(size, np.uint8)
+        message = values(size, size)
+        there, back = np.empty(size, np.uint8), np.empty(size, np.uint8)
 
-        def echoes(size: int = size, there: np.ndarray = there) -> None:
+        def echoes(there: np.ndarray = there) -> None:
             one.wait(got(one, 0, 7, there))
             one.wait(sent(one, 0, 8, there))
 
@@ -157,9 +158,7 @@ def records_of(letters: Letters, tap: attacker.Tap) -> list[Record]:
 def test_records_are_the_gpus_own(size: int) -> None:
     """Announced without a byte of it, then lane 1 under a key of its own, however short it is."""
     tap = attacker.Tap()
-    letters = Letters(
-        {(0, 1): tap}, sizes=(size, size), record_bytes=RECORD_BYTES, devices=BOTH
-    )
+    letters = Letters({(0, 1): tap}, sizes=(size, size), record_bytes=RECORD_BYTES, devices=BOTH)
     records = records_of(letters, tap)
     announced = [record for record in records if record.kind is Kind.ANNOUNCE]
     assert [record.fields["length"] for record in announced] == [0, 0]
@@ -168,7 +167,7 @@ def test_records_are_the_gpus_own(size: int) -> None:
     assert {record.fields["lane"] for record in data} == {GPU_LANE}
     assert [record.fields["count"] for record in data] == list(range(len(data)))
     assert all(record.fields["lane"] == 0 for record in records if record.kind is not Kind.DATA)
-    key = _native.gpu_key(attacker_key())
+    key = _native.gpu_key(LocalMail(1)._key("pair", 0, 1))
     plain = b""
     for count, record in enumerate(data):
         nonce = GPU_LANE.to_bytes(4, "little") + count.to_bytes(8, "little")
@@ -177,11 +176,6 @@ def test_records_are_the_gpus_own(size: int) -> None:
         assert opened is not None
         plain += opened
     assert plain == b"".join(message.tobytes() for message in letters.sent)
-
-
-def attacker_key() -> bytes:
-    """The key from rank 0 to rank 1, as tests know it."""
-    return LocalMail._key(LocalMail.__new__(LocalMail), "pair", 0, 1)
 
 
 def test_no_key_and_nonce_seal_two_records() -> None:
