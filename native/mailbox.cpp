@@ -11,6 +11,14 @@
 #include "alert.hpp"
 
 namespace sealring {
+namespace {
+
+// Whoever calls wait() drives the traffic itself; its thread is given this long to come.
+constexpr std::chrono::milliseconds kGrace{1};
+// A waiter that does not drive looks around this often.
+constexpr std::chrono::milliseconds kLook{100};
+
+}  // namespace
 
 // The calling thread may use the device in `work`. If the device fails the peers must be told, for
 // they wait for this rank.
@@ -27,19 +35,6 @@ auto Mailbox::with_device(Work work) {
                   "the GPU of rank " + std::to_string(rank_) + " failed: " + broken.what());
   }
 }
-
-namespace {
-
-// Whoever calls wait() drives the traffic itself; its thread is given this long to come.
-constexpr std::chrono::milliseconds kGrace{1};
-constexpr int kNapMs = 100;
-// The device rings no bell: it is glanced at. One that takes longer than is usual for a record, or for
-// a stream to come to a call, is looked at less often.
-constexpr unsigned kGlanceUs = 20;
-constexpr double kGlancesForS = 5e-3;
-constexpr int kDeviceNapMs = 1;
-
-}  // namespace
 
 Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_bytes,
                  uint64_t rekey_bytes, size_t gpu_record_bytes)
@@ -143,7 +138,7 @@ std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wan
   while (!over()) {
     require_alive();
     if (driving_) {
-      changed_.wait_for(lock, std::chrono::milliseconds(kNapMs));
+      changed_.wait_for(lock, kLook);
       if (over()) break;
       lock.unlock();
       const bool leaves = wants_out();
@@ -263,40 +258,6 @@ Mailbox::Stats Mailbox::stats() const {
   return out;
 }
 
-// ---- the traffic -------------------------------------------------------------------------------
-
-void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
-                    const std::function<bool()>& wants_out) {
-  driving_ = true;
-  try {
-    while (!failure_ && !closed_ && !enough()) {
-      if (step()) {
-        patience_.progressed();
-        continue;
-      }
-      const bool glances = waits_for_device();
-      lock.unlock();
-      bool lent = patience_.lend();
-      if (!lent && glances && patience_.silent_s() < kGlancesForS) lent = ::usleep(kGlanceUs) == 0;
-      const bool leaves = !lent && wants_out();
-      lock.lock();
-      if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
-      if (!lent && !failure_ && !closed_ && !enough()) sleep(lock);
-    }
-  } catch (const Failure& failure) {
-    driving_ = false;
-    if (!failure_ && !closed_) end_with(failure);
-    changed_.notify_all();
-    throw;
-  } catch (...) {
-    driving_ = false;
-    changed_.notify_all();
-    throw;
-  }
-  driving_ = false;
-  changed_.notify_all();
-}
-
 bool Mailbox::step() {
   return with_device([this] {
     awaits_stream_ = false;
@@ -310,61 +271,6 @@ bool Mailbox::step() {
     }
     return moved;
   });
-}
-
-void Mailbox::sleep(Lock& lock) {
-  check_patience();
-  std::vector<Link*> sleepers;
-  for (const auto& link : links_) {
-    if (link && !link->ended()) sleepers.push_back(link.get());
-  }
-  uint64_t rung = 0;
-  (void)!::read(wake_, &rung, sizeof rung);
-  const int nap_ms = waits_for_device() ? kDeviceNapMs : kNapMs;
-  lock.unlock();
-  try {
-    sleep_on(sleepers, wake_, nap_ms);
-  } catch (...) {
-    lock.lock();
-    throw;
-  }
-  lock.lock();
-}
-
-void Mailbox::check_patience() const {
-  check_device_patience();
-  const Clock::time_point now = Clock::now();
-  const auto late = [&](const auto& message) {
-    return std::chrono::duration<double>(now - message.moved).count() > message.timeout_s;
-  };
-  const auto silent = [](int peer, const std::string& what, double timeout_s) {
-    return Failure(FailureCode::peer_silent, peer,
-                   what + " for " + std::to_string(timeout_s) + " s");
-  };
-  for (const Incoming& each : waiting_) {
-    if (late(each)) {
-      throw silent(each.peer, "no message with tag " + std::to_string(each.tag) + " came",
-                   each.timeout_s);
-    }
-  }
-  for (size_t peer = 0; peer < peers_.size(); ++peer) {
-    const Peer& box = peers_[peer];
-    const int rank = static_cast<int>(peer);
-    for (const auto& [id, each] : box.accepting) {
-      if (late(each)) throw silent(rank, "nothing more of a message came", each.timeout_s);
-    }
-    for (const auto& [id, each] : box.announced) {
-      if (late(each)) {
-        throw silent(rank, "the peer did not receive a message with tag " + std::to_string(each.tag),
-                     each.timeout_s);
-      }
-    }
-    for (const auto* queue : {&box.unannounced, &box.accepted, &box.leaving}) {
-      for (const Outgoing& each : *queue) {
-        if (late(each)) throw silent(rank, "the peer takes nothing", each.timeout_s);
-      }
-    }
-  }
 }
 
 }  // namespace sealring

@@ -156,9 +156,9 @@ class Mailbox {
   size_t piece_bytes(bool on_device) const {
     return (on_device ? gpu_pool_ : pool_).payload_bytes();
   }
-  // With a device (mailbox_on_device.cpp).
   template <typename Work>
   auto with_device(Work work);
+  // With a device (mailbox_on_device.cpp).
   bool reached(std::optional<uint64_t>& ready);
   void seal_on_device(Link& link, Header& header, const Outgoing& message);
   void open_on_device(Link& link, const Incoming& incoming, bool last);
@@ -166,9 +166,9 @@ class Mailbox {
   void abandon_given() noexcept;
   bool waits_for_device() const { return !given_.empty() || awaits_stream_; }
   void require_same_place(const Incoming& incoming, const Arrival& arrival) const;
-  void check_device_patience() const;
   void sleep(Lock& lock);
   void check_patience() const;
+  void check_device_patience() const;
   void require_alive() const;
   void require_link(int peer) const;
   void require_device(const std::optional<uint64_t>& ready) const;

@@ -2,7 +2,6 @@
 //
 // A record is given to the device only when its memory may be used. So no record waits on the device
 // for a stream of the caller's, and none behind it does.
-#include <algorithm>
 #include <string>
 
 #include "mailbox.hpp"
@@ -84,25 +83,6 @@ void Mailbox::require_same_place(const Incoming& incoming, const Arrival& arriva
                     place(theirs_on_gpu) + ", rank " + std::to_string(rank_) + " on " +
                     place(!theirs_on_gpu) + ": both ends of a message, here with tag " +
                     std::to_string(arrival.tag) + ", must keep theirs on the same");
-}
-
-// A device that hangs, or a stream that does not come to the call: no peer is to blame.
-void Mailbox::check_device_patience() const {
-  const Clock::time_point now = Clock::now();
-  const auto require_patience = [&](const auto& each) {
-    if (std::chrono::duration<double>(now - each.moved).count() <= each.timeout_s) return;
-    throw Failure(FailureCode::peer_silent, rank_,
-                  "the GPU of rank " + std::to_string(rank_) +
-                      " did not do its part of a message for " + std::to_string(each.timeout_s) +
-                      " s");
-  };
-  if (!given_.empty()) require_patience(given_.front());
-  for (const Meeting& each : met_) require_patience(each.incoming);
-  for (const Peer& box : peers_) {
-    for (const Outgoing& each : box.accepted) {
-      if (each.ready.value_or(0) != 0) require_patience(each);
-    }
-  }
 }
 
 }  // namespace sealring

@@ -205,8 +205,8 @@ def test_streams() -> None:
 
 def past_a_busy_stream(rank: int) -> bool:
     """A message whose stream is far from the call holds up none that comes after it."""
+    around_the_ring(rank)  # so that no memory is to be made meanwhile, for which CUDA may wait
     slow, quick = torch.cuda.Stream(), torch.cuda.Stream()
-    torch.cuda.synchronize()
     large, small = torch.zeros(1_000_000, device="cuda"), torch.zeros(1000, device="cuda")
     torch.cuda.synchronize()
     if rank == 0:

@@ -155,6 +155,19 @@ def test_tensors_that_are_not_contiguous(workers: Workers) -> None:
     workers.run(not_in_one_piece)
 
 
+def all_in_one_place(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(10), 1)
+    else:
+        with pytest.raises(RuntimeError, match="single memory location"):
+            dist.recv(torch.zeros(1).expand(10), 0)
+    dist.barrier()
+
+
+def test_a_result_that_cannot_be_written_is_its_waiters_error(workers: Workers) -> None:
+    workers.run(all_in_one_place)
+
+
 def many_short_ones(rank: int, world: int) -> None:
     """More than the receiver may be made to hold; it asks for them in the end."""
     count = 3000
