@@ -80,18 +80,19 @@ def test_tags_match_and_equal_ones_keep_their_order(workers: Workers, transport:
 
 
 def from_anybody(rank: int, world: int) -> None:
+    # A tag for each length: one rank's second message may come before another's first.
     if rank == 0:
-        for length in (1, LONG):
+        for tag, length in enumerate((1, LONG)):
             seen = set()
             for _ in range(world - 1):
                 got = torch.empty(length)
-                source = dist.recv(got, tag=3)
+                source = dist.recv(got, tag=tag)
                 assert torch.equal(got, numbers(length, source))
                 seen.add(source)
             assert seen == set(range(1, world))
     else:
-        for length in (1, LONG):
-            dist.send(numbers(length, rank), 0, tag=3)
+        for tag, length in enumerate((1, LONG)):
+            dist.send(numbers(length, rank), 0, tag=tag)
 
 
 @TRANSPORTS
