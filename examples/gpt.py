@@ -32,7 +32,8 @@ class Embed(nn.Module):
         self.positions = nn.Embedding(CONTEXT, WIDTH)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1]))
+        places = torch.arange(inputs.shape[1], device=inputs.device)
+        return self.tokens(inputs) + self.positions(places)
 
 
 class Attention(nn.Module):

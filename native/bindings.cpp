@@ -260,15 +260,22 @@ NB_MODULE(_native, m) {
         return out;
       });
 
-  nb::class_<Mailbox>(m, "Mailbox")
+  nb::class_<Mailbox> mailbox(m, "Mailbox");
+  bind_gpu(mailbox);
+  mailbox
       .def(
           "__init__",
           [](Mailbox* self, int rank, int world, const nb::bytes& context, size_t record_bytes,
-             uint64_t rekey_bytes) {
+             uint64_t rekey_bytes, size_t gpu_record_bytes) {
+            if (gpu_record_bytes < 16 || gpu_record_bytes > kGpuPayload ||
+                gpu_record_bytes % 16 != 0) {
+              throw nb::value_error("gpu_record_bytes must be a multiple of 16, at most 256 KiB");
+            }
             new (self) Mailbox(rank, world, exactly<Context>(context, "context"), record_bytes,
-                               rekey_bytes);
+                               rekey_bytes, gpu_record_bytes);
           },
-          "rank"_a, "world"_a, "context"_a, "record_bytes"_a, "rekey_bytes"_a)
+          "rank"_a, "world"_a, "context"_a, "record_bytes"_a, "rekey_bytes"_a,
+          "gpu_record_bytes"_a)
       .def(
           "add_tcp_link",
           [](Mailbox& self, int peer, int socket, const nb::bytes& send_key,
@@ -288,22 +295,24 @@ NB_MODULE(_native, m) {
           "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a)
       .def(
           "send",
-          [](Mailbox& self, int peer, uint32_t tag, uintptr_t from, size_t bytes,
-             double timeout_s) {
+          [](Mailbox& self, int peer, uint32_t tag, uintptr_t from, size_t bytes, double timeout_s,
+             std::optional<uint64_t> ready) {
             return without_gil([&] {
-              return self.send(peer, tag, reinterpret_cast<const uint8_t*>(from), bytes, timeout_s);
+              return self.send(peer, tag, reinterpret_cast<const uint8_t*>(from), bytes, timeout_s,
+                               ready);
             });
           },
-          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a)
+          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a, "ready"_a.none())
       .def(
           "receive",
-          [](Mailbox& self, int peer, uint32_t tag, uintptr_t into, size_t bytes,
-             double timeout_s) {
+          [](Mailbox& self, int peer, uint32_t tag, uintptr_t into, size_t bytes, double timeout_s,
+             std::optional<uint64_t> ready) {
             return without_gil([&] {
-              return self.receive(peer, tag, reinterpret_cast<uint8_t*>(into), bytes, timeout_s);
+              return self.receive(peer, tag, reinterpret_cast<uint8_t*>(into), bytes, timeout_s,
+                                  ready);
             });
           },
-          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a)
+          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a, "ready"_a.none())
       .def(
           "wait",
           [](Mailbox& self, Mailbox::Ticket ticket) {

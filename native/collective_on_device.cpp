@@ -6,23 +6,12 @@
 #include <algorithm>
 #include <string>
 
+#include "sealing_on_device.hpp"
+
 namespace sealring {
 namespace {
 
 constexpr unsigned kGlanceUs = 20;
-
-// Puts a key where the device finds it, once per generation.
-template <typename Key>
-int slot_of(Device& device, Key& key) {
-  OnDevice& there = key.on_device;
-  if (there.slot < 0) {
-    there = {device.add_key(key.bytes()), key.generation()};
-  } else if (there.generation != key.generation()) {
-    device.replace_key(there.slot, key.bytes());
-    there.generation = key.generation();
-  }
-  return there.slot;
-}
 
 }  // namespace
 
@@ -65,9 +54,7 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = alone ? static_cast<uint32_t>(step.peers[0]) : kEveryone;
   const size_t bytes = length(segment, step.slot);
-  const SealingKey::Place place = key.advance(bytes, records_in_run(bytes));
-  header.generation = place.generation;
-  header.count = place.count;
+  reserve(key, header, bytes);
   BufferRef record = pool_.take();  // what will leave over the links
   Device::Area area{record->record};
   std::vector<int> channels;
@@ -82,11 +69,8 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
     record->size = kSealedHeaderBytes;
     seal_header(key, keyring_.context, header, record->record);
   }
-  std::array<uint8_t, kHeaderBytes> encoded;
-  header.encode(encoded.data());
-  const Device::Ticket ticket =
-      device_->seal(queue_of(segment.number),
-                    {slot_of(*device_, key), encoded, keyring_.context, bytes, area, channels}, plain);
+  const Device::Ticket ticket = seal_on(*device_, queue_of(segment.number), key, keyring_.context,
+                                        header, plain, bytes, area, channels);
   for (int peer : step.peers) ++links_[peer]->promised;
   given_.push_back({ticket, std::move(record), -1, step.peers});
 }
@@ -95,21 +79,16 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   if (!device_->has_room()) return false;
   const Step& step = program_.steps[index];
   const Header header = link.header();
-  // Not the header as it lies in the buffer: the device is told what was found authentic, and
-  // finds out for itself whether the record has that.
-  std::array<uint8_t, kHeaderBytes> encoded;
-  header.encode(encoded.data());
-  const int slot = slot_of(*device_, link.arrived_key());
+  OpeningKey& key = link.arrived_key();
   const size_t bytes = length(segment, step.slot);
-  // The first of them has been counted.
-  link.arrived_key().expected_count += records_in_run(bytes) - 1;
+  key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
   BufferRef record = link.take();
   const Device::Area area = wires_ == nullptr
                                 ? Device::Area{record->record}
                                 : wires_->slot_of(link.peer, header.lane - kWireLane);
   const Device::Ticket ticket =
-      device_->open(queue_of(segment.number), {slot, encoded, keyring_.context, bytes, area},
-                    at(segment, step.slot), step.action == Action::receive_reduce);
+      open_on(*device_, queue_of(segment.number), key, keyring_.context, header, bytes, area,
+              at(segment, step.slot), step.action == Action::receive_reduce);
   ++stats_.opened_records;
   stats_.opened_bytes += bytes;
   if (--owed_[link.peer] == 0) link.expecting = false;

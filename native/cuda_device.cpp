@@ -123,6 +123,13 @@ void CudaDevice::release() noexcept {
 
 void CudaDevice::make_current() const { check(cuda_.set_current(context_), "cuCtxSetCurrent"); }
 
+bool CudaDevice::reached(uint64_t event) {
+  const cuda::Result result = cuda_.query_event(reinterpret_cast<cuda::Handle>(event));
+  if (result == cuda::kNotReady) return false;
+  check(result, "cuEventQuery");
+  return true;
+}
+
 void CudaDevice::add_reduction(DType dtype, ReduceKind kind, const Reduction& functions) {
   const std::lock_guard<std::mutex> lock(adding_);
   reductions_[{dtype, kind}] = functions;

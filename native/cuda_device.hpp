@@ -33,6 +33,8 @@ class CudaDevice : public Device {
   };
   void add_reduction(DType dtype, ReduceKind kind, const Reduction& functions);
 
+  void enter() override { make_current(); }
+  bool reached(uint64_t event) override;
   uint8_t* take_host_memory(size_t bytes) override;
   void give_host_memory(uint8_t* memory) override;
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;

@@ -52,6 +52,11 @@ class Device {
 
   virtual ~Device() = default;
 
+  // Work for the device comes from the calling thread now.
+  virtual void enter() = 0;
+  // Whether an event has been reached. The memory that it guards may then be used.
+  virtual bool reached(uint64_t event) = 0;
+
   // Host memory that the device reads and writes by itself.
   virtual uint8_t* take_host_memory(size_t bytes) = 0;
   virtual void give_host_memory(uint8_t* memory) = 0;

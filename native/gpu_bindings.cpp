@@ -55,25 +55,46 @@ nb::object open(const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& a
   return nb::bytes(out.data(), out.size());
 }
 
-}  // namespace
+template <typename Owner>
+HostDevice& host_device(Owner& owner) {
+  auto* host = dynamic_cast<HostDevice*>(owner.device());
+  if (host == nullptr) throw nb::value_error("it has no such device");
+  return *host;
+}
 
-void bind_gpu(nb::class_<Engine>& engine) {
-  engine
+template <typename Owner>
+void bind_devices(nb::class_<Owner>& owner) {
+  owner
       .def(
           "attach_cuda",
-          [](Engine& self, int ordinal, uint64_t seal, uint64_t open) {
+          [](Owner& self, int ordinal, uint64_t seal, uint64_t open) {
             self.attach(std::make_unique<CudaDevice>(ordinal, self.world(), seal, open));
           },
           "ordinal"_a, "seal"_a, "open"_a, nb::call_guard<nb::gil_scoped_release>())
+      // The GPU's part played by this CPU, for tests.
       .def(
-          "add_reduction",
-          [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 4>& functions) {
-            auto* cuda = dynamic_cast<CudaDevice*>(self.device());
-            if (cuda == nullptr) throw nb::value_error("the engine has no GPU");
-            cuda->add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
-                                {functions[0], functions[1], functions[2], functions[3]});
-          },
-          "dtype"_a, "kind"_a, "functions"_a)
+          "attach_host", [](Owner& self, int lag) { self.attach(std::make_unique<HostDevice>(lag)); },
+          "lag"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("host_fail", [](Owner& self) { host_device(self).fail_from_now_on(); })
+      .def("host_log", [](Owner& self) { return host_device(self).log(); });
+}
+
+}  // namespace
+
+void bind_gpu(nb::class_<Mailbox>& mailbox) { bind_devices(mailbox); }
+
+void bind_gpu(nb::class_<Engine>& engine) {
+  bind_devices(engine);
+  engine.def(
+      "add_reduction",
+      [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 4>& functions) {
+        auto* cuda = dynamic_cast<CudaDevice*>(self.device());
+        if (cuda == nullptr) throw nb::value_error("the engine has no GPU");
+        cuda->add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
+                            {functions[0], functions[1], functions[2], functions[3]});
+      },
+      "dtype"_a, "kind"_a, "functions"_a);
+  engine
       // Wires: an area for peers to read, in the GPU's memory (with the handle that leads to it) or
       // in a mapped file; then the peers' areas, and, when all ranks have them all, their use.
       .def(
@@ -127,22 +148,7 @@ void bind_gpu(nb::class_<Engine>& engine) {
           "peer"_a, "id"_a, "sends"_a)
       .def("use_wires", &Engine::use_wires)
       .def("drop_wires", &Engine::drop_wires)
-      .def_prop_ro("wired", &Engine::wired)
-      // The GPU's part played by this CPU, for tests.
-      .def(
-          "attach_host",
-          [](Engine& self, int lag) { self.attach(std::make_unique<HostDevice>(lag)); }, "lag"_a,
-          nb::call_guard<nb::gil_scoped_release>())
-      .def("host_fail", [](Engine& self) {
-        auto* host = dynamic_cast<HostDevice*>(self.device());
-        if (host == nullptr) throw nb::value_error("the engine has no such device");
-        host->fail_from_now_on();
-      })
-      .def("host_log", [](Engine& self) {
-        auto* host = dynamic_cast<HostDevice*>(self.device());
-        if (host == nullptr) throw nb::value_error("the engine has no such device");
-        return host->log();
-      });
+      .def_prop_ro("wired", &Engine::wired);
 }
 
 void bind_gpu_functions(nb::module_& m) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +17,9 @@ class HostDevice : public Device {
   // A ticket is settled when it has been asked about `lag` times.
   explicit HostDevice(int lag) : lag_(lag) {}
 
+  void enter() override {}
+  // An event is a number here: how often it must be asked about before it is reached.
+  bool reached(uint64_t event) override { return ++asked_about_[event] > event; }
   uint8_t* take_host_memory(size_t bytes) override;
   void give_host_memory(uint8_t* memory) override;
   // Its peers are in the same process: a handle is an address.
@@ -64,6 +68,7 @@ class HostDevice : public Device {
   std::vector<uint64_t> channels_;  // their ids
   std::deque<Unsettled> unsettled_;
   Ticket next_ = 0;
+  std::map<uint64_t, uint64_t> asked_about_;
   bool broken_ = false;
   std::vector<std::string> log_;
 };

@@ -156,7 +156,8 @@ OpeningKey& Link::key_of(const Header& header) {
 void Link::check_header() {
   const char* forged = "a record's header was changed on the way, or sealed under other keys";
   if (!Header::decode(in_->record, header_)) throw Failure(FailureCode::tampered, peer, forged);
-  const bool data = header_.kind == Kind::pair || header_.kind == Kind::group;
+  const bool data = header_.kind == Kind::pair || header_.kind == Kind::group ||
+                    header_.kind == Kind::data;
   const bool by_gpu = header_.lane == kGpuLane && data && keyring_.gpu_pool != nullptr;
   const bool in_slot = header_.lane >= kWireLane && data &&
                        header_.lane - kWireLane < keyring_.wire_slots;

@@ -15,17 +15,35 @@ namespace {
 
 // Whoever calls wait() drives the traffic itself; its thread is given this long to come.
 constexpr std::chrono::milliseconds kGrace{1};
-constexpr int kNapMs = 100;
+// A waiter that does not drive looks around this often.
+constexpr std::chrono::milliseconds kLook{100};
 
 }  // namespace
 
+// The calling thread may use the device in `work`. If the device fails the peers must be told, for
+// they wait for this rank.
+template <typename Work>
+auto Mailbox::with_device(Work work) {
+  if (!device_) return work();
+  try {
+    device_->enter();
+    return work();
+  } catch (const Failure&) {
+    throw;
+  } catch (const std::exception& broken) {
+    throw Failure(FailureCode::closed, -1,
+                  "the GPU of rank " + std::to_string(rank_) + " failed: " + broken.what());
+  }
+}
+
 Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_bytes,
-                 uint64_t rekey_bytes)
+                 uint64_t rekey_bytes, size_t gpu_record_bytes)
     : rank_(rank),
       rekey_bytes_(rekey_bytes),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      keyring_{rank, context, nullptr, {}},
       pool_(std::max(record_bytes, std::max(kShortBytes, kMaxAlertText + 64))),
+      gpu_pool_(gpu_record_bytes),
+      keyring_{rank, context, nullptr, {}, nullptr, {}, &gpu_pool_},
       links_(static_cast<size_t>(world)),
       peers_(static_cast<size_t>(world)) {
   if (wake_ < 0) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
@@ -45,6 +63,13 @@ void Mailbox::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& sen
                                         keyring_, pool_);
 }
 
+void Mailbox::attach(std::unique_ptr<Device> device) {
+  const Lock lock(lock_);
+  if (device_) throw std::invalid_argument("the mailbox has a device already");
+  device_ = std::move(device);
+  gpu_pool_.take_memory_of(device_.get());
+}
+
 // ---- what the caller sees ----------------------------------------------------------------------
 
 void Mailbox::require_alive() const {
@@ -58,18 +83,23 @@ void Mailbox::require_link(int peer) const {
   }
 }
 
+void Mailbox::require_device(const std::optional<uint64_t>& ready) const {
+  if (ready && !device_) throw std::invalid_argument("there is no device attached");
+}
+
 Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_t bytes,
-                              double timeout_s) {
+                              double timeout_s, std::optional<uint64_t> ready) {
   const Lock lock(lock_);
   require_alive();
   require_link(peer);
+  require_device(ready);
   const Ticket ticket = ++last_ticket_;
   tickets_[ticket] = std::nullopt;
   posted_ = Clock::now();
-  peers_[peer].unannounced.push_back({ticket, tag, from, bytes, timeout_s, posted_});
+  peers_[peer].unannounced.push_back({ticket, tag, from, bytes, ready, timeout_s, posted_});
   try {
     // A short message is gone before the call returns, if its link has room.
-    if (!driving_) write(*links_[peer]);
+    if (!driving_) with_device([&] { return write(*links_[peer]); });
   } catch (const Failure& failure) {
     end_with(failure);
     throw;
@@ -79,17 +109,18 @@ Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_
 }
 
 Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t bytes,
-                                 double timeout_s) {
+                                 double timeout_s, std::optional<uint64_t> ready) {
   const Lock lock(lock_);
   require_alive();
   if (peer != kAnyone) require_link(peer);
+  require_device(ready);
   const Ticket ticket = ++last_ticket_;
   tickets_[ticket] = std::nullopt;
   posted_ = Clock::now();
-  waiting_.push_back({ticket, peer, tag, into, bytes, timeout_s, posted_});
+  waiting_.push_back({ticket, peer, tag, into, bytes, ready, timeout_s, posted_});
   new_receives_ = true;
   try {
-    if (!driving_) match_arrivals();
+    if (!driving_) with_device([&] { match_arrivals(); });
   } catch (const Failure& failure) {
     end_with(failure);
     throw;
@@ -107,7 +138,7 @@ std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wan
   while (!over()) {
     require_alive();
     if (driving_) {
-      changed_.wait_for(lock, std::chrono::milliseconds(kNapMs));
+      changed_.wait_for(lock, kLook);
       if (over()) break;
       lock.unlock();
       const bool leaves = wants_out();
@@ -154,7 +185,8 @@ bool Mailbox::pending() const {
     return !peer.unannounced.empty() || !peer.announced.empty() || !peer.accepted.empty() ||
            !peer.leaving.empty() || !peer.accepting.empty();
   };
-  return !waiting_.empty() || std::any_of(peers_.begin(), peers_.end(), busy) ||
+  return !waiting_.empty() || !met_.empty() || !given_.empty() ||
+         std::any_of(peers_.begin(), peers_.end(), busy) ||
          std::any_of(links_.begin(), links_.end(),
                      [](const auto& link) { return link && !link->idle(); });
 }
@@ -169,6 +201,7 @@ void Mailbox::close() {
   Lock lock(lock_);
   if (closed_ || failure_) return;
   closed_ = true;
+  abandon_given();
   wait_for_driver(lock);
   say_and_leave(links_, Kind::bye, {}, {});
   wipe();
@@ -178,6 +211,7 @@ void Mailbox::fail(const Failure& failure) {
   Lock lock(lock_);
   if (closed_ || failure_) return;
   failure_ = failure;
+  abandon_given();
   wait_for_driver(lock);
   end_with(failure);
 }
@@ -190,6 +224,7 @@ void Mailbox::wait_for_driver(Lock& lock) {
 
 void Mailbox::end_with(const Failure& failure) {
   failure_ = failure;
+  abandon_given();
   say_and_leave(links_, Kind::alert, encode_alert(failure, rank_), {});
   wipe();
 }
@@ -198,8 +233,10 @@ void Mailbox::end_with(const Failure& failure) {
 void Mailbox::wipe() {
   stats_ = {stats_.sealed_bytes, stats_.opened_bytes, 0};
   for (auto& link : links_) link.reset();
+  if (device_) device_->wipe();
   waiting_.clear();
   arrivals_.clear();
+  met_.clear();
   peers_.assign(peers_.size(), Peer{});
   wake();
   changed_.notify_all();
@@ -214,107 +251,26 @@ void Mailbox::wake() {
 Mailbox::Stats Mailbox::stats() const {
   const Lock lock(lock_);
   Stats out = stats_;
-  out.memory_bytes = pool_.bytes();
+  out.memory_bytes = pool_.bytes() + gpu_pool_.bytes();
   for (const auto& link : links_) {
     if (link) out.memory_bytes += link->memory_bytes();
   }
   return out;
 }
 
-// ---- the traffic -------------------------------------------------------------------------------
-
-void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
-                    const std::function<bool()>& wants_out) {
-  driving_ = true;
-  try {
-    while (!failure_ && !closed_ && !enough()) {
-      if (step()) {
-        patience_.progressed();
-        continue;
-      }
-      lock.unlock();
-      const bool lent = patience_.lend();
-      const bool leaves = !lent && wants_out();
-      lock.lock();
-      if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
-      if (!lent && !failure_ && !closed_ && !enough()) sleep(lock);
-    }
-  } catch (const Failure& failure) {
-    driving_ = false;
-    if (!failure_ && !closed_) end_with(failure);
-    changed_.notify_all();
-    throw;
-  } catch (...) {
-    driving_ = false;
-    changed_.notify_all();
-    throw;
-  }
-  driving_ = false;
-  changed_.notify_all();
-}
-
 bool Mailbox::step() {
-  match_arrivals();
-  bool moved = false;
-  for (const auto& link : links_) {
-    if (!link) continue;
-    moved |= read(*link);
-    moved |= write(*link);
-  }
-  return moved;
-}
-
-void Mailbox::sleep(Lock& lock) {
-  check_patience();
-  std::vector<Link*> sleepers;
-  for (const auto& link : links_) {
-    if (link && !link->ended()) sleepers.push_back(link.get());
-  }
-  uint64_t rung = 0;
-  (void)!::read(wake_, &rung, sizeof rung);
-  lock.unlock();
-  try {
-    sleep_on(sleepers, wake_, kNapMs);
-  } catch (...) {
-    lock.lock();
-    throw;
-  }
-  lock.lock();
-}
-
-void Mailbox::check_patience() const {
-  const Clock::time_point now = Clock::now();
-  const auto late = [&](const auto& message) {
-    return std::chrono::duration<double>(now - message.moved).count() > message.timeout_s;
-  };
-  const auto silent = [](int peer, const std::string& what, double timeout_s) {
-    return Failure(FailureCode::peer_silent, peer,
-                   what + " for " + std::to_string(timeout_s) + " s");
-  };
-  for (const Incoming& each : waiting_) {
-    if (late(each)) {
-      throw silent(each.peer, "no message with tag " + std::to_string(each.tag) + " came",
-                   each.timeout_s);
+  return with_device([this] {
+    awaits_stream_ = false;
+    match_arrivals();
+    bool moved = accept_met();
+    moved |= settle();
+    for (const auto& link : links_) {
+      if (!link) continue;
+      moved |= read(*link);
+      moved |= write(*link);
     }
-  }
-  for (size_t peer = 0; peer < peers_.size(); ++peer) {
-    const Peer& box = peers_[peer];
-    const int rank = static_cast<int>(peer);
-    for (const auto& [id, each] : box.accepting) {
-      if (late(each)) throw silent(rank, "nothing more of a message came", each.timeout_s);
-    }
-    for (const auto& [id, each] : box.announced) {
-      if (late(each)) {
-        throw silent(rank, "the peer did not receive a message with tag " + std::to_string(each.tag),
-                     each.timeout_s);
-      }
-    }
-    for (const auto* queue : {&box.unannounced, &box.accepted, &box.leaving}) {
-      for (const Outgoing& each : *queue) {
-        if (late(each)) throw silent(rank, "the peer takes nothing", each.timeout_s);
-      }
-    }
-  }
+    return moved;
+  });
 }
 
 }  // namespace sealring

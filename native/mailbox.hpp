@@ -4,6 +4,9 @@
 // that has not yet come to the collective its sender is in. A short message travels with its
 // announcement and waits in the receiver's memory; a longer one waits with its sender until the
 // receiver accepts it. So a link never carries what nobody has room for, and never blocks.
+//
+// A message in a GPU's memory is sealed and opened by the GPU (mailbox_on_device.cpp) and always waits
+// to be accepted: no CPU sees its plaintext, however short it is.
 #pragma once
 
 #include <condition_variable>
@@ -12,12 +15,14 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "buffers.hpp"
+#include "device.hpp"
 #include "farewell.hpp"
 #include "link.hpp"
 #include "waiting.hpp"
@@ -31,15 +36,24 @@ class Mailbox {
   // A message up to this size travels with its announcement.
   static constexpr size_t kShortBytes = 32u << 10;
 
-  Mailbox(int rank, int world, const Context& context, size_t record_bytes, uint64_t rekey_bytes);
+  Mailbox(int rank, int world, const Context& context, size_t record_bytes, uint64_t rekey_bytes,
+          size_t gpu_record_bytes = kGpuPayload);
   ~Mailbox();
 
   void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                 const KeyBytes& receive_key);
 
-  // The memory must stay until the message is done, or the mailbox closed.
-  Ticket send(int peer, uint32_t tag, const uint8_t* from, size_t bytes, double timeout_s);
-  Ticket receive(int peer, uint32_t tag, uint8_t* into, size_t bytes, double timeout_s);
+  // What seals and opens the messages that are not in the CPU's memory.
+  void attach(std::unique_ptr<Device> device);
+  Device* device() const { return device_.get(); }
+  int world() const { return static_cast<int>(links_.size()); }
+
+  // The memory must stay until the message is done, or the mailbox closed. With `ready` it is the
+  // device's, and not touched before that event of its (0: at once).
+  Ticket send(int peer, uint32_t tag, const uint8_t* from, size_t bytes, double timeout_s,
+              std::optional<uint64_t> ready = std::nullopt);
+  Ticket receive(int peer, uint32_t tag, uint8_t* into, size_t bytes, double timeout_s,
+                 std::optional<uint64_t> ready = std::nullopt);
 
   // Drives the traffic until this message is done; returns the rank at its other end, or nothing if
   // finished() has handed it out already.
@@ -63,11 +77,15 @@ class Mailbox {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  // Where a message is when it is announced. The numbers are the protocol's.
+  enum class Place : uint32_t { with_sender = 0, in_the_announcement = 1, on_senders_gpu = 2 };
+
   struct Outgoing {
     Ticket ticket;
     uint32_t tag;
     const uint8_t* from;
     size_t bytes;
+    std::optional<uint64_t> ready;  // of a device's memory: the event to wait for, 0 when it was reached
     double timeout_s;
     Clock::time_point moved;
     uint64_t id = 0;
@@ -79,6 +97,7 @@ class Mailbox {
     uint32_t tag;
     uint8_t* into;
     size_t bytes;
+    std::optional<uint64_t> ready;
     double timeout_s;
     Clock::time_point moved;
     size_t have = 0;
@@ -89,7 +108,22 @@ class Mailbox {
     uint64_t id;
     uint32_t tag;
     uint64_t bytes;
+    Place place;
     std::vector<uint8_t> payload;  // of a short one
+  };
+  struct Meeting {
+    Incoming incoming;
+    Arrival arrival;
+  };
+  // A record that the device was given, to seal or to open, in the order in which it will be done.
+  struct Given {
+    Device::Ticket ticket;
+    BufferRef record;
+    int peer;
+    bool opens;
+    std::optional<Ticket> ends;  // the message received whose last record it is
+    double timeout_s;
+    Clock::time_point moved;
   };
   struct Peer {
     std::deque<Outgoing> unannounced;
@@ -109,17 +143,35 @@ class Mailbox {
   bool read(Link& link);
   void hear_announcement(Link& link);
   void hear_acceptance(Link& link);
-  void take_data(Link& link);
+  bool take_data(Link& link);
   bool write(Link& link);
+  bool send_data(Link& link);
   void announce(Link& link, Outgoing message);
   void match_arrivals();
   static bool meets(const Incoming& waiting, const Arrival& arrival);
   void remember(Arrival arrival);
   void match(std::list<Incoming>::iterator waiting, Arrival arrival);
+  bool accept_met();
+  void accept(Incoming incoming, const Arrival& arrival);
+  size_t piece_bytes(bool on_device) const {
+    return (on_device ? gpu_pool_ : pool_).payload_bytes();
+  }
+  template <typename Work>
+  auto with_device(Work work);
+  // With a device (mailbox_on_device.cpp).
+  bool reached(std::optional<uint64_t>& ready);
+  void seal_on_device(Link& link, Header& header, const Outgoing& message);
+  void open_on_device(Link& link, const Incoming& incoming, bool last);
+  bool settle();
+  void abandon_given() noexcept;
+  bool waits_for_device() const { return !given_.empty() || awaits_stream_; }
+  void require_same_place(const Incoming& incoming, const Arrival& arrival) const;
   void sleep(Lock& lock);
   void check_patience() const;
+  void check_device_patience() const;
   void require_alive() const;
   void require_link(int peer) const;
+  void require_device(const std::optional<uint64_t>& ready) const;
   bool pending() const;
   void done(Ticket ticket, int peer);
   void end_with(const Failure& failure);
@@ -136,12 +188,18 @@ class Mailbox {
   std::optional<Failure> failure_;
   int wake_;  // an eventfd
 
-  Keyring keyring_;
+  std::unique_ptr<Device> device_;  // first: buffers lie in its memory
   BufferPool pool_;
+  BufferPool gpu_pool_;
+  Keyring keyring_;
   Links links_;
   std::vector<Peer> peers_;
   std::list<Incoming> waiting_;  // for an announcement, in the order of their calls
   std::list<Arrival> arrivals_;
+  std::list<Meeting> met_;       // not accepted before their memory may be written
+  std::deque<Given> given_;
+  uint64_t given_count_ = 0;
+  bool awaits_stream_ = false;   // in the last step some memory was still in use
   bool new_receives_ = false;  // that have not looked among the arrivals yet
   std::map<Ticket, std::optional<int>> tickets_;  // all that are not yet handed out
   std::vector<Ticket> news_;

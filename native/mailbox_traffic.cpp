@@ -28,30 +28,12 @@ bool Mailbox::write(Link& link) {
     announce(link, std::move(next));
     moved = true;
   }
-  if (!box.accepted.empty() && link.has_room()) {
-    Outgoing& message = box.accepted.front();
-    Header header;
-    header.kind = Kind::data;
-    header.collective = message.id;
-    header.segment = static_cast<uint32_t>(message.sealed / pool_.payload_bytes());
-    header.total = message.bytes;
-    header.length =
-        static_cast<uint32_t>(std::min(pool_.payload_bytes(), message.bytes - message.sealed));
-    link.send(header, message.from + message.sealed);
-    stats_.sealed_bytes += header.length;
-    message.sealed += header.length;
-    message.moved = Clock::now();
-    if (message.sealed == message.bytes) {
-      box.leaving.push_back(std::move(message));
-      box.accepted.pop_front();
-    }
-    moved = true;
-  }
+  moved |= send_data(link);
   if (!link.idle()) moved |= link.flush();
   if (link.broken()) {
     throw Failure(FailureCode::peer_lost, link.peer, "the peer closed the connection");
   }
-  if (link.idle()) {
+  if (link.idle() && link.promised == 0) {
     for (const Outgoing& message : box.leaving) done(message.ticket, link.peer);
     moved |= !box.leaving.empty();
     box.leaving.clear();
@@ -59,18 +41,55 @@ bool Mailbox::write(Link& link) {
   return moved;
 }
 
+// One record of the first message that can move: one whose memory is still in use holds up no other.
+bool Mailbox::send_data(Link& link) {
+  Peer& box = peers_[link.peer];
+  for (auto next = box.accepted.begin(); next != box.accepted.end(); ++next) {
+    Outgoing& message = *next;
+    const bool on_device = message.ready.has_value();
+    const bool room =
+        on_device ? device_->has_room() && link.has_room_for_device() : link.has_room();
+    if (!room || !reached(message.ready)) continue;
+    const size_t piece = piece_bytes(on_device);
+    Header header;
+    header.kind = Kind::data;
+    header.collective = message.id;
+    header.segment = static_cast<uint32_t>(message.sealed / piece);
+    header.total = message.bytes;
+    header.length = static_cast<uint32_t>(std::min(piece, message.bytes - message.sealed));
+    if (on_device) {
+      seal_on_device(link, header, message);
+    } else {
+      link.send(header, message.from + message.sealed);
+    }
+    stats_.sealed_bytes += header.length;
+    message.sealed += header.length;
+    message.moved = Clock::now();
+    if (message.sealed == message.bytes) {
+      box.leaving.push_back(std::move(message));
+      box.accepted.erase(next);
+    }
+    return true;
+  }
+  return false;
+}
+
 void Mailbox::announce(Link& link, Outgoing message) {
   Peer& box = peers_[link.peer];
   message.id = ++box.sent;
-  const bool travels =
-      message.bytes <= kShortBytes && box.untaken_bytes + message.bytes <= kUntakenBytes;
+  const bool on_device = message.ready.has_value();
+  const bool travels = !on_device && message.bytes <= kShortBytes &&
+                       box.untaken_bytes + message.bytes <= kUntakenBytes;
+  const Place place = on_device ? Place::on_senders_gpu
+                      : travels ? Place::in_the_announcement
+                                : Place::with_sender;
   Header header;
   header.kind = Kind::announce;
   header.collective = message.id;
   header.message = message.tag;
   header.total = message.bytes;
   header.length = travels ? static_cast<uint32_t>(message.bytes) : 0;
-  header.segment = travels ? 1 : 0;
+  header.segment = static_cast<uint32_t>(place);
   link.send(header, message.from);
   message.moved = Clock::now();
   if (travels) {
@@ -96,6 +115,9 @@ bool Mailbox::read(Link& link) {
                     [](const auto& other) { return !other || other->ended(); });
     const bool missed = !box.unannounced.empty() || !box.announced.empty() ||
                         !box.accepted.empty() || !box.accepting.empty() ||
+                        std::any_of(met_.begin(), met_.end(), [&](const Meeting& each) {
+                          return each.arrival.peer == link.peer;
+                        }) ||
                         std::any_of(waiting_.begin(), waiting_.end(), [&](const Incoming& each) {
                           return each.peer == link.peer ||
                                  (each.peer == kAnyone && nobody_is_left);
@@ -111,8 +133,7 @@ bool Mailbox::read(Link& link) {
       hear_acceptance(link);
       break;
     case Kind::data:
-      take_data(link);
-      break;
+      return take_data(link) || moved;
     case Kind::alert:
       link.open(link.arrived_payload());
       throw decode_alert({link.arrived_payload(), link.header().length}, link.peer);
@@ -133,12 +154,13 @@ bool Mailbox::read(Link& link) {
 void Mailbox::hear_announcement(Link& link) {
   const Header& header = link.header();
   link.open(link.arrived_payload());
-  const bool travels = header.segment != 0;
-  if (header.collective != ++peers_[link.peer].heard ||
-      (travels && header.length != header.total) || (!travels && header.length != 0)) {
+  const Place place = static_cast<Place>(header.segment);
+  const bool travels = place == Place::in_the_announcement;
+  if (header.collective != ++peers_[link.peer].heard || place > Place::on_senders_gpu ||
+      header.length != (travels ? header.total : 0)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer announced a message wrongly");
   }
-  Arrival arrival{link.peer, header.collective, header.message, header.total, {}};
+  Arrival arrival{link.peer, header.collective, header.message, header.total, place, {}};
   if (travels) {
     arrival.payload.assign(link.arrived_payload(), link.arrived_payload() + header.length);
     stats_.opened_bytes += header.length;
@@ -189,10 +211,11 @@ bool Mailbox::meets(const Incoming& waiting, const Arrival& arrival) {
   return waiting.tag == arrival.tag && (waiting.peer == kAnyone || waiting.peer == arrival.peer);
 }
 
-// A receive has met its message: a short one is here already, a longer one is asked for.
+// A receive has met its message.
 void Mailbox::match(std::list<Incoming>::iterator waiting, Arrival arrival) {
   Incoming incoming = *waiting;
   waiting_.erase(waiting);
+  require_same_place(incoming, arrival);
   if (incoming.bytes != arrival.bytes) {
     throw Failure(FailureCode::out_of_step, arrival.peer,
                   "rank " + std::to_string(arrival.peer) + " sent a message of " +
@@ -200,14 +223,33 @@ void Mailbox::match(std::list<Incoming>::iterator waiting, Arrival arrival) {
                       std::to_string(arrival.tag) + ", rank " + std::to_string(rank_) +
                       " receives " + std::to_string(incoming.bytes));
   }
-  Link& link = *links_[arrival.peer];
+  incoming.moved = Clock::now();
+  met_.push_back({incoming, std::move(arrival)});
+  accept_met();
+}
+
+bool Mailbox::accept_met() {
+  bool moved = false;
+  for (auto each = met_.begin(); each != met_.end();) {
+    if (!reached(each->incoming.ready)) {
+      ++each;
+      continue;
+    }
+    accept(each->incoming, each->arrival);
+    each = met_.erase(each);
+    moved = true;
+  }
+  return moved;
+}
+
+// A short one is here already, any other is asked for.
+void Mailbox::accept(Incoming incoming, const Arrival& arrival) {
   Header header;
   header.kind = Kind::accept;
   header.collective = arrival.id;
-  link.send(header, nullptr);
+  links_[arrival.peer]->send(header, nullptr);
   incoming.moved = Clock::now();
-  // A message of no bytes always travels with its announcement.
-  if (arrival.bytes != 0 && arrival.payload.empty()) {
+  if (arrival.place != Place::in_the_announcement) {
     peers_[arrival.peer].accepting.emplace(arrival.id, incoming);
     return;
   }
@@ -233,26 +275,42 @@ void Mailbox::hear_acceptance(Link& link) {
   box.announced.erase(found);
 }
 
-void Mailbox::take_data(Link& link) {
+// Takes the record, unless the device has no room for it yet.
+bool Mailbox::take_data(Link& link) {
   const Header& header = link.header();
   Peer& box = peers_[link.peer];
   const auto found = box.accepting.find(header.collective);
-  if (found == box.accepting.end() || header.segment * pool_.payload_bytes() != found->second.have ||
-      header.total != found->second.bytes || header.length == 0 ||
-      header.length > found->second.bytes - found->second.have) {
+  const auto is_next = [&](const Incoming& incoming) {
+    const bool on_device = incoming.ready.has_value();
+    const size_t piece = piece_bytes(on_device);
+    return header.lane == (on_device ? kGpuLane : kCpuLane) &&
+           header.segment * piece == incoming.have && header.total == incoming.bytes &&
+           header.length == std::min(piece, incoming.bytes - incoming.have);
+  };
+  if (found == box.accepting.end() || !is_next(found->second)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer sent what was not asked for");
   }
-  // Opened and checked in private memory, before the user sees any of it.
-  link.open(link.arrived_payload());
   Incoming& incoming = found->second;
-  std::memcpy(incoming.into + incoming.have, link.arrived_payload(), header.length);
-  stats_.opened_bytes += header.length;
-  incoming.have += header.length;
+  const size_t length = header.length;
+  const bool last = incoming.have + length == incoming.bytes;
+  if (incoming.ready) {
+    if (!device_->has_room()) return false;
+    open_on_device(link, incoming, last);
+  } else {
+    // Opened and checked in private memory, before the user sees any of it.
+    link.open(link.arrived_payload());
+    std::memcpy(incoming.into + incoming.have, link.arrived_payload(), length);
+    link.take();
+  }
+  stats_.opened_bytes += length;
+  incoming.have += length;
   incoming.moved = Clock::now();
-  if (incoming.have == incoming.bytes) {
-    done(incoming.ticket, link.peer);
+  if (last) {
+    // What a device opens is done when it says so (settle).
+    if (!incoming.ready) done(incoming.ticket, link.peer);
     box.accepting.erase(found);
   }
+  return true;
 }
 
 }  // namespace sealring

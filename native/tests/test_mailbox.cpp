@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "../host_device.hpp"
 #include "check.hpp"
 #include "two_ends.hpp"
 
@@ -18,6 +19,10 @@ struct Post {
         one(1, 2, Context{}, record_bytes, 1u << 30) {
     zero.add_link(1, TwoEnds::pipe(sockets.first, memory, 0), pair_key(0, 1), pair_key(1, 0));
     one.add_link(0, TwoEnds::pipe(sockets.second, memory, 1), pair_key(1, 0), pair_key(0, 1));
+  }
+  void attach(int lag_of_zero, int lag_of_one) {
+    zero.attach(std::make_unique<HostDevice>(lag_of_zero));
+    one.attach(std::make_unique<HostDevice>(lag_of_one));
   }
   std::pair<int, int> sockets;
   Mailbox zero;
@@ -177,6 +182,92 @@ TEST(changed_message_is_not_delivered) {
     CHECK(seen == FailureCode::tampered);
     CHECK(got == std::vector<uint8_t>(size, 0xee));
   }
+}
+
+// ---- tensors that a device holds ---------------------------------------------------------------
+
+// Many threads wait, for messages of a device and of the CPU, while another one looks after the rest:
+// each of them may be the one that works with the device.
+TEST(devices_messages_arrive_whoever_drives) {
+  over_both([](Post& post) {
+    post.attach(7, 5);
+    const size_t size = 600'001;
+    std::vector<std::vector<uint8_t>> got(8, std::vector<uint8_t>(size));
+    std::vector<std::thread> threads;
+    for (uint32_t tag = 0; tag < 8; ++tag) {
+      // Some come to the call late.
+      const std::optional<uint64_t> ready = tag % 4 == 3 ? std::nullopt : std::optional<uint64_t>(tag * 10);
+      threads.emplace_back([&, tag, ready] {
+        post.one.wait(post.one.receive(0, tag, got[tag].data(), size, 20, ready), kStay);
+      });
+      threads.emplace_back([&, tag, ready] {
+        const std::vector<uint8_t> sent = bytes_of(size, static_cast<uint8_t>(tag));
+        post.zero.wait(post.zero.send(1, tag, sent.data(), size, 20, ready), kStay);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (uint32_t tag = 0; tag < 8; ++tag) CHECK(got[tag] == bytes_of(size, static_cast<uint8_t>(tag)));
+  });
+}
+
+// One byte of the record changed in shared memory, wherever: nothing of it is written.
+TEST(devices_changed_message_is_not_delivered) {
+  const size_t size = 100;
+  for (size_t at = 0; at < kRecordOverhead + size; at += 7) {
+    SharedMemory memory;
+    Post post(&memory);
+    post.attach(3, 3);
+    const std::vector<uint8_t> sent = bytes_of(size, 1);
+    std::vector<uint8_t> got(size, 0xee);
+    uint8_t bell = 0;
+    const Mailbox::Ticket receive = post.one.receive(0, 0, got.data(), size, 20, 0);
+    const Mailbox::Ticket send = post.zero.send(1, 0, sent.data(), size, 20, 0);
+    // When the bell has come, what was announced before it is accepted.
+    post.zero.send(1, 1, &bell, 1, 20);
+    post.one.wait(post.one.receive(0, 1, &bell, 1, 20), kStay);
+    post.zero.wait(send, kStay);
+    memory.data(0)[2 * kRecordOverhead + 1 + at] ^= 1;
+    FailureCode seen{};
+    try {
+      post.one.wait(receive, kStay);
+    } catch (const Failure& failure) {
+      seen = failure.code;
+    }
+    CHECK(seen == FailureCode::tampered);
+    CHECK(got == std::vector<uint8_t>(size, 0xee));
+  }
+}
+
+// Whoever gets the failure may use the memory for something else: the device has let go of it.
+TEST(a_failure_takes_the_memory_from_the_device_first) {
+  over_both([](Post& post) {
+    post.attach(1, 1 << 30);
+    const std::vector<uint8_t> sent = bytes_of(4u << 20, 1);
+    std::vector<uint8_t> got(sent.size());
+    const Mailbox::Ticket receive = post.one.receive(0, 0, got.data(), got.size(), 20, 0);
+    std::thread waiter([&] {
+      FailureCode seen{};
+      try {
+        post.one.wait(receive, kStay);
+      } catch (const Failure& failure) {
+        seen = failure.code;
+      }
+      CHECK(seen == FailureCode::no_longer_admitted);
+      CHECK(post.one.device()->has_room());
+    });
+    std::thread carer([&] {
+      try {
+        post.zero.finished();
+      } catch (const Failure&) {
+      }
+    });
+    post.zero.send(1, 0, sent.data(), sent.size(), 20, 0);
+    // As much as the device has room for, and it settles none of it.
+    while (post.one.stats().opened_bytes < 8 * kGpuPayload) std::this_thread::yield();
+    post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
+    waiter.join();
+    carer.join();
+  });
 }
 
 int main(int argc, char** argv) { return run(argc, argv); }

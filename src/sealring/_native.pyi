@@ -106,8 +106,19 @@ _Failed = tuple[int, int, int, int, str] | None
 class Mailbox:
     """Every call returns (failure or None, result or None)."""
     def __init__(
-        self, rank: int, world: int, context: bytes, record_bytes: int, rekey_bytes: int
+        self,
+        rank: int,
+        world: int,
+        context: bytes,
+        record_bytes: int,
+        rekey_bytes: int,
+        gpu_record_bytes: int,
     ) -> None: ...
+    def attach_cuda(self, ordinal: int, seal: int, open: int) -> None: ...
+    def attach_host(self, lag: int) -> None:
+        """The GPU's part played by this CPU, for tests."""
+    def host_log(self) -> list[str]: ...
+    def host_fail(self) -> None: ...
     def add_tcp_link(self, peer: int, socket: int, send_key: bytes, receive_key: bytes) -> None: ...
     def add_shm_link(
         self,
@@ -119,10 +130,10 @@ class Mailbox:
         receive_key: bytes,
     ) -> None: ...
     def send(
-        self, peer: int, tag: int, address: int, bytes: int, timeout_s: float
+        self, peer: int, tag: int, address: int, bytes: int, timeout_s: float, ready: int | None
     ) -> tuple[_Failed, int | None]: ...
     def receive(
-        self, peer: int, tag: int, address: int, bytes: int, timeout_s: float
+        self, peer: int, tag: int, address: int, bytes: int, timeout_s: float, ready: int | None
     ) -> tuple[_Failed, int | None]: ...
     def wait(self, ticket: int) -> tuple[_Failed, int | None]: ...
     def finished(self) -> tuple[_Failed, list[tuple[int, int]] | None]: ...

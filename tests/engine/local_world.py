@@ -283,9 +283,16 @@ class LocalMail(LocalWorld):
                 links=links[rank],
                 record_bytes=self.record_bytes,
                 rekey_bytes=self.rekey_bytes,
+                gpu_record_bytes=self.record_bytes,
             )
             for rank in range(self.world)
         ]
+        for rank, lag in self.devices.items():
+            self.mailboxes[rank]._native.attach_host(lag)
+
+    def ready(self, rank: int) -> int | None:
+        """What to say of a rank's memory: it is a device's, and free; or it is the CPU's."""
+        return 0 if rank in self.devices else None
 
     def ends(self) -> Sequence[CpuEngine | Mailbox]:
         return self.mailboxes

@@ -27,7 +27,10 @@ def values(size: int, seed: int) -> np.ndarray:
 
 
 class Letters:
-    """Rank 0 sends rank 1 messages, one after the other, and then waits for its answer."""
+    """Rank 0 sends rank 1 messages, one after the other, and then waits for its answer.
+
+    It is the more patient of the two: where nothing comes, rank 1 is the first to see that.
+    """
 
     def __init__(
         self,
@@ -42,18 +45,19 @@ class Letters:
         answer = np.zeros(1, np.uint8)
         with LocalMail(2, middle=middle, **world) as mail:  # type: ignore[arg-type]
             zero, one = mail.mailboxes
+            patience = timeout_s + 10
 
             def sends() -> None:
                 tickets = [
-                    zero.send(1, tag, slot(message), timeout_s)
+                    zero.send(1, tag, slot(message), patience, mail.ready(0))
                     for tag, message in enumerate(self.sent)
                 ]
-                for ticket in (*tickets, zero.receive(1, 99, slot(answer), timeout_s)):
+                for ticket in (*tickets, zero.receive(1, 99, slot(answer), patience)):
                     zero.wait(ticket)
 
             def receives() -> None:
                 for tag, memory in enumerate(self.got):
-                    one.wait(one.receive(0, tag, slot(memory), timeout_s))
+                    one.wait(one.receive(0, tag, slot(memory), timeout_s, mail.ready(1)))
                 one.wait(one.send(0, 99, slot(answer), timeout_s))
 
             futures = [mail.pool.submit(part) for part in (sends, receives)]

@@ -80,18 +80,19 @@ def test_tags_match_and_equal_ones_keep_their_order(workers: Workers, transport:
 
 
 def from_anybody(rank: int, world: int) -> None:
+    # A tag for each length: one rank's second message may come before another's first.
     if rank == 0:
-        for length in (1, LONG):
+        for tag, length in enumerate((1, LONG)):
             seen = set()
             for _ in range(world - 1):
                 got = torch.empty(length)
-                source = dist.recv(got, tag=3)
+                source = dist.recv(got, tag=tag)
                 assert torch.equal(got, numbers(length, source))
                 seen.add(source)
             assert seen == set(range(1, world))
     else:
-        for length in (1, LONG):
-            dist.send(numbers(length, rank), 0, tag=3)
+        for tag, length in enumerate((1, LONG)):
+            dist.send(numbers(length, rank), 0, tag=tag)
 
 
 @TRANSPORTS
@@ -153,6 +154,19 @@ def not_in_one_piece(rank: int, world: int) -> None:
 
 def test_tensors_that_are_not_contiguous(workers: Workers) -> None:
     workers.run(not_in_one_piece)
+
+
+def all_in_one_place(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(10), 1)
+    else:
+        with pytest.raises(RuntimeError, match="single memory location"):
+            dist.recv(torch.zeros(1).expand(10), 0)
+    dist.barrier()
+
+
+def test_a_result_that_cannot_be_written_is_its_waiters_error(workers: Workers) -> None:
+    workers.run(all_in_one_place)
 
 
 def many_short_ones(rank: int, world: int) -> None:

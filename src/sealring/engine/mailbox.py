@@ -1,14 +1,18 @@
-"""Messages from rank to rank on the CPU: the native mailbox behind Python's words."""
+"""Messages from rank to rank: the native mailbox behind Python's words."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sealring import _native, limits
 from sealring.engine.cpu import LinkEnds, largest_segment
 from sealring.engine.failures import Fields, Names, error_from
-from sealring.errors import GroupError
+from sealring.errors import GroupError, Unsupported
+
+if TYPE_CHECKING:
+    from sealring.engine.cuda.attachment import Attachment
 
 ANYONE = -1
 
@@ -29,10 +33,19 @@ class Mailbox:
         members: Sequence[int] | None = None,
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
+        gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
     ) -> None:
         self._names = Names(rank, tuple(range(world) if members is None else members))
+        self._gpu: Attachment | None = None
+        self._preparing = threading.Lock()
+        """Several threads may come with a first tensor."""
         self._native = _native.Mailbox(
-            rank, world, context, min(record_bytes, largest_segment(world)), rekey_bytes
+            rank,
+            world,
+            context,
+            min(record_bytes, largest_segment(world)),
+            rekey_bytes,
+            min(gpu_record_bytes, largest_segment(world)),
         )
         for peer, link in links:
             self._names.hosts[peer] = link.host
@@ -43,13 +56,47 @@ class Mailbox:
                 own, theirs = link.memory
                 self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
 
-    def send(self, peer: int, tag: int, memory: tuple[int, int], timeout_s: float) -> int:
-        """A ticket for the message. The memory must stay as it is until that is done."""
-        ticket: int = self._good(self._native.send(peer, tag, *memory, timeout_s))
+    def use_gpu(self, ordinal: int) -> None:
+        """Makes ready what messages of this GPU's need; raises Unsupported if it cannot be."""
+        from sealring.engine.cuda.attachment import Attachment
+
+        with self._preparing:
+            if self._gpu is None:
+                self._gpu = Attachment(self._native, ordinal)
+            if self._gpu.ordinal != ordinal:
+                raise Unsupported(
+                    f"this group's messages have been on cuda:{self._gpu.ordinal}, this one is on "
+                    f"cuda:{ordinal}: a rank uses one GPU per group"
+                )
+
+    @property
+    def has_gpu(self) -> bool:
+        return self._gpu is not None
+
+    def send(
+        self,
+        peer: int,
+        tag: int,
+        memory: tuple[int, int],
+        timeout_s: float,
+        ready: int | None = None,
+    ) -> int:
+        """A ticket for the message. The memory must stay as it is until that is done.
+
+        With `ready` the memory is a GPU's, and this CUDA event says when it may be used.
+        """
+        ticket: int = self._good(self._native.send(peer, tag, *memory, timeout_s, ready))
         return ticket
 
-    def receive(self, peer: int, tag: int, memory: tuple[int, int], timeout_s: float) -> int:
-        ticket: int = self._good(self._native.receive(peer, tag, *memory, timeout_s))
+    def receive(
+        self,
+        peer: int,
+        tag: int,
+        memory: tuple[int, int],
+        timeout_s: float,
+        ready: int | None = None,
+    ) -> int:
+        ticket: int = self._good(self._native.receive(peer, tag, *memory, timeout_s, ready))
         return ticket
 
     def wait(self, ticket: int) -> int | None:

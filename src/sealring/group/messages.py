@@ -2,12 +2,16 @@
 
 Whoever waits for a message drives the traffic on its own thread. A thread of the group's looks
 after those that nobody waits for, and starts with the first message.
+
+A message of a CUDA tensor begins when the caller's stream has come to the call. It is done, and
+wait() returns, when the GPU has sealed the last byte, or checked and written it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -43,6 +47,8 @@ class MessageWork(SealedWork):
         self.ticket = 0
         self.memory: torch.Tensor | None = None
         """Kept until the work goes: it may be read or written until it is done."""
+        self.ready: torch.cuda.Event | None = None
+        """What says when memory of a GPU may be used; asked until it has been reached."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         # With a limit of its own it only watches: the group's thread drives the traffic.
@@ -53,9 +59,13 @@ class MessageWork(SealedWork):
 
     def arrived(self, peer: int) -> None:
         self._source = peer
-        if self._on_success is not None:
-            self._on_success()
-        self.finish()
+        problem: BaseException | None = None
+        try:
+            if self._on_success is not None:
+                self._on_success()
+        except Exception as raised:  # whatever it is belongs to the one who waits
+            problem = raised
+        self.finish(problem)
 
     def _source_rank(self) -> int:
         return self._source
@@ -103,11 +113,13 @@ class Messages:
     ) -> MessageWork:
         dtype = arguments.moved_dtype(memory)
         entry = MessageEntry("recv", peer, tag, memory.nbytes, dtype)
+        if on_success is not None and memory.is_cuda:
+            on_success = _done_by_the_gpu(on_success, memory.device)
         return self._post(self._mailbox.receive, entry, memory, timeout_s, result, on_success)
 
     def _post(
         self,
-        call: Callable[[int, int, tuple[int, int], float], int],
+        call: Callable[[int, int, tuple[int, int], float, int | None], int],
         entry: MessageEntry,
         memory: torch.Tensor,
         timeout_s: float,
@@ -116,12 +128,15 @@ class Messages:
     ) -> MessageWork:
         work = MessageWork(self, result, on_success, entry)
         work.memory = memory
+        if memory.is_cuda:
+            work.ready = self._come_to_the_call(memory.device)
+        ready = None if work.ready is None else work.ready.cuda_event
         self._recorder.mail.posted(entry)
         # Held while it is posted: a message that is done at once is looked up under its ticket.
-        with profiles.message_shown(entry), self._lock:
+        with profiles.message_shown(entry), self._current_device_kept(), self._lock:
             try:
                 where = (memory.data_ptr(), memory.nbytes)
-                work.ticket = call(entry.peer, entry.tag, where, timeout_s)
+                work.ticket = call(entry.peer, entry.tag, where, timeout_s, ready)
             except GroupError as error:
                 failed: GroupError | None = error
             else:
@@ -142,7 +157,8 @@ class Messages:
 
     def drive(self, work: MessageWork) -> None:
         try:
-            peer = self._mailbox.wait(work.ticket)
+            with self._current_device_kept():
+                peer = self._mailbox.wait(work.ticket)
         except GroupError as error:
             self._fail(error)
             return
@@ -151,6 +167,19 @@ class Messages:
             raise
         if peer is not None:
             self._deliver(work.ticket, peer)
+
+    def _come_to_the_call(self, device: torch.device) -> torch.cuda.Event:
+        with torch.cuda.device(device):
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+            self._mailbox.use_gpu(device.index)
+        return ready
+
+    def _current_device_kept(self) -> AbstractContextManager[object]:
+        """Whoever moves the messages works on the group's GPU, which need not be its own."""
+        if not self._mailbox.has_gpu:
+            return nullcontext()
+        return torch.cuda.device(torch.cuda.current_device())
 
     def give_up(self) -> None:
         """Whoever waited will wait no longer: the group ends here."""
@@ -198,3 +227,15 @@ class Messages:
         for work in orphans:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)
+
+
+def _done_by_the_gpu(copy_back: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The same, and it returns when the GPU has done it, whichever thread calls it."""
+
+    def copy() -> None:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            copy_back()
+        stream.synchronize()
+
+    return copy

@@ -1,4 +1,4 @@
-"""One GPU, attached to a group's engine: its kernels, compiled as they are needed."""
+"""One GPU, attached to a group's engine or mailbox: its kernels, compiled as they are needed."""
 
 from __future__ import annotations
 
@@ -27,27 +27,46 @@ class Kernels:
     suffix: str = ""
 
 
-class Gpu:
+class Attachment:
     """Made when a group first meets a tensor of this GPU, before anything of it is sent."""
+
+    def __init__(
+        self,
+        owner: _native.Engine | _native.Mailbox,
+        ordinal: int,
+        kernels: Kernels | None = None,
+    ) -> None:
+        self.ordinal = ordinal
+        self._text = kernels or Kernels()
+        self._kernels: list[Kernel] = []
+        """Kept: the owner has only their handles."""
+        seal, open_ = self._load(None, ("seal", "open"))
+        try:
+            owner.attach_cuda(ordinal, seal, open_)
+        except RuntimeError as problem:
+            raise Unsupported(
+                f"cuda:{ordinal} cannot seal: {problem}. A group's collectives and its messages "
+                f"each need about {_MEMORY_MIB} MiB of its memory and a working driver: free some, "
+                "or use CPU tensors"
+            ) from problem
+
+    def _load(self, reduction: Reduction | None, names: tuple[str, ...]) -> list[int]:
+        code = compiler.code_for(self.ordinal, definitions(reduction), self._text.text())
+        suffixed = [name + self._text.suffix if name in _ON_RECORDS else name for name in names]
+        kernels = [Kernel(code, name) for name in suffixed]
+        self._kernels += kernels
+        return [kernel.handle for kernel in kernels]
+
+
+class Gpu(Attachment):
+    """The same for an engine, which reduces as well."""
 
     def __init__(
         self, engine: _native.Engine, ordinal: int, kernels: Kernels | None = None
     ) -> None:
-        self.ordinal = ordinal
-        self._text = kernels or Kernels()
+        super().__init__(engine, ordinal, kernels)
         self._engine = engine
         self._reductions: set[Reduction] = set()
-        self._kernels: list[Kernel] = []
-        """Kept: the engine has only their handles."""
-        seal, open_ = self._load(None, ("seal", "open"))
-        try:
-            engine.attach_cuda(ordinal, seal, open_)
-        except RuntimeError as problem:
-            raise Unsupported(
-                f"cuda:{ordinal} cannot serve sealed collectives: {problem}. They need about "
-                f"{_MEMORY_MIB} MiB of its memory and a working driver: free some, or use CPU "
-                "tensors"
-            ) from problem
         # What cannot be built is to show now, not at the first gradient.
         self.prepare(*_AT_START)
 
@@ -58,10 +77,3 @@ class Gpu:
             return
         self._engine.add_reduction(dtype, kind, self._load(reduction, _OF_A_REDUCTION))
         self._reductions.add(reduction)
-
-    def _load(self, reduction: Reduction | None, names: tuple[str, ...]) -> list[int]:
-        code = compiler.code_for(self.ordinal, definitions(reduction), self._text.text())
-        suffixed = [name + self._text.suffix if name in _ON_RECORDS else name for name in names]
-        kernels = [Kernel(code, name) for name in suffixed]
-        self._kernels += kernels
-        return [kernel.handle for kernel in kernels]

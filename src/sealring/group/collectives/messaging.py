@@ -26,7 +26,6 @@ class Messaging(Calling):
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
         tensor = one(tensors, "send")
         arguments.check_tensor(tensor, "send")
-        arguments.check_on_cpu(tensor, "send of")
         self._check_peer(dst, "send")
         tag = arguments.message_tag(tag)
         timeout = self._message_timeout()
@@ -42,7 +41,6 @@ class Messaging(Calling):
     def _receive(self, tensors: list[torch.Tensor], source: int, tag: int) -> dist.Work:
         tensor = one(tensors, "recv")
         arguments.check_tensor(tensor, "recv")
-        arguments.check_on_cpu(tensor, "recv into")
         tag = arguments.message_tag(tag)
         results = Results()
         memory = results.memory(tensor)
