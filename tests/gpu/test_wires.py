@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -20,10 +21,25 @@ def wired_and_right(rank: int) -> tuple[bool, list[str]]:
     return group._engine.wired, wrong
 
 
-@pytest.mark.parametrize("wire", ["peer", "host", "links"])
+# What lets NCCL serve several ranks on one GPU: each says that it is on a host of its own.
+ONE_GPU = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_CUMEM_ENABLE": "0",
+}
+
+
+def on_a_host_of_its_own(rank: int) -> tuple[bool, list[str]]:
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"
+    return wired_and_right(rank)
+
+
+@pytest.mark.parametrize("wire", ["peer", "host", "nccl", "links"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_collective(ranks: int, wire: str) -> None:
-    found = in_group(ranks, wired_and_right, SEALRING_GPU_WIRE=wire, **SAME)
+    found = in_group(ranks, on_a_host_of_its_own, SEALRING_GPU_WIRE=wire, **SAME, **ONE_GPU)
     assert found == [(wire != "links", [])] * ranks
 
 
