@@ -11,8 +11,11 @@ namespace {
 Driver load() {
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw std::runtime_error("CUDA's driver, libcuda.so.1, is not installed");
-  const auto find = [&](auto& function, const char* name) {
+  const auto look_for = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+  };
+  const auto find = [&](auto& function, const char* name) {
+    look_for(function, name);
     if (function == nullptr) {
       throw std::runtime_error(std::string("CUDA's driver is too old: it has no ") + name);
     }
@@ -40,6 +43,8 @@ Driver load() {
   find(out.on_device, "cuMemcpyDtoDAsync_v2");
   find(out.fill, "cuMemsetD8Async");
   find(out.launch, "cuLaunchKernelEx");
+  look_for(out.wait_value, "cuStreamWaitValue32_v2");
+  look_for(out.loading_mode, "cuModuleGetLoadingMode");
   check(out.init(0), "cuInit");
   return out;
 }

@@ -16,6 +16,8 @@ constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
 constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1;       // CU_MEMHOSTALLOC_PORTABLE
 constexpr int kClusterDimension = 4;    // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+constexpr unsigned kNotBefore = 0;      // CU_STREAM_WAIT_VALUE_GEQ
+constexpr int kEagerLoading = 1;        // CU_MODULE_EAGER_LOADING
 
 struct alignas(8) LaunchAttribute {
   int id;
@@ -60,6 +62,9 @@ struct Driver {
   Result (*on_device)(Pointer, Pointer, size_t, Handle);
   Result (*fill)(Pointer, unsigned char, size_t, Handle);
   Result (*launch)(const LaunchConfig*, Handle, void**, void**);
+  // Null where the driver has none.
+  Result (*wait_value)(Handle, Pointer, uint32_t, unsigned);
+  Result (*loading_mode)(int*);
 };
 
 // Throws where there is no driver, or one too old.
