@@ -27,7 +27,7 @@ class Streams(Protocol):
     """The streams of one group on one GPU (gpu.py); tests have their own, without a GPU."""
 
     @property
-    def devices(self) -> list[torch.device]:
+    def devices(self) -> list[int | str | torch.device]:
         """What a future of their tensors is bound to."""
 
     def close(self) -> int:
@@ -111,7 +111,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     size = tensor.element_size()
     nothing = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return nothing.set_(
-        tensor.untyped_storage(),  # type: ignore[arg-type]
+        tensor.untyped_storage(),
         tensor.storage_offset() * size,
         (*tensor.shape, size),
         (*(stride * size for stride in tensor.stride()), 1),

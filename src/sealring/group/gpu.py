@@ -21,7 +21,7 @@ import torch
 
 from sealring import _native
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.errors import ConfigurationError
+from sealring.errors import Unsupported
 from sealring.group.gates import (
     Gate,
     Streams,
@@ -38,7 +38,7 @@ class CudaStreams:
             with while_all_are_open():
                 self._gate = _native.StreamGate(device.index, patience_s)
         except RuntimeError as problem:
-            raise ConfigurationError(
+            raise Unsupported(
                 f"SEALRING_CUDA_WAIT is stream, and that cannot be: {problem}; or set "
                 "SEALRING_CUDA_WAIT=host, and wait() blocks"
             ) from problem
@@ -46,7 +46,7 @@ class CudaStreams:
         self._free = torch.cuda.ExternalStream(self._gate.free, device)  # type: ignore[no-untyped-call]
 
     @property
-    def devices(self) -> list[torch.device]:
+    def devices(self) -> list[int | str | torch.device]:
         return [self._device]
 
     def close(self) -> int:
@@ -77,16 +77,28 @@ class GpuCalls:
         self._wait = wait
         self._patience_s = patience_s
         self._streams: Streams | None = None
+        self._attached = False
+
+    def __del__(self) -> None:
+        # The engine's memory on the GPU goes with it.
+        keep_until_all_are_open(self._engine)
 
     def serves(self, device: torch.device) -> bool:
         return device.type == "cuda"
 
     def attach(self, device: torch.device) -> None:
-        """Makes ready what every call needs; raises with the reason where that cannot be."""
+        """Makes ready what every call needs; raises Unsupported, with the reason, if it cannot."""
+        if self._attached:
+            return
+        try:
+            torch.empty(1, device=device)  # torch has begun to use it: there is a context
+        except RuntimeError as problem:
+            raise Unsupported(f"{device} cannot be used: {problem}") from problem
         with torch.cuda.device(device):
             self._engine.use_gpu(device.index, loading=while_all_are_open)
         if self._wait == "stream" and self._streams is None:
             self._streams = CudaStreams(device, self._patience_s)
+        self._attached = True
 
     def prepare(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
         """The collective as the engine takes it, and what must live until it has been run."""
@@ -120,10 +132,6 @@ class GpuCalls:
 
         return copy
 
-    def close(self) -> None:
-        """Called when the group is over; the memory on the GPU goes when it can."""
-        keep_until_all_are_open((self._engine, self._streams))
-
 
 @contextmanager
 def alone_on(stream: torch.cuda.Stream, after: torch.cuda.Event | None = None) -> Iterator[None]:
@@ -141,6 +149,6 @@ def in_use() -> torch.device | None:
     torch.cuda.set_device, or a first tensor, begins it. A process that has CUDA at hand and has
     not touched it may well stay on the CPU, and is left alone.
     """
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return torch.device("cuda", torch.cuda.current_device())

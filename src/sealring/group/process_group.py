@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.engine.failures import NO_LONGER_ADMITTED, fields_of
+from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, fields_of
 from sealring.engine.mailbox import Mailbox
-from sealring.errors import GroupError
+from sealring.errors import GroupError, Unsupported
 from sealring.group import arguments, monitored
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
@@ -29,7 +29,6 @@ from sealring.group.gates import end_process
 from sealring.group.gpu import GpuCalls
 from sealring.group.messages import Messages, MessageWork
 from sealring.group.owed import OwedError
-from sealring.group.settings import CudaWait
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, Selection, Topology
@@ -50,7 +49,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         recorder: FlightRecorder,
         arrivals: monitored.Arrivals,
         selection: Selection,
-        cuda_wait: CudaWait = "host",
+        gpu: GpuCalls,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._rank = rank
@@ -85,7 +84,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._dispatcher = Dispatcher(
             engine, f"rank {rank}", recorder, on_failure=end_messages, owed=self._owed
         )
-        self._gpu = GpuCalls(engine, cuda_wait, timeout.total_seconds())
+        self._gpu = gpu
 
     # ---- who we are
 
@@ -134,11 +133,25 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         account["memory_bytes"] += messages["memory_bytes"]
         return account
 
-    # ---- the GPU
+    # ---- a GPU that init_process_group(device_id=...) names: torch asks for its backend, and has
+    # ---- one that can split itself connect at once
 
-    def use_gpu(self, device: torch.device) -> None:
-        """Makes ready what calls with this GPU's tensors need; raises if that cannot be."""
-        self._gpu.attach(device)
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        if device is None or not self._gpu.serves(device):
+            return
+        try:
+            self._gpu.attach(device)
+        except Unsupported as problem:
+            # The others are done with making the group: they hear it in their first collective.
+            self._engine.fail((CLOSED, self._rank, 0, -1, str(problem)))
+            raise
 
     # ---- several at once: what is called between the two is what the returned work stands for
 
@@ -206,7 +219,6 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._dispatcher.close(abort=abort)
         self._messages.close()
         self._arrivals.close()
-        self._gpu.close()
 
     # ---- in and out of the queue
 
