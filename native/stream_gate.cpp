@@ -1,11 +1,13 @@
 #include "stream_gate.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "driver_watch.hpp"
@@ -71,15 +73,15 @@ StreamGate::Place* make_place(const cuda::Driver& driver, int ordinal) {
 
 [[noreturn]] void end_process() {
   std::fputs(
-      "sealring: CUDA's driver cannot be reached while a stream waits for a collective. Another "
-      "thread waits inside the driver for the GPU, and the GPU for this rank's collective, which "
-      "needs the driver: it would never end. The process ends here. SEALRING_CUDA_WAIT=host makes "
-      "wait() block instead (docs/performance.md).\n",
+      "sealring: CUDA has not answered for as long as the group's timeout, while a stream waits for a "
+      "collective. Most likely another thread waits inside the driver for the GPU, and the GPU for "
+      "this rank's collective, which needs the driver: it would never end. The process ends here. "
+      "SEALRING_CUDA_WAIT=host makes wait() block instead (docs/performance.md).\n",
       stderr);
   std::_Exit(1);
 }
 
-// Whatever takes the lock that launches take, on a stream that nothing is behind.
+// What the engine needs too: the lock that launches take, and a stream that no gate holds up.
 void watch_driver(const cuda::Driver& driver, int ordinal, double patience_s) {
   static DriverWatch* watch = nullptr;  // one, and for as long as the process lives
   if (watch == nullptr) {
@@ -91,6 +93,9 @@ void watch_driver(const cuda::Driver& driver, int ordinal, double patience_s) {
         [&driver, place, event] {
           driver.set_current(place->context);
           driver.record_event(event, place->free);
+          while (driver.query_event(event) == cuda::kNotReady) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          }
         },
         end_process);
   }
