@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _get_default
 
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent
 from sealring.group.gates import (
+    MOST_HELD,
     Gate,
     bytes_of,
     keep_until_all_are_open,
@@ -362,6 +363,36 @@ print("went on")
     assert done.returncode == 1
     assert "an illegal memory access" in done.stderr
     assert "went on" not in done.stdout
+
+
+# ---- how far the host gets ahead ----------------------------------------------------------------
+
+
+def test_streams_wait_for_so_many_calls_and_then_the_host_does() -> None:
+    streams = HostStreams()
+    gates = [Gate(streams) for _ in range(MOST_HELD + 2)]
+    for gate in gates:
+        gate.close()
+    *first, last, ahead = gates
+    for gate in first:
+        gate.hold()
+        gate.hold()  # by a second stream: that is no second call
+    went_on = threading.Event()
+
+    def go_on() -> None:
+        last.hold()
+        ahead.hold()
+        went_on.set()
+
+    host = threading.Thread(target=go_on)
+    host.start()
+    first[0].open()  # makes room for one
+    assert not went_on.is_set()
+    first[1].open()
+    host.join(PATIENCE_S)
+    assert went_on.is_set()
+    for gate in gates[2:]:
+        gate.open()
 
 
 # ---- what may not be done while a stream waits --------------------------------------------------

@@ -21,6 +21,11 @@ from typing import Any, Final, NoReturn, Protocol
 import torch
 
 ALL_ONES: Final = 0xFF
+MOST_HELD: Final = 4
+"""How many calls streams may wait for at once: two all_gathers and two reduce_scatters of FSDP's.
+
+Each keeps its tensors, and every kernel launched behind it a place in the driver's queue.
+"""
 
 
 class Streams(Protocol):
@@ -58,7 +63,9 @@ class Gate:
         self._ticket = self._streams.close()
 
     def hold(self) -> None:
+        """The current stream waits from here on; so does the host, while too many are held."""
         if self._ticket is not None:
+            _closed_ones.hold(self)
             self._streams.hold(self._ticket)
 
     def completed(self, result: list[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
@@ -136,6 +143,7 @@ class _ClosedOnes:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._gates: set[Gate] = set()
+        self._held: set[Gate] = set()
         self._wanted_open = 0
         self._kept: list[object] = []
 
@@ -145,12 +153,21 @@ class _ClosedOnes:
             self._changed.wait_for(lambda: self._wanted_open == 0)
             self._gates.add(gate)
 
+    def hold(self, gate: Gate) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: gate in self._held or gate not in self._gates or len(self._held) < MOST_HELD
+            )
+            if gate in self._gates:
+                self._held.add(gate)
+
     def remove(self, gate: Gate) -> None:
         with self._changed:
             self._gates.discard(gate)
+            self._held.discard(gate)
             if not self._gates:
                 self._kept.clear()
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     @contextmanager
     def open(self) -> Iterator[None]:
