@@ -128,13 +128,35 @@ def test_futures() -> None:
     assert in_group(2, through_futures) == [1.5, 1.5]
 
 
-def many_groups(rank: int) -> bool:
-    """Held streams of every priority torch has, and more of them than the hardware has queues."""
-    groups = [dist.new_group() for _ in range(3)]
-    streams = [torch.cuda.Stream(priority=-(n % 4)) for n in range(48)]
+def many_streams(rank: int) -> bool:
+    """Held: streams of every priority that torch has, and more than the hardware has queues."""
+    store = _get_default_store()
+    streams = [torch.cuda.Stream(priority=-(n % 4)) for n in range(64)]
+    data = torch.ones(4 * MILLION, device="cuda")
     results = []
-    for n, stream in enumerate(streams):
+    if rank:
+        store.wait(["all are held"])
+    work = dist.all_reduce(data, async_op=True)
+    for stream in streams:
         with torch.cuda.stream(stream):
+            work.wait()
+            results.append(data[-1] + 1)
+    if rank == 0:
+        store.set("all are held", "")
+    torch.cuda.synchronize()
+    return all(float(result) == 3 for result in results)
+
+
+def test_many_streams_of_every_priority() -> None:
+    assert in_group(2, many_streams) == [True, True]
+
+
+def several_groups(rank: int) -> bool:
+    """Each with a stream of its own, and all under way at once."""
+    groups = [dist.new_group() for _ in range(3)]
+    results = []
+    for n in range(24):
+        with torch.cuda.stream(torch.cuda.Stream()):
             data = torch.full((MILLION,), float(n), device="cuda")
             dist.all_reduce(data, group=groups[n % 3])
             results.append(data + 1)
@@ -142,8 +164,8 @@ def many_groups(rank: int) -> bool:
     return all(bool((result == 2 * n + 1).all()) for n, result in enumerate(results))
 
 
-def test_many_streams_of_every_priority() -> None:
-    assert in_group(2, many_groups) == [True, True]
+def test_several_groups() -> None:
+    assert in_group(2, several_groups) == [True, True]
 
 
 # ---- what the driver does meanwhile -------------------------------------------------------------
