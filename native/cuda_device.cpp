@@ -107,9 +107,8 @@ void CudaDevice::release() noexcept {
   channels_.clear();
   for (cuda::Pointer area : reached_) cuda_.close_shared(area);
   for (uint8_t* memory : registered_) cuda_.unregister_host(memory);
-  for (cuda::Pointer area : {scratch_, berth_memory_}) {
-    if (area != 0) cuda_.release(area);
-  }
+  if (scratch_ != 0) cuda_.release_in(scratch_, in_), cuda_.synchronize(in_);
+  if (berth_memory_ != 0) cuda_.release(berth_memory_);
   for (cuda::Pointer area : areas_) cuda_.release(area);
   if (verdicts_ != nullptr) cuda_.release_host(verdicts_);
   for (cuda::Handle stream : compute_) {
@@ -248,10 +247,12 @@ void CudaDevice::begin(const Setting& setting) {
           "cuStreamWaitEvent");
   }
   if (setting.scratch_bytes > scratch_bytes_) {
-    // Nothing is under way between two collectives.
-    if (scratch_ != 0) check(cuda_.release(scratch_), "cuMemFree");
+    // Nothing of ours is under way between two collectives. Streams of the script's may be, and may
+    // wait for this very one: so not with calls that wait until the whole GPU is idle.
+    if (scratch_ != 0) check(cuda_.release_in(scratch_, in_), "cuMemFreeAsync");
     scratch_ = 0, scratch_bytes_ = 0;
-    check(cuda_.allocate(&scratch_, setting.scratch_bytes), "cuMemAlloc");
+    check(cuda_.allocate_in(&scratch_, setting.scratch_bytes, in_), "cuMemAllocAsync");
+    check(cuda_.synchronize(in_), "cuStreamSynchronize");
     scratch_bytes_ = setting.scratch_bytes;
   }
 }

@@ -11,8 +11,11 @@ namespace {
 Driver load() {
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw std::runtime_error("CUDA's driver, libcuda.so.1, is not installed");
-  const auto find = [&](auto& function, const char* name) {
+  const auto look_for = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+  };
+  const auto find = [&](auto& function, const char* name) {
+    look_for(function, name);
     if (function == nullptr) {
       throw std::runtime_error(std::string("CUDA's driver is too old: it has no ") + name);
     }
@@ -34,6 +37,8 @@ Driver load() {
   find(out.query_event, "cuEventQuery");
   find(out.allocate, "cuMemAlloc_v2");
   find(out.release, "cuMemFree_v2");
+  find(out.allocate_in, "cuMemAllocAsync");
+  find(out.release_in, "cuMemFreeAsync");
   find(out.allocate_host, "cuMemHostAlloc");
   find(out.release_host, "cuMemFreeHost");
   find(out.to_device, "cuMemcpyHtoDAsync_v2");
@@ -47,6 +52,8 @@ Driver load() {
   find(out.close_shared, "cuIpcCloseMemHandle");
   find(out.fill, "cuMemsetD8Async");
   find(out.launch, "cuLaunchKernelEx");
+  look_for(out.wait_value, "cuStreamWaitValue32_v2");
+  look_for(out.loading_mode, "cuModuleGetLoadingMode");
   check(out.init(0), "cuInit");
   return out;
 }

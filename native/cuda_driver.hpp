@@ -17,6 +17,8 @@ constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1;       // CU_MEMHOSTALLOC_PORTABLE
 constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kClusterDimension = 4;    // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+constexpr unsigned kNotBefore = 0;      // CU_STREAM_WAIT_VALUE_GEQ
+constexpr int kEagerLoading = 1;        // CU_MODULE_EAGER_LOADING
 
 struct alignas(8) LaunchAttribute {
   int id;
@@ -59,6 +61,9 @@ struct Driver {
   Result (*query_event)(Handle);
   Result (*allocate)(Pointer*, size_t);
   Result (*release)(Pointer);
+  // In a stream's order, and without waiting for any other.
+  Result (*allocate_in)(Pointer*, size_t, Handle);
+  Result (*release_in)(Pointer, Handle);
   Result (*allocate_host)(void**, size_t, unsigned);
   Result (*release_host)(void*);
   Result (*to_device)(Pointer, const void*, size_t, Handle);
@@ -72,6 +77,9 @@ struct Driver {
   Result (*close_shared)(Pointer);
   Result (*fill)(Pointer, unsigned char, size_t, Handle);
   Result (*launch)(const LaunchConfig*, Handle, void**, void**);
+  // Null where the driver has none.
+  Result (*wait_value)(Handle, Pointer, uint32_t, unsigned);
+  Result (*loading_mode)(int*);
 };
 
 // Throws where there is no driver, or one too old.

@@ -12,6 +12,7 @@
 #include "engine.hpp"
 #include "gpu_arithmetic.hpp"
 #include "host_device.hpp"
+#include "stream_gate.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -152,6 +153,15 @@ void bind_gpu(nb::class_<Engine>& engine) {
 }
 
 void bind_gpu_functions(nb::module_& m) {
+  // Each of them may have to wait for another thread in the driver.
+  const nb::call_guard<nb::gil_scoped_release> without_gil;
+  nb::class_<StreamGate>(m, "StreamGate")
+      .def(nb::init<int, double>(), "ordinal"_a, "patience_s"_a, without_gil)
+      .def("close", &StreamGate::close, without_gil)
+      .def("hold", &StreamGate::hold, "stream"_a, "ticket"_a, without_gil)
+      .def("open", &StreamGate::open, "ticket"_a)
+      .def_prop_ro("held", &StreamGate::held)
+      .def_prop_ro("free", &StreamGate::free);
   m.def(
       "wire_area_bytes",
       [](uint32_t slots, size_t payload) { return Wires::area_bytes(slots, payload); }, "slots"_a,

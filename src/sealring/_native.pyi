@@ -96,6 +96,25 @@ class Engine:
     def account(self) -> Account: ...
     def sealed_and_opened(self) -> tuple[int, int]: ...
 
+class StreamGate:
+    """What a GPU's streams wait at while the host goes on; tickets are opened in order."""
+
+    def __init__(self, ordinal: int, patience_s: float) -> None: ...
+    def close(self) -> int:
+        """Draws the next ticket."""
+
+    def hold(self, stream: int, ticket: int) -> None:
+        """What this stream is given from now on waits until the ticket is opened."""
+
+    def open(self, ticket: int) -> None: ...
+    @property
+    def held(self) -> int:
+        """A stream of its own for what waits at gates."""
+
+    @property
+    def free(self) -> int:
+        """A stream of its own that never does."""
+
 class MailAccount(TypedDict):
     sealed_bytes: int
     opened_bytes: int

@@ -109,6 +109,7 @@ def test_doctor_reports_each_check_and_its_verdict() -> None:
     for name in ("torch", "backend", "identity", "OpenSSL, handshake", "shared memory"):
         assert checks[name] == "ok", report
     assert {"AES instructions", "ports, IPv4", "interface", "clock"} <= set(checks)
+    assert any(name.startswith("GPU") for name in checks)
 
 
 def test_doctor_names_a_bad_identity_as_a_problem() -> None:

@@ -45,6 +45,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         "SEALRING_GPU_WIRE": "peer",
         "SEALRING_TRACE_DIR": str(tmp_path / "new"),
         "SEALRING_TRACE_SIGNAL": "USR1",
+        "SEALRING_CUDA_WAIT": "stream",
     }
     assert read_settings(environ) == Settings(
         "tcp",
@@ -56,6 +57,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         Wire.PEER,
         tmp_path / "new",
         signal.SIGUSR1,
+        "stream",
     )
     assert (tmp_path / "new").is_dir()
 
@@ -85,6 +87,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         ("SEALRING_TRACE_DIR", "/dev/null/traces", "cannot be made: Not a directory"),
         ("SEALRING_TRACE_SIGNAL", "KILL", "is 'KILL'; set it to USR1 or USR2"),
         ("SEALRING_TRACE_SIGNAL", "USR1", "SEALRING_TRACE_DIR is not: say where"),
+        ("SEALRING_CUDA_WAIT", "gpu", "SEALRING_CUDA_WAIT is 'gpu'; set it to one of host, stream"),
         ("SEALRING_REKEY_BYTES", "0", "must be a number from 1 to"),
         ("SEALRING_REKEY_BYTES", "99999999999999", "must be a number from 1 to"),
     ],

@@ -88,6 +88,33 @@ def test_a_group_of_some() -> None:
         assert [link.peer for link in mesh.links(3)] == [1, 5]
 
 
+@pytest.mark.parametrize("objector", [0, 1, 2])
+def test_a_worker_that_comes_only_to_object(objector: int) -> None:
+    with world(3) as mesh:
+        for rank in range(3):
+            mesh.start(
+                rank, **({"objection": Unsupported("my GPU is old")} if rank == objector else {})
+            )
+        mesh.join()
+        for rank in range(3):
+            error = mesh.outcomes[rank]
+            assert isinstance(error, Unsupported)
+            assert "my GPU is old" in str(error)
+            assert rank == objector or f"rank {objector}" in str(error)
+
+
+def test_a_group_of_one_hears_its_own_objection() -> None:
+    with pytest.raises(Unsupported, match="my GPU is old"):
+        build_mesh(
+            DictStore(),
+            ISSUER.credentials(2),
+            terms(2, members=(2,)),
+            bytes(32),
+            timeout=1,
+            objection=Unsupported("my GPU is old"),
+        )
+
+
 def test_a_group_of_one_needs_nobody() -> None:
     store = DictStore()
     assert (

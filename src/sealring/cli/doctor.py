@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from rich.table import Table
@@ -20,12 +20,16 @@ from sealring.bench.floor import aes_rate
 from sealring.cli.terminal import console, print_json
 from sealring.errors import SealringError
 
+if TYPE_CHECKING:
+    import torch
+
 Verdict = Literal["ok", "warning", "problem"]
 SUPPORTED_TORCH: Final = ((2, 11), (2, 15))
 SLOW_AEAD: Final = 0.5e9
 """Bytes a second below which AES surely is not done by instructions of its own."""
 BUILT: Final = 1_790_000_000
 """A moment before this release: a clock that shows less is wrong."""
+_GPU_PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,41 @@ def _clock() -> Iterator[Finding]:
         yield Finding("clock", "ok", f"{shown}, synchronised")
 
 
+def _gpus() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding("GPU", "ok", "none that torch can use here: tensors on the CPU are sealed")
+        return
+    for ordinal in range(torch.cuda.device_count()):
+        yield _gpu(torch.device("cuda", ordinal))
+
+
+def _gpu(device: torch.device) -> Finding:
+    """A group of one, made ready for the GPU as every group is."""
+    import torch
+
+    from sealring.engine.cpu import CpuEngine
+    from sealring.group.gpu import GpuCalls
+    from sealring.group.settings import read_settings
+
+    name = f"GPU, {device}"
+    try:
+        wait = read_settings(os.environ).cuda_wait
+        engine = CpuEngine(
+            0,
+            1,
+            context=bytes(limits.KEY_BYTES),
+            group_key=os.urandom(limits.KEY_BYTES),
+            links=(),
+        )
+        GpuCalls(engine, wait, _GPU_PATIENCE_S).attach(device)
+    except SealringError as error:
+        return Finding(name, "problem", type(error).__name__, str(error))
+    found = f"{torch.cuda.get_device_name(device)}: kernels compiled, the {wait} waits for results"
+    return Finding(name, "ok", found)
+
+
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _aes,
     _openssl,
@@ -235,4 +274,5 @@ CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _ports,
     _shared_memory,
     _clock,
+    _gpus,
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -108,19 +109,32 @@ class CpuEngine:
                 self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
 
-    def use_gpu(self, ordinal: int, dtype: DType, reduction: ReduceKind) -> None:
-        """Makes ready what a collective on this GPU needs; raises Unsupported if it cannot be."""
+    def use_gpu(
+        self,
+        ordinal: int,
+        dtype: DType = DType.BYTES,
+        reduction: ReduceKind = ReduceKind.NONE,
+        *,
+        loading: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Makes ready what a collective on this GPU needs; raises Unsupported if it cannot be.
+
+        `loading` is entered while code is loaded and memory taken.
+        """
         from sealring.engine.cuda.attachment import Gpu
 
         with self._preparing:
             if self._gpu is None:
-                self._gpu = Gpu(self._native, ordinal)
+                with loading():
+                    self._gpu = Gpu(self._native, ordinal)
             if self._gpu.ordinal != ordinal:
                 raise Unsupported(
                     f"this group's tensors have been on cuda:{self._gpu.ordinal}, this one is on "
                     f"cuda:{ordinal}: a rank uses one GPU per group"
                 )
-            self._gpu.prepare(dtype, reduction)
+            if not self._gpu.has(dtype, reduction):
+                with loading():
+                    self._gpu.prepare(dtype, reduction)
 
     def introduce_gpus(self, wanted: Wire, problem: str = "") -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on the way between their GPUs, once per group.

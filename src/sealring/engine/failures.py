@@ -31,6 +31,7 @@ ERROR_BY_CODE: Final[dict[int, type[GroupError]]] = {
     7: GroupClosed,
     8: NoLongerAdmitted,
 }
+CLOSED: Final = 7
 NO_LONGER_ADMITTED: Final = 8
 
 _REMEDY: Final[dict[type[GroupError], str]] = {

@@ -3,8 +3,8 @@
 DDP waits for its all-reduces in C++, inside the autograd engine, and torch turns whatever fails
 there into a RuntimeError that has our text but not our type: `except sealring.errors.PeerLost`
 would not see it. The engine object that `backward()` calls is a plain attribute of torch's; ours
-is torch's own with two additions: on the way out it puts the original exception back, and while
-it waits Ctrl-C gets through (interrupts.py).
+is torch's own with three additions: on the way out it puts the original exception back, and raises
+what is owed (owed.py), and while it waits Ctrl-C gets through (interrupts.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.autograd import Variable
 
 from sealring.errors import GroupError
 from sealring.group.interrupts import heeding_interrupts
+from sealring.group.owed import raise_what_is_owed
 
 _recent_failures: Final[deque[GroupError]] = deque(maxlen=16)
 
@@ -36,10 +37,12 @@ class _RestoringEngine(type(Variable._execution_engine)):  # type: ignore[misc]
     def run_backward(self, *arguments: Any, **options: Any) -> Any:
         try:
             with heeding_interrupts():
-                return super().run_backward(*arguments, **options)
+                gradients = super().run_backward(*arguments, **options)
         except RuntimeError as error:
             text = str(error)
             for failure in reversed(_recent_failures):
                 if str(failure) in text:
                     raise failure from error
             raise
+        raise_what_is_owed()
+        return gradients

@@ -15,8 +15,11 @@ import torch.distributed as dist
 from sealring import limits
 from sealring.engine.cpu import CpuEngine
 from sealring.engine.mailbox import Mailbox
+from sealring.errors import SealringError, Unsupported
 from sealring.group.backward import restore_errors_in_backward
+from sealring.group.gpu import GpuCalls, in_use
 from sealring.group.interrupts import interrupt_on_signal
+from sealring.group.introduction import Introduction
 from sealring.group.monitored import Arrivals, serve_torchs_own_call
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
@@ -48,7 +51,7 @@ def create_group(options: Any) -> SealedProcessGroup:
     # Fresh for every group, so its nonces may start at zero.
     group_key = secrets.token_bytes(limits.KEY_BYTES)
 
-    def links_for(terms: Terms) -> list[tuple[int, Link]]:
+    def links_for(terms: Terms, objection: SealringError | None = None) -> list[tuple[int, Link]]:
         links = build_mesh(
             options.store,
             credentials,
@@ -56,6 +59,7 @@ def create_group(options: Any) -> SealedProcessGroup:
             group_key,
             timeout=max(0.0, deadline - time.monotonic()),
             transport=settings.transport,
+            objection=objection,
         )
         return [(members.index(link.peer), link) for link in links]
 
@@ -85,11 +89,12 @@ def create_group(options: Any) -> SealedProcessGroup:
             record_bytes=settings.record_bytes,
             rekey_bytes=settings.rekey_bytes,
         )
+        gpu = GpuCalls(engine, settings.cuda_wait, options.timeout.total_seconds())
         mailbox = Mailbox(
             group_rank,
             group_world,
             context=group_context(message_terms),
-            links=links_for(message_terms),
+            links=links_for(message_terms, _problem_of(gpu)),
             members=members,
             record_bytes=settings.record_bytes,
             rekey_bytes=settings.rekey_bytes,
@@ -114,7 +119,8 @@ def create_group(options: Any) -> SealedProcessGroup:
         recorder=recorder,
         arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
         selection=Selection(engine.topology, settings.table, settings.algorithms),
-        gpu_wire=settings.gpu_wire,
+        gpu=gpu,
+        introduction=Introduction(engine, gpu, settings.gpu_wire),
     )
     restore_errors_in_backward()
     serve_torchs_own_call(SealedProcessGroup)
@@ -132,6 +138,17 @@ def _enrolment(rank: int, world: int, deadline: float) -> Enrolment | None:
     from sealring.broker import enrolled
 
     return enrolled(rank, world, os.environ, deadline)
+
+
+def _problem_of(gpu: GpuCalls) -> Unsupported | None:
+    """Why this process's GPU cannot serve the group; now, and not in the middle of training."""
+    if (device := in_use()) is None:
+        return None
+    try:
+        gpu.attach(device)
+    except Unsupported as problem:
+        return problem
+    return None
 
 
 def _leave_in_order(group: SealedProcessGroup) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,8 @@ from sealring.engine.cpu import Collective, CpuEngine
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import profiles
 from sealring.group.backward import remember
+from sealring.group.gates import Gate
+from sealring.group.owed import OwedError
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 
@@ -41,6 +43,10 @@ class Job:
     """The only collective, where it is known ahead."""
     ready: object = None
     """What says when the tensors may be used; kept until they have been."""
+    gate: Gate | None = None
+    """What streams wait at for it. Without one its caller waits, or asks."""
+    written: Sequence[torch.Tensor] = ()
+    """The user's tensors that the result goes to; with a gate, none of them keeps half of one."""
 
 
 class Dispatcher:
@@ -50,11 +56,15 @@ class Dispatcher:
         label: str,
         recorder: FlightRecorder,
         on_failure: Callable[[GroupError], GroupError],
+        owed: OwedError,
     ) -> None:
         """`on_failure` ends the rest of the group, and returns the error that it ended with."""
         self._engine = engine
         self._recorder = recorder
         self._on_failure = on_failure
+        self._owed = owed
+        self.failure: GroupError | None = None
+        """What has ended the group, once it has failed in a collective."""
         self._submitting = threading.Lock()
         self._turn = threading.Lock()
         """Held by whoever runs a collective; taken in the order in which they were called."""
@@ -86,7 +96,8 @@ class Dispatcher:
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
-            at_once = wait and self.idle
+            # Streams can wait only for what another thread does.
+            at_once = wait and self.idle and job.gate is None
             self._submitted += 1
             call = self._submitted
             if job.known is not None:
@@ -94,6 +105,8 @@ class Dispatcher:
             if at_once:
                 self._turn.acquire()
             else:
+                if job.gate is not None:
+                    job.gate.close()
                 with profiles.shown(job.name, job.known, self._engine):
                     self._jobs.put((call, job))
         if at_once:
@@ -151,12 +164,22 @@ class Dispatcher:
             if isinstance(raised, GroupError):
                 # The engine has closed itself, unless this was found between two collectives.
                 self._engine.close()
-                raised = self._on_failure(raised)
+                raised = self.failure = self._on_failure(raised)
             error = raised
             remember(raised)
         try:
             if error is not None:
                 self._recorder.ended(error)
         finally:  # Ctrl-C may come while the record is being written
+            self._let_streams_go_on(job, error)
             self._finished += call != _CALLBACK
             job.work.finish(error)
+
+    def _let_streams_go_on(self, job: Job, error: BaseException | None) -> None:
+        """With the result, or with what nobody can take for one."""
+        if job.gate is None:
+            return
+        if error is not None:
+            self._owed.owe(error)
+            job.gate.spoil(job.written, job.ready)
+        job.gate.open()

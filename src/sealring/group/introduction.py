@@ -13,14 +13,16 @@ import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.cuda.wires import Wire
-from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import Unsupported
+from sealring.group.gates import while_all_are_open
+from sealring.group.gpu import GpuCalls
 from sealring.schedule import Selection
 
 
 class Introduction:
-    def __init__(self, engine: CpuEngine, wanted: Wire) -> None:
+    def __init__(self, engine: CpuEngine, gpu: GpuCalls, wanted: Wire) -> None:
         self._engine = engine
+        self._gpu = gpu
         self._wanted = wanted
         self._held = False
         self._holding = threading.Lock()
@@ -34,12 +36,11 @@ class Introduction:
             if self._held:
                 return
             problem = ""
-            with torch.cuda.device(device):
-                try:
-                    # A collective of this kind is what a GPU is asked for most.
-                    self._engine.use_gpu(device.index, DType.FLOAT32, ReduceKind.SUM)
-                except Unsupported as unable:
-                    problem = str(unable)
+            try:
+                self._gpu.attach(device)
+            except Unsupported as unable:
+                problem = str(unable)
+            with while_all_are_open():
                 run(self._engine.introduce_gpus(self._wanted, problem))
             self._held = True
 

@@ -8,7 +8,7 @@ The collectives themselves are in group/collectives/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,20 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.engine.cuda.wires import Wire
-from sealring.engine.failures import NO_LONGER_ADMITTED, fields_of
+from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, fields_of
 from sealring.engine.mailbox import Mailbox
-from sealring.errors import GroupError
-from sealring.group import arguments, gpu, monitored
+from sealring.errors import GroupError, Unsupported
+from sealring.group import arguments, monitored
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.first_failure import FirstFailure
+from sealring.group.gates import end_process
+from sealring.group.gpu import GpuCalls
 from sealring.group.introduction import Introduction
 from sealring.group.messages import Messages, MessageWork
+from sealring.group.owed import OwedError
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, Selection, Topology
@@ -48,7 +50,8 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         recorder: FlightRecorder,
         arrivals: monitored.Arrivals,
         selection: Selection,
-        gpu_wire: Wire = Wire.AUTO,
+        gpu: GpuCalls,
+        introduction: Introduction,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._rank = rank
@@ -61,7 +64,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._coalesced: list[SealedWork] | None = None
         self.selection = selection
         """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
-        self._introduction = Introduction(engine, gpu_wire)
+        self._introduction = introduction
         self.recorder = recorder
         """What the last calls were: recorder.collective(number), recorder.account()."""
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
@@ -80,7 +83,11 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
         messages = Messages(mailbox, f"rank {rank}", recorder, on_failure=end_collectives)
         self._messages = messages
-        self._dispatcher = Dispatcher(engine, f"rank {rank}", recorder, on_failure=end_messages)
+        self._owed = OwedError()
+        self._dispatcher = Dispatcher(
+            engine, f"rank {rank}", recorder, on_failure=end_messages, owed=self._owed
+        )
+        self._gpu = gpu
 
     # ---- who we are
 
@@ -129,6 +136,26 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         account["memory_bytes"] += messages["memory_bytes"]
         return account
 
+    # ---- a GPU that init_process_group(device_id=...) names: torch asks for its backend, and has
+    # ---- one that can split itself connect at once
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        if device is None or not self._gpu.serves(device):
+            return
+        try:
+            self._gpu.attach(device)
+        except Unsupported as problem:
+            # The others are done with making the group: they hear it in their first collective.
+            self._engine.fail((CLOSED, self._rank, 0, -1, str(problem)))
+            raise
+
     # ---- several at once: what is called between the two is what the returned work stands for
 
     @property
@@ -163,11 +190,17 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     # ---- the end
 
     def shutdown(self) -> None:
-        """Runs what was called, says goodbye to the peers and wipes the keys."""
+        """Runs what was called, says goodbye to the peers and wipes the keys.
+
+        Then raises what only streams were waiting for, and nobody has been told of.
+        """
         self._close()
+        if (error := self._owed.collect()) is not None:
+            raise error
 
     def abort(self) -> None:
         """Ends at once; what is under way fails with GroupClosed here and on every peer."""
+        self._owed.told()
         self._close(abort=True)
 
     def expel(self, member: int, why: str) -> None:
@@ -177,8 +210,13 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._messages.fail(self._engine.error_of(failure))
 
     def leave(self) -> None:
-        """At the process's exit: nobody waits any more for what is still in the queue."""
-        self._close(abort=not self._dispatcher.idle)
+        """At the process's exit: nobody waits any more for what is still in the queue.
+
+        Unless only a stream was to wait for it: to the script those calls are done.
+        """
+        self._close(abort=not self._dispatcher.idle and self._gpu.gate() is None)
+        if (error := self._owed.collect()) is not None:
+            end_process("the script ended without having seen this error", error)
 
     def _close(self, *, abort: bool = False) -> None:
         self._dispatcher.close(abort=abort)
@@ -188,7 +226,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     # ---- in and out of the queue
 
     def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
-        if device.type != "cuda":
+        if not self._gpu.serves(device):
             return self.selection(operation, nbytes)
         self._introduction.hold(device, self._run_introduction)
         return self._introduction.selection(self.selection)(operation, nbytes)
@@ -217,14 +255,20 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         result: list[torch.Tensor],
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
+        written: Sequence[torch.Tensor] | None = None,
     ) -> dist.Work:
+        if (error := self._owed.collect()) is not None:
+            raise error
         # What can be refused comes first: a work that nobody runs would never be done.
         device = arguments.device_of(keep, name)
-        ready = None
-        if device.type == "cuda" and isinstance(collectives, Collective):
-            collectives, ready = gpu.prepare(self._engine, collectives, device)
-            on_success = gpu.finished(on_success, device)
-        work = SealedWork(result, give_up=self._engine.interrupt)
+        ready = gate = None
+        if self._gpu.serves(device) and isinstance(collectives, Collective):
+            collectives, ready = self._gpu.prepare(collectives, device)
+            on_success = self._gpu.finished(on_success, device)
+            gate = self._gpu.gate()
+        if gate is not None and self._dispatcher.failure is not None:
+            raise self._dispatcher.failure  # a wait() on its work would not raise it
+        work = SealedWork(result, self._engine.interrupt, gate, self._owed)
         if self._coalesced is not None:
             self._coalesced.append(work)
         timeout = arguments.timeout_seconds(opts, self._timeout)
@@ -232,6 +276,17 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         waits = not getattr(opts, "asyncOp", True)
         known = collectives if isinstance(collectives, Collective) else None
         several = (collectives,) if isinstance(collectives, Collective) else collectives
-        job = Job(name, several, timeout, work, keep, on_success, known, ready)
+        job = Job(
+            name,
+            several,
+            timeout,
+            work,
+            keep,
+            on_success,
+            known,
+            ready,
+            gate,
+            result if written is None else written,
+        )
         self._dispatcher.submit(job, wait=waits)
         return work

@@ -19,6 +19,8 @@ from sealring.schedule.table import AlgorithmTable, parse_table, shipped_table
 
 Transport = Literal["auto", "tcp", "shm"]
 TRANSPORTS: Final = ("auto", "tcp", "shm")
+CudaWait = Literal["host", "stream"]
+CUDA_WAITS: Final = ("host", "stream")
 MAX_TABLE_BYTES: Final = 1 << 20
 TRACE_SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 
@@ -41,6 +43,8 @@ class Settings:
     """Where the flight record goes when a collective fails."""
     trace_signal: signal.Signals | None = None
     """Which signal writes it there too."""
+    cuda_wait: CudaWait = "host"
+    """Who waits for a call with CUDA tensors: the host, or only the current stream."""
 
     @property
     def shared(self) -> dict[str, int]:
@@ -58,11 +62,7 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    transport = environ.get("SEALRING_TRANSPORT") or "auto"
-    if transport not in TRANSPORTS:
-        raise ConfigurationError(
-            f"SEALRING_TRANSPORT is {transport!r}; set it to one of {', '.join(TRANSPORTS)}"
-        )
+    transport = _one_of(environ, "SEALRING_TRANSPORT", TRANSPORTS)
     record_bytes = _bytes(
         environ, "SEALRING_RECORD_BYTES", limits.RECORD_BYTES, 1 << 10, limits.MAX_PAYLOAD_BYTES
     )
@@ -78,19 +78,19 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         parse_fixed(fixed, "SEALRING_ALGORITHM") if fixed else NOTHING_SET,
         _table(environ),
         environ.get("SEALRING_HOST") or socket.gethostname() or "unnamed",
-        _wire(environ),
+        Wire(_one_of(environ, "SEALRING_GPU_WIRE", tuple(Wire))),
         directory,
         number,
+        cast(CudaWait, _one_of(environ, "SEALRING_CUDA_WAIT", CUDA_WAITS)),
     )
 
 
-def _wire(environ: Mapping[str, str]) -> Wire:
-    text = environ.get("SEALRING_GPU_WIRE") or Wire.AUTO
-    if text not in list(Wire):
-        raise ConfigurationError(
-            f"SEALRING_GPU_WIRE is {text!r}; set it to one of {', '.join(Wire)}"
-        )
-    return Wire(text)
+def _one_of(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """The first of them is the default."""
+    chosen = environ.get(name) or choices[0]
+    if chosen not in choices:
+        raise ConfigurationError(f"{name} is {chosen!r}; set it to one of {', '.join(choices)}")
+    return chosen
 
 
 def _table(environ: Mapping[str, str]) -> AlgorithmTable:

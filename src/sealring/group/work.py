@@ -12,15 +12,29 @@ import torch
 import torch.distributed as dist
 
 from sealring.errors import GroupError, PeerSilent
+from sealring.group.gates import Gate, last_of
+from sealring.group.owed import OwedError
 
 
 class SealedWork(dist.Work):
-    """Done when every byte of the result has been opened, checked and written."""
+    """Done when every byte of the result has been opened, checked and written.
 
-    def __init__(self, result: list[torch.Tensor], give_up: Callable[[], None]) -> None:
+    The host waits for that, or a GPU's stream does while the host goes on.
+    """
+
+    def __init__(
+        self,
+        result: list[torch.Tensor],
+        give_up: Callable[[], None],
+        gate: Gate | None = None,
+        owed: OwedError | None = None,
+    ) -> None:
+        """With a gate, streams wait for the work, and the host only where it is given a time."""
         super().__init__()
         self._result = result
         self._give_up = give_up
+        self._gate = gate
+        self._owed = owed
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         # What waiters sleep on: locked until the work is done. A lock costs less than an Event, and
@@ -34,7 +48,12 @@ class SealedWork(dist.Work):
     @classmethod
     def of_all(cls, works: Sequence[SealedWork], give_up: Callable[[], None]) -> SealedWork:
         """Done when all of them are, with the first error among theirs."""
-        together = cls([tensor for work in works for tensor in work._result], give_up)
+        together = SealedWork(
+            [tensor for work in works for tensor in work._result],
+            give_up,
+            last_of(work._gate for work in works),
+            next((work._owed for work in works if work._owed is not None), None),
+        )
         unfinished = [len(works)]
         counting = threading.Lock()
 
@@ -76,6 +95,12 @@ class SealedWork(dist.Work):
             callback()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._gate is not None and timeout <= timedelta(0) and not self._done:
+            self._gate.hold()
+            return True
+        return self._block(timeout)
+
+    def _block(self, timeout: timedelta) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else -1
         try:
             in_time = self._pending.acquire(timeout=limit)
@@ -84,6 +109,7 @@ class SealedWork(dist.Work):
             raise
         if not in_time:
             self._end_at_once()
+            self._tell()
             raise PeerSilent(
                 f"the collective was not done {limit:g} s after wait() began{self._which()}. The "
                 "group is closed. A rank hangs, is stopped or is cut off; if it is only slow, wait "
@@ -92,8 +118,14 @@ class SealedWork(dist.Work):
             )
         self._let_others_by()
         if self._error is not None:
+            self._tell()
             raise self._error
         return True
+
+    def _tell(self) -> None:
+        """The script gets the error now, so nobody owes it to him any more."""
+        if self._owed is not None:
+            self._owed.told()
 
     def _end_at_once(self) -> None:
         """The script goes on without the result: close the group, as a synchronous call does.
@@ -122,6 +154,8 @@ class SealedWork(dist.Work):
         return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
+        if self._error is not None:
+            self._tell()
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -131,6 +165,9 @@ class SealedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        if self._gate is not None and not self._done:
+            # Its error, if there will be one, is owed: DDP's C++ would not wait for it anyway.
+            return self._gate.completed(self._result)
         devices = {tensor.device for tensor in self._result if tensor.is_cuda}
         future: torch.futures.Future[Any] = torch.futures.Future(devices=list(devices))
 

@@ -62,8 +62,12 @@ def build_mesh(
     timeout: float,
     transport: Transport = "auto",
     environ: Mapping[str, str] | None = None,
+    objection: SealringError | None = None,
 ) -> list[Link]:
-    """Connect this worker to every other member; returns its links in the order of their ranks."""
+    """Connect this worker to every other member; returns its links in the order of their ranks.
+
+    A worker that cannot take part comes all the same, with its `objection`: so all fail with that.
+    """
     if transport not in ("auto", "tcp", "shm"):
         raise ConfigurationError(f"the transport {transport!r} is none of auto, tcp and shm")
     if len(group_key) != KEY_BYTES:
@@ -74,10 +78,13 @@ def build_mesh(
             f"for rank {terms.rank} of {terms.job}"
         )
     if len(terms.members) == 1:
+        if objection is not None:
+            raise objection
         return []
     addresses = own_addresses(os.environ if environ is None else environ)
     book = AddressBook(store, terms.epoch)
-    return _Mesh(book, credentials, terms, group_key, timeout, transport, addresses).build()
+    mesh = _Mesh(book, credentials, terms, group_key, timeout, transport, addresses, objection)
+    return mesh.build()
 
 
 class _Mesh:
@@ -92,8 +99,10 @@ class _Mesh:
         timeout: float,
         transport: Transport,
         addresses: list[str],
+        objection: SealringError | None,
     ) -> None:
         self._book = book
+        self._objection = objection
         self._credentials = credentials
         self._terms = terms
         self._group_key = group_key
@@ -138,6 +147,8 @@ class _Mesh:
             complete = len(links) == len(self._terms.members) - 1
             # Once this is said it holds: no link is replaced any more.
             if complete and self._waiting.close():
+                if self._objection is not None:
+                    raise self._objection
                 links = self._waiting.present()
                 for link in links:
                     link.channel.send(_READY, self._deadline)

@@ -70,10 +70,13 @@ class Gpu(Attachment):
         # What cannot be built is to show now, not at the first gradient.
         self.prepare(*_AT_START)
 
+    def has(self, dtype: DType, kind: ReduceKind) -> bool:
+        return kind is ReduceKind.NONE or (dtype, kind) in self._reductions
+
     def prepare(self, dtype: DType, kind: ReduceKind) -> None:
         """Must be called once before the first collective that reduces so."""
         reduction = (dtype, kind)
-        if kind is ReduceKind.NONE or reduction in self._reductions:
+        if self.has(dtype, kind):
             return
         self._engine.add_reduction(dtype, kind, self._load(reduction, _OF_A_REDUCTION))
         self._reductions.add(reduction)

@@ -42,8 +42,11 @@ class Coalescing(Reducing, Copying):
         result = [tensor for outputs in output_lists for tensor in outputs]
         for index, source in enumerate(input_list):
             results = Results()
-            regions = [results.memory(outputs[index]) for outputs in output_lists]
-            works.append(self._all_gather(regions, source, opts, results, result=result))
+            own = [outputs[index] for outputs in output_lists]
+            regions = [results.memory(tensor) for tensor in own]
+            works.append(
+                self._all_gather(regions, source, opts, results, result=result, written=own)
+            )
         return works[-1]
 
     def all_gather_single_coalesced(

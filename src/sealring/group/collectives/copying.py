@@ -22,6 +22,7 @@ class Copying(Calling):
     ) -> dist.Work:
         tensor = one(tensors, "broadcast")
         arguments.check_tensor(tensor, "broadcast")
+        root = shapes.root_of(opts, self._world, "broadcast")
         results = Results()
         memory = results.memory(tensor)
         _, size = slot(memory)
@@ -33,12 +34,13 @@ class Copying(Calling):
                 [slot(memory)],
                 size,
                 arguments.moved_dtype(tensor),
-                root=shapes.root_of(opts, self._world, "broadcast"),
+                root=root,
             ),
             opts,
             result=tensors,
             keep=(memory,),
             on_success=results.copy_back,
+            written=() if self._rank == root else tensors,
         )
 
     def barrier(self, opts: Any = None) -> dist.Work:
@@ -88,6 +90,7 @@ class Copying(Calling):
         results: Results,
         *,
         result: list[torch.Tensor],
+        written: list[torch.Tensor] | None = None,
     ) -> dist.Work:
         shapes.check_alike([source, *regions], source, "all_gather")
         # A rank may gather in place: its input already is its part of the output.
@@ -99,6 +102,7 @@ class Copying(Calling):
             result=result,
             keep=(own, *regions),
             on_success=results.copy_back,
+            written=written,
         )
 
     def gather(  # type: ignore[override]

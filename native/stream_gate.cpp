@@ -1,0 +1,141 @@
+#include "stream_gate.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "driver_watch.hpp"
+
+namespace sealring {
+namespace {
+
+using cuda::check;
+
+std::mutex places_lock;
+std::vector<std::unique_ptr<StreamGate::Place>> places;  // all that were ever made
+std::vector<StreamGate::Place*> unused;
+
+std::atomic_ref<uint32_t> number_of(StreamGate::Place& place) {
+  return std::atomic_ref<uint32_t>(*place.number);
+}
+
+bool any_closed() {
+  const std::lock_guard<std::mutex> lock(places_lock);
+  for (const auto& place : places) {
+    if (number_of(*place).load(std::memory_order_relaxed) != place->drawn) return true;
+  }
+  return false;
+}
+
+// A kernel that is loaded when it is first launched is loaded under the driver's lock, and only when
+// the GPU has nothing left to do. A GPU that waits at a gate has, and the thread that would open the
+// gate needs that lock.
+void refuse_unless_streams_may_wait(const cuda::Driver& driver) {
+  if (driver.wait_value == nullptr) {
+    throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
+  }
+  int mode = cuda::kEagerLoading;
+  if (driver.loading_mode != nullptr) {
+    check(driver.loading_mode(&mode), "cuModuleGetLoadingMode");
+  }
+  if (mode != cuda::kEagerLoading) {
+    throw std::runtime_error(
+        "CUDA loads kernels when they are first used. Set CUDA_MODULE_LOADING=EAGER before the "
+        "process starts");
+  }
+}
+
+StreamGate::Place* make_place(const cuda::Driver& driver, int ordinal) {
+  auto place = std::make_unique<StreamGate::Place>();
+  place->ordinal = ordinal;
+  check(driver.retain_primary(&place->context, ordinal), "cuDevicePrimaryCtxRetain");
+  check(driver.set_current(place->context), "cuCtxSetCurrent");
+  void* memory = nullptr;
+  check(driver.allocate_host(&memory, sizeof(uint32_t), cuda::kPortable), "cuMemHostAlloc");
+  place->number = static_cast<uint32_t*>(memory);
+  number_of(*place).store(0);
+  int least = 0, greatest = 0;
+  check(driver.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+  // Streams of one priority may share a queue of the hardware, in which one that is held holds all.
+  // The engine's have the greatest, which torch gives to nobody.
+  check(driver.create_stream(&place->held, cuda::kNonBlocking, least), "cuStreamCreateWithPriority");
+  check(driver.create_stream(&place->free, cuda::kNonBlocking, greatest),
+        "cuStreamCreateWithPriority");
+  places.push_back(std::move(place));
+  return places.back().get();
+}
+
+[[noreturn]] void end_process() {
+  std::fputs(
+      "sealring: CUDA has not answered for as long as the group's timeout, while a stream waits for a "
+      "collective. Most likely another thread waits inside the driver for the GPU, and the GPU for "
+      "this rank's collective, which needs the driver: it would never end. The process ends here. "
+      "SEALRING_CUDA_WAIT=host makes wait() block instead (docs/performance.md).\n",
+      stderr);
+  std::_Exit(1);
+}
+
+// What the engine needs too: the lock that launches take, and a stream that no gate holds up.
+void watch_driver(const cuda::Driver& driver, int ordinal, double patience_s) {
+  static DriverWatch* watch = nullptr;  // one, and for as long as the process lives
+  if (watch == nullptr) {
+    StreamGate::Place* const place = make_place(driver, ordinal);
+    cuda::Handle event = nullptr;
+    check(driver.create_event(&event, cuda::kDisableTiming), "cuEventCreate");
+    watch = new DriverWatch(
+        any_closed,
+        [&driver, place, event] {
+          driver.set_current(place->context);
+          driver.record_event(event, place->free);
+          while (driver.query_event(event) == cuda::kNotReady) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          }
+        },
+        end_process);
+  }
+  watch->expect_within(patience_s);
+}
+
+}  // namespace
+
+StreamGate::StreamGate(int ordinal, double patience_s) : cuda_(cuda::driver()) {
+  refuse_unless_streams_may_wait(cuda_);
+  const std::lock_guard<std::mutex> lock(places_lock);
+  watch_driver(cuda_, ordinal, patience_s);
+  for (auto place = unused.begin(); place != unused.end(); ++place) {
+    if ((*place)->ordinal != ordinal) continue;
+    place_ = *place;
+    unused.erase(place);
+    return;
+  }
+  place_ = make_place(cuda_, ordinal);
+}
+
+StreamGate::~StreamGate() {
+  const std::lock_guard<std::mutex> lock(places_lock);
+  number_of(*place_).store(place_->drawn);  // nobody is to wait for a group that is gone
+  unused.push_back(place_);
+}
+
+uint32_t StreamGate::close() {
+  const std::lock_guard<std::mutex> lock(places_lock);
+  return ++place_->drawn;
+}
+
+void StreamGate::hold(uint64_t stream, uint32_t ticket) const {
+  check(cuda_.set_current(place_->context), "cuCtxSetCurrent");
+  // Counts in a circle: "not before" holds as long as no 2^31 tickets are out at once.
+  check(cuda_.wait_value(reinterpret_cast<cuda::Handle>(stream),
+                         reinterpret_cast<cuda::Pointer>(place_->number), ticket, cuda::kNotBefore),
+        "cuStreamWaitValue32");
+}
+
+void StreamGate::open(uint32_t ticket) { number_of(*place_).store(ticket, std::memory_order_release); }
+
+}  // namespace sealring

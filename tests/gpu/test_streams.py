@@ -1,0 +1,336 @@
+"""SEALRING_CUDA_WAIT=stream: the host goes on, and streams wait for the result."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+from torch.distributed.distributed_c10d import _get_default_store
+
+from sealring.bench.workers import Report, run_workers
+from sealring.demo.lying_store import LyingStore, real_address
+from sealring.demo.wiretap import Address, Flip, Relay
+from sealring.errors import GroupError, PeerLost, TamperedRecord, Unsupported
+from tests.gpu.test_group import sharded, trained
+
+STREAMS_WAIT = {"SEALRING_CUDA_WAIT": "stream", "CUDA_MODULE_LOADING": "EAGER"}
+TIMEOUT = timedelta(seconds=30)
+"""Also how long the driver may be out of reach before the process is ended."""
+MILLION = 1_000_000
+
+
+def in_group(ranks: int, body: Callable[..., Any]) -> list[Any]:
+    """What body(rank) returns on each rank of a group on one GPU."""
+    found = dict(run_workers(ranks, _member, body, environment=STREAMS_WAIT))
+    return [found[rank] for rank in range(ranks)]
+
+
+def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
+    torch.cuda.set_device(0)
+    dist.init_process_group("sealring", timeout=TIMEOUT)
+    report(body(rank))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ---- who waits ----------------------------------------------------------------------------------
+
+
+def the_stream_waits(rank: int) -> bool:
+    """Rank 1 does not come before rank 0 has got back, on a stream of its own."""
+    store, side = _get_default_store(), torch.cuda.Stream()
+    if rank:
+        store.wait(["rank 0 went on"])
+    with torch.cuda.stream(side):
+        data = torch.full((20 * MILLION,), rank + 1.0, device="cuda")
+        dist.all_reduce(data)
+        doubled = data * 2
+        over = side.record_event()
+    if rank == 0:
+        went_on = not over.query()
+        store.set("rank 0 went on", "")
+    else:
+        went_on = True
+    side.synchronize()
+    return went_on and bool((doubled == 6).all())
+
+
+def test_the_host_goes_on_and_the_stream_waits() -> None:
+    assert in_group(2, the_stream_waits) == [True, True]
+
+
+def beside_a_long_kernel(rank: int) -> bool:
+    """Streams that have nothing to do with the call are not waited for, nor do they wait."""
+    busy, side = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(6_000_000_000)
+        still_busy = busy.record_event()
+    with torch.cuda.stream(side):
+        data = torch.ones(3 * MILLION, device="cuda")
+        work = dist.all_reduce(data, async_op=True)
+        work.wait()
+        doubled = data * 2
+    side.synchronize()
+    overlapped = not still_busy.query()
+    assert work.wait(TIMEOUT)
+    busy.synchronize()
+    return overlapped and bool((doubled == 4).all())
+
+
+def test_another_streams_long_kernel_is_not_waited_for() -> None:
+    assert in_group(2, beside_a_long_kernel) == [True, True]
+
+
+def freed_early(rank: int) -> bool:
+    """What the script lets go is not used again while it is still being written or read."""
+    side = torch.cuda.Stream()
+    sums, works = [], []
+    for turn in range(30):
+        with torch.cuda.stream(side):
+            data = torch.zeros(2 * MILLION, device="cuda")
+            torch.cuda._sleep(2_000_000)
+            data += turn + rank
+            works.append(dist.all_reduce(data, async_op=True))
+            if turn % 2:
+                works[-1].wait()
+                sums.append((turn, (data * 2).sum()))
+            del data
+            torch.empty(2 * MILLION, device="cuda").fill_(-1)
+        torch.empty(2 * MILLION, device="cuda").fill_(-2)
+    for work in works:
+        work.wait(TIMEOUT)
+    return all(float(total) == 2 * (2 * turn + 1) * 2 * MILLION for turn, total in sums)
+
+
+def test_tensors_freed_early() -> None:
+    assert in_group(2, freed_early) == [True, True]
+
+
+def through_futures(rank: int) -> float:
+    """As DDP's hooks do: callbacks run at once, and their kernels behind the gate."""
+    data = torch.full((5 * MILLION,), 1.0 + rank, device="cuda")
+    future = dist.all_reduce(data, async_op=True).get_future()
+    done_at_once = future.done()
+    halved = future.then(lambda done: done.wait()[0] / 2)
+    assert done_at_once
+    return float(halved.wait()[-1])
+
+
+def test_futures() -> None:
+    assert in_group(2, through_futures) == [1.5, 1.5]
+
+
+def many_streams(rank: int) -> bool:
+    """Held: streams of every priority that torch has, and more than the hardware has queues."""
+    store = _get_default_store()
+    streams = [torch.cuda.Stream(priority=-(n % 4)) for n in range(64)]
+    data = torch.ones(4 * MILLION, device="cuda")
+    results = []
+    if rank:
+        store.wait(["all are held"])
+    work = dist.all_reduce(data, async_op=True)
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            work.wait()
+            results.append(data[-1] + 1)
+    if rank == 0:
+        store.set("all are held", "")
+    torch.cuda.synchronize()
+    return all(float(result) == 3 for result in results)
+
+
+def test_many_streams_of_every_priority() -> None:
+    assert in_group(2, many_streams) == [True, True]
+
+
+def several_groups(rank: int) -> bool:
+    """Each with a stream of its own, and all under way at once."""
+    groups = [dist.new_group() for _ in range(3)]
+    results = []
+    for n in range(24):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            data = torch.full((MILLION,), float(n), device="cuda")
+            dist.all_reduce(data, group=groups[n % 3])
+            results.append(data + 1)
+    torch.cuda.synchronize()
+    return all(bool((result == 2 * n + 1).all()) for n, result in enumerate(results))
+
+
+def test_several_groups() -> None:
+    assert in_group(2, several_groups) == [True, True]
+
+
+# ---- what the driver does meanwhile -------------------------------------------------------------
+
+
+def more_launches_than_a_queue_holds() -> None:
+    counter = torch.zeros(1, device="cuda")
+    for _ in range(5000):
+        counter += 1
+    assert float(counter) == 5000
+
+
+def memory_given_back() -> None:
+    torch.cuda.empty_cache()
+
+
+def code_loaded() -> None:
+    torch.special.bessel_j0(torch.ones(10, device="cuda"))  # compiled when it is first called
+
+
+def while_the_stream_waits(rank: int, report: Report, act: Callable[[], None]) -> None:
+    torch.cuda.set_device(0)
+    dist.init_process_group("sealring", timeout=TIMEOUT)
+    data = torch.ones(20 * MILLION, device="cuda")
+    torch.empty(100 * MILLION, device="cuda")  # freed at once: there is something to give back
+    torch.zeros(1, device="cuda").add_(1).item()
+    if rank:
+        time.sleep(3)
+    dist.all_reduce(data)
+    act()
+    report(float(data[-1]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("act", [more_launches_than_a_queue_holds, memory_given_back, code_loaded])
+def test_the_driver_can_be_used_while_a_stream_waits(act: Callable[[], None]) -> None:
+    """If one of these fails, so does a script that does it: see docs/performance.md."""
+    reports = dict(run_workers(2, while_the_stream_waits, act, environment=STREAMS_WAIT))
+    assert reports == {0: 2.0, 1: 2.0}
+
+
+# ---- what fails ---------------------------------------------------------------------------------
+
+
+def attacked(rank: int, report: Report, port: int, relay: Address, told: str) -> None:
+    torch.cuda.set_device(0)
+    store: Any = TCPStore("127.0.0.1", port, is_master=False)
+    if rank == 1:
+        store = LyingStore(store, about=0, relay=relay)
+    dist.init_process_group("sealring", store=store, rank=rank, world_size=2, timeout=TIMEOUT)
+    good = torch.ones(4 * MILLION, device="cuda")
+    bad = torch.ones(4 * MILLION, device="cuda")
+    dist.all_reduce(good)
+    dist.all_reduce(bad)
+    assert bool((good == 2).all())
+    spoilt, errors = bool(bad.isnan().all()), []
+    try:
+        if told == "next call":
+            dist.all_reduce(good)
+        elif told == "barrier":
+            dist.barrier()
+        elif told == "backward":
+            torch.ones(3, device="cuda", requires_grad=True).sum().backward()
+        else:
+            dist.destroy_process_group()
+    except GroupError as error:
+        errors.append((told, type(error).__name__))
+    while dist.is_initialized():
+        try:
+            dist.destroy_process_group()
+        except GroupError as error:
+            errors.append(("the end", type(error).__name__))
+    report((spoilt, errors))
+
+
+@pytest.mark.parametrize("told", ["next call", "barrier", "backward", "destroy"])
+def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
+    """Rank 1 sees the change, and has nothing; rank 0 may have had all that it needed."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {**STREAMS_WAIT, "SEALRING_TRANSPORT": "tcp"}
+    with Relay(lambda: real_address(server), Flip(gradient=2)) as relay:
+        found = dict(
+            run_workers(2, attacked, server.port, relay.address, told, environment=environment)
+        )
+    assert found[1] == (True, [(told, TamperedRecord.__name__)])
+    assert {name for _, name in found[0][1]} <= {TamperedRecord.__name__}
+
+
+def left_alone(rank: int, report: Report) -> None:
+    torch.cuda.set_device(0)
+    dist.init_process_group("sealring", timeout=TIMEOUT)
+    if rank:
+        report("gone")
+        time.sleep(1)
+        os._exit(0)
+    data = torch.ones(MILLION, device="cuda")
+    dist.all_reduce(data)
+    spoilt = bool(data.isnan().all())
+    try:
+        dist.all_reduce(data)
+    except PeerLost as error:
+        report((spoilt, error.peer))
+    dist.destroy_process_group()
+
+
+def test_a_stream_that_waits_for_the_dead_is_let_go() -> None:
+    assert dict(run_workers(2, left_alone, environment=STREAMS_WAIT))[0] == (True, 1)
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+
+def test_ddp_and_fsdp2_have_the_losses_of_one_process() -> None:
+    for body in (trained, sharded):
+        alone = in_group(1, body)[0]
+        for losses in in_group(2, body):
+            assert losses == pytest.approx(alone, rel=1e-4)
+
+
+# ---- what shows when a group is made ------------------------------------------------------------
+
+
+def refused(rank: int, report: Report, spoil: Callable[[], Any]) -> None:
+    torch.cuda.set_device(0)
+    torch.zeros(1, device="cuda")
+    kept = spoil() if rank else None
+    try:
+        dist.init_process_group("sealring", timeout=TIMEOUT)
+    except Unsupported as error:
+        report(str(error))
+    del kept
+
+
+def leave_no_memory() -> torch.Tensor:
+    free, _ = torch.cuda.mem_get_info()
+    return torch.empty(free - (8 << 20), dtype=torch.uint8, device="cuda")
+
+
+def break_the_kernels() -> None:
+    from sealring.engine.cuda import driver
+
+    compile_code = driver.compile_code
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # where no good ones are kept
+    driver.compile_code = lambda name, _, *rest: compile_code(name, b"this is no kernel", *rest)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [(leave_no_memory, "MiB of its memory"), (break_the_kernels, "could not be compiled")],
+)
+def test_a_gpu_that_cannot_serve_shows_on_every_rank(spoil: Any, reason: str) -> None:
+    told = dict(run_workers(2, refused, spoil))
+    assert sorted(told) == [0, 1]
+    assert reason in told[1]
+    assert reason in told[0]
+    assert "rank 1" in told[0]
+
+
+def kernels_loaded_late(rank: int, report: Report) -> None:
+    refused(rank, report, lambda: None)
+
+
+def test_lazily_loaded_kernels_are_refused_where_streams_wait() -> None:
+    environment = {"SEALRING_CUDA_WAIT": "stream", "CUDA_MODULE_LOADING": "LAZY"}
+    for text in dict(run_workers(2, kernels_loaded_late, environment=environment)).values():
+        assert "CUDA_MODULE_LOADING=EAGER" in text
+        assert "SEALRING_CUDA_WAIT=host" in text

@@ -1,0 +1,464 @@
+"""Calls that only a stream waits for: the host goes on, and an error finds its way all the same."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_store
+
+from sealring.errors import GroupClosed, OutOfStep, PeerSilent
+from sealring.group.gates import (
+    MOST_HELD,
+    Gate,
+    bytes_of,
+    keep_until_all_are_open,
+    last_of,
+    while_all_are_open,
+)
+from sealring.group.owed import OwedError, raise_what_is_owed
+from tests.group.host_streams import PATIENCE_S, HostStreams, taken_for_a_gpu
+from tests.workers import SECRET, Workers
+
+
+def with_a_group(rank: int, world: int, body: Any) -> Any:
+    """In a group of its own: each is given streams once, and most of them fail."""
+    dist.init_process_group("sealring")
+    return body(rank, world)
+
+
+# ---- the host goes on ---------------------------------------------------------------------------
+
+
+def only_the_stream_waits(rank: int, world: int) -> list[float]:
+    """Rank 1 does not come before rank 0 has got back from its calls."""
+    calls, store = taken_for_a_gpu(), _get_default_store()
+    one, two = torch.full((3000,), rank + 1.0), torch.full((10, 20), 10.0)
+    if rank:
+        store.wait(["rank 0 went on"])
+    dist.all_reduce(one)  # synchronous, as a script has it
+    work = dist.all_reduce(two.t(), async_op=True)
+    if rank == 0:
+        assert not work.is_completed()
+    assert work.wait()
+    seen = calls.streams.current.put(lambda: [one[-1].item(), two[-1, -1].item()])
+    if rank == 0:
+        assert not seen.done()
+        store.set("rank 0 went on", "")
+    values: list[float] = seen.result(PATIENCE_S)
+    assert work.wait(timedelta(seconds=PATIENCE_S))
+    assert work.is_success()
+    return values
+
+
+def test_the_host_goes_on_and_the_stream_waits(workers: Workers) -> None:
+    assert workers.run(with_a_group, only_the_stream_waits, group=False) == [[3.0, 20.0]] * 2
+
+
+def futures_that_are_done(rank: int, world: int) -> tuple[float, float]:
+    calls, store = taken_for_a_gpu(), _get_default_store()
+    data = torch.full((3000,), rank + 1.0)
+    if rank:
+        store.wait(["rank 0 has a future"])
+    future = dist.all_reduce(data, async_op=True).get_future()
+    assert future.done()
+    # As a communication hook does: its callback runs at once, its work behind the gate.
+    held = future.then(lambda done: done.wait())
+    behind = calls.streams._held.put(lambda: data[0].item())
+    if rank == 0:
+        assert not behind.done()
+        store.set("rank 0 has a future", "")
+    seen = behind.result(PATIENCE_S)
+    return seen, held.wait()[0][-1].item()
+
+
+def test_a_future_is_done_at_once_and_its_value_behind_the_gate(workers: Workers) -> None:
+    assert workers.run(with_a_group, futures_that_are_done, group=False) == [(3.0, 3.0)] * 2
+
+
+def several_at_once(rank: int, world: int) -> list[float]:
+    calls = taken_for_a_gpu()
+    tensors = [torch.full((500 + n,), float(n)) for n in range(6)]
+    with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        for tensor in tensors[:3]:
+            dist.all_reduce(tensor)
+    manager.wait()
+    group: Any = dist.group.WORLD
+    group.allreduce_coalesced(tensors[3:]).wait()
+    seen = calls.streams.current.put(lambda: [tensor[-1].item() for tensor in tensors])
+    values: list[float] = seen.result(PATIENCE_S)
+    return values
+
+
+def test_several_at_once_have_one_gate(workers: Workers) -> None:
+    assert (
+        workers.run(with_a_group, several_at_once, group=False)
+        == [[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]] * 2
+    )
+
+
+def test_the_last_gate_stands_for_all_of_one_group() -> None:
+    streams = HostStreams()
+    gates = [Gate(streams) for _ in range(3)]
+    assert last_of(gates) is gates[-1]
+    assert last_of([gates[0], None]) is None
+    assert last_of([gates[0], Gate(HostStreams())]) is None
+    assert last_of([]) is None
+
+
+# ---- what fails ---------------------------------------------------------------------------------
+
+
+def disagree(rank: int) -> tuple[Any, torch.Tensor, Any]:
+    """An all_reduce that fails on all ranks, when its stream has already been told to wait."""
+    calls = taken_for_a_gpu()
+    data = torch.ones(1000 + rank)
+    work = dist.all_reduce(data, async_op=True)
+    work.wait()
+    seen = calls.streams.current.put(data.clone)
+    return calls, seen.result(PATIENCE_S), work
+
+
+def told_by_the_next_call(rank: int, world: int) -> None:
+    _, seen, _ = disagree(rank)
+    assert seen.isnan().all()
+    for _ in range(2):
+        with pytest.raises(OutOfStep):
+            dist.all_reduce(torch.ones(10))
+    dist.destroy_process_group()
+
+
+def told_by_a_call_on_the_cpu(rank: int, world: int) -> None:
+    calls, _, _ = disagree(rank)
+    with calls.on_cpu(), pytest.raises(OutOfStep):
+        dist.all_reduce(torch.ones(10))
+    dist.destroy_process_group()
+
+
+def told_by_the_barrier(rank: int, world: int) -> None:
+    calls, _, _ = disagree(rank)
+    with calls.on_cpu(), pytest.raises(OutOfStep):
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def told_by_the_work(rank: int, world: int) -> None:
+    _, _, work = disagree(rank)
+    with pytest.raises(OutOfStep):
+        work.wait(timedelta(seconds=PATIENCE_S))
+    with pytest.raises(OutOfStep):
+        work.wait()
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), OutOfStep)
+    with pytest.raises(RuntimeError, match="rank 1"):
+        work.get_future().wait()
+    dist.destroy_process_group()
+
+
+def told_by_backward(rank: int, world: int) -> None:
+    disagree(rank)
+    with pytest.raises(OutOfStep):
+        torch.ones(1, requires_grad=True).sum().backward()
+    torch.ones(1, requires_grad=True).sum().backward()
+    dist.destroy_process_group()
+
+
+def told_at_the_end(rank: int, world: int) -> None:
+    disagree(rank)
+    with pytest.raises(OutOfStep):
+        dist.destroy_process_group()
+    dist.destroy_process_group()  # once is enough
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        told_by_the_next_call,
+        told_by_a_call_on_the_cpu,
+        told_by_the_barrier,
+        told_by_the_work,
+        told_by_backward,
+        told_at_the_end,
+    ],
+)
+def test_an_error_that_comes_late_is_told(workers: Workers, by: Any) -> None:
+    workers.run(with_a_group, by, group=False)
+
+
+def all_of_a_queue(rank: int, world: int) -> None:
+    """What was called after the one that fails fails too, and is told once."""
+    calls = taken_for_a_gpu()
+    tensors = [torch.ones(1000 + (rank if n == 1 else 0)) for n in range(4)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    seen = calls.streams.current.put(lambda: [tensor.clone() for tensor in tensors])
+    first, *others = seen.result(PATIENCE_S)
+    assert (first == world).all()
+    assert all(other.isnan().all() for other in others)
+    assert works[0].is_success()
+    with pytest.raises(OutOfStep):
+        dist.all_reduce(torch.ones(10))
+    dist.destroy_process_group()
+
+
+def test_a_queue_behind_a_failure(workers: Workers) -> None:
+    workers.run(with_a_group, all_of_a_queue, group=False)
+
+
+def sources_stay(rank: int, world: int) -> None:
+    """What a call only reads is nobody's result, and stays."""
+    calls = taken_for_a_gpu()
+    sent, given = torch.ones(1000 + rank), torch.ones(1000)
+    dist.broadcast(sent, 0)
+    dist.reduce(given, 1)
+    seen = calls.streams.current.put(lambda: (sent.clone(), given.clone()))
+    sent, given = seen.result(PATIENCE_S)
+    assert sent.isnan().all() == (rank == 1)
+    assert given.isnan().all() == (rank == 1)
+    assert rank == 1 or ((sent == 1).all() and (given == 1).all())
+    with calls.on_cpu(), pytest.raises(OutOfStep):  # who only sends may not know before
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_what_is_only_read_is_not_overwritten(workers: Workers) -> None:
+    workers.run(with_a_group, sources_stay, group=False)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ],
+)
+def test_all_ones_are_nan_and_nothing_else_is_touched(dtype: torch.dtype) -> None:
+    base = torch.zeros(8, 9).to(dtype)
+    bytes_of(base.t()[1:7:2, ::3]).fill_(0xFF)
+    wide = base.to(torch.complex64 if dtype.is_complex else torch.float32)
+    spoilt = torch.zeros(8, 9, dtype=torch.bool)
+    spoilt.t()[1:7:2, ::3] = True
+    assert torch.equal(wide.isnan(), spoilt)
+
+
+# ---- time, and the end --------------------------------------------------------------------------
+
+
+def twice(data: torch.Tensor) -> None:
+    """All that the first needs may have come before the news that the group is closed."""
+    for _ in range(2):
+        dist.all_reduce(data, async_op=True).wait(timedelta(seconds=PATIENCE_S))
+
+
+def given_a_time(rank: int, world: int) -> None:
+    calls, store = taken_for_a_gpu(), _get_default_store()
+    data = torch.ones(100)
+    assert dist.all_reduce(data, async_op=True).wait(timedelta(seconds=PATIENCE_S))
+    assert (data == world).all()
+    if rank:
+        store.wait(["rank 0 gave up"])
+        with pytest.raises(GroupClosed):
+            twice(data)
+        return
+    work = dist.all_reduce(data, async_op=True)
+    work.wait()
+    with pytest.raises(PeerSilent):
+        work.wait(timedelta(seconds=0.2))
+    assert calls.streams.current.put(data.clone).result(PATIENCE_S).isnan().all()
+    store.set("rank 0 gave up", "")
+    dist.destroy_process_group()
+
+
+def test_a_wait_with_a_time_blocks(workers: Workers) -> None:
+    workers.run(with_a_group, given_a_time, group=False)
+
+
+def aborted(rank: int, world: int) -> None:
+    """A stream that waits is let go: the GPU would else never come to an end."""
+    calls = taken_for_a_gpu()
+    store: Any = _get_default_store()
+    if rank:
+        store.wait(["rank 0 has left"])
+        dist.destroy_process_group()
+        return
+    data = torch.ones(100)
+    dist.all_reduce(data)
+    seen = calls.streams.current.put(data.clone)
+    group: Any = dist.group.WORLD
+    group.abort()
+    assert seen.result(PATIENCE_S).isnan().all()
+    store.set("rank 0 has left", "")
+    dist.destroy_process_group()
+
+
+def test_an_abort_lets_streams_go(workers: Workers) -> None:
+    workers.run(with_a_group, aborted, group=False)
+
+
+def destroyed(rank: int, world: int) -> float:
+    """Calls that were made are made: destroy_process_group lets them come to their end."""
+    calls = taken_for_a_gpu()
+    data = torch.ones(5000)
+    for _ in range(5):
+        dist.all_reduce(data)
+    seen = calls.streams.current.put(lambda: data[-1].item())
+    dist.destroy_process_group()
+    value: float = seen.result(PATIENCE_S)
+    return value
+
+
+def test_what_was_called_is_done_when_the_group_is_destroyed(workers: Workers) -> None:
+    assert workers.run(with_a_group, destroyed, group=False) == [32.0, 32.0]
+
+
+ALONE = """
+import os, sys, torch, torch.distributed as dist
+from sealring.errors import PeerLost
+os.environ.update(RANK="0", WORLD_SIZE="1", SEALRING_SECRET=sys.argv[1])
+dist.init_process_group("sealring", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+group = dist.group.WORLD
+"""
+
+
+def ended(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", ALONE + script, SECRET],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_script_that_ends_without_having_seen_the_error_fails() -> None:
+    done = ended("group._owed.owe(PeerLost('rank 7 is gone'))")
+    assert done.returncode == 1
+    assert "PeerLost: rank 7 is gone" in done.stderr
+    done = ended("group._owed.owe(PeerLost('rank 7 is gone')); group._owed.told()")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_result_that_cannot_be_overwritten_ends_the_process() -> None:
+    done = ended("""
+from tests.group.host_streams import HostStreams
+from sealring.group.gates import Gate
+class Broken(HostStreams):
+    def aside(self, after=None): raise RuntimeError("an illegal memory access")
+Gate(Broken()).spoil([torch.ones(3)], None)
+print("went on")
+""")
+    assert done.returncode == 1
+    assert "an illegal memory access" in done.stderr
+    assert "went on" not in done.stdout
+
+
+# ---- how far the host gets ahead ----------------------------------------------------------------
+
+
+def test_streams_wait_for_so_many_calls_and_then_the_host_does() -> None:
+    streams = HostStreams()
+    gates = [Gate(streams) for _ in range(MOST_HELD + 2)]
+    for gate in gates:
+        gate.close()
+    *first, last, ahead = gates
+    for gate in first:
+        gate.hold()
+        gate.hold()  # by a second stream: that is no second call
+    went_on = threading.Event()
+
+    def go_on() -> None:
+        last.hold()
+        ahead.hold()
+        went_on.set()
+
+    host = threading.Thread(target=go_on)
+    host.start()
+    first[0].open()  # makes room for one
+    assert not went_on.is_set()
+    first[1].open()
+    host.join(PATIENCE_S)
+    assert went_on.is_set()
+    for gate in gates[2:]:
+        gate.open()
+
+
+# ---- what may not be done while a stream waits --------------------------------------------------
+
+
+def closed_gate() -> Gate:
+    gate = Gate(HostStreams())
+    gate.close()
+    return gate
+
+
+def test_code_is_loaded_only_while_all_gates_are_open() -> None:
+    first, order = closed_gate(), []
+    loading = threading.Event()
+
+    def load() -> None:
+        with while_all_are_open():
+            order.append("loaded")
+            loading.set()
+
+    def close_another() -> None:
+        second = closed_gate()
+        order.append("closed")
+        second.open()
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    while not _somebody_wants_them_open():
+        pass
+    closer = threading.Thread(target=close_another)
+    closer.start()
+    assert not loading.is_set()
+    first.open()
+    loader.join(PATIENCE_S)
+    closer.join(PATIENCE_S)
+    assert order == ["loaded", "closed"]
+
+
+def _somebody_wants_them_open() -> bool:
+    from sealring.group import gates
+
+    return gates._closed_ones._wanted_open > 0
+
+
+def test_what_has_memory_on_the_gpu_is_kept_while_a_gate_is_closed() -> None:
+    class Engine:
+        pass
+
+    first, second = closed_gate(), closed_gate()
+    engine = Engine()
+    gone = weakref.ref(engine)
+    keep_until_all_are_open(engine)
+    del engine
+    first.open()
+    gc.collect()
+    assert gone() is not None
+    second.open()
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_error_is_owed_once() -> None:
+    owed, error = OwedError(), GroupClosed("over")
+    owed.owe(error)
+    with pytest.raises(GroupClosed):
+        raise_what_is_owed()
+    raise_what_is_owed()
+    owed.owe(error)  # of a call that was in the queue behind it
+    assert owed.collect() is None

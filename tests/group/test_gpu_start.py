@@ -1,0 +1,79 @@
+"""A GPU that cannot serve shows when the group is made, on all ranks, and not in mid-training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sealring.errors import GroupClosed, Unsupported
+from sealring.group import create
+from sealring.group.gpu import GpuCalls, in_use
+from tests.workers import Workers
+
+REASON = "cuda:0 cannot serve sealed collectives: free some memory"
+
+
+class Unfit(GpuCalls):
+    def attach(self, device: torch.device) -> None:
+        raise Unsupported(REASON)
+
+
+def test_a_process_that_has_not_touched_cuda_stays_on_the_cpu() -> None:
+    assert in_use() is None or torch.cuda.is_initialized()
+
+
+def one_gpu_is_unfit(rank: int, world: int) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(create, "in_use", lambda: torch.device("cuda", 0) if rank == 1 else None)
+        patch.setattr(create, "GpuCalls", Unfit)
+        with pytest.raises(Unsupported) as refused:
+            dist.init_process_group("sealring")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_hear_why(workers: Workers, world: int) -> None:
+    for rank, text in enumerate(workers.run(one_gpu_is_unfit, world=world, group=False)):
+        assert REASON in text
+        assert rank == 1 or "rank 1" in text
+
+
+def unfit_for_a_subgroup(rank: int, world: int) -> str:
+    """The group that there is goes on."""
+    dist.init_process_group("sealring")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(create, "in_use", lambda: torch.device("cuda", 0) if rank == 0 else None)
+        patch.setattr(create, "GpuCalls", Unfit)
+        with pytest.raises(Unsupported) as refused:
+            dist.new_group()
+    data = torch.ones(3)
+    dist.all_reduce(data)
+    assert (data == world).all()
+    return str(refused.value)
+
+
+def test_a_subgroup_too(workers: Workers) -> None:
+    assert all(REASON in text for text in workers.run(unfit_for_a_subgroup, group=False))
+
+
+def named_by_its_number(rank: int, world: int) -> str:
+    """init_process_group(device_id=...): torch has the finished group connect to it."""
+    dist.init_process_group("sealring")
+    group: Any = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend.supports_splitting
+    if rank == 1:
+        group._gpu = Unfit(group._engine, "host", 1.0)
+        with pytest.raises(Unsupported, match="free some memory"):
+            backend.eager_connect_single_device(torch.device("cuda", 0))
+    with pytest.raises(GroupClosed) as told:
+        dist.barrier()
+    return str(told.value)
+
+
+def test_a_gpu_that_init_process_group_names(workers: Workers) -> None:
+    for text in workers.run(named_by_its_number, group=False):
+        assert REASON in text
