@@ -226,7 +226,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     # ---- in and out of the queue
 
     def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
-        if not self._gpu.serves(device):
+        if device.type != "cuda":
             return self.selection(operation, nbytes)
         self._introduction.hold(device, self._run_introduction)
         return self._introduction.selection(self.selection)(operation, nbytes)
