@@ -1,8 +1,9 @@
 """A profile of the machine that a results file was measured on.
 
 Rates come from the kernels, what a call and a record cost besides from two ranks' all-reduces by
-size, and how much of its core an engine needs from all-reduces of more ranks than cores. Steps are
-what the profile is to predict, so none that communicates is looked at.
+size. What sharing a core costs comes from all-reduces of more ranks than cores: from all
+that others do, and from the shortest sealed one. Steps are what the profile is to predict, so
+none that communicates is looked at.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ def _sealed_route(results: Results, copy: Figure) -> Route:
         copy_bytes_per_s=copy,
         send_s=_NONE,
         receive_s=_NONE,
+        turn_s=_NONE,
         inside_latency_s=_NONE,
         inside_bytes_per_s=_NONE,
         inside_push_bytes_per_s=_NONE,
@@ -185,6 +187,7 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
         copy_bytes_per_s=copy,
         send_s=_NONE,
         receive_s=_NONE,
+        turn_s=_NONE,
         inside_latency_s=Figure(latency, source),
         inside_bytes_per_s=_NONE,
         inside_push_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
@@ -247,40 +250,67 @@ def _with_overheads(profile: Profile, results: Results, network: Network) -> Pro
 
 def _with_shares(profile: Profile, results: Results, network: Network) -> Profile:
     for way in profile.ways():
-        if way != "sealed" and (cases := _crowded_all_reduces(results, way)):
+        cases = turns_from(results, way)
+        if cases and way == "sealed":
+            turn = _turn(profile, way, cases, network)
+            profile = _changed(profile, way, "the shortest all-reduce in a crowd", turn_s=turn)
+        elif cases:
             profile = _with_share(profile, way, cases, network)
     return profile
 
 
-def _crowded_all_reduces(results: Results, way: Way) -> list[CollectiveCase]:
-    return [
+def turns_from(results: Results, way: Way) -> list[CollectiveCase]:
+    """The all-reduces of more ranks than cores from which it is learnt what sharing one costs.
+
+    Nearly all of the shortest one is waiting, so of sealed ones it is enough, and the others are
+    left to be predicted.
+    """
+    crowded = [
         case
         for case in [*results.allreduce, *results.collectives]
         if case.collective == "all_reduce" and case.variant == way and case.device == "cpu"
         if case.ranks > results.machine.cores
     ]
+    if way != "sealed":
+        return crowded
+    shared = [case for case in crowded if case.transport == "shm"]
+    return sorted(shared, key=lambda case: (case.ranks, case.bytes))[:1]
 
 
 def _with_share(
     profile: Profile, way: Way, cases: Sequence[CollectiveCase], network: Network
 ) -> Profile:
-    def error(share: float) -> float:
-        tried = _changed(profile, way, "", core_share=share)
-        return statistics.mean(
-            abs(
-                alone(
-                    Setting(tried, way, network, Cluster(case.ranks, case.ranks)),
-                    Operation.ALL_REDUCE,
-                    case.bytes,
-                )
-                / median_of(case.seconds)
-                - 1
-            )
-            for case in cases
+    tried = []
+    for share in _SHARES:
+        shared = _changed(profile, way, "", core_share=share)
+        turn = _turn(shared, way, cases, network)
+        turning = _changed(shared, way, "", turn_s=turn)
+        error = statistics.mean(
+            abs(_alone(turning, way, case, network) / median_of(case.seconds) - 1) for case in cases
         )
+        tried.append((error, share, turn))
+    _, share, turn = min(tried)
+    source = "all-reduces of more ranks than cores"
+    return _changed(profile, way, source, core_share=share, turn_s=turn)
 
-    best = min(_SHARES, key=error)
-    return _changed(profile, way, "all-reduces of more ranks than cores", core_share=best)
+
+def _turn(profile: Profile, way: Way, cases: Sequence[CollectiveCase], network: Network) -> float:
+    """By least squares of the relative error; a time is all but linear in it."""
+    probe = 1e-5
+    probed = _changed(profile, way, "", turn_s=probe)
+    along = across = 0.0
+    for case in cases:
+        measured = median_of(case.seconds)
+        base = _alone(profile, way, case, network)
+        slope = (_alone(probed, way, case, network) - base) / probe / measured
+        along += slope * (1 - base / measured)
+        across += slope * slope
+    return max(0.0, along / across) if across else 0.0
+
+
+def _alone(profile: Profile, way: Way, case: CollectiveCase, network: Network) -> float:
+    setting = Setting(profile, way, network, Cluster(case.ranks, case.ranks))
+    return alone(setting, Operation.ALL_REDUCE, case.bytes)
 
 
 def _changed(profile: Profile, way: Way, source: str, **values: float) -> Profile:

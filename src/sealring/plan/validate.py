@@ -10,7 +10,7 @@ from typing import Any
 from sealring.errors import ConfigurationError
 from sealring.plan.buckets import DEFAULT_CAP_MB, buckets_of
 from sealring.plan.collectives import Cluster
-from sealring.plan.fit import profile_of
+from sealring.plan.fit import profile_of, turns_from
 from sealring.plan.layouts import Setting, alone, compute_of, ddp_step
 from sealring.plan.memory import ITEMSIZE
 from sealring.plan.models import load_model
@@ -141,6 +141,7 @@ def _split(case: StepCase, crowd: float) -> Compute:
 
 def _all_reduces(results: Results, profile: Profile, network: Network) -> list[Compared]:
     found = []
+    learnt = [id(case) for way in profile.ways() for case in turns_from(results, way)]
     for case in [*results.allreduce, *results.collectives]:
         way = _way(profile, case.variant)
         if way is None or case.collective != "all_reduce" or case.device != "cpu":
@@ -162,7 +163,7 @@ def _all_reduces(results: Results, profile: Profile, network: Network) -> list[C
                 median_of(case.seconds),
                 spread_of(case.seconds),
                 alone(setting, Operation.ALL_REDUCE, case.bytes),
-                seen=case.ranks == 2 or (way != "sealed" and case.ranks > results.machine.cores),
+                seen=case.ranks == 2 or id(case) in learnt,
             )
         )
     return found
