@@ -25,6 +25,7 @@ from sealring.bench.floor import aes_rate
 from sealring.bench.gpu import MODELS, PARTS, gpu_name, measure_gpu
 from sealring.bench.handshake import measure_handshake
 from sealring.bench.link import OPERATIONS, SIZES
+from sealring.bench.place import SHARED_GPU, find_place
 from sealring.bench.session import Job
 from sealring.cli.bench import tables
 from sealring.cli.bench.algorithms import algorithms
@@ -33,6 +34,8 @@ from sealring.cli.bench.options import (
     check_model,
     check_ranks,
     check_transport,
+    check_variants,
+    check_wire,
     check_writable,
     parse_batch,
     parse_bucket,
@@ -203,9 +206,15 @@ def step(
     ] = None,
     precision: Annotated[str, typer.Option(help="Of weights and gradients: fp32, bf16.")] = "fp32",
     variants: Annotated[
-        str, typer.Option(help="Of compute (no DDP), plain (Gloo), sealed, cc (emulated).")
+        str, typer.Option(help="Of compute (no DDP), plain (torch's own), sealed, cc (emulated).")
     ] = "plain,sealed",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, or auto: GPUs where there are any, in turn.")
+    ] = "cpu",
     transport: Transport = "shm",
+    wire: Annotated[
+        str, typer.Option(help="Of sealed tensors on GPUs: auto, host, peer or nccl.")
+    ] = "auto",
     steps: Annotated[int, typer.Option(min=3, help="Timed steps of each variant.")] = 11,
     cc_copy_us: Annotated[
         float, typer.Option(min=0, max=1e6, help="What a copy costs the emulated path, in µs.")
@@ -217,7 +226,7 @@ def step(
     results: Kept = None,
     json: AsJson = False,
 ) -> None:
-    """A DDP training step, sealed against torch's plaintext Gloo, alternately (medians)."""
+    """A DDP training step, sealed against torch's own backend, alternately (medians)."""
     worlds = parse_world_sizes(ranks)
     settings = settings_of(
         several(model, str),
@@ -230,18 +239,25 @@ def step(
         raise ConfigurationError(f"one trace shows one world: pass --ranks {worlds[0]}")
     check_transport(transport)
     check_writable(trace)
+    place = find_place(device)
+    check_variants(wanted, place)
     for world in worlds:
-        check_memory(settings, world, len(wanted))
+        check_memory(settings, world, len(wanted), place)
     jobs = suite.steps(
-        training.Work(world, settings, wanted, steps, transport, CcPath(cc_copy_us), trace)
+        training.Work(
+            world, settings, wanted, steps, transport, CcPath(cc_copy_us), trace, place,
+            check_wire(wire),
+        )
         for world in worlds
-    )
+    )  # fmt: skip
     measured, status = _measure(jobs, results)
     cases = [case for case in measured if case.ranks > 1]
+    shared = [SHARED_GPU] if any(place.shared_by(case.ranks) for case in cases) else []
     if json:
-        print_json({"cases": [training.row(case) for case in cases]})
+        rows = [training.row(case) for case in cases]
+        print_json({"device": place.name, "notes": shared, "cases": rows})
     elif cases:
-        console.print(tables.steps(cases))
+        console.print(tables.steps(cases, shared))
         console.print(tables.splits(cases))
     end(status)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from sealring.bench.place import CPU, Place
 from sealring.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _MAX_RANKS: Final = 64
 _MAX_BUCKET_MB: Final = 1 << 20
 VARIANTS: Final = ("compute", "plain", "sealed", "cc")
+WIRES: Final = ("auto", "host", "peer", "nccl")
+"""Values of SEALRING_GPU_WIRE."""
 _COPIES: Final = 5
 """Of the parameters in one trainee: weights, gradients, their buckets, and AdamW's two moments."""
 _WIDTHS: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2}
@@ -119,26 +122,38 @@ def settings_of(
     )
 
 
-def check_memory(settings: Sequence[Setting], ranks: int, trainees: int) -> None:
-    """Refuses what would drive this machine out of memory after minutes of work."""
-    available = available_memory()
+def check_memory(
+    settings: Sequence[Setting], ranks: int, trainees: int, place: Place = CPU
+) -> None:
+    """Refuses what would run out of memory after minutes of work."""
+    available = place.free_bytes()
+    on_gpu = place.kind == "cuda"
+    together = -(-ranks // place.gpus) if on_gpu else ranks
+    where = f" of one {place.name}" if on_gpu else ""
     for setting in settings:
         parameters = _parameters(setting.model)
-        needed = ranks * trainees * _COPIES * parameters * _WIDTHS[setting.precision]
+        needed = together * trainees * _COPIES * parameters * _WIDTHS[setting.precision]
         if needed > available:
             raise ConfigurationError(
-                f"{ranks} ranks of {setting.model} ({parameters:,} parameters, {trainees} variants "
-                f"at once) need {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are free: "
-                "take fewer ranks, a smaller model, or --variants plain,sealed"
+                f"{together} ranks of {setting.model} ({parameters:,} parameters, {trainees} "
+                f"variants at once) need {needed / 2**30:.1f} GiB{where} and "
+                f"{available / 2**30:.1f} GiB are free: take fewer ranks, a smaller model, or "
+                "--variants plain,sealed"
             )
 
 
-def available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    return 1 << 62
+def check_variants(variants: Sequence[str], place: Place) -> None:
+    if place.kind == "cuda" and "cc" in variants:
+        raise ConfigurationError(
+            "cc emulates the GPU-TEE path on CPUs and has no GPU: leave it out of --variants, or "
+            "take --device cpu"
+        )
+
+
+def check_wire(wire: str) -> str:
+    if wire not in WIRES:
+        raise ConfigurationError(f"--wire is {wire!r}; it must be one of {', '.join(WIRES)}")
+    return wire
 
 
 def _parameters(model: str) -> int:

@@ -137,16 +137,20 @@ def collectives(cases: Sequence[Case]) -> Table:
     return table
 
 
-def steps(cases: Sequence[Step]) -> Table:
+def steps(cases: Sequence[Step], notes: Sequence[str] = ()) -> Table:
+    place = cases[0].place
+    plain = {"gloo": "Gloo", "nccl": "NCCL"}[place.backend]
+    where = "" if place.kind == "cpu" else f" on {place.name}"
     table = Table(
-        title="A DDP training step: sealed by sealring, plaintext by Gloo, the GPU-TEE path "
-        "emulated (medians)",
+        title=f"A DDP training step{where}: sealed by sealring, plaintext by {plain}, the GPU-TEE "
+        "path emulated (medians)",
         caption="buckets: all-reduces in one step, and their cap. Hidden: the part of the sealed "
-        "collectives, by time, that ran while the backward pass computed.",
+        "collectives, by time, that ran while the backward pass computed."
+        + "".join(f" {note[0].upper()}{note[1:]}." for note in notes),
     )
     _columns(
-        table, "model", "ranks", "batch", "buckets", "compute", "Gloo", "sealed", "CC path",
-        "sealed : Gloo", "CC : Gloo", "hidden",
+        table, "model", "ranks", "batch", "buckets", "compute", plain, "sealed", "CC path",
+        f"sealed : {plain}", f"CC : {plain}", "hidden",
     )  # fmt: skip
     for case in cases:
         sealed, overlap = case.recorded.get("sealed"), case.overlap()
