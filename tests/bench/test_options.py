@@ -34,7 +34,7 @@ from sealring.errors import ConfigurationError
         ),
         (["step", "--results", "no/such/r.json"], "no/such/r.json cannot be written: there is no"),
         (["step", "--device", "tpu"], "--device is 'tpu'; it must be one of cpu, cuda, auto"),
-        (["step", "--wire", "rope"], "--wire is 'rope'; it must be one of auto, host, peer, nccl"),
+        (["step", "--wire", "rope"], "'rope' is not a wire; there is auto, host, peer, nccl"),
         (["link", "--sizes", "4KiB,1MiB"], "a line needs three sizes at least"),
         (["link", "--transports", "udp"], "--transport is 'udp'; it must be shm or tcp"),
         (["all", "--only", "aead,gpus"], "'gpus' is not a part; there is aead, link, allreduce"),
@@ -73,7 +73,9 @@ def test_ranks_on_a_gpu_must_fit_into_its_memory(monkeypatch: pytest.MonkeyPatch
 def test_the_emulated_path_has_no_gpu() -> None:
     options.check_variants(("plain", "sealed"), Place("cuda", "H200", gpus=1))
     options.check_variants(("sealed", "cc"), CPU)
-    with pytest.raises(ConfigurationError, match=r"^cc emulates the GPU-TEE path on CPUs .* --devi"):
+    with pytest.raises(
+        ConfigurationError, match=r"^cc emulates the GPU-TEE path on CPUs .* --devi"
+    ):
         options.check_variants(("sealed", "cc"), Place("cuda", "H200", gpus=1))
 
 

@@ -57,6 +57,14 @@ class Place:
 CPU: Final = Place()
 
 
+def settle(device: torch.device) -> None:
+    """Waits until what the device was given to do is done."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def find_place(wanted: str) -> Place:
     """`cpu`, `cuda`, or `auto`: GPUs where torch finds any."""
     import torch

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from sealring.bench.place import settle
 from sealring.bench.timeline import Ran, Stamps, exposed_ns, parts_of, ran_in, spans_of
 from sealring.results import Part, Span
 
@@ -50,7 +51,7 @@ class Trainee:
         from sealring.bench.models import build, find
 
         self._variant, self._group, self._ring = variant, sealed, ring
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         workload = find(name)
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
         with device:
@@ -80,8 +81,8 @@ class Trainee:
         import torch
 
         def now(wait: bool = phased) -> int:
-            if wait and self._on_gpu:
-                torch.cuda.synchronize()
+            if wait:
+                settle(self._device)
             return time.monotonic_ns()
 
         start = now()

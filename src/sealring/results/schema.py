@@ -14,9 +14,9 @@ compute   no communication at all: what the model, or the kernel, takes by itsel
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 VERSION: Final = 2
 
@@ -210,6 +210,14 @@ class Results:
     step: list[StepCase] = field(default_factory=list)
     gpu: list[KernelCase] = field(default_factory=list)
     """A GPU's kernels. Its collectives and steps are among the others, under its name."""
+
+
+Case = TypeVar("Case", KernelCase, LinkPoint, CollectiveCase, StepCase)
+
+
+def usable(cases: Iterable[Case]) -> list[Case]:
+    """Those with samples: a file may come from anybody."""
+    return [case for case in cases if case.seconds and min(case.seconds) > 0]
 
 
 def median_of(seconds: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ tables     what people read
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,9 @@ from sealring.bench.cc import Path as CcPath
 from sealring.bench.collectives import COLLECTIVES, judged
 from sealring.bench.exchange import Effort
 from sealring.bench.floor import aes_rate
-from sealring.bench.gpu import MODELS, PARTS, gpu_name, measure_gpu
+from sealring.bench.gpu.bars import rows_of
+from sealring.bench.gpu.groups import WIRES
+from sealring.bench.gpu.steps import MODELS
 from sealring.bench.handshake import measure_handshake
 from sealring.bench.link import OPERATIONS, SIZES
 from sealring.bench.place import SHARED_GPU, find_place
@@ -30,8 +33,10 @@ from sealring.bench.session import Job
 from sealring.cli.bench import tables
 from sealring.cli.bench.algorithms import algorithms
 from sealring.cli.bench.options import (
+    check_gpt2,
     check_memory,
-    check_model,
+    check_own_wire,
+    check_part,
     check_ranks,
     check_transport,
     check_variants,
@@ -264,26 +269,34 @@ def step(
 
 @app.command()
 def gpu(
-    only: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(PARTS),
+    part: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(suite.GPU_PARTS),
     ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4",
-    model: Annotated[str, typer.Option(help="What is trained.")] = ",".join(MODELS),
+    model: Annotated[str, typer.Option(help="GPT-2s to train, by the most workers.")] = ",".join(
+        MODELS
+    ),
+    wires: Annotated[str, typer.Option(help="Over which all-reduces go.")] = ",".join(WIRES),
+    step_wire: Annotated[str, typer.Option(help="Over which gradients go.")] = "host",
+    blocks: Blocks = 11,
+    results: Kept = None,
     json: AsJson = False,
 ) -> None:
     """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
-    parts = several(only, str)
-    if unknown := [name for name in parts if name not in PARTS]:
-        raise ConfigurationError(f"{unknown[0]!r} is not a part; there is {', '.join(PARTS)}")
-    worlds, models = parse_world_sizes(ranks), several(model, check_model)
-    name = gpu_name()
-    rows = []
-    with errors.status("starting") as status:
-        for row in measure_gpu(parts, worlds, models):
-            rows.append(row)
-            status.update(f"{row.what}: {row.value:,} {row.unit}")
+    parts = several(part, check_part)
+    worlds, models = parse_world_sizes(ranks), several(model, check_gpt2)
+    over, step_over = several(wires, check_own_wire), check_own_wire(step_wire)
+    place = replace(find_place("cuda"), gpus=1)
+    if "step" in parts:
+        check_memory(settings_of(models, None, ["fp32"], [25.0]), max(worlds), 1, place)
+    session = new_session(check_writable(results))
+    status = run(session, suite.gpu(parts, worlds, models, over, place, step_over, blocks))
+    rows = rows_of(session.results(session.stopped))
+    notes = [SHARED_GPU] if any(row.what.endswith("NCCL") for row in rows) else []
     if json:
-        print_json({"device": name, "rows": [row.as_json() for row in rows]})
-    else:
-        console.print(tables.gpu(name, rows))
+        shown = [row.as_json() for row in rows]
+        print_json({"device": place.name, "notes": notes, "rows": shown})
+    elif rows:
+        console.print(tables.gpu(place.name, rows, notes))
+    end(status)
 
 
 @app.command("all")
@@ -292,7 +305,8 @@ def everything(
         bool, typer.Option("--quick", help="Fewer cases and samples: minutes instead of an hour.")
     ] = False,
     only: Annotated[
-        str | None, typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step.")
+        str | None,
+        typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step,gpu."),
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The directory for both files; made if missing.")
@@ -314,9 +328,12 @@ def everything(
     status = run(session, [job for name in wanted for job in parts[name]])
     if (table := tables.summary(session.measured)).row_count:
         console.print(table)
+    found = session.results(session.stopped)
+    if rows := rows_of(found):
+        console.print(tables.gpu(", ".join(dict.fromkeys(found.machine.gpus)), rows))
     files = f"{output / 'results.json'}"
     if report and session.measured:
-        write_page(output / "report.html", session.results(session.stopped))
+        write_page(output / "report.html", found)
         files += f" and {output / 'report.html'}"
     console.print(f"{files}: written.", markup=False, soft_wrap=True)
     end(status)

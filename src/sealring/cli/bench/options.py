@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from sealring.bench.gpu.groups import WIRES
 from sealring.bench.place import CPU, Place
+from sealring.bench.suite import GPU_PARTS
 from sealring.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _MAX_RANKS: Final = 64
 _MAX_BUCKET_MB: Final = 1 << 20
 VARIANTS: Final = ("compute", "plain", "sealed", "cc")
-WIRES: Final = ("auto", "host", "peer", "nccl")
-"""Values of SEALRING_GPU_WIRE."""
 _COPIES: Final = 5
 """Of the parameters in one trainee: weights, gradients, their buckets, and AdamW's two moments."""
 _WIDTHS: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2}
@@ -53,13 +53,6 @@ def check_ranks(ranks: int) -> int:
     if not 2 <= ranks <= _MAX_RANKS:
         raise ConfigurationError(f"{ranks} ranks: the benchmark runs 2 to {_MAX_RANKS} of them")
     return ranks
-
-
-def check_model(name: str) -> str:
-    from sealring.bench.models import find
-
-    find(name)
-    return name
 
 
 def check_transport(transport: str) -> str:
@@ -151,9 +144,28 @@ def check_variants(variants: Sequence[str], place: Place) -> None:
 
 
 def check_wire(wire: str) -> str:
-    if wire not in WIRES:
-        raise ConfigurationError(f"--wire is {wire!r}; it must be one of {', '.join(WIRES)}")
-    return wire
+    """As SEALRING_GPU_WIRE may be."""
+    return _one_of(("auto", *WIRES), wire, "a wire")
+
+
+def check_own_wire(wire: str) -> str:
+    return _one_of(WIRES, wire, "a wire")
+
+
+def check_part(part: str) -> str:
+    return _one_of(GPU_PARTS, part, "a part")
+
+
+def check_gpt2(model: str) -> str:
+    from sealring.bench.models import MODELS
+
+    return _one_of([name for name in MODELS if name.startswith("gpt2")], model, "a GPT-2")
+
+
+def _one_of(known: Sequence[str], name: str, what: str) -> str:
+    if name not in known:
+        raise ConfigurationError(f"{name!r} is not {what}; there is {', '.join(known)}")
+    return name
 
 
 def _parameters(model: str) -> int:
