@@ -80,16 +80,16 @@ def _device(results: Results) -> Device:
     here = "this machine"
     products: list[KernelCase] = [case for case in results.aead if case.kernel == "matmul"]
     flops = [case.operations / median_of(case.seconds) for case in products if case.operations]
-    reached = list(_reached(results))
+    training = list(reached(results, "cpu"))
     if flops:
         peak = Figure(max(flops), "float32 matrix product on one core, measured")
-    elif reached:
-        peak = Figure(max(reached), "the fastest training step without communication, measured")
+    elif training:
+        peak = Figure(max(training), "the fastest training step without communication, measured")
     else:
         peak = Figure(3e10, "assumption: no matrix product was measured")
     efficiency = (
-        Figure(statistics.median(reached) / peak.value, "training steps without communication")
-        if reached
+        Figure(statistics.median(training) / peak.value, "training steps without communication")
+        if training
         else Figure(0.5, "assumption: no step without communication was measured")
     )
     copy = _rate(results, "copy")
@@ -105,10 +105,11 @@ def _device(results: Results) -> Device:
     )
 
 
-def _reached(results: Results) -> Iterable[float]:
-    """Flops a second and core of each step without communication on one rank."""
-    for case in results.step:
-        if case.variant == "compute" and case.ranks == 1 and case.model in MODELS:
+def reached(results: Results, device: str) -> Iterable[float]:
+    """Flops a second and core (or GPU) of each step without communication on one rank."""
+    alone = [case for case in results.step if case.variant == "compute" and case.ranks == 1]
+    for case in alone:
+        if case.device == device and case.model in MODELS:
             model = load_model(case.model)
             scale = case.tokens / case.batch / model.transformer.context if model.transformer else 1
             yield 3 * model.forward_flops * scale * case.batch / median_of(case.seconds)

@@ -109,7 +109,13 @@ def _steps(results: Results, profile: Profile, network: Network) -> list[Compare
 
 
 def computing(
-    results: Results, model: str, batch: int, precision: str, ranks: int, run: int | None = None
+    results: Results,
+    model: str,
+    batch: int,
+    precision: str,
+    ranks: int,
+    run: int | None = None,
+    device: str = "cpu",
 ) -> Compute | None:
     """A step without communication by so many ranks at once: as measured, in the same run if there
     it was; else from one rank's and the cores there are; None if neither was measured."""
@@ -118,7 +124,10 @@ def computing(
         for case in results.step
         if case.variant == "compute"
         and (case.model, case.batch, case.precision) == (model, batch, precision)
+        and case.device == device
     ]
+    machine = results.machine
+    cores = machine.cores if device == "cpu" else max(1, machine.gpus.count(device))
     crowded = [case for case in alike if case.ranks == ranks]
     # A machine that others use is slower at times: what was alternated met the same times.
     crowded.sort(key=lambda case: case.run != run)
@@ -126,7 +135,7 @@ def computing(
         return _split(crowded[0], 1.0)
     for case in alike:
         if case.ranks == 1:
-            return _split(case, max(1.0, ranks / results.machine.cores))
+            return _split(case, max(1.0, ranks / cores))
     return None
 
 
