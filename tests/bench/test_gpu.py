@@ -188,9 +188,13 @@ def test_parts_models_and_ranks_choose_what_is_done() -> None:
 def test_all_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gpu" not in suite.everything(quick=True)
     monkeypatch.setattr(suite, "find_place", lambda wanted: PLACE)
+    monkeypatch.setattr(Place, "free_bytes", lambda _: 139 << 30)
     quick, full = (suite.everything(quick=each)["gpu"] for each in (True, False))
     assert len(quick) == 3
     assert len(full) == 6
+    monkeypatch.setattr(Place, "free_bytes", lambda _: 79 << 30)  # not for four of the largest
+    smaller = labels(suite.everything(quick=False)["gpu"])
+    assert smaller[-1] == "training gpt2-medium, 4 ranks on one GPU"
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,13 @@ from sealring.bench.measure import Samples, alternate, of_slowest
 from sealring.bench.noise import Comparison, compare
 from sealring.bench.place import CPU, Place
 from sealring.bench.timeline import profiled
-from sealring.bench.trainee import Recorded, Trainee
+from sealring.bench.trainee import Precision, Recorded, Trainee
 from sealring.bench.workers import Report, run_workers
 from sealring.results import StepCase
 
 if TYPE_CHECKING:
     from sealring.results.schema import Transport, Variant
 
-Precision = Literal["fp32", "bf16"]
 _WARM_UP = 3
 """DDP lays out its buckets anew after the first step, and allocators settle."""
 

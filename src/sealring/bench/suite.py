@@ -20,6 +20,7 @@ from sealring.bench.link import OPERATIONS, SIZES, measure_link
 from sealring.bench.place import Place, find_place
 from sealring.bench.session import Job
 from sealring.bench.step import Setting, Work, measure_steps
+from sealring.bench.trainee import training_bytes
 
 MIB: Final = 1 << 20
 QUICK: Final = Effort(blocks=7, block_bytes=8 * MIB, most_calls=10)
@@ -156,8 +157,13 @@ def everything(*, quick: bool) -> dict[str, list[Job]]:
     place = find_place("auto")
     if place.kind == "cuda":
         worlds, models = ([4], gpu_steps.MODELS[:1]) if quick else ([2, 4], gpu_steps.MODELS)
-        parts["gpu"] = gpu(GPU_PARTS, worlds, models, WIRES, place, blocks=7 if quick else 11)
+        fitting = [each for each in models if _fits(each, max(worlds), place)]
+        parts["gpu"] = gpu(GPU_PARTS, worlds, fitting, WIRES, place, blocks=7 if quick else 11)
     return parts
+
+
+def _fits(model: str, ranks: int, place: Place) -> bool:
+    return ranks * training_bytes(model, "fp32") <= place.free_bytes()
 
 
 def _on_cores(*, quick: bool) -> dict[str, list[Job]]:

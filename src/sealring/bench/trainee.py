@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sealring.bench.place import settle
 from sealring.bench.timeline import Ran, Stamps, exposed_ns, parts_of, ran_in, spans_of
@@ -20,6 +20,27 @@ _RECORDED: Final = 3
 """Steps that are recorded after the timed ones; the one of median length is kept."""
 _PHASED: Final = 7
 """Steps without communication from which the phases' lengths are taken."""
+
+
+Precision = Literal["fp32", "bf16"]
+WIDTHS: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2}
+_COPIES: Final = 5
+"""Of the parameters in one trainee: weights, gradients, their buckets, and AdamW's two moments."""
+
+
+def count_of(model: str) -> int:
+    """Its parameters, without the memory for them."""
+    import torch
+
+    from sealring.bench.models import build
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(model).parameters())
+
+
+def training_bytes(model: str, precision: Precision) -> int:
+    """What one trainee takes, but for activations."""
+    return _COPIES * count_of(model) * WIDTHS[precision]
 
 
 @dataclass(frozen=True, slots=True)

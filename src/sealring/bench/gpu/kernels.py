@@ -38,16 +38,22 @@ def measure_kernels(place: Place, progress: Progress | None = None) -> Iterator[
 def _worker(rank: int, report: Report, place: Place) -> None:
     device = place.enter(rank, 1)
     measured = []
-    calls = _calls(device)
+    calls, check = _calls(device)
     for index, (shape, call) in enumerate(calls):
         measured.append((shape, Samples(tuple(_event_times(call)))))
         report((index + 1) / (len(calls) + 1))
+    check()
     measured.append(_launch(device))
     report(measured)
 
 
-def _calls(device: Any) -> list[tuple[Shape, Callable[[], object]]]:
-    """Wire bytes per byte of plaintext: the wire is read twice where it is opened, tag first."""
+def _calls(
+    device: Any,
+) -> tuple[list[tuple[Shape, Callable[[], object]]], Callable[[], None]]:
+    """Each kernel, and what raises if one of them refused a record: it would have been quick then.
+
+    Where a wire is opened it is read twice, tag first.
+    """
     import torch
 
     from sealring.engine.cuda.kernels import DeviceKey, Header, RecordKernels, wire_bytes
@@ -69,7 +75,7 @@ def _calls(device: Any) -> list[tuple[Shape, Callable[[], object]]]:
     def shape(kernel: str, moved: int, operations: int) -> Shape:
         return Shape(kernel, BYTES, RECORD_BYTES, moved * BYTES, operations, SUITE)
 
-    return [
+    calls: list[tuple[Shape, Callable[[], object]]] = [
         (Shape("copy", BYTES, BYTES, 2 * BYTES, 0), lambda: result.copy_(tensor)),
         (
             Shape("matmul", one.nbytes, one.nbytes, 3 * one.nbytes, 2 * _MATRIX**3),
@@ -86,6 +92,7 @@ def _calls(device: Any) -> list[tuple[Shape, Callable[[], object]]]:
             lambda: kernels.hop((wire, key, header), tensor, (further, other, header), summing),
         ),
     ]
+    return calls, kernels.check
 
 
 def _launch(device: Any) -> tuple[Shape, Samples]:

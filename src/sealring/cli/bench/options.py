@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sealring.bench.gpu.groups import WIRES
 from sealring.bench.place import CPU, Place
 from sealring.bench.suite import GPU_PARTS
+from sealring.bench.trainee import WIDTHS, Precision, count_of, training_bytes
 from sealring.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sealring.bench.step import Precision, Setting
+    from sealring.bench.step import Setting
 
 _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _MAX_RANKS: Final = 64
 _MAX_BUCKET_MB: Final = 1 << 20
 VARIANTS: Final = ("compute", "plain", "sealed", "cc")
-_COPIES: Final = 5
-"""Of the parameters in one trainee: weights, gradients, their buckets, and AdamW's two moments."""
-_WIDTHS: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2}
 
 Value = TypeVar("Value")
 
@@ -92,8 +90,8 @@ def parse_batch(text: str) -> int:
 
 
 def parse_precision(text: str) -> Precision:
-    if text not in _WIDTHS:
-        raise ConfigurationError(f"{text!r} is not a precision; there is {', '.join(_WIDTHS)}")
+    if text not in WIDTHS:
+        raise ConfigurationError(f"{text!r} is not a precision; there is {', '.join(WIDTHS)}")
     return text
 
 
@@ -123,15 +121,16 @@ def check_memory(
     on_gpu = place.kind == "cuda"
     together = -(-ranks // place.gpus) if on_gpu else ranks
     where = f" of one {place.name}" if on_gpu else ""
+    fewer = ", a smaller model, or --variants plain,sealed"
+    way_out = fewer if trainees > 1 else " or a smaller model"
     for setting in settings:
-        parameters = _parameters(setting.model)
-        needed = together * trainees * _COPIES * parameters * _WIDTHS[setting.precision]
+        parameters = count_of(setting.model)
+        needed = together * trainees * training_bytes(setting.model, setting.precision)
         if needed > available:
             raise ConfigurationError(
                 f"{together} ranks of {setting.model} ({parameters:,} parameters, {trainees} "
                 f"variants at once) need {needed / 2**30:.1f} GiB{where} and "
-                f"{available / 2**30:.1f} GiB are free: take fewer ranks, a smaller model, or "
-                "--variants plain,sealed"
+                f"{available / 2**30:.1f} GiB are free: take fewer ranks{way_out}"
             )
 
 
@@ -166,15 +165,6 @@ def _one_of(known: Sequence[str], name: str, what: str) -> str:
     if name not in known:
         raise ConfigurationError(f"{name!r} is not {what}; there is {', '.join(known)}")
     return name
-
-
-def _parameters(model: str) -> int:
-    import torch
-
-    from sealring.bench.models import build
-
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(model).parameters())
 
 
 def check_writable(path: Path | None) -> Path | None:
