@@ -74,9 +74,7 @@ def find_place(wanted: str) -> Place:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return CPU
     if not torch.cuda.is_available():
-        raise ConfigurationError(
-            "torch finds no GPU here: take --device cpu, or a CUDA build of it"
-        )
+        raise ConfigurationError("torch finds no GPU here: measure on CPUs, or where there is one")
     return Place("cuda", str(torch.cuda.get_device_name(0)), torch.cuda.device_count())
 
 
