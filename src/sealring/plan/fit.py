@@ -8,7 +8,6 @@ none that communicates is looked at.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -16,11 +15,11 @@ from typing import Final
 from sealring import limits
 from sealring.errors import ConfigurationError
 from sealring.plan.collectives import Cluster
-from sealring.plan.layouts import Setting, alone
+from sealring.plan.crowd import with_shares
+from sealring.plan.layouts import Setting
 from sealring.plan.models import load_model
 from sealring.plan.named import MODELS
 from sealring.plan.profiles import (
-    WAYS,
     Device,
     Figure,
     Network,
@@ -28,12 +27,12 @@ from sealring.plan.profiles import (
     Route,
     Way,
     load_network,
+    with_figures,
 )
-from sealring.results import CollectiveCase, KernelCase, LinkPoint, Results, median_of
+from sealring.results import KernelCase, LinkPoint, Results, median_of
 from sealring.schedule import Operation
 
 _NONE: Final = Figure(0.0, "not part of this way")
-_SHARES: Final = tuple(step / 20 for step in range(21))
 
 
 def profile_of(results: Results) -> Profile:
@@ -51,7 +50,7 @@ def profile_of(results: Results) -> Profile:
         sealed=sealed,
     )
     profile = _with_overheads(profile, results, network)
-    return _with_shares(profile, results, network)
+    return with_shares(profile, results, network)
 
 
 # ---- kernels
@@ -229,7 +228,7 @@ def _with_overheads(profile: Profile, results: Results, network: Network) -> Pro
         return profile
 
     def takes(nbytes: int, record_s: float) -> float:
-        tried = _changed(profile, "sealed", "", send_s=record_s / 2, receive_s=record_s / 2)
+        tried = with_figures(profile, "sealed", "", send_s=record_s / 2, receive_s=record_s / 2)
         on = Setting(tried, "sealed", network, Cluster(2, 2))
         return on.takes(Operation.ALL_REDUCE, nbytes)[0]
 
@@ -243,83 +242,6 @@ def _with_overheads(profile: Profile, results: Results, network: Network) -> Pro
         weights.append(1 / (measured * measured))
     call, record = _line(xs, ys, weights)
     source = "two ranks' sealed all-reduces by size"
-    return _changed(profile, "sealed", source, send_s=record / 2, receive_s=record / 2, call_s=call)
-
-
-# ---- more ranks than cores
-
-
-def _with_shares(profile: Profile, results: Results, network: Network) -> Profile:
-    for way in profile.ways():
-        cases = turns_from(results, way)
-        if cases and way == "sealed":
-            turn = _turn(profile, way, cases, network)
-            profile = _changed(profile, way, "the shortest all-reduce in a crowd", turn_s=turn)
-        elif cases:
-            profile = _with_share(profile, way, cases, network)
-    return profile
-
-
-def turns_from(results: Results, way: Way) -> list[CollectiveCase]:
-    """The all-reduces of more ranks than cores from which it is learnt what sharing one costs.
-
-    Nearly all of the shortest one is waiting, so of sealed ones it is enough, and the others are
-    left to be predicted.
-    """
-    crowded = [
-        case
-        for case in [*results.allreduce, *results.collectives]
-        if case.collective == "all_reduce" and case.variant == way and case.device == "cpu"
-        if case.ranks > results.machine.cores
-    ]
-    if way != "sealed":
-        return crowded
-    shared = [case for case in crowded if case.transport == "shm"]
-    return sorted(shared, key=lambda case: (case.ranks, case.bytes))[:1]
-
-
-def _with_share(
-    profile: Profile, way: Way, cases: Sequence[CollectiveCase], network: Network
-) -> Profile:
-    tried = []
-    for share in _SHARES:
-        shared = _changed(profile, way, "", core_share=share)
-        turn = _turn(shared, way, cases, network)
-        turning = _changed(shared, way, "", turn_s=turn)
-        error = statistics.mean(
-            abs(_alone(turning, way, case, network) / median_of(case.seconds) - 1) for case in cases
-        )
-        tried.append((error, share, turn))
-    _, share, turn = min(tried)
-    source = "all-reduces of more ranks than cores"
-    return _changed(profile, way, source, core_share=share, turn_s=turn)
-
-
-def _turn(profile: Profile, way: Way, cases: Sequence[CollectiveCase], network: Network) -> float:
-    """By least squares of the relative error; a time is all but linear in it."""
-    probe = 1e-5
-    probed = _changed(profile, way, "", turn_s=probe)
-    along = across = 0.0
-    for case in cases:
-        measured = median_of(case.seconds)
-        base = _alone(profile, way, case, network)
-        slope = (_alone(probed, way, case, network) - base) / probe / measured
-        along += slope * (1 - base / measured)
-        across += slope * slope
-    return max(0.0, along / across) if across else 0.0
-
-
-def _alone(profile: Profile, way: Way, case: CollectiveCase, network: Network) -> float:
-    setting = Setting(profile, way, network, Cluster(case.ranks, case.ranks))
-    return alone(setting, Operation.ALL_REDUCE, case.bytes)
-
-
-def _changed(profile: Profile, way: Way, source: str, **values: float) -> Profile:
-    route = profile.way(way)
-    assert route is not None
-    figures = {name: Figure(value, source) for name, value in values.items()}
-    routes: dict[str, Route | None] = {each: profile.way(each) for each in WAYS}
-    routes[way] = dataclasses.replace(route, **figures)
-    plain = routes["plain"]
-    assert plain is not None
-    return dataclasses.replace(profile, plain=plain, cc=routes["cc"], sealed=routes["sealed"])
+    return with_figures(
+        profile, "sealed", source, send_s=record / 2, receive_s=record / 2, call_s=call
+    )

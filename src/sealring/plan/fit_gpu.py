@@ -15,7 +15,15 @@ from sealring.errors import ConfigurationError
 from sealring.plan.collectives import Cluster
 from sealring.plan.fit import reached
 from sealring.plan.layouts import Setting, alone
-from sealring.plan.profiles import Device, Figure, Profile, Route, Way, load_network
+from sealring.plan.profiles import (
+    Device,
+    Figure,
+    Profile,
+    Route,
+    Way,
+    load_network,
+    with_figures,
+)
 from sealring.results import CollectiveCase, KernelCase, Results, median_of, usable
 from sealring.schedule import Operation
 
@@ -159,19 +167,13 @@ def _with_wire(profile: Profile, way: Way, case: CollectiveCase) -> Profile:
     one = Figure(1.0, "one GPU")
     shared = dataclasses.replace(profile.device, cores_per_host=one)
 
+    source = (
+        f"an all-reduce of {case.bytes} bytes by {case.ranks} ranks on one GPU ({case.transport}), "
+        "less its kernels"
+    )
+
     def at(bytes_per_s: float) -> Profile:
-        route = profile.way(way)
-        assert route is not None
-        source = (
-            f"an all-reduce of {case.bytes} bytes by {case.ranks} ranks on one GPU "
-            f"({case.transport}), less its kernels"
-        )
-        route = dataclasses.replace(route, inside_bytes_per_s=Figure(bytes_per_s, source))
-        return (
-            dataclasses.replace(profile, plain=route)
-            if way == "plain"
-            else dataclasses.replace(profile, sealed=route)
-        )
+        return with_figures(profile, way, source, inside_bytes_per_s=bytes_per_s)
 
     def takes(bytes_per_s: float) -> float:
         tried = dataclasses.replace(at(bytes_per_s), device=shared)

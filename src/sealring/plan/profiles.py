@@ -105,6 +105,18 @@ class Profile:
         return [way for way in WAYS if self.way(way) is not None]
 
 
+def with_figures(profile: Profile, way: Way, source: str, **values: float) -> Profile:
+    """The same with other figures in one way, all from one source."""
+    route = profile.way(way)
+    assert route is not None
+    figures = {name: Figure(value, source) for name, value in values.items()}
+    routes: dict[str, Route | None] = {each: profile.way(each) for each in WAYS}
+    routes[way] = dataclasses.replace(route, **figures)
+    plain = routes["plain"]
+    assert plain is not None
+    return dataclasses.replace(profile, plain=plain, cc=routes["cc"], sealed=routes["sealed"])
+
+
 def costs_of(path: Route, network: Network, sharers: float = 0.0) -> Costs:
     """`sharers`: with how many further ranks each rank shares its core."""
     between = _inverse(path.between_engine_bytes_per_s)

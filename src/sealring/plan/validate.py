@@ -10,7 +10,8 @@ from typing import Any
 from sealring.errors import ConfigurationError
 from sealring.plan.buckets import DEFAULT_CAP_MB, buckets_of
 from sealring.plan.collectives import Cluster
-from sealring.plan.fit import profile_of, turns_from
+from sealring.plan.crowd import turns_from
+from sealring.plan.fit import profile_of
 from sealring.plan.layouts import Setting, alone, compute_of, ddp_step
 from sealring.plan.memory import ITEMSIZE
 from sealring.plan.models import load_model
