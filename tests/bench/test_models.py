@@ -43,14 +43,36 @@ def test_a_model_is_as_large_as_documented(name: str, count: int) -> None:
     assert {value.device.type for value in model.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet50", 25_557_032), ("vgg16", 138_357_544)])
-def test_torchvisions_models_are_as_large_as_published(name: str, count: int) -> None:
+def has_torchvision() -> bool:
+    """One that fits this torch."""
     try:
         with torch.device("meta"):
-            model = build(name)
-    except ConfigurationError as missing:
-        pytest.skip(str(missing))
+            build("resnet50")
+    except ConfigurationError:
+        return False
+    return True
+
+
+with_torchvision = pytest.mark.skipif(
+    not has_torchvision(), reason="there is no torchvision that fits this torch"
+)
+
+
+@with_torchvision
+@pytest.mark.parametrize(("name", "count"), [("resnet50", 25_557_032), ("vgg16", 138_357_544)])
+def test_torchvisions_models_are_as_large_as_published(name: str, count: int) -> None:
+    with torch.device("meta"):
+        model = build(name)
     assert parameters(model) == count
+
+
+@with_torchvision
+def test_torchvisions_models_train_on_images() -> None:
+    workload, model = find("resnet50"), build("resnet50")
+    inputs, targets = workload.draw(2, torch.Generator().manual_seed(0))
+    assert inputs.shape == (2, 3, 224, 224)
+    model(inputs, targets).backward()
+    assert all(value.grad is not None for value in model.parameters())
 
 
 def test_without_torchvision_its_models_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sealring.bench.place import CPU, Place
 from sealring.cli import app
 from sealring.cli.bench import options
 from sealring.errors import ConfigurationError
@@ -32,6 +33,8 @@ from sealring.errors import ConfigurationError
             "one trace shows one world: pass --ranks",
         ),
         (["step", "--results", "no/such/r.json"], "no/such/r.json cannot be written: there is no"),
+        (["step", "--device", "tpu"], "--device is 'tpu'; it must be one of cpu, cuda, auto"),
+        (["step", "--wire", "rope"], "'rope' is not a wire; there is auto, host, peer, nccl"),
         (["link", "--sizes", "4KiB,1MiB"], "a line needs three sizes at least"),
         (["link", "--transports", "udp"], "--transport is 'udp'; it must be shm or tcp"),
         (["all", "--only", "aead,gpus"], "'gpus' is not a part; there is aead, link, allreduce"),
@@ -50,11 +53,30 @@ def test_refused(
 
 
 def test_the_way_out_of_too_little_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "available_memory", lambda: 1 << 30)
+    monkeypatch.setattr(Place, "free_bytes", lambda _: 1 << 30)
     settings = options.settings_of(["gpt-small"], None, ["fp32"], [25.0])
     options.check_memory(settings, 2, 2)
     with pytest.raises(ConfigurationError, match=r"need 1\.6 GiB and 1\.0 GiB are free: take"):
         options.check_memory(settings, 4, 2)
+
+
+def test_ranks_on_a_gpu_must_fit_into_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Place, "free_bytes", lambda _: 100 << 30)
+    settings = options.settings_of(["gpt2-xl"], None, ["fp32"], [25.0])
+    options.check_memory(settings, 4, 2, Place("cuda", "H200", gpus=4))
+    with pytest.raises(
+        ConfigurationError, match=r"^2 ranks of gpt2-xl .*of one H200 and 100\.0 Gi"
+    ):
+        options.check_memory(settings, 4, 2, Place("cuda", "H200", gpus=2))
+
+
+def test_the_emulated_path_has_no_gpu() -> None:
+    options.check_variants(("plain", "sealed"), Place("cuda", "H200", gpus=1))
+    options.check_variants(("sealed", "cc"), CPU)
+    with pytest.raises(
+        ConfigurationError, match=r"^cc emulates the GPU-TEE path on CPUs .* --devi"
+    ):
+        options.check_variants(("sealed", "cc"), Place("cuda", "H200", gpus=1))
 
 
 def test_every_combination_is_a_setting() -> None:
@@ -70,4 +92,4 @@ def test_variants_come_in_one_order_and_sealed_is_among_them() -> None:
 
 
 def test_this_machine_has_memory() -> None:
-    assert 1 << 26 < options.available_memory() < 1 << 50
+    assert 1 << 26 < CPU.free_bytes() < 1 << 50

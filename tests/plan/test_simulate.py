@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from sealring.engine.simulate import Costs, Hop, Outcome, simulate
@@ -21,6 +23,7 @@ CPU = Costs(
     inside=Hop(2e-6, 0.0, 3e-6, 3e-6, 0.0, 1 / 8e9, 1 / 8e9),
     between=Hop(2e-5, 1 / 1e9, 3e-6, 3e-6, 1 / 4e9, 1 / 4e9, 1 / 4e9),
 )  # fmt: skip
+CROWD = dataclasses.replace(CPU, turn_s=3e-5)
 RECORDS = Cutting(124 << 10, by_world=True)
 
 
@@ -38,7 +41,7 @@ def whole(
     return simulate(programs, slot, cutting.segments(slot, cluster.ranks), costs, hosts)
 
 
-@pytest.mark.parametrize("costs", [GPU, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("costs", [GPU, CPU, CROWD], ids=["gpu", "cpu", "crowd"])
 @pytest.mark.parametrize(
     ("ranks", "per_host", "nbytes"),
     [
@@ -60,8 +63,9 @@ def test_a_ring_of_any_size_takes_what_all_its_ranks_take(
     cluster = Cluster(ranks, per_host)
     found = collective(ALL_REDUCE, Algorithm.RING, cluster, nbytes, costs, RECORDS)
     expected = whole(Algorithm.RING, cluster, nbytes, costs)
-    assert found.seconds == pytest.approx(expected.seconds, rel=0.005)
-    assert found.engine_s == pytest.approx(expected.engine_s, rel=0.005)
+    within = 0.03 if costs is CROWD else 0.005
+    assert found.seconds == pytest.approx(expected.seconds, rel=within)
+    assert found.engine_s == pytest.approx(expected.engine_s, rel=within)
     assert found.out_bytes == pytest.approx(expected.out_bytes, rel=0.005)
 
 
@@ -127,6 +131,19 @@ def test_a_ring_without_bytes_takes_its_latencies() -> None:
         assert found.seconds == pytest.approx(2 * (ranks - 1) * 1e-3)
 
 
+def test_an_engine_waits_for_its_turn_only_when_it_has_run_out_of_records() -> None:
+    """A record alone needs a turn at every hop of the ring; many keep an engine busy."""
+    four = Cluster(4, 4)
+    for nbytes, turns in ((4096, (6, 6)), (100 << 20, (0, 40))):
+        base, crowded = (
+            collective(ALL_REDUCE, Algorithm.RING, four, nbytes, costs, RECORDS)
+            for costs in (CPU, CROWD)
+        )
+        fewest, most = turns
+        taken = (crowded.engine_s - base.engine_s) / CROWD.turn_s
+        assert fewest - 0.01 <= taken <= most + 0.01
+
+
 def test_what_is_passed_on_is_not_sealed_again() -> None:
     """Sealing alone: n chunks a rank in a ring, n - 1 of them on the way to the sum."""
     costs = Costs(1.0, 0.0, 0.0, 0.0, inside=FREE, between=FREE)
@@ -149,8 +166,6 @@ def test_ranks_that_do_not_divide_the_world_cannot_stand_for_it() -> None:
 
 
 def test_programs_that_wait_for_each_other_are_noticed() -> None:
-    import dataclasses
-
     programs = [program_for(ALL_REDUCE, Algorithm.RING, 2, rank) for rank in range(2)]
     # Without its first step nobody sends anything.
     broken = [dataclasses.replace(each, steps=each.steps[1:2]) for each in programs]

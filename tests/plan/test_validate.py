@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,10 @@ from sealring.errors import ConfigurationError
 from sealring.plan.fit import profile_of
 from sealring.plan.profiles import Profile, Route
 from sealring.plan.validate import computing, validate
-from tests.plan.measured import RATES, figure, results_of
+from sealring.results import read_results
+from tests.plan.measured import RATES, SIZES, figure, results_of
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def imagined() -> Profile:
@@ -29,6 +33,7 @@ def imagined() -> Profile:
             "call_s": figure(50e-6),
             "send_s": figure(4e-6),
             "receive_s": figure(4e-6),
+            "turn_s": figure(30e-6),
             "overlaps": figure(1),
             "core_share": figure(1),
         }
@@ -37,6 +42,7 @@ def imagined() -> Profile:
         **{
             **blank,
             "copy_bytes_per_s": figure(RATES["copy"]),
+            "turn_s": figure(400e-6),
             "inside_latency_s": figure(900e-6),
             "inside_push_bytes_per_s": figure(2.8e9),
             "inside_forward_bytes_per_s": figure(2.8e9),
@@ -65,6 +71,8 @@ def test_a_profile_is_found_again_from_what_it_would_measure() -> None:
     assert found.plain.inside_latency_s.value == pytest.approx(900e-6, rel=0.02)
     assert found.plain.inside_push_bytes_per_s.value == pytest.approx(2.8e9, rel=0.02)
     assert found.plain.core_share.value == pytest.approx(0.6, abs=0.051)
+    assert found.plain.turn_s.value == pytest.approx(400e-6, rel=0.05)
+    assert found.sealed.turn_s.value == pytest.approx(30e-6, rel=0.05)
     assert found.cc is None
 
 
@@ -84,7 +92,12 @@ def test_every_case_is_compared_and_none_is_chosen() -> None:
     assert sum(case.kind == "step" for case in found.cases) == len(steps) == 6
     assert sum(case.kind == "all_reduce" for case in found.cases) == len(results.allreduce) == 30
     seen = {(case.variant, case.ranks) for case in found.cases if case.seen}
-    assert seen == {("plain", 2), ("plain", 3), ("plain", 4), ("sealed", 2)}
+    assert seen == {("plain", 2), ("plain", 3), ("plain", 4), ("sealed", 2), ("sealed", 3)}
+    # Of sealed ones in a crowd the shortest alone is looked at.
+    (turned,) = [
+        case for case in found.cases if case.seen and case.variant == "sealed" and case.ranks > 2
+    ]
+    assert turned.bytes == min(SIZES)
 
 
 def test_a_machine_that_keeps_to_the_model_is_predicted() -> None:
@@ -109,6 +122,20 @@ def test_a_machine_that_does_not_is_said_to_differ() -> None:
         case.error for case in found.cases if case.kind == "step" and case.variant == "sealed"
     ]
     assert sealed == [pytest.approx(-0.5, abs=0.03)] * 3
+
+
+def test_what_was_measured_on_two_cores_is_predicted_as_documented() -> None:
+    found = validate(read_results(RESULTS / "xeon-2-cores.json"))
+    steps = [case for case in found.cases if case.kind == "step"]
+    assert {case.ranks for case in steps} == {2, 3, 4}
+    assert len({case.what for case in steps}) == 3
+    assert {case.bucket_mb for case in steps} == {1.0, 5.0, 25.0, 100.0}
+    documented = (RESULTS / "xeon-2-cores.txt").read_text()
+    for kind in ("step", "all_reduce"):
+        error = found.median_error(kind)
+        assert error is not None
+        assert error <= 0.15
+        assert f"{kind}: median error {error:.1%}" in documented
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sealring.report import page
-from tests.report.examples import whole
+from tests.report.examples import with_gpu
 
 
 @pytest.fixture(scope="session")
 def html() -> str:
-    return page(whole())
+    return page(with_gpu())

@@ -43,6 +43,69 @@ def whole(seed: int = 0, factor: float = 1.0, **changes: Any) -> Results:
     return dataclasses.replace(results, **changes)
 
 
+GPU = "NVIDIA H200"
+
+
+def with_gpu(seed: int = 0, **changes: Any) -> Results:
+    """The same of a machine that has a GPU: one of its bars is missed."""
+    draw, base = random.Random(seed), whole(seed)
+    machine = dataclasses.replace(MACHINE, gpus=[GPU], gpu_memory_bytes=150_000_000_000)
+    results = dataclasses.replace(
+        base,
+        machine=machine,
+        gpu=_gpu_kernels(draw),
+        allreduce=[*base.allreduce, *_gpu_allreduce(draw)],
+        step=[*base.step, *_gpu_steps(draw)],
+    )
+    return dataclasses.replace(results, **changes)
+
+
+def _gpu_kernels(draw: random.Random) -> list[KernelCase]:
+    size, suite = 1 << 30, "ChaCha20-Poly1305"
+    cipher = size // 64 * 1060
+    shapes = [
+        ("copy", "", size, size, 2 * size, 0, 5.2e-4),
+        ("matmul", "", 1 << 28, 1 << 28, 3 << 28, 2 * 8192**3, 2.9e-3),
+        ("seal", suite, size, 1 << 18, 2 * size, cipher, 1.07e-3),
+        ("open", suite, size, 1 << 18, 3 * size, cipher, 1.1e-3),
+        ("open_reduce", suite, size, 1 << 18, 4 * size, cipher + size // 4, 1.2e-3),
+        ("hop", suite, size, 1 << 18, 4 * size, 2 * cipher + size // 4, 2.2e-3),
+        ("launch", suite, 4096, 4096, 0, 67840, 1.9e-5),
+    ]
+    return [
+        KernelCase(kernel, GPU, cipher, n, record, 1, moved, ops, 20, [t] * 9)  # type: ignore[arg-type]
+        for kernel, cipher, n, record, moved, ops, t in shapes
+    ]
+
+
+def _gpu_allreduce(draw: random.Random) -> list[CollectiveCase]:
+    times = {
+        ("sealed", "host"): 0.159, ("unsealed", "host"): 0.158, ("plain", "tcp"): 0.22,
+        ("sealed", "peer"): 0.012, ("sealed", "nccl"): 0.31, ("plain", "nccl"): 0.3,
+    }  # fmt: skip
+    return [
+        CollectiveCase(
+            "all_reduce", ranks, 256 * MIB, "float32", transport, variant, GPU, 0, 0, 20 + ranks,  # type: ignore[arg-type]
+            samples(seconds * ranks / 4, draw),
+        )
+        for ranks in (2, 4)
+        for (variant, transport), seconds in times.items()
+    ]  # fmt: skip
+
+
+def _gpu_steps(draw: random.Random) -> list[StepCase]:
+    return [
+        StepCase(
+            model, parameters, 4, 4, 4096, "fp32", 25.0, 13, "host", variant, GPU,  # type: ignore[arg-type]
+            6 * parameters, run, samples(seconds * factor, draw), [],
+        )
+        for run, (model, parameters, seconds) in enumerate(
+            (("gpt2", 124_439_808, 0.48), ("gpt2-xl", 1_557_611_200, 5.8)), start=30
+        )
+        for variant, factor in (("sealed", 1.02), ("unsealed", 1.0))
+    ]  # fmt: skip
+
+
 def _kernels(draw: random.Random, factor: float) -> list[KernelCase]:
     size, aes = 16 * MIB, "AES-256-GCM"
     shapes = [

@@ -43,6 +43,15 @@ def test_the_published_figures_stand_beside_ours(html: str) -> None:
     assert re.search(r"a sealed training step takes <b>1\.0\d to 1\.\d\d times</b> the plain", html)
 
 
+def test_a_gpus_measurements_stand_beside_their_bars(html: str) -> None:
+    said = re.search(r"(\d+) of (\d+) measurements reach their bar", html)
+    assert said is not None
+    assert (said[1], said[2]) == ("10", "12")  # Gloo is not twice as slow, with 2 ranks or 4
+    assert "all_reduce 256 MiB, 4 ranks, peer: NCCL" in html
+    assert 'id="gpu-roofline"' in html
+    assert 'id="gpu"' not in page(whole())
+
+
 def test_noise_is_called_noise_and_gets_no_ratio() -> None:
     [only] = overheads(noisy())
     assert only.against_plain.only_noise

@@ -22,6 +22,7 @@ MACHINE = Machine(
     features=["aes", "pmull"],
     memory_bytes=8 << 30,
     gpus=[],
+    gpu_memory_bytes=0,
     system="Linux 6.1",
     python="3.11.9",
     torch="2.13.0",

@@ -50,9 +50,16 @@ def test_a_file_cut_short_is_called_that(kept: float, tmp_path: Path) -> None:
 
 
 def test_another_version_is_named() -> None:
-    text = to_json(results()).replace('"version": 1', '"version": 7', 1)
-    with pytest.raises(ConfigurationError, match="results of version 7, and this sealring reads 1"):
+    text = to_json(results()).replace('"version": 2', '"version": 7', 1)
+    with pytest.raises(ConfigurationError, match="of version 7, and this sealring reads 1 and 2"):
         from_json(text, "old.json")
+
+
+def test_the_first_version_is_read_too() -> None:
+    document = json.loads(to_json(results()))
+    document["version"] = 1
+    del document["machine"]["gpu_memory_bytes"]
+    assert from_json(json.dumps(document), "first.json") == results()
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> str:

@@ -49,9 +49,10 @@ class Shape:
 class Kernels:
     """All kernels in one run, by so many processes at once."""
 
-    section: Literal["aead"]
+    section: Literal["aead", "gpu"]
     processes: int
     measured: tuple[tuple[Shape, Samples], ...]
+    device: str = "cpu"
 
     @property
     def label(self) -> str:
@@ -61,7 +62,7 @@ class Kernels:
         return [
             KernelCase(
                 kernel=cast("Kernel", shape.kernel),
-                device="cpu",
+                device=self.device,
                 suite=shape.suite,
                 bytes=shape.bytes,
                 record_bytes=shape.record_bytes,

@@ -44,19 +44,19 @@ def of_slowest(ranks: Sequence[Mapping[Key, Samples]]) -> dict[Key, Samples]:
 
 
 def alternate(
-    variants: Mapping[str, Callable[[], None]],
+    variants: Mapping[Key, Callable[[], None]],
     *,
     blocks: int,
     calls: int,
     warm_up: int,
     between: Callable[[], object],
     after_block: Callable[[int], None] | None = None,
-) -> dict[str, Samples]:
+) -> dict[Key, Samples]:
     """Blocks of `calls` calls of each variant in turn; `between` lines the ranks up before each."""
     for call in variants.values():
         for _ in range(warm_up):
             call()
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    seconds: dict[Key, list[float]] = {name: [] for name in variants}
     for block in range(blocks):
         for name, call in _rotated(list(variants.items()), block):
             between()
@@ -70,8 +70,8 @@ def alternate(
 
 
 def _rotated(
-    variants: Sequence[tuple[str, Callable[[], None]]], by: int
-) -> Sequence[tuple[str, Callable[[], None]]]:
+    variants: Sequence[tuple[Key, Callable[[], None]]], by: int
+) -> Sequence[tuple[Key, Callable[[], None]]]:
     """Each variant goes first equally often: whoever follows finds other caches."""
     turn = by % len(variants)
     return [*variants[turn:], *variants[:turn]]

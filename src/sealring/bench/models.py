@@ -32,7 +32,9 @@ def build(name: str, seed: int = 0) -> nn.Module:
     """The model on torch's default device. The same weights for the same seed, and torch's own
     random numbers go on as if nothing had been drawn."""
     workload = find(name)
-    with torch.random.fork_rng(devices=[]):
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = [torch.cuda.current_device()] if initialized else []
+    with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
         return workload.build()
 
@@ -90,7 +92,7 @@ def _torchvision(network: str) -> Any:
             f"{network} is torchvision's, which is not installed: `pip install torchvision` (the "
             f"release for torch {torch.__version__}), or take a model of sealring's own"
         ) from None
-    except RuntimeError as problem:  # its operators were built for another torch
+    except (RuntimeError, AttributeError) as problem:  # its operators were built for another torch
         raise ConfigurationError(
             f"{network} is torchvision's, which does not fit torch {torch.__version__} "
             f"({problem}): install the release for it, or take a model of sealring's own"

@@ -1,9 +1,9 @@
 """`sealring bench step`: a training step under DDP, by several variants in turn.
 
 compute   the same step by as many processes, without DDP and without communication
-plain     DDP over torch's Gloo
+plain     DDP over torch's own backend for the device: Gloo, NCCL
 sealed    DDP over sealring
-cc        DDP over the emulated GPU-TEE path (cc.py)
+cc        DDP over the emulated GPU-TEE path (cc.py), on CPUs
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from sealring.bench import cc
 from sealring.bench.exchange import Progress
 from sealring.bench.measure import Samples, alternate, of_slowest
 from sealring.bench.noise import Comparison, compare
+from sealring.bench.place import CPU, Place
 from sealring.bench.timeline import profiled
-from sealring.bench.trainee import Recorded, Trainee
+from sealring.bench.trainee import Precision, Recorded, Trainee
 from sealring.bench.workers import Report, run_workers
 from sealring.results import StepCase
 
 if TYPE_CHECKING:
     from sealring.results.schema import Transport, Variant
 
-Precision = Literal["fp32", "bf16"]
 _WARM_UP = 3
 """DDP lays out its buckets anew after the first step, and allocators settle."""
 
@@ -51,6 +51,20 @@ class Work:
     cc_path: cc.Path = field(default_factory=cc.Path)
     trace: Path | None = None
     """Gets a Chrome trace of one sealed step of the last setting on rank 0."""
+    place: Place = CPU
+    wire: str = "auto"
+    """Of sealed tensors on a GPU."""
+
+    @property
+    def sealed_transport(self) -> str:
+        """As results call it."""
+        if self.place.kind == "cpu":
+            return self.transport
+        return "gpu" if self.wire == "auto" else self.wire
+
+    def environment(self) -> dict[str, str]:
+        wire = {"SEALRING_GPU_WIRE": self.wire} if self.place.kind == "cuda" else {}
+        return {"SEALRING_TRANSPORT": self.transport, **wire}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,9 @@ class Step:
     ranks: int
     parameters: int
     tokens: int
+    place: Place
     transport: str
+    """Of the sealed variant."""
     samples: dict[str, Samples]
     recorded: dict[str, Recorded]
 
@@ -90,8 +106,9 @@ class Step:
     def _case(self, variant: str, run: int) -> StepCase:
         recorded = self.recorded[variant]
         alone = variant == "compute"
-        transport = {"compute": "none", "sealed": self.transport}.get(variant, "tcp")
-        # The buckets are laid out alike whoever reduces them; Gloo does not count them.
+        plain = "nccl" if self.place.kind == "cuda" else "tcp"
+        transport = {"compute": "none", "sealed": self.transport}.get(variant, plain)
+        # The buckets are laid out alike whoever reduces them; torch's backends do not count them.
         buckets = 0 if alone else self.recorded["sealed"].all_reduces
         return StepCase(
             model=self.setting.model,
@@ -104,7 +121,7 @@ class Step:
             all_reduces=buckets,
             transport=cast("Transport", transport),
             variant=cast("Variant", variant),
-            device="cpu",
+            device=self.place.name,
             sealed_bytes=recorded.sealed_bytes,
             run=run,
             seconds=list(self.samples[variant].seconds),
@@ -114,8 +131,7 @@ class Step:
 
 
 def measure_steps(work: Work, progress: Progress | None = None) -> Iterator[Step]:
-    environment = {"SEALRING_TRANSPORT": work.transport}
-    for _, report in run_workers(work.ranks, _worker, work, environment=environment):
+    for _, report in run_workers(work.ranks, _worker, work, environment=work.environment()):
         if isinstance(report, Step):
             yield report
         elif progress is not None:
@@ -126,7 +142,7 @@ def row(step: Step) -> dict[str, Any]:
     """One case as JSON; the ratios are None where they would be noise."""
     times = {
         name: step.samples.get(variant)
-        for name, variant in (("sealed", "sealed"), ("gloo", "plain"), ("cc", "cc"))
+        for name, variant in (("sealed", "sealed"), (step.place.backend, "plain"), ("cc", "cc"))
     }
     compared, emulated = step.against_plain(), step.against_plain("cc")
     told = {"ratio": compared, "cc_ratio": emulated}
@@ -156,11 +172,12 @@ def _worker(rank: int, report: Report, work: Work) -> None:
     import torch.distributed as dist
 
     alone = work.ranks == 1
-    gloo: Any = None
+    device = work.place.enter(rank, work.ranks)
+    plain: Any = None
     if not alone:
         dist.init_process_group("sealring")
-        gloo = dist.new_group(backend="gloo")
-    ring = cc.make_ring(gloo, work.cc_path) if "cc" in work.variants and not alone else None
+        plain = dist.new_group(backend=work.place.backend)
+    ring = cc.make_ring(plain, work.cc_path) if "cc" in work.variants and not alone else None
     for setting in work.settings:
         trainees = {
             variant: Trainee(
@@ -170,8 +187,9 @@ def _worker(rank: int, report: Report, work: Work) -> None:
                 setting.precision,
                 setting.bucket_cap_mb,
                 rank=rank,
+                device=device,
                 sealed=dist.group.WORLD if not alone else None,
-                gloo=gloo,
+                plain=plain,
                 ring=ring,
             )
             for variant in work.variants
@@ -188,7 +206,7 @@ def _worker(rank: int, report: Report, work: Work) -> None:
         everyones: list[Any] = [samples]
         if not alone:
             everyones = [None] * work.ranks
-            dist.all_gather_object(everyones, samples, group=gloo)
+            dist.all_gather_object(everyones, samples)
         if rank == 0:
             first = next(iter(trainees.values()))
             report(
@@ -198,7 +216,8 @@ def _worker(rank: int, report: Report, work: Work) -> None:
                     ranks=work.ranks,
                     parameters=first.parameters,
                     tokens=first.tokens,
-                    transport=work.transport,
+                    place=work.place,
+                    transport=work.sealed_transport,
                     samples=of_slowest(everyones),
                     recorded=recorded,
                 )

@@ -1,23 +1,26 @@
-"""What each `sealring bench` measures, and what `bench all` makes of it.
-
-A GPU's kernels are a part like the others: its jobs go into `everything`, its cases into
-Results.gpu, its command into cli/bench.
-"""
+"""What each `sealring bench` measures, and what `bench all` makes of it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from sealring.bench.allreduce import measure_allreduce
 from sealring.bench.collectives import COLLECTIVES, measure_collectives, plan_of
 from sealring.bench.exchange import Effort
+from sealring.bench.gpu import allreduce as gpu_allreduce
+from sealring.bench.gpu import kernels as gpu_kernels
+from sealring.bench.gpu import steps as gpu_steps
+from sealring.bench.gpu.groups import WIRES
 from sealring.bench.kernels import measure_kernels
 from sealring.bench.link import OPERATIONS, SIZES, measure_link
+from sealring.bench.place import Place, find_place
 from sealring.bench.session import Job
 from sealring.bench.step import Setting, Work, measure_steps
+from sealring.bench.trainee import training_bytes
 
 MIB: Final = 1 << 20
 QUICK: Final = Effort(blocks=7, block_bytes=8 * MIB, most_calls=10)
@@ -120,8 +123,50 @@ def _once(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     return tuple(reversed(list(first.values())))
 
 
+GPU_PARTS: Final = ("kernels", "allreduce", "step")
+
+
+def gpu(
+    parts: Sequence[str],
+    worlds: Sequence[int],
+    models: Sequence[str],
+    wires: Sequence[str],
+    place: Place,
+    step_wire: str = "host",
+    blocks: int = 11,
+) -> list[Job]:
+    """On one GPU: all-reduces by each number of ranks, steps by the largest."""
+    one = replace(place, gpus=1)
+    size, most = gpu_allreduce.BYTES, max(worlds)
+    jobs = []
+    if "kernels" in parts:
+        jobs.append(Job(f"kernels of {one.name}", 1, partial(gpu_kernels.measure_kernels, one)))
+    for ranks in worlds if "allreduce" in parts else ():
+        measure = partial(gpu_allreduce.measure_allreduces, one, ranks, size, wires, blocks)
+        jobs.append(Job(f"all-reduce, {ranks} ranks on one GPU", 1, measure))
+    for model in models if "step" in parts else ():
+        train = partial(gpu_steps.measure_step, one, model, most, step_wire, blocks)
+        jobs.append(Job(f"training {model}, {most} ranks on one GPU", 1, train))
+    return jobs
+
+
 def everything(*, quick: bool) -> dict[str, list[Job]]:
-    """All of it on this machine's cores, by part: in minutes, or in the better part of an hour."""
+    """All of it, by part: in minutes, or in the better part of an hour. On this machine's cores,
+    and on a GPU where torch finds one."""
+    parts = _on_cores(quick=quick)
+    place = find_place("auto")
+    if place.kind == "cuda":
+        worlds, models = ([4], gpu_steps.MODELS[:1]) if quick else ([2, 4], gpu_steps.MODELS)
+        fitting = [each for each in models if _fits(each, max(worlds), place)]
+        parts["gpu"] = gpu(GPU_PARTS, worlds, fitting, WIRES, place, blocks=7 if quick else 11)
+    return parts
+
+
+def _fits(model: str, ranks: int, place: Place) -> bool:
+    return ranks * training_bytes(model, "fp32") <= place.free_bytes()
+
+
+def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
     every = ("plain", "sealed", "cc")
     names = list(COLLECTIVES)
     if quick:

@@ -109,10 +109,12 @@ def spans_of(stamps: Stamps, ran: Sequence[Ran]) -> list[Span]:
 def profiled(step: Callable[[], object], path: Path) -> None:
     """Runs the step under torch's profiler, which writes a Chrome trace of all threads."""
     from torch._C._profiler import _ExperimentalConfig
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, supported_activities
 
+    possible = supported_activities()  # type: ignore[no-untyped-call]
+    wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & possible
     # Collectives run on the group's own thread, which a profiler leaves out unless it is told.
     all_threads = _ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=[ProfilerActivity.CPU], experimental_config=all_threads) as profiler:
+    with profile(activities=list(wanted), experimental_config=all_threads) as profiler:
         step()
     profiler.export_chrome_trace(str(path))

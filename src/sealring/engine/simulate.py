@@ -53,6 +53,9 @@ class Costs:
     copy: float
     inside: Hop
     between: Hop
+    turn_s: float = 0.0
+    """Of an engine that had nothing to do, before it takes up a record: it had given its core to
+    others. 0 where no core is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,10 @@ def simulate(
             ]
         )
     dependents = [program.dependents() for program in programs]
+    turns = [
+        [costs.turn_s if step.action in RECEIVING else 0.0 for step in program.steps]
+        for program in programs
+    ]
 
     waits: list[int] = []
     for program in programs:
@@ -133,6 +140,8 @@ def simulate(
         segment, index = divmod(turn - first[rank], count)
         free = engine_free[rank]
         takes = work[rank][index]
+        if start >= free:
+            takes += turns[rank][index]
         end = (free if free > start else start) + takes
         engine_free[rank] = end
         engine_busy[rank] += takes

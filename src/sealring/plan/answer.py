@@ -248,9 +248,10 @@ def _fits(question: Question, memory: Memory) -> bool:
 
 
 def _needed(question: Question, memory: Memory) -> float:
-    """On a GPU a rank has the memory for itself; on CPUs a host's ranks share it."""
-    if question.profile.device.kind == "gpu":
-        return memory.device_bytes
+    """A GPU's memory is its ranks', of which it has one as a rule; a host's ranks share its own."""
+    device = question.profile.device
+    if device.kind == "gpu":
+        return memory.device_bytes * max(1, question.cluster.per_host / device.cores_per_host.value)
     return (memory.device_bytes + memory.host_links) * question.cluster.per_host
 
 

@@ -1,13 +1,13 @@
 """A profile of the machine that a results file was measured on.
 
 Rates come from the kernels, what a call and a record cost besides from two ranks' all-reduces by
-size, and how much of its core an engine needs from all-reduces of more ranks than cores. Steps are
-what the profile is to predict, so none that communicates is looked at.
+size. What sharing a core costs comes from all-reduces of more ranks than cores: from all
+that others do, and from the shortest sealed one. Steps are what the profile is to predict, so
+none that communicates is looked at.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -15,11 +15,11 @@ from typing import Final
 from sealring import limits
 from sealring.errors import ConfigurationError
 from sealring.plan.collectives import Cluster
-from sealring.plan.layouts import Setting, alone
+from sealring.plan.crowd import with_shares
+from sealring.plan.layouts import Setting
 from sealring.plan.models import load_model
 from sealring.plan.named import MODELS
 from sealring.plan.profiles import (
-    WAYS,
     Device,
     Figure,
     Network,
@@ -27,12 +27,12 @@ from sealring.plan.profiles import (
     Route,
     Way,
     load_network,
+    with_figures,
 )
-from sealring.results import CollectiveCase, KernelCase, LinkPoint, Results, median_of
+from sealring.results import KernelCase, LinkPoint, Results, median_of
 from sealring.schedule import Operation
 
 _NONE: Final = Figure(0.0, "not part of this way")
-_SHARES: Final = tuple(step / 20 for step in range(21))
 
 
 def profile_of(results: Results) -> Profile:
@@ -50,7 +50,7 @@ def profile_of(results: Results) -> Profile:
         sealed=sealed,
     )
     profile = _with_overheads(profile, results, network)
-    return _with_shares(profile, results, network)
+    return with_shares(profile, results, network)
 
 
 # ---- kernels
@@ -79,16 +79,16 @@ def _device(results: Results) -> Device:
     here = "this machine"
     products: list[KernelCase] = [case for case in results.aead if case.kernel == "matmul"]
     flops = [case.operations / median_of(case.seconds) for case in products if case.operations]
-    reached = list(_reached(results))
+    training = list(reached(results, "cpu"))
     if flops:
         peak = Figure(max(flops), "float32 matrix product on one core, measured")
-    elif reached:
-        peak = Figure(max(reached), "the fastest training step without communication, measured")
+    elif training:
+        peak = Figure(max(training), "the fastest training step without communication, measured")
     else:
         peak = Figure(3e10, "assumption: no matrix product was measured")
     efficiency = (
-        Figure(statistics.median(reached) / peak.value, "training steps without communication")
-        if reached
+        Figure(statistics.median(training) / peak.value, "training steps without communication")
+        if training
         else Figure(0.5, "assumption: no step without communication was measured")
     )
     copy = _rate(results, "copy")
@@ -104,10 +104,11 @@ def _device(results: Results) -> Device:
     )
 
 
-def _reached(results: Results) -> Iterable[float]:
-    """Flops a second and core of each step without communication on one rank."""
-    for case in results.step:
-        if case.variant == "compute" and case.ranks == 1 and case.model in MODELS:
+def reached(results: Results, device: str) -> Iterable[float]:
+    """Flops a second and core (or GPU) of each step without communication on one rank."""
+    alone = [case for case in results.step if case.variant == "compute" and case.ranks == 1]
+    for case in alone:
+        if case.device == device and case.model in MODELS:
             model = load_model(case.model)
             scale = case.tokens / case.batch / model.transformer.context if model.transformer else 1
             yield 3 * model.forward_flops * scale * case.batch / median_of(case.seconds)
@@ -136,6 +137,7 @@ def _sealed_route(results: Results, copy: Figure) -> Route:
         copy_bytes_per_s=copy,
         send_s=_NONE,
         receive_s=_NONE,
+        turn_s=_NONE,
         inside_latency_s=_NONE,
         inside_bytes_per_s=_NONE,
         inside_push_bytes_per_s=_NONE,
@@ -185,6 +187,7 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
         copy_bytes_per_s=copy,
         send_s=_NONE,
         receive_s=_NONE,
+        turn_s=_NONE,
         inside_latency_s=Figure(latency, source),
         inside_bytes_per_s=_NONE,
         inside_push_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
@@ -225,7 +228,7 @@ def _with_overheads(profile: Profile, results: Results, network: Network) -> Pro
         return profile
 
     def takes(nbytes: int, record_s: float) -> float:
-        tried = _changed(profile, "sealed", "", send_s=record_s / 2, receive_s=record_s / 2)
+        tried = with_figures(profile, "sealed", "", send_s=record_s / 2, receive_s=record_s / 2)
         on = Setting(tried, "sealed", network, Cluster(2, 2))
         return on.takes(Operation.ALL_REDUCE, nbytes)[0]
 
@@ -239,56 +242,6 @@ def _with_overheads(profile: Profile, results: Results, network: Network) -> Pro
         weights.append(1 / (measured * measured))
     call, record = _line(xs, ys, weights)
     source = "two ranks' sealed all-reduces by size"
-    return _changed(profile, "sealed", source, send_s=record / 2, receive_s=record / 2, call_s=call)
-
-
-# ---- more ranks than cores
-
-
-def _with_shares(profile: Profile, results: Results, network: Network) -> Profile:
-    for way in profile.ways():
-        if way != "sealed" and (cases := _crowded_all_reduces(results, way)):
-            profile = _with_share(profile, way, cases, network)
-    return profile
-
-
-def _crowded_all_reduces(results: Results, way: Way) -> list[CollectiveCase]:
-    return [
-        case
-        for case in [*results.allreduce, *results.collectives]
-        if case.collective == "all_reduce" and case.variant == way and case.device == "cpu"
-        if case.ranks > results.machine.cores
-    ]
-
-
-def _with_share(
-    profile: Profile, way: Way, cases: Sequence[CollectiveCase], network: Network
-) -> Profile:
-    def error(share: float) -> float:
-        tried = _changed(profile, way, "", core_share=share)
-        return statistics.mean(
-            abs(
-                alone(
-                    Setting(tried, way, network, Cluster(case.ranks, case.ranks)),
-                    Operation.ALL_REDUCE,
-                    case.bytes,
-                )
-                / median_of(case.seconds)
-                - 1
-            )
-            for case in cases
-        )
-
-    best = min(_SHARES, key=error)
-    return _changed(profile, way, "all-reduces of more ranks than cores", core_share=best)
-
-
-def _changed(profile: Profile, way: Way, source: str, **values: float) -> Profile:
-    route = profile.way(way)
-    assert route is not None
-    figures = {name: Figure(value, source) for name, value in values.items()}
-    routes: dict[str, Route | None] = {each: profile.way(each) for each in WAYS}
-    routes[way] = dataclasses.replace(route, **figures)
-    plain = routes["plain"]
-    assert plain is not None
-    return dataclasses.replace(profile, plain=plain, cc=routes["cc"], sealed=routes["sealed"])
+    return with_figures(
+        profile, "sealed", source, send_s=record / 2, receive_s=record / 2, call_s=call
+    )

@@ -67,7 +67,8 @@ class Setting:
                 for each in wanted
                 if each in ALGORITHMS[operation] and (several or each in _INSIDE)
             ]
-        costs, cutting = costs_of(route, self.network), cutting_of(self.profile, self.way)
+        costs = costs_of(route, self.network, self.sharing().sharers)
+        cutting = cutting_of(self.profile, self.way)
         timed = [
             (collective(operation, each, self.cluster, nbytes, costs, cutting), each)
             for each in candidates

@@ -58,6 +58,9 @@ class Route:
     send_s: Figure
     """Of the engine, per record."""
     receive_s: Figure
+    turn_s: Figure
+    """Of the engine, for each further rank on its core, whenever it has run out of records: it then
+    gives the core away, and another's turn passes before it can take up the next one."""
     inside_latency_s: Figure
     inside_bytes_per_s: Figure
     inside_push_bytes_per_s: Figure
@@ -102,7 +105,20 @@ class Profile:
         return [way for way in WAYS if self.way(way) is not None]
 
 
-def costs_of(path: Route, network: Network) -> Costs:
+def with_figures(profile: Profile, way: Way, source: str, **values: float) -> Profile:
+    """The same with other figures in one way, all from one source."""
+    route = profile.way(way)
+    assert route is not None
+    figures = {name: Figure(value, source) for name, value in values.items()}
+    routes: dict[str, Route | None] = {each: profile.way(each) for each in WAYS}
+    routes[way] = dataclasses.replace(route, **figures)
+    plain = routes["plain"]
+    assert plain is not None
+    return dataclasses.replace(profile, plain=plain, cc=routes["cc"], sealed=routes["sealed"])
+
+
+def costs_of(path: Route, network: Network, sharers: float = 0.0) -> Costs:
+    """`sharers`: with how many further ranks each rank shares its core."""
     between = _inverse(path.between_engine_bytes_per_s)
     ends = {"engine_send_s": path.send_s.value, "engine_receive_s": path.receive_s.value}
     return Costs(
@@ -110,6 +126,7 @@ def costs_of(path: Route, network: Network) -> Costs:
         open=_inverse(path.open_bytes_per_s),
         reduce=_inverse(path.reduce_bytes_per_s),
         copy=_inverse(path.copy_bytes_per_s),
+        turn_s=path.turn_s.value * sharers,
         inside=Hop(
             path.inside_latency_s.value,
             _inverse(path.inside_bytes_per_s),

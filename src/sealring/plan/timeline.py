@@ -42,6 +42,11 @@ class Sharing:
     cores: float
     ranks: int
 
+    @property
+    def sharers(self) -> float:
+        """Further ranks on each rank's core."""
+        return max(0.0, self.ranks / self.cores - 1.0)
+
     def speed(self, computing: bool, part: float) -> float:
         """Of every thread, where each rank's engine would be at work `part` of its time if it had
         a core for itself. An engine that is slowed is at work for longer, and waits no longer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sealring.errors import ConfigurationError
 from sealring.plan.answer import answer
@@ -69,7 +69,7 @@ def planned_bucket_mb(
                 "and pass profile='results.json'"
             )
         profile = "h200-sealring"
-    known = machine(str(profile))
+    known = machine(str(profile), "cpu" if first.device.type == "cpu" else None)
     precision: Precision = "fp32" if first.dtype == torch.float32 else "bf16"
     found = answer(
         Question(
@@ -86,11 +86,15 @@ def planned_bucket_mb(
     return None if planned.default_buckets else planned.bucket_mb
 
 
-def machine(name: str) -> Profile:
-    """A profile by name, from a .toml file, or fitted to a results file."""
+def machine(name: str, kind: Literal["cpu"] | None = None) -> Profile:
+    """A profile by name, from a .toml file, or fitted to a results file: of its GPU, if it has
+    measured one and nobody asks for the CPU."""
     if name.endswith(".json"):
         from sealring.plan.fit import profile_of
+        from sealring.plan.fit_gpu import gpu_of, gpu_profile_of
         from sealring.results import read_results
 
-        return profile_of(read_results(Path(name)))
+        results = read_results(Path(name))
+        on_gpu = kind is None and gpu_of(results) is not None
+        return gpu_profile_of(results) if on_gpu else profile_of(results)
     return load_profile(name)

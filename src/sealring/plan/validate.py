@@ -10,6 +10,7 @@ from typing import Any
 from sealring.errors import ConfigurationError
 from sealring.plan.buckets import DEFAULT_CAP_MB, buckets_of
 from sealring.plan.collectives import Cluster
+from sealring.plan.crowd import turns_from
 from sealring.plan.fit import profile_of
 from sealring.plan.layouts import Setting, alone, compute_of, ddp_step
 from sealring.plan.memory import ITEMSIZE
@@ -109,7 +110,13 @@ def _steps(results: Results, profile: Profile, network: Network) -> list[Compare
 
 
 def computing(
-    results: Results, model: str, batch: int, precision: str, ranks: int, run: int | None = None
+    results: Results,
+    model: str,
+    batch: int,
+    precision: str,
+    ranks: int,
+    run: int | None = None,
+    device: str = "cpu",
 ) -> Compute | None:
     """A step without communication by so many ranks at once: as measured, in the same run if there
     it was; else from one rank's and the cores there are; None if neither was measured."""
@@ -118,7 +125,10 @@ def computing(
         for case in results.step
         if case.variant == "compute"
         and (case.model, case.batch, case.precision) == (model, batch, precision)
+        and case.device == device
     ]
+    machine = results.machine
+    cores = machine.cores if device == "cpu" else max(1, machine.gpus.count(device))
     crowded = [case for case in alike if case.ranks == ranks]
     # A machine that others use is slower at times: what was alternated met the same times.
     crowded.sort(key=lambda case: case.run != run)
@@ -126,7 +136,7 @@ def computing(
         return _split(crowded[0], 1.0)
     for case in alike:
         if case.ranks == 1:
-            return _split(case, max(1.0, ranks / results.machine.cores))
+            return _split(case, max(1.0, ranks / cores))
     return None
 
 
@@ -141,6 +151,7 @@ def _split(case: StepCase, crowd: float) -> Compute:
 
 def _all_reduces(results: Results, profile: Profile, network: Network) -> list[Compared]:
     found = []
+    learnt = [id(case) for way in profile.ways() for case in turns_from(results, way)]
     for case in [*results.allreduce, *results.collectives]:
         way = _way(profile, case.variant)
         if way is None or case.collective != "all_reduce" or case.device != "cpu":
@@ -162,7 +173,7 @@ def _all_reduces(results: Results, profile: Profile, network: Network) -> list[C
                 median_of(case.seconds),
                 spread_of(case.seconds),
                 alone(setting, Operation.ALL_REDUCE, case.bytes),
-                seen=case.ranks == 2 or (way != "sealed" and case.ranks > results.machine.cores),
+                seen=case.ranks == 2 or id(case) in learnt,
             )
         )
     return found

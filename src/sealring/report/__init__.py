@@ -3,7 +3,7 @@
 published  what others measured, and where that is written
 findings   what follows from the samples: overheads, splits, what to change
 drawing    matplotlib's SVG in the page's own colours, light and dark, for desk and phone
-plots      one function per picture
+plots      one function per picture; those of machines and of GPUs apart
 page       all of it as HTML
 """
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 from sealring.bench.noise import Comparison, compare, compare_apart
-from sealring.results import KernelCase, LinkCase, Results, StepCase
-
-Case = TypeVar("Case", bound=Any)
+from sealring.results import CollectiveCase, KernelCase, LinkCase, Results, StepCase, usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Overhead:
 
     @property
     def setting(self) -> str:
-        return f"{self.case.model}, {self.case.ranks} ranks"
+        return f"{self.case.model}, {self.case.ranks} ranks{on_gpu(self.case)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,9 @@ class Pair:
     change: Comparison
 
 
-def usable(cases: Iterable[Case]) -> list[Case]:
-    """Those with samples: a file may come from anybody."""
-    return [case for case in cases if case.seconds and min(case.seconds) > 0]
+def on_gpu(case: StepCase | CollectiveCase) -> str:
+    """What a label adds where tensors were on a GPU."""
+    return "" if case.device == "cpu" else f" on GPUs, {case.transport}"
 
 
 def overheads(results: Results) -> list[Overhead]:
@@ -97,8 +95,8 @@ def hops(results: Results) -> list[LinkCase]:
 
 
 def kernels(results: Results) -> list[KernelCase]:
-    """Of one process: what a core, or a device, does by itself."""
-    return [case for case in usable([*results.aead, *results.gpu]) if case.processes == 1]
+    """Of one process: what a core does by itself."""
+    return [case for case in usable(results.aead) if case.processes == 1]
 
 
 # ---- what to change
@@ -231,12 +229,14 @@ _SECTIONS: Sequence[tuple[str, Callable[[Any], tuple[Any, ...]], Callable[[Any],
             c.model, c.ranks, c.batch, c.precision, c.bucket_cap_mb, c.transport, c.variant,
             c.device,
         ),
-        lambda c: f"step {c.model}, {c.ranks} ranks, {c.bucket_cap_mb:g} MB, {c.variant}",
+        lambda c: (
+            f"step {c.model}, {c.ranks} ranks{on_gpu(c)}, {c.bucket_cap_mb:g} MB, {c.variant}"
+        ),
     ),
     (
         "allreduce",
         lambda c: (c.collective, c.ranks, c.bytes, c.dtype, c.transport, c.variant, c.device),
-        lambda c: f"all-reduce {c.bytes} B, {c.ranks} ranks, {c.variant}",
+        lambda c: f"all-reduce {c.bytes} B, {c.ranks} ranks{on_gpu(c)}, {c.variant}",
     ),
     (
         "collectives",

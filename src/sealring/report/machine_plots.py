@@ -86,37 +86,53 @@ def links(results: Results) -> Picture | None:
 
 
 def roofline(results: Results) -> Picture | None:
-    """Each kernel under what memory can carry and what arithmetic can do."""
-    found = kernels(results)
+    """Each kernel of a core under what memory can carry and what arithmetic can do."""
+    return roofline_of(
+        kernels(results),
+        "roofline",
+        "The roofline: how close each kernel is to what one core can do",
+        unit=(1e9, "billion"),
+    )
+
+
+def roofline_of(
+    found: list[KernelCase], key: str, title: str, unit: tuple[float, str]
+) -> Picture | None:
+    """Of one device's kernels; `unit` of its arithmetic."""
     placed = [case for case in found if case.operations and case.moved_bytes]
     carriers = [case for case in found if case.kernel == "copy"]
     if not placed or not carriers:
         return None
     memory = max(case.moved_bytes / median(case.seconds) for case in carriers)
     ceilings = _ceilings(found)
+    scale, word = unit
+    initial = {"billion": "G", "trillion": "T"}[word]
 
     def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
         xs = [case.operations / case.moved_bytes for case in placed]
         left, right = min(xs) / 4, max(xs) * 6
         top = max(ceilings.values()) if ceilings else memory * right
-        knee = top / memory
+        knee = min(top / memory, right)
         axes.plot(
-            [left, knee, right], [left * memory / 1e9, top / 1e9, top / 1e9],
-            color=COLOURS["ink"], linewidth=1.6, label=f"memory: {memory / 1e9:.1f} GB/s",
+            [left, knee, right], [each * memory / scale for each in (left, knee, knee)],
+            color=COLOURS["ink"], linewidth=1.6, label=f"memory: {memory / 1e9:,.1f} GB/s",
         )  # fmt: skip
         for (name, rate), dashes in zip(ceilings.items(), ("--", ":"), strict=False):
             axes.plot(
-                [min(rate / memory, right), right], [rate / 1e9] * 2, dashes,
-                color=COLOURS["muted"], linewidth=2, label=f"{name}: {rate / 1e9:.1f} Gop/s",
+                [min(rate / memory, right), right], [rate / scale] * 2, dashes,
+                color=COLOURS["muted"], linewidth=2,
+                label=f"{name}: {rate / scale:,.1f} {initial}op/s",
             )  # fmt: skip
         colours = {"seal": "sealed", "open": "open", "reduce": "reduce", "matmul": "compute"}
         for case, x in zip(placed, xs, strict=True):
-            y = case.operations / median(case.seconds) / 1e9
+            y = case.operations / median(case.seconds) / scale
             axes.plot(x, y, "o", markersize=9, color=COLOURS[colours.get(case.kernel, "transfer")])
-            below = case.kernel == "open"
+            # Kernels of a kind lie close together: each has a corner of its own for its name.
+            after = case.kernel not in ("hop", "open_reduce")
+            above = case.kernel not in ("open", "open_reduce")
             axes.annotate(
-                case.kernel, (x, y), (9, -12 if below else 5), textcoords="offset points",
-                fontsize=11,
+                case.kernel, (x, y), (9 if after else -9, 5 if above else -12),
+                ha="left" if after else "right", textcoords="offset points", fontsize=11,
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -124,16 +140,16 @@ def roofline(results: Results) -> Picture | None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("operations per byte moved")
-        axes.set_ylabel("billion operations a second")
+        axes.set_ylabel(f"{word} operations a second")
         legend(figure, 1 if narrow else 3)
 
-    desk, phone = draw("roofline", 380, picture, phone_height=360)
+    desk, phone = draw(key, 380, picture, phone_height=360)
     return Picture(
-        "roofline",
-        "The roofline: how close each kernel is to what one core can do",
-        f"Memory carries {memory / 1e9:.1f} GB/s. "
+        key,
+        title,
+        f"Memory carries {memory / 1e9:,.1f} GB/s. "
         + " ".join(
-            f"{name} reaches {rate / 1e9:.1f} billion operations a second."
+            f"{name}: {rate / scale:,.1f} {word} operations a second."
             for name, rate in ceilings.items()
         )
         + " Kernels: "
@@ -143,14 +159,14 @@ def roofline(results: Results) -> Picture | None:
         + ".",
         desk,
         phone,
-        ("kernel", "device", "GB/s of data", "GB/s of memory", "Gop/s", "of its roof"),
+        ("kernel", "device", "GB/s of data", "GB/s of memory", f"{initial}op/s", "of its roof"),
         [
             (
                 f"{case.kernel} from {'memory' if case.moved_bytes else 'cache'}",
                 case.device,
-                f"{case.bytes / median(case.seconds) / 1e9:.2f}",
-                f"{case.moved_bytes / median(case.seconds) / 1e9:.2f}",
-                f"{case.operations / median(case.seconds) / 1e9:.2f}",
+                f"{case.bytes / median(case.seconds) / 1e9:,.2f}",
+                f"{case.moved_bytes / median(case.seconds) / 1e9:,.2f}",
+                f"{case.operations / median(case.seconds) / scale:,.2f}",
                 f"{_of_roof(case, memory, ceilings):.0%}"
                 if case.operations and case.moved_bytes
                 else "-",
@@ -160,23 +176,25 @@ def roofline(results: Results) -> Picture | None:
     )
 
 
+_PRODUCTS: Final = "float32 products"
+
+
 def _ceilings(found: list[KernelCase]) -> dict[str, float]:
-    """The most arithmetic seen of each kind: of the cipher in the cache, and of floats."""
+    """The most arithmetic seen of each kind: of a cipher where the cache held its data, and of
+    floats. Without such a cipher only memory is known to limit it."""
     ceilings = {}
-    for name, wanted in (
-        ("AES-256-GCM in cache", ("seal", "open")),
-        ("float32 products", ("matmul",)),
-    ):
-        rates = [
-            c.operations / median(c.seconds) for c in found if c.kernel in wanted and c.operations
-        ]
-        if rates:
-            ceilings[name] = max(rates)
+    ciphers = [case for case in found if case.suite and case.kernel in ("seal", "open")]
+    if any(not case.moved_bytes for case in ciphers):
+        most = max(case.operations / median(case.seconds) for case in ciphers)
+        ceilings[f"{ciphers[0].suite} in cache"] = most
+    products = [case for case in found if case.kernel == "matmul" and case.operations]
+    if products:
+        ceilings[_PRODUCTS] = max(case.operations / median(case.seconds) for case in products)
     return ceilings
 
 
 def _of_roof(case: KernelCase, memory: float, ceilings: dict[str, float]) -> float:
     rate = case.operations / median(case.seconds)
-    kind = "AES-256-GCM in cache" if case.kernel in ("seal", "open") else "float32 products"
     slope = memory * case.operations / case.moved_bytes
-    return rate / min(slope, ceilings.get(kind, slope))
+    flat = ceilings.get(f"{case.suite} in cache" if case.suite else _PRODUCTS, slope)
+    return rate / min(slope, flat)

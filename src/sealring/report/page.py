@@ -12,11 +12,11 @@ from typing import Final
 from sealring.bench.cc import SOURCES
 from sealring.bench.noise import SAME_WITHIN
 from sealring.identity.private_files import write_public
-from sealring.report import machine_plots, plots
+from sealring.report import gpu_plots, machine_plots, plots
 from sealring.report.drawing import Picture, plotting_library
-from sealring.report.findings import best_buckets, changes, overheads, pairs, usable
+from sealring.report.findings import best_buckets, changes, overheads, pairs
 from sealring.report.published import FIGURES
-from sealring.results import Results
+from sealring.results import Results, usable
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 """The browser itself keeps the page from running or fetching anything."""
@@ -96,6 +96,8 @@ def _sections(results: Results) -> Iterable[str]:
         plots.timeline(results),
         machine_plots.links(results),
         machine_plots.roofline(results),
+        gpu_plots.bars(results),
+        gpu_plots.roofline(results),
     )
     yield _changes(results)
     for picture in pictures:
@@ -157,7 +159,7 @@ def _collectives(results: Results) -> str:
             case.collective,
             str(case.ranks),
             f"{case.bytes:,}",
-            case.transport,
+            case.transport if case.device == "cpu" else f"{case.transport}, {case.device}",
             plots.VARIANTS[case.variant],
             f"{median(case.seconds) * 1e6:,.0f} µs",
         )

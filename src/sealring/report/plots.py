@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 VARIANTS: Final = {
     "plain": "plain (torch)",
     "sealed": "sealring",
+    "unsealed": "sealring's path, unsealed",
     "cc": "GPU-TEE path, emulated here",
     "compute": "without communication",
 }

@@ -21,6 +21,7 @@ from sealring.results.schema import (
     StepCase,
     median_of,
     spread_of,
+    usable,
 )
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "read_results",
     "spread_of",
     "this_machine",
+    "usable",
     "write_results",
 ]

@@ -60,10 +60,13 @@ def from_json(text: str | bytes, name: str) -> Results:
         raise ConfigurationError(
             f"{name} holds no bench results; `sealring bench all` writes results.json"
         )
-    if (version := document.pop("version", None)) != VERSION:
+    version = document.pop("version", None)
+    if version == 1 and isinstance(document.get("machine"), dict):
+        document["machine"].setdefault("gpu_memory_bytes", 0)  # version 1 knew no GPU's memory
+    elif version != VERSION:
         raise ConfigurationError(
-            f"{name} holds results of version {version!r}, and this sealring reads {VERSION}: "
-            "measure again with `sealring bench all`"
+            f"{name} holds results of version {version!r}, and this sealring reads 1 and "
+            f"{VERSION}: measure again with `sealring bench all`"
         )
     if document.pop("end", None) is not True:
         raise ConfigurationError(f"{name} is cut short: measure again with `sealring bench all`")

@@ -20,6 +20,7 @@ def this_machine() -> Machine:
     from sealring import _native
 
     info = _cpu_info()
+    gpus = _gpus()
     flags = set(info.get("flags", info.get("Features", "")).split())
     return Machine(
         architecture=platform.machine(),
@@ -27,7 +28,8 @@ def this_machine() -> Machine:
         cores=len(os.sched_getaffinity(0)),
         features=[name for name in _FEATURES if name in flags],
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        gpus=_gpus(),
+        gpus=[name for name, _ in gpus],
+        gpu_memory_bytes=min((memory for _, memory in gpus), default=0),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         torch=version("torch"),
@@ -64,9 +66,11 @@ def _arm_name(info: dict[str, str]) -> str | None:
     return known or f"implementer {implementer}, part {part}"
 
 
-def _gpus() -> list[str]:
+def _gpus() -> list[tuple[str, int]]:
+    """Name and bytes of memory of each."""
     import torch
 
     if not torch.cuda.is_available():
         return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    all_ = [torch.cuda.get_device_properties(each) for each in range(torch.cuda.device_count())]
+    return [(each.name, each.total_memory) for each in all_]

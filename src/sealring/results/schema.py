@@ -4,8 +4,9 @@ Every case has one variant and all of its samples, in seconds per call. Variants
 alternately in one run carry the same `run`, and their samples belong together by place: sample i of
 one was taken right beside sample i of the other.
 
-plain     torch's own backend for the device: Gloo, NCCL
+plain     torch's own backend: Gloo, or on GPUs NCCL
 sealed    sealring
+unsealed  sealring's path through a GPU without its cryptography, for comparison
 cc        today's GPU-TEE path, emulated
 compute   no communication at all: what the model, or the kernel, takes by itself
 """
@@ -13,19 +14,21 @@ compute   no communication at all: what the model, or the kernel, takes by itsel
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-VERSION: Final = 1
+VERSION: Final = 2
 
-Variant = Literal["plain", "sealed", "cc", "compute"]
-Transport = Literal["shm", "tcp", "gpu", "none"]
-"""`none`: nothing was sent. `gpu`: between GPUs, or between ranks on one GPU."""
+Variant = Literal["plain", "sealed", "unsealed", "cc", "compute"]
+Transport = Literal["shm", "tcp", "host", "peer", "nccl", "gpu", "none"]
+"""`none`: nothing was sent. Of tensors on a GPU: `host` is pinned memory, `peer` another process's
+memory on a GPU, `nccl` NCCL; `gpu` is whichever of them sealring chose. `tcp` is Gloo there."""
 Kernel = Literal[
     "seal", "open", "reduce", "copy", "open_reduce", "hop", "cipher", "launch", "matmul"
 ]
-"""`matmul`: a float32 matrix product on one core, the roofline's ceiling of arithmetic."""
+"""`matmul`: a float32 matrix product on one core or GPU, the roofline's ceiling of arithmetic.
+`launch`: one small record sealed, from the launch until it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Machine:
     """Of the processor, as far as they matter here: aes, pmull, vaes, avx512f ..."""
     memory_bytes: int
     gpus: list[str]
+    gpu_memory_bytes: int
+    """Of the smallest of them; 0 where there is none."""
     system: str
     python: str
     torch: str
@@ -204,6 +209,15 @@ class Results:
     collectives: list[CollectiveCase] = field(default_factory=list)
     step: list[StepCase] = field(default_factory=list)
     gpu: list[KernelCase] = field(default_factory=list)
+    """A GPU's kernels. Its collectives and steps are among the others, under its name."""
+
+
+Case = TypeVar("Case", KernelCase, LinkPoint, CollectiveCase, StepCase)
+
+
+def usable(cases: Iterable[Case]) -> list[Case]:
+    """Those with samples: a file may come from anybody."""
+    return [case for case in cases if case.seconds and min(case.seconds) > 0]
 
 
 def median_of(seconds: Sequence[float]) -> float:

@@ -18,7 +18,6 @@ from sealring.bench.minting.amd import MEASUREMENT, PLAIN_POLICY, Amd
 from sealring.bench.minting.azure import AzureGuest
 from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW
 from sealring.errors import (
-    AttestationError,
     ChainExpired,
     ChainRevoked,
     ForgedEvidence,
@@ -28,32 +27,21 @@ from sealring.errors import (
     UntrustedChain,
 )
 from sealring.identity.attestation import (
-    AttestedWorker,
     Challenge,
     Evidence,
     Trust,
-    parse_evidence,
-    verify_evidence,
 )
 from sealring.identity.attestation.az_snp_vtpm import verify_hcl_report
 from sealring.identity.attestation.tpm.verify import verify_quote
+from tests.identity.attestation.judging import Judge
 from tests.identity.attestation.vectors import vectors
 
 AMD = Amd()
 GUEST = AzureGuest(AMD)
 GOOD = GUEST.evidence()
 THEN = datetime(2025, 6, 1, tzinfo=UTC)
-
-
-def verify(evidence: Evidence, trust: Trust | None = None) -> AttestedWorker:
-    return verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, trust or AMD.trust())
-
-
-def refused(error: type[AttestationError], evidence: Evidence, trust: Trust | None = None) -> str:
-    with pytest.raises(AttestationError) as caught:
-        verify(evidence, trust)
-    assert type(caught.value) is error, caught.value
-    return str(caught.value)
+JUDGE = Judge(lambda: CHALLENGE, AMD.trust)
+verify, refused = JUDGE.verify, JUDGE.refused
 
 
 def changed(**parts: bytes) -> Evidence:

@@ -29,12 +29,9 @@ from sealring.errors import (
     UntrustedChain,
 )
 from sealring.identity.attestation import (
-    AttestedWorker,
     Challenge,
     Evidence,
     Trust,
-    parse_evidence,
-    verify_evidence,
 )
 from sealring.identity.attestation.intel import (
     Collateral,
@@ -43,22 +40,14 @@ from sealring.identity.attestation.intel import (
     verify_quote,
 )
 from sealring.identity.attestation.worker import Claims
+from tests.identity.attestation.judging import Judge
 from tests.identity.attestation.vectors import vectors
 
 INTEL = Intel()
 GOOD = INTEL.evidence()
 QUOTE = GOOD.parts["quote"]
-
-
-def verify(evidence: Evidence, trust: Trust | None = None) -> AttestedWorker:
-    return verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, trust or INTEL.trust())
-
-
-def refused(error: type[AttestationError], evidence: Evidence, trust: Trust | None = None) -> str:
-    with pytest.raises(AttestationError) as caught:
-        verify(evidence, trust)
-    assert type(caught.value) is error, caught.value
-    return str(caught.value)
+JUDGE = Judge(lambda: CHALLENGE, INTEL.trust)
+verify, refused = JUDGE.verify, JUDGE.refused
 
 
 def changed(quote: bytes) -> Evidence:

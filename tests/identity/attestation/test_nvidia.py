@@ -37,6 +37,7 @@ from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.device import verify_nvidia, verify_report
 from sealring.identity.attestation.nvidia.reference import Reference, verify_reference
 from sealring.identity.attestation.worker import AttestedDevice
+from tests.identity.attestation.judging import refusal
 from tests.identity.attestation.vectors import vectors
 
 GPU, SWITCH_CHIP, AMD = Nvidia(), Nvidia("LS_10", serial="48B02DFE0092CDDB"), Amd()
@@ -54,10 +55,7 @@ def verify(evidence: DeviceEvidence, trust: Trust | None = None) -> AttestedDevi
 def refused(
     error: type[AttestationError], evidence: DeviceEvidence, trust: Trust | None = None
 ) -> str:
-    with pytest.raises(AttestationError) as caught:
-        verify(evidence, trust)
-    assert type(caught.value) is error, caught.value
-    return str(caught.value)
+    return refusal(error, lambda: verify(evidence, trust))
 
 
 def changed(report: bytes) -> DeviceEvidence:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import (
-    AttestationError,
     ChainExpired,
     ChainRevoked,
     ForgedEvidence,
@@ -22,29 +21,17 @@ from sealring.errors import (
     UntrustedChain,
 )
 from sealring.identity.attestation import (
-    AttestedWorker,
     Challenge,
-    Evidence,
     Trust,
-    parse_evidence,
-    verify_evidence,
 )
 from sealring.identity.attestation.roots import AMD_ROOTS
+from tests.identity.attestation.judging import Judge
 from tests.identity.attestation.minting import CHALLENGE, CHIP, DAY, MEASUREMENT, NOW, TCB, Amd
 
 AMD = Amd()
 ROOT = Path(__file__).parents[3]
-
-
-def verify(evidence: Evidence, trust: Trust | None = None) -> AttestedWorker:
-    return verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, trust or AMD.trust())
-
-
-def refused(error: type[AttestationError], evidence: Evidence, trust: Trust | None = None) -> str:
-    with pytest.raises(AttestationError) as caught:
-        verify(evidence, trust)
-    assert type(caught.value) is error, caught.value
-    return str(caught.value)
+JUDGE = Judge(lambda: CHALLENGE, AMD.trust)
+verify, refused = JUDGE.verify, JUDGE.refused
 
 
 def test_true_evidence_is_an_attested_worker() -> None:

@@ -22,7 +22,6 @@ from sealring.bench.minting.tpm import (
     sign,
 )
 from sealring.errors import (
-    AttestationError,
     ChainExpired,
     ChainRevoked,
     ForgedEvidence,
@@ -33,30 +32,19 @@ from sealring.errors import (
     UntrustedChain,
 )
 from sealring.identity.attestation import (
-    AttestedWorker,
     Challenge,
     Evidence,
     Trust,
-    parse_evidence,
     verify_evidence,
 )
 from sealring.identity.attestation.tpm.credential import check_ak, make_credential
 from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
+from tests.identity.attestation.judging import Judge
 
 MAKER = Maker()
 GOOD = MAKER.evidence()
-
-
-def verify(evidence: Evidence, trust: Trust | None = None) -> AttestedWorker:
-    received = parse_evidence(evidence.encode())
-    return verify_evidence(received, MAKER.challenge(), trust or MAKER.trust())
-
-
-def refused(error: type[AttestationError], evidence: Evidence, trust: Trust | None = None) -> str:
-    with pytest.raises(AttestationError) as caught:
-        verify(evidence, trust)
-    assert type(caught.value) is error, caught.value
-    return str(caught.value)
+JUDGE = Judge(MAKER.challenge, MAKER.trust)
+verify, refused = JUDGE.verify, JUDGE.refused
 
 
 def changed(**parts: bytes) -> Evidence:

@@ -8,6 +8,7 @@ tables     what people read
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,17 +23,24 @@ from sealring.bench.cc import Path as CcPath
 from sealring.bench.collectives import COLLECTIVES, judged
 from sealring.bench.exchange import Effort
 from sealring.bench.floor import aes_rate
-from sealring.bench.gpu import MODELS, PARTS, gpu_name, measure_gpu
+from sealring.bench.gpu.bars import rows_of
+from sealring.bench.gpu.groups import WIRES
+from sealring.bench.gpu.steps import MODELS
 from sealring.bench.handshake import measure_handshake
 from sealring.bench.link import OPERATIONS, SIZES
+from sealring.bench.place import SHARED_GPU, find_place
 from sealring.bench.session import Job
 from sealring.cli.bench import tables
 from sealring.cli.bench.algorithms import algorithms
 from sealring.cli.bench.options import (
+    check_gpt2,
     check_memory,
-    check_model,
+    check_own_wire,
+    check_part,
     check_ranks,
     check_transport,
+    check_variants,
+    check_wire,
     check_writable,
     parse_batch,
     parse_bucket,
@@ -203,9 +211,15 @@ def step(
     ] = None,
     precision: Annotated[str, typer.Option(help="Of weights and gradients: fp32, bf16.")] = "fp32",
     variants: Annotated[
-        str, typer.Option(help="Of compute (no DDP), plain (Gloo), sealed, cc (emulated).")
+        str, typer.Option(help="Of compute (no DDP), plain (torch's own), sealed, cc (emulated).")
     ] = "plain,sealed",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, or auto: GPUs where there are any, in turn.")
+    ] = "cpu",
     transport: Transport = "shm",
+    wire: Annotated[
+        str, typer.Option(help="Of sealed tensors on GPUs: auto, host, peer or nccl.")
+    ] = "auto",
     steps: Annotated[int, typer.Option(min=3, help="Timed steps of each variant.")] = 11,
     cc_copy_us: Annotated[
         float, typer.Option(min=0, max=1e6, help="What a copy costs the emulated path, in µs.")
@@ -217,7 +231,7 @@ def step(
     results: Kept = None,
     json: AsJson = False,
 ) -> None:
-    """A DDP training step, sealed against torch's plaintext Gloo, alternately (medians)."""
+    """A DDP training step, sealed against torch's own backend, alternately (medians)."""
     worlds = parse_world_sizes(ranks)
     settings = settings_of(
         several(model, str),
@@ -230,44 +244,59 @@ def step(
         raise ConfigurationError(f"one trace shows one world: pass --ranks {worlds[0]}")
     check_transport(transport)
     check_writable(trace)
+    place = find_place(device)
+    check_variants(wanted, place)
     for world in worlds:
-        check_memory(settings, world, len(wanted))
+        check_memory(settings, world, len(wanted), place)
     jobs = suite.steps(
-        training.Work(world, settings, wanted, steps, transport, CcPath(cc_copy_us), trace)
+        training.Work(
+            world, settings, wanted, steps, transport, CcPath(cc_copy_us), trace, place,
+            check_wire(wire),
+        )
         for world in worlds
-    )
+    )  # fmt: skip
     measured, status = _measure(jobs, results)
     cases = [case for case in measured if case.ranks > 1]
+    shared = [SHARED_GPU] if any(place.shared_by(case.ranks) for case in cases) else []
     if json:
-        print_json({"cases": [training.row(case) for case in cases]})
+        rows = [training.row(case) for case in cases]
+        print_json({"device": place.name, "notes": shared, "cases": rows})
     elif cases:
-        console.print(tables.steps(cases))
+        console.print(tables.steps(cases, shared))
         console.print(tables.splits(cases))
     end(status)
 
 
 @app.command()
 def gpu(
-    only: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(PARTS),
+    part: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(suite.GPU_PARTS),
     ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4",
-    model: Annotated[str, typer.Option(help="What is trained.")] = ",".join(MODELS),
+    model: Annotated[str, typer.Option(help="GPT-2s to train, by the most workers.")] = ",".join(
+        MODELS
+    ),
+    wires: Annotated[str, typer.Option(help="Over which all-reduces go.")] = ",".join(WIRES),
+    step_wire: Annotated[str, typer.Option(help="Over which gradients go.")] = "host",
+    blocks: Blocks = 11,
+    results: Kept = None,
     json: AsJson = False,
 ) -> None:
     """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
-    parts = several(only, str)
-    if unknown := [name for name in parts if name not in PARTS]:
-        raise ConfigurationError(f"{unknown[0]!r} is not a part; there is {', '.join(PARTS)}")
-    worlds, models = parse_world_sizes(ranks), several(model, check_model)
-    name = gpu_name()
-    rows = []
-    with errors.status("starting") as status:
-        for row in measure_gpu(parts, worlds, models):
-            rows.append(row)
-            status.update(f"{row.what}: {row.value:,} {row.unit}")
+    parts = several(part, check_part)
+    worlds, models = parse_world_sizes(ranks), several(model, check_gpt2)
+    over, step_over = several(wires, check_own_wire), check_own_wire(step_wire)
+    place = replace(find_place("cuda"), gpus=1)
+    if "step" in parts:
+        check_memory(settings_of(models, None, ["fp32"], [25.0]), max(worlds), 1, place)
+    session = new_session(check_writable(results))
+    status = run(session, suite.gpu(parts, worlds, models, over, place, step_over, blocks))
+    rows = rows_of(session.results(session.stopped))
+    notes = [SHARED_GPU] if any(row.what.endswith("NCCL") for row in rows) else []
     if json:
-        print_json({"device": name, "rows": [row.as_json() for row in rows]})
-    else:
-        console.print(tables.gpu(name, rows))
+        shown = [row.as_json() for row in rows]
+        print_json({"device": place.name, "notes": notes, "rows": shown})
+    elif rows:
+        console.print(tables.gpu(place.name, rows, notes))
+    end(status)
 
 
 @app.command("all")
@@ -276,7 +305,8 @@ def everything(
         bool, typer.Option("--quick", help="Fewer cases and samples: minutes instead of an hour.")
     ] = False,
     only: Annotated[
-        str | None, typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step.")
+        str | None,
+        typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step,gpu."),
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The directory for both files; made if missing.")
@@ -298,9 +328,12 @@ def everything(
     status = run(session, [job for name in wanted for job in parts[name]])
     if (table := tables.summary(session.measured)).row_count:
         console.print(table)
+    found = session.results(session.stopped)
+    if rows := rows_of(found):
+        console.print(tables.gpu(", ".join(dict.fromkeys(found.machine.gpus)), rows))
     files = f"{output / 'results.json'}"
     if report and session.measured:
-        write_page(output / "report.html", session.results(session.stopped))
+        write_page(output / "report.html", found)
         files += f" and {output / 'report.html'}"
     console.print(f"{files}: written.", markup=False, soft_wrap=True)
     end(status)

@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from sealring.bench.gpu.groups import WIRES
+from sealring.bench.place import CPU, Place
+from sealring.bench.suite import GPU_PARTS
+from sealring.bench.trainee import WIDTHS, Precision, count_of, training_bytes
 from sealring.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sealring.bench.step import Precision, Setting
+    from sealring.bench.step import Setting
 
 _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _MAX_RANKS: Final = 64
 _MAX_BUCKET_MB: Final = 1 << 20
 VARIANTS: Final = ("compute", "plain", "sealed", "cc")
-_COPIES: Final = 5
-"""Of the parameters in one trainee: weights, gradients, their buckets, and AdamW's two moments."""
-_WIDTHS: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2}
 
 Value = TypeVar("Value")
 
@@ -50,13 +51,6 @@ def check_ranks(ranks: int) -> int:
     if not 2 <= ranks <= _MAX_RANKS:
         raise ConfigurationError(f"{ranks} ranks: the benchmark runs 2 to {_MAX_RANKS} of them")
     return ranks
-
-
-def check_model(name: str) -> str:
-    from sealring.bench.models import find
-
-    find(name)
-    return name
 
 
 def check_transport(transport: str) -> str:
@@ -96,8 +90,8 @@ def parse_batch(text: str) -> int:
 
 
 def parse_precision(text: str) -> Precision:
-    if text not in _WIDTHS:
-        raise ConfigurationError(f"{text!r} is not a precision; there is {', '.join(_WIDTHS)}")
+    if text not in WIDTHS:
+        raise ConfigurationError(f"{text!r} is not a precision; there is {', '.join(WIDTHS)}")
     return text
 
 
@@ -119,35 +113,58 @@ def settings_of(
     )
 
 
-def check_memory(settings: Sequence[Setting], ranks: int, trainees: int) -> None:
-    """Refuses what would drive this machine out of memory after minutes of work."""
-    available = available_memory()
+def check_memory(
+    settings: Sequence[Setting], ranks: int, trainees: int, place: Place = CPU
+) -> None:
+    """Refuses what would run out of memory after minutes of work."""
+    available = place.free_bytes()
+    on_gpu = place.kind == "cuda"
+    together = -(-ranks // place.gpus) if on_gpu else ranks
+    where = f" of one {place.name}" if on_gpu else ""
+    fewer = ", a smaller model, or --variants plain,sealed"
+    way_out = fewer if trainees > 1 else " or a smaller model"
     for setting in settings:
-        parameters = _parameters(setting.model)
-        needed = ranks * trainees * _COPIES * parameters * _WIDTHS[setting.precision]
+        parameters = count_of(setting.model)
+        needed = together * trainees * training_bytes(setting.model, setting.precision)
         if needed > available:
             raise ConfigurationError(
-                f"{ranks} ranks of {setting.model} ({parameters:,} parameters, {trainees} variants "
-                f"at once) need {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are free: "
-                "take fewer ranks, a smaller model, or --variants plain,sealed"
+                f"{together} ranks of {setting.model} ({parameters:,} parameters, {trainees} "
+                f"variants at once) need {needed / 2**30:.1f} GiB{where} and "
+                f"{available / 2**30:.1f} GiB are free: take fewer ranks{way_out}"
             )
 
 
-def available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    return 1 << 62
+def check_variants(variants: Sequence[str], place: Place) -> None:
+    if place.kind == "cuda" and "cc" in variants:
+        raise ConfigurationError(
+            "cc emulates the GPU-TEE path on CPUs and has no GPU: leave it out of --variants, or "
+            "take --device cpu"
+        )
 
 
-def _parameters(model: str) -> int:
-    import torch
+def check_wire(wire: str) -> str:
+    """As SEALRING_GPU_WIRE may be."""
+    return _one_of(("auto", *WIRES), wire, "a wire")
 
-    from sealring.bench.models import build
 
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(model).parameters())
+def check_own_wire(wire: str) -> str:
+    return _one_of(WIRES, wire, "a wire")
+
+
+def check_part(part: str) -> str:
+    return _one_of(GPU_PARTS, part, "a part")
+
+
+def check_gpt2(model: str) -> str:
+    from sealring.bench.models import MODELS
+
+    return _one_of([name for name in MODELS if name.startswith("gpt2")], model, "a GPT-2")
+
+
+def _one_of(known: Sequence[str], name: str, what: str) -> str:
+    if name not in known:
+        raise ConfigurationError(f"{name!r} is not {what}; there is {', '.join(known)}")
+    return name
 
 
 def check_writable(path: Path | None) -> Path | None:

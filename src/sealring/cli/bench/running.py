@@ -34,9 +34,16 @@ def run(session: Session, jobs: Sequence[Job]) -> int | None:
     try:
         with _sigterm_stops(), progress_bar("{task.completed:.0f}/{task.total} cases") as bar:
             task = bar.add_task("starting", total=total)
-            session.run(
-                jobs, lambda done, label: bar.update(task, completed=done, description=label)
-            )
+            said: list[str] = []
+
+            def tell(done: float, label: str) -> None:
+                bar.update(task, completed=done, description=label)
+                # A log has no bar: it gets a line for each job that begins.
+                if not errors.is_terminal and label not in said:
+                    said.append(label)
+                    errors.print(f"{done:.0f}/{total} {label}", markup=False, highlight=False)
+
+            session.run(jobs, tell)
     except (KeyboardInterrupt, _Stopped) as stop:
         status = 143 if isinstance(stop, _Stopped) else 130
         _keep(session, f"stopped by {'SIGTERM' if status == 143 else 'Ctrl-C'}", total)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from sealring.bench.collectives import LARGE_BYTES, OF_FLOOR, OF_GLOO, SMALL_BYTES, Case
 from sealring.bench.exchange import Exchange
-from sealring.bench.gpu import Row
+from sealring.bench.gpu.bars import Row
 from sealring.bench.kernels import Kernels
 from sealring.bench.link import Hop
 from sealring.bench.measure import Samples
@@ -137,16 +137,20 @@ def collectives(cases: Sequence[Case]) -> Table:
     return table
 
 
-def steps(cases: Sequence[Step]) -> Table:
+def steps(cases: Sequence[Step], notes: Sequence[str] = ()) -> Table:
+    place = cases[0].place
+    plain = {"gloo": "Gloo", "nccl": "NCCL"}[place.backend]
+    where = "" if place.kind == "cpu" else f" on {place.name}"
     table = Table(
-        title="A DDP training step: sealed by sealring, plaintext by Gloo, the GPU-TEE path "
-        "emulated (medians)",
+        title=f"A DDP training step{where}: sealed by sealring, plaintext by {plain}, the GPU-TEE "
+        "path emulated (medians)",
         caption="buckets: all-reduces in one step, and their cap. Hidden: the part of the sealed "
-        "collectives, by time, that ran while the backward pass computed.",
+        "collectives, by time, that ran while the backward pass computed."
+        + "".join(f" {note[0].upper()}{note[1:]}." for note in notes),
     )
     _columns(
-        table, "model", "ranks", "batch", "buckets", "compute", "Gloo", "sealed", "CC path",
-        "sealed : Gloo", "CC : Gloo", "hidden",
+        table, "model", "ranks", "batch", "buckets", "compute", plain, "sealed", "CC path",
+        f"sealed : {plain}", f"CC : {plain}", "hidden",
     )  # fmt: skip
     for case in cases:
         sealed, overlap = case.recorded.get("sealed"), case.overlap()
@@ -206,15 +210,17 @@ def summary(measured: Sequence[Measured]) -> Table:
     return table
 
 
-def gpu(name: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=f"Sealed on {name}")
+def gpu(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Table:
+    ratios = "x: the sealed time by that of what stands behind the colon, over the wire before it"
+    said = ". ".join([ratios, *(f"{note[0].upper()}{note[1:]}" for note in notes)])
+    table = Table(title=f"Sealed on one {name}", caption=f"{said}.")
     table.add_column("what")
     for column in ("measured", "bar", "met"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("detail", style="dim")
     marks = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
     for row in rows:
-        at_least = f"≥ {row.at_least:g}" if row.at_least is not None else "-"
-        bar = f"≤ {row.at_most:g}" if row.at_most is not None else at_least
-        table.add_row(row.what, f"{row.value:,} {row.unit}", bar, marks[row.met], row.detail)
+        between = f" ({row.low:g} to {row.high:g})" if row.low is not None else ""
+        measured = f"{row.value:,} {row.unit}{between}"
+        table.add_row(row.what, measured, row.bar, marks[row.met], row.detail)
     return table

@@ -16,6 +16,7 @@ from sealring.cli.plan import tables
 from sealring.cli.terminal import progress_bar
 from sealring.errors import ConfigurationError
 from sealring.plan.answer import answer
+from sealring.plan.fit_gpu import gpu_of
 from sealring.plan.memory import ITEMSIZE
 from sealring.plan.models import load_model, with_tokens
 from sealring.plan.profiles import Profile, load_network
@@ -128,9 +129,12 @@ def ask(
         compute = Compute(compute_ms / 3e3, compute_ms / 1.5e3, 0.0)
         return dataclasses.replace(question, compute=compute)
     if profile.endswith(".json"):
+        results = read_results(Path(profile))
+        device = gpu_of(results) if known.device.kind == "gpu" else None
         measured = computing(
-            read_results(Path(profile)), model, question.batch, precision, question.cluster.per_host
-        )
+            results, model, question.batch, precision, question.cluster.per_host,
+            device=device or "cpu",
+        )  # fmt: skip
         return dataclasses.replace(question, compute=measured)
     return question
 

@@ -27,6 +27,9 @@ class Kernels:
     suffix: str = ""
 
 
+SHIPPED: Final = Kernels()
+
+
 class Attachment:
     """Made when a group first meets a tensor of this GPU, before anything of it is sent."""
 
@@ -37,7 +40,7 @@ class Attachment:
         kernels: Kernels | None = None,
     ) -> None:
         self.ordinal = ordinal
-        self._text = kernels or Kernels()
+        self._text = kernels or SHIPPED
         self._kernels: list[Kernel] = []
         """Kept: the owner has only their handles."""
         seal, open_ = self._load(None, ("seal", "open"))
