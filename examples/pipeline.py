@@ -31,7 +31,7 @@ def train(steps: int, schedule: str = "gpipe", device: str = "cpu") -> list[floa
 
     means = torch.zeros(steps)
     for step in range(steps):
-        inputs, targets = (part.to(device) for part in gpt.batch(step))
+        inputs, targets = (part.to(device).contiguous() for part in gpt.batch(step))
         losses: list[torch.Tensor] = []  # of the micro-batches; only the last stage has them
         optimizer.zero_grad()
         if stage.is_last:

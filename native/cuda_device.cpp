@@ -191,6 +191,13 @@ Device::Area CudaDevice::reach_host(uint8_t* memory, size_t bytes) {
 }
 
 std::vector<uint8_t> CudaDevice::new_channel_id() {
+  // A kernel of NCCL's waits on the GPU until its other end has come. To load another kernel meanwhile,
+  // a driver waits for the GPU, and keeps out the thread that would bring the other end.
+  int mode = cuda::kEagerLoading;
+  if (cuda_.loading_mode != nullptr) check(cuda_.loading_mode(&mode), "cuModuleGetLoadingMode");
+  if (mode != cuda::kEagerLoading) {
+    throw std::runtime_error("set CUDA_MODULE_LOADING=EAGER before the process starts");
+  }
   const nccl::Id id = nccl::new_id();
   return {id.begin(), id.end()};
 }

@@ -76,10 +76,26 @@ Channel::Channel(std::span<const uint8_t> id, bool sends) {
     cuda::check(cuda.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
     cuda::check(cuda.create_stream(&stream_, cuda::kNonBlocking, greatest),
                 "cuStreamCreateWithPriority");
+    pass_one_byte(sends);
   } catch (...) {
     library().abort(communicator_);
     throw;
   }
+}
+
+// NCCL loads its kernels at the first use of them, and connects. That is to be over before anything
+// depends on it: while one kernel waits for its other end, a driver may not load the next.
+void Channel::pass_one_byte(bool sends) {
+  const cuda::Driver& cuda = cuda::driver();
+  cuda::Pointer byte = 0;
+  cuda::check(cuda.allocate(&byte, 1), "cuMemAlloc");
+  void* const at = reinterpret_cast<void*>(byte);
+  const int result = sends ? library().send(at, 1, kByte, kReceiver, communicator_, stream_)
+                           : library().receive(at, 1, kByte, kSender, communicator_, stream_);
+  const cuda::Result passed = result == 0 ? cuda.synchronize(stream_) : cuda::kSuccess;
+  cuda.release(byte);
+  check(result, "its first message");
+  cuda::check(passed, "cuStreamSynchronize");
 }
 
 Channel::~Channel() {

@@ -33,6 +33,8 @@ class Channel {
   void abandon() noexcept;
 
  private:
+  void pass_one_byte(bool sends);
+
   void* communicator_ = nullptr;
   cuda::Handle stream_ = nullptr;
 };

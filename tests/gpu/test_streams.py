@@ -36,6 +36,9 @@ def in_group(ranks: int, body: Callable[..., Any]) -> list[Any]:
 def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("sealring", timeout=TIMEOUT)
+    # The first call waits for all ranks: their GPUs are introduced to each other.
+    dist.all_reduce(torch.zeros(1, device="cuda"))
+    torch.cuda.synchronize()
     report(body(rank))
     dist.barrier()
     dist.destroy_process_group()

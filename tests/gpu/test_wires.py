@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.errors import WorkerFailed
 from tests.gpu.test_group import every_collective, in_group
 
 # Sums are the same to the bit only by the same algorithm; this one passes no records on.
@@ -23,6 +24,7 @@ def wired_and_right(rank: int) -> tuple[bool, list[str]]:
 
 # What lets NCCL serve several ranks on one GPU: each says that it is on a host of its own.
 ONE_GPU = {
+    "CUDA_MODULE_LOADING": "EAGER",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_IB_DISABLE": "1",
     "NCCL_P2P_DISABLE": "1",
@@ -36,11 +38,23 @@ def on_a_host_of_its_own(rank: int) -> tuple[bool, list[str]]:
     return wired_and_right(rank)
 
 
-@pytest.mark.parametrize("wire", ["peer", "host", "nccl", "links"])
+@pytest.mark.parametrize("wire", ["peer", "host", "links"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_collective(ranks: int, wire: str) -> None:
-    found = in_group(ranks, on_a_host_of_its_own, SEALRING_GPU_WIRE=wire, **SAME, **ONE_GPU)
+    found = in_group(ranks, wired_and_right, SEALRING_GPU_WIRE=wire, **SAME)
     assert found == [(wire != "links", [])] * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_collective_over_nccl(ranks: int) -> None:
+    found = in_group(ranks, on_a_host_of_its_own, SEALRING_GPU_WIRE="nccl", **SAME, **ONE_GPU)
+    assert found == [(True, [])] * ranks
+
+
+def test_nccl_without_its_kernels_loaded() -> None:
+    environment = {"SEALRING_GPU_WIRE": "nccl", "CUDA_MODULE_LOADING": "LAZY"}
+    with pytest.raises(WorkerFailed, match="set CUDA_MODULE_LOADING=EAGER"):
+        in_group(2, wired_and_right, **environment)
 
 
 def sums_of_many_sizes(rank: int) -> list[int]:
