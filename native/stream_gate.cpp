@@ -71,6 +71,16 @@ StreamGate::Place* make_place(const cuda::Driver& driver, int ordinal) {
   return places.back().get();
 }
 
+StreamGate::Place* take_place(const cuda::Driver& driver, int ordinal) {
+  for (auto found = unused.begin(); found != unused.end(); ++found) {
+    if ((*found)->ordinal != ordinal) continue;
+    StreamGate::Place* const place = *found;
+    unused.erase(found);
+    return place;
+  }
+  return make_place(driver, ordinal);
+}
+
 [[noreturn]] void end_process() {
   std::fputs(
       "sealring: CUDA has not answered for as long as the group's timeout, while a stream waits for a "
@@ -108,13 +118,9 @@ StreamGate::StreamGate(int ordinal, double patience_s) : cuda_(cuda::driver()) {
   refuse_unless_streams_may_wait(cuda_);
   const std::lock_guard<std::mutex> lock(places_lock);
   watch_driver(cuda_, ordinal, patience_s);
-  for (auto place = unused.begin(); place != unused.end(); ++place) {
-    if ((*place)->ordinal != ordinal) continue;
-    place_ = *place;
-    unused.erase(place);
-    return;
-  }
-  place_ = make_place(cuda_, ordinal);
+  place_ = take_place(cuda_, ordinal);
+  // Not every GPU can wait at host memory in every mode. This one is open: now is the time to see.
+  hold(held(), place_->drawn);
 }
 
 StreamGate::~StreamGate() {

@@ -12,7 +12,7 @@ waits at the call's gate (gates.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -111,9 +111,13 @@ class GpuCalls:
             ready.record()
         return replace(collective, ready=ready.cuda_event), ready
 
-    def gate(self) -> Gate | None:
-        """What the streams of one call will wait at; None where the host waits."""
-        return None if self._streams is None else Gate(self._streams)
+    @property
+    def streams_wait(self) -> bool:
+        return self._streams is not None
+
+    def gate(self, written: Sequence[torch.Tensor]) -> Gate | None:
+        """What streams will wait at for one call; None where the host waits."""
+        return None if self._streams is None else Gate(self._streams, written)
 
     def finished(
         self, copy_back: Callable[[], None] | None, device: torch.device
