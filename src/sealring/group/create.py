@@ -144,7 +144,7 @@ def _enrolment(rank: int, world: int, deadline: float) -> Enrolment | None:
 
 def _problem_of(gpu: GpuCalls) -> Unsupported | None:
     """Why this process's GPU cannot serve the group; now, and not in the middle of training."""
-    if (device := in_use()) is None:
+    if (device := in_use(os.environ)) is None:
         return None
     try:
         gpu.attach(device)

@@ -12,7 +12,7 @@ waits at the call's gate (gates.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -147,12 +147,16 @@ def alone_on(stream: torch.cuda.Stream, after: torch.cuda.Event | None = None) -
     stream.synchronize()
 
 
-def in_use() -> torch.device | None:
-    """The GPU that this process will use, if it has begun to: then groups make it ready at once.
+def in_use(environ: Mapping[str, str]) -> torch.device | None:
+    """The GPU that this process will use, if that is clear: then groups make it ready at once.
 
-    torch.cuda.set_device, or a first tensor, begins it. A process that has CUDA at hand and has
-    not touched it may well stay on the CPU, and is left alone.
+    torch.cuda.set_device, or a first tensor, makes it so. A process that has CUDA at hand and has
+    not touched it may stay on the CPU; one that is on the first of several GPUs, and is not their
+    first worker, has not chosen yet. A group has one GPU: a wrong guess would cost it the right one.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    return torch.device("cuda", torch.cuda.current_device())
+    chosen = torch.cuda.current_device()
+    if chosen == 0 and torch.cuda.device_count() > 1 and environ.get("LOCAL_RANK") != "0":
+        return None
+    return torch.device("cuda", chosen)
