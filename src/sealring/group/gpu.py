@@ -152,7 +152,7 @@ def in_use(environ: Mapping[str, str]) -> torch.device | None:
 
     torch.cuda.set_device, or a first tensor, makes it so. A process that has CUDA at hand and has
     not touched it may stay on the CPU; one that is on the first of several GPUs, and is not their
-    first worker, has not chosen yet. A group has one GPU: a wrong guess would cost it the right one.
+    first worker, has not chosen yet. A group has one GPU: a wrong guess would cost it that one.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
