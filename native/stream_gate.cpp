@@ -17,17 +17,25 @@ namespace {
 
 using cuda::check;
 
-std::mutex places_lock;
-std::vector<std::unique_ptr<StreamGate::Place>> places;  // all that were ever made
-std::vector<StreamGate::Place*> unused;
+struct Places {
+  std::mutex lock;
+  std::vector<std::unique_ptr<StreamGate::Place>> all;  // that were ever made
+  std::vector<StreamGate::Place*> unused;
+};
+
+// Never destroyed: the watch looks at them until the process is gone.
+Places& places() {
+  static Places& made = *new Places;
+  return made;
+}
 
 std::atomic_ref<uint32_t> number_of(StreamGate::Place& place) {
   return std::atomic_ref<uint32_t>(*place.number);
 }
 
 bool any_closed() {
-  const std::lock_guard<std::mutex> lock(places_lock);
-  for (const auto& place : places) {
+  const std::lock_guard<std::mutex> lock(places().lock);
+  for (const auto& place : places().all) {
     if (number_of(*place).load(std::memory_order_relaxed) != place->drawn) return true;
   }
   return false;
@@ -67,8 +75,19 @@ StreamGate::Place* make_place(const cuda::Driver& driver, int ordinal) {
   check(driver.create_stream(&place->held, cuda::kNonBlocking, least), "cuStreamCreateWithPriority");
   check(driver.create_stream(&place->free, cuda::kNonBlocking, greatest),
         "cuStreamCreateWithPriority");
-  places.push_back(std::move(place));
-  return places.back().get();
+  places().all.push_back(std::move(place));
+  return places().all.back().get();
+}
+
+StreamGate::Place* take_place(const cuda::Driver& driver, int ordinal) {
+  auto& unused = places().unused;
+  for (auto found = unused.begin(); found != unused.end(); ++found) {
+    if ((*found)->ordinal != ordinal) continue;
+    StreamGate::Place* const place = *found;
+    unused.erase(found);
+    return place;
+  }
+  return make_place(driver, ordinal);
 }
 
 [[noreturn]] void end_process() {
@@ -106,25 +125,21 @@ void watch_driver(const cuda::Driver& driver, int ordinal, double patience_s) {
 
 StreamGate::StreamGate(int ordinal, double patience_s) : cuda_(cuda::driver()) {
   refuse_unless_streams_may_wait(cuda_);
-  const std::lock_guard<std::mutex> lock(places_lock);
+  const std::lock_guard<std::mutex> lock(places().lock);
   watch_driver(cuda_, ordinal, patience_s);
-  for (auto place = unused.begin(); place != unused.end(); ++place) {
-    if ((*place)->ordinal != ordinal) continue;
-    place_ = *place;
-    unused.erase(place);
-    return;
-  }
-  place_ = make_place(cuda_, ordinal);
+  place_ = take_place(cuda_, ordinal);
+  // Not every GPU can wait at host memory in every mode. This one is open: now is the time to see.
+  hold(held(), place_->drawn);
 }
 
 StreamGate::~StreamGate() {
-  const std::lock_guard<std::mutex> lock(places_lock);
+  const std::lock_guard<std::mutex> lock(places().lock);
   number_of(*place_).store(place_->drawn);  // nobody is to wait for a group that is gone
-  unused.push_back(place_);
+  places().unused.push_back(place_);
 }
 
 uint32_t StreamGate::close() {
-  const std::lock_guard<std::mutex> lock(places_lock);
+  const std::lock_guard<std::mutex> lock(places().lock);
   return ++place_->drawn;
 }
 

@@ -36,12 +36,16 @@ def in_group(ranks: int, body: Callable[..., Any]) -> list[Any]:
 def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("sealring", timeout=TIMEOUT)
-    # The first call waits for all ranks: their GPUs are introduced to each other.
-    dist.all_reduce(torch.zeros(1, device="cuda"))
-    torch.cuda.synchronize()
+    introduced()
     report(body(rank))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def introduced() -> None:
+    """The first call waits for all ranks: their GPUs are introduced to each other."""
+    dist.all_reduce(torch.zeros(1, device="cuda"))
+    torch.cuda.synchronize()
 
 
 # ---- who waits ----------------------------------------------------------------------------------
@@ -195,6 +199,7 @@ def while_the_stream_waits(rank: int, report: Report, act: Callable[[], None]) -
     data = torch.ones(20 * MILLION, device="cuda")
     torch.empty(100 * MILLION, device="cuda")  # freed at once: there is something to give back
     torch.zeros(1, device="cuda").add_(1).item()
+    introduced()
     if rank:
         time.sleep(3)
     dist.all_reduce(data)
@@ -249,7 +254,9 @@ def attacked(rank: int, report: Report, port: int, relay: Address, told: str) ->
 def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
     """Rank 1 sees the change, and has nothing; rank 0 may have had all that it needed."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {**STREAMS_WAIT, "SEALRING_TRANSPORT": "tcp"}
+    # Where somebody on the network sees them: on a wire inside the host he has nothing to change.
+    over_tcp = {"SEALRING_TRANSPORT": "tcp", "SEALRING_GPU_WIRE": "links"}
+    environment = {**STREAMS_WAIT, **over_tcp}
     with Relay(lambda: real_address(server), Flip(gradient=2)) as relay:
         found = dict(
             run_workers(2, attacked, server.port, relay.address, told, environment=environment)
@@ -261,6 +268,7 @@ def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
 def left_alone(rank: int, report: Report) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("sealring", timeout=TIMEOUT)
+    introduced()
     if rank:
         report("gone")
         time.sleep(1)
@@ -318,14 +326,14 @@ def break_the_kernels() -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "reason"),
-    [(leave_no_memory, "MiB of its memory"), (break_the_kernels, "could not be compiled")],
+    [(leave_no_memory, "memory"), (break_the_kernels, "could not be compiled")],
 )
 def test_a_gpu_that_cannot_serve_shows_on_every_rank(spoil: Any, reason: str) -> None:
     told = dict(run_workers(2, refused, spoil))
     assert sorted(told) == [0, 1]
-    assert reason in told[1]
-    assert reason in told[0]
-    assert "rank 1" in told[0]
+    assert all(reason in text.lower() for text in told.values())
+    # Both ranks are on one GPU: memory is missing on both.
+    assert spoil is leave_no_memory or "rank 1" in told[0]
 
 
 def kernels_loaded_late(rank: int, report: Report) -> None:

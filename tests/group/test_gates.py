@@ -48,7 +48,7 @@ def only_the_stream_waits(rank: int, world: int) -> list[float]:
     work = dist.all_reduce(two.t(), async_op=True)
     if rank == 0:
         assert not work.is_completed()
-    assert work.wait()
+    work.block_current_stream()
     seen = calls.streams.current.put(lambda: [one[-1].item(), two[-1, -1].item()])
     if rank == 0:
         assert not seen.done()
@@ -357,11 +357,27 @@ from tests.group.host_streams import HostStreams
 from sealring.group.gates import Gate
 class Broken(HostStreams):
     def aside(self, after=None): raise RuntimeError("an illegal memory access")
-Gate(Broken()).spoil([torch.ones(3)], None)
+Gate(Broken(), [torch.ones(3)]).spoil(None)
 print("went on")
 """)
     assert done.returncode == 1
     assert "an illegal memory access" in done.stderr
+    assert "went on" not in done.stdout
+
+
+def test_a_result_whose_memory_was_exchanged_ends_the_process() -> None:
+    """As FSDP1 does, which gives a storage's memory back and takes other memory for it."""
+    done = ended("""
+from tests.group.host_streams import HostStreams
+from sealring.group.gates import Gate
+tensor = torch.ones(3000)
+gate = Gate(HostStreams(), [tensor])
+tensor.untyped_storage().resize_(0)
+gate.spoil(None)
+print("went on")
+""")
+    assert done.returncode == 1
+    assert "was exchanged" in done.stderr
     assert "went on" not in done.stdout
 
 

@@ -21,13 +21,35 @@ class Unfit(GpuCalls):
         raise Unsupported(REASON)
 
 
-def test_a_process_that_has_not_touched_cuda_stays_on_the_cpu() -> None:
-    assert in_use() is None or torch.cuda.is_initialized()
+@pytest.mark.parametrize(
+    ("begun", "gpus", "current", "local_rank", "chosen"),
+    [
+        (False, 1, 0, "0", None),
+        (True, 1, 0, None, 0),
+        (True, 8, 0, "0", 0),
+        (True, 8, 3, None, 3),
+        (True, 8, 0, "3", None),
+        (True, 8, 0, None, None),
+    ],
+)
+def test_which_gpu_a_process_will_use(
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+    gpus: int,
+    current: int,
+    local_rank: str | None,
+    chosen: int | None,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    environ = {} if local_rank is None else {"LOCAL_RANK": local_rank}
+    assert in_use(environ) == (None if chosen is None else torch.device("cuda", chosen))
 
 
 def one_gpu_is_unfit(rank: int, world: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(create, "in_use", lambda: torch.device("cuda", 0) if rank == 1 else None)
+        patch.setattr(create, "in_use", lambda _: torch.device("cuda", 0) if rank == 1 else None)
         patch.setattr(create, "GpuCalls", Unfit)
         with pytest.raises(Unsupported) as refused:
             dist.init_process_group("sealring")
@@ -45,7 +67,7 @@ def unfit_for_a_subgroup(rank: int, world: int) -> str:
     """The group that there is goes on."""
     dist.init_process_group("sealring")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(create, "in_use", lambda: torch.device("cuda", 0) if rank == 0 else None)
+        patch.setattr(create, "in_use", lambda _: torch.device("cuda", 0) if rank == 0 else None)
         patch.setattr(create, "GpuCalls", Unfit)
         with pytest.raises(Unsupported) as refused:
             dist.new_group()

@@ -90,15 +90,19 @@ def create_group(options: Any) -> SealedProcessGroup:
             rekey_bytes=settings.rekey_bytes,
         )
         gpu = GpuCalls(engine, settings.cuda_wait, options.timeout.total_seconds())
-        mailbox = Mailbox(
-            group_rank,
-            group_world,
-            context=group_context(message_terms),
-            links=links_for(message_terms, _problem_of(gpu)),
-            members=members,
-            record_bytes=settings.record_bytes,
-            rekey_bytes=settings.rekey_bytes,
-        )
+        try:
+            mailbox = Mailbox(
+                group_rank,
+                group_world,
+                context=group_context(message_terms),
+                links=links_for(message_terms, _problem_of(gpu)),
+                members=members,
+                record_bytes=settings.record_bytes,
+                rekey_bytes=settings.rekey_bytes,
+            )
+        except BaseException:
+            engine.close()  # the error's traceback may keep it, with its links and keys
+            raise
     recorder = start_recorder(
         engine,
         mailbox,
@@ -142,7 +146,7 @@ def _enrolment(rank: int, world: int, deadline: float) -> Enrolment | None:
 
 def _problem_of(gpu: GpuCalls) -> Unsupported | None:
     """Why this process's GPU cannot serve the group; now, and not in the middle of training."""
-    if (device := in_use()) is None:
+    if (device := in_use(os.environ)) is None:
         return None
     try:
         gpu.attach(device)

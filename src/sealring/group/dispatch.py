@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,8 +45,6 @@ class Job:
     """What says when the tensors may be used; kept until they have been."""
     gate: Gate | None = None
     """What streams wait at for it. Without one its caller waits, or asks."""
-    written: Sequence[torch.Tensor] = ()
-    """The user's tensors that the result goes to; with a gate, none of them keeps half of one."""
 
 
 class Dispatcher:
@@ -181,5 +179,5 @@ class Dispatcher:
             return
         if error is not None:
             self._owed.owe(error)
-            job.gate.spoil(job.written, job.ready)
+            job.gate.spoil(job.ready)
         job.gate.open()

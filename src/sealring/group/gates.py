@@ -53,9 +53,11 @@ class Streams(Protocol):
 class Gate:
     """One call's. Until it is closed it holds nobody."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, written: Iterable[torch.Tensor] = ()) -> None:
+        """`written` are the user's tensors that the result goes to."""
         self._streams = streams
         self._ticket: int | None = None
+        self._written = [(tensor, tensor.data_ptr()) for tensor in written]
 
     def close(self) -> None:
         """Called once, in the order in which the calls will end."""
@@ -78,7 +80,7 @@ class Gate:
                 future.set_result(result)
         return future
 
-    def spoil(self, tensors: Iterable[torch.Tensor], after: Any) -> None:
+    def spoil(self, after: Any) -> None:
         """Overwrites what is no result, behind what its writers were given before the call.
 
         If that cannot be done the process ends: half a result must not be taken for one, and a
@@ -86,7 +88,10 @@ class Gate:
         """
         try:
             with self._streams.aside(after):
-                for tensor in tensors:
+                for tensor, address in self._written:
+                    # Kernels that wait were given the address.
+                    if tensor.data_ptr() != address:
+                        raise RuntimeError("the tensor's memory was exchanged after the call")
                     bytes_of(tensor).fill_(ALL_ONES)
         except Exception as problem:
             end_process(
@@ -98,6 +103,7 @@ class Gate:
         if self._ticket is not None:
             self._streams.open(self._ticket)
             _closed_ones.remove(self)
+        self._written.clear()
 
     def of_same_group(self, other: Gate) -> bool:
         return self._streams is other._streams

@@ -12,7 +12,7 @@ waits at the call's gate (gates.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -111,9 +111,13 @@ class GpuCalls:
             ready.record()
         return replace(collective, ready=ready.cuda_event), ready
 
-    def gate(self) -> Gate | None:
-        """What the streams of one call will wait at; None where the host waits."""
-        return None if self._streams is None else Gate(self._streams)
+    @property
+    def streams_wait(self) -> bool:
+        return self._streams is not None
+
+    def gate(self, written: Sequence[torch.Tensor]) -> Gate | None:
+        """What streams will wait at for one call; None where the host waits."""
+        return None if self._streams is None else Gate(self._streams, written)
 
     def finished(
         self, copy_back: Callable[[], None] | None, device: torch.device
@@ -143,12 +147,16 @@ def alone_on(stream: torch.cuda.Stream, after: torch.cuda.Event | None = None) -
     stream.synchronize()
 
 
-def in_use() -> torch.device | None:
-    """The GPU that this process will use, if it has begun to: then groups make it ready at once.
+def in_use(environ: Mapping[str, str]) -> torch.device | None:
+    """The GPU that this process will use, if that is clear: then groups make it ready at once.
 
-    torch.cuda.set_device, or a first tensor, begins it. A process that has CUDA at hand and has
-    not touched it may well stay on the CPU, and is left alone.
+    torch.cuda.set_device, or a first tensor, makes it so. A process that has CUDA at hand and has
+    not touched it may stay on the CPU; one that is on the first of several GPUs, and is not their
+    first worker, has not chosen yet. A group has one GPU: a wrong guess would cost it that one.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    return torch.device("cuda", torch.cuda.current_device())
+    chosen = torch.cuda.current_device()
+    if chosen == 0 and torch.cuda.device_count() > 1 and environ.get("LOCAL_RANK") != "0":
+        return None
+    return torch.device("cuda", chosen)

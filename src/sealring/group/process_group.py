@@ -214,7 +214,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
         Unless only a stream was to wait for it: to the script those calls are done.
         """
-        self._close(abort=not self._dispatcher.idle and self._gpu.gate() is None)
+        self._close(abort=not self._dispatcher.idle and not self._gpu.streams_wait)
         if (error := self._owed.collect()) is not None:
             end_process("the script ended without having seen this error", error)
 
@@ -265,7 +265,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         if self._gpu.serves(device) and isinstance(collectives, Collective):
             collectives, ready = self._gpu.prepare(collectives, device)
             on_success = self._gpu.finished(on_success, device)
-            gate = self._gpu.gate()
+            gate = self._gpu.gate(result if written is None else written)
         if gate is not None and self._dispatcher.failure is not None:
             raise self._dispatcher.failure  # a wait() on its work would not raise it
         work = SealedWork(result, self._engine.interrupt, gate, self._owed)
@@ -286,7 +286,6 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
             known,
             ready,
             gate,
-            result if written is None else written,
         )
         self._dispatcher.submit(job, wait=waits)
         return work

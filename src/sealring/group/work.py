@@ -164,6 +164,10 @@ class SealedWork(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
+    def block_current_stream(self) -> None:
+        # Torch's own would wait for the future, which says nothing where a gate holds the stream.
+        self.wait()
+
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         if self._gate is not None and not self._done:
             # Its error, if there will be one, is owed: DDP's C++ would not wait for it anyway.

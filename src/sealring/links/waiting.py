@@ -47,6 +47,8 @@ class WaitingLink:
             return None
 
     def discard(self, until: float) -> None:
+        # The error's traceback may keep the link: not its memory, nor its peer's key.
+        self.settled = Settled(None, b"")
         self.channel.close(until)
 
     def link(self) -> Link:
