@@ -44,6 +44,13 @@ bool any_closed() {
 // A kernel that is loaded when it is first launched is loaded under the driver's lock, and only when
 // the GPU has nothing left to do. A GPU that waits at a gate has, and the thread that would open the
 // gate needs that lock.
+//
+// Streams share the queues that a process has to the hardware, and a stream that waits holds up all
+// others of its queue: the engine's among them, which then never come to open the gate. There are 8
+// queues unless the environment asks for more. With 8, a tensor of 80 MB on a stream of torch's
+// pool hung on an H200; with 32 it did not.
+constexpr int kQueues = 32;
+
 void refuse_unless_streams_may_wait(const cuda::Driver& driver) {
   if (driver.wait_value == nullptr) {
     throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
@@ -56,6 +63,12 @@ void refuse_unless_streams_may_wait(const cuda::Driver& driver) {
     throw std::runtime_error(
         "CUDA loads kernels when they are first used. Set CUDA_MODULE_LOADING=EAGER before the "
         "process starts");
+  }
+  const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (queues == nullptr || std::atoi(queues) < kQueues) {
+    throw std::runtime_error(
+        "streams share 8 queues to the GPU, and one that waits holds up its queue. Set "
+        "CUDA_DEVICE_MAX_CONNECTIONS=32 before the process starts");
   }
 }
 

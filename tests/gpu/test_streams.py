@@ -21,7 +21,11 @@ from sealring.demo.wiretap import Address, Flip, Relay
 from sealring.errors import GroupError, PeerLost, TamperedRecord, Unsupported
 from tests.gpu.test_group import sharded, trained
 
-STREAMS_WAIT = {"SEALRING_CUDA_WAIT": "stream", "CUDA_MODULE_LOADING": "EAGER"}
+STREAMS_WAIT = {
+    "SEALRING_CUDA_WAIT": "stream",
+    "CUDA_MODULE_LOADING": "EAGER",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
 TIMEOUT = timedelta(seconds=30)
 """Also how long the driver may be out of reach before the process is ended."""
 MILLION = 1_000_000
