@@ -176,13 +176,15 @@ uint64_t Collective::total_of(int slot) const { return call_.total.value_or(slot
 
 // ---- what this rank does by itself -------------------------------------------------------------
 
-// Runs the first task that can run: a send must wait while its link is full.
-bool Collective::run_tasks() {
-  const auto runnable = [this](const Task& task) {
-    const std::vector<int>& peers = program_.steps[task.step].peers;
-    if (device_ != nullptr) return device_has_room(peers);
-    return std::all_of(peers.begin(), peers.end(),
-                       [this](int peer) { return links_[peer]->has_room(); });
+// Runs the first task that can run: a send must wait while its link is full. Sealing `ahead` of that is
+// for a rank with nothing else to do.
+bool Collective::run_tasks(bool ahead) {
+  const auto runnable = [&](const Task& task) {
+    const Step& step = program_.steps[task.step];
+    if (device_ != nullptr) return device_has_room(step.peers);
+    return std::all_of(step.peers.begin(), step.peers.end(), [&](int peer) {
+      return links_[peer]->has_room(length(*task.segment, step.slot), ahead);
+    });
   };
   const auto found = std::find_if(tasks_.begin(), tasks_.end(), runnable);
   if (found == tasks_.end()) return false;

@@ -89,7 +89,11 @@ void Collective::wait() {
   {
     const Stopwatch waiting(stats_.wait_ns);
     if (patience_.lend()) return;
-    if (!given_.empty()) return watch_device();
+  }
+  if (run_tasks(true)) return patience_.progressed();
+  if (!given_.empty()) {
+    const Stopwatch waiting(stats_.wait_ns);
+    return watch_device();
   }
   sleep();
 }

@@ -38,6 +38,11 @@ void Link::send(Header& header, const uint8_t* plain) {
   enqueue(std::move(record));
 }
 
+bool Link::has_room(size_t payload, bool ahead) {
+  const size_t size = kRecordOverhead + payload;
+  return ahead || !pipe_->can_reserve(size) ? may_wait() : reserve(size) != nullptr;
+}
+
 uint8_t* Link::reserve(size_t bytes) {
   if (!out_.empty() || broken_) return nullptr;
   try {

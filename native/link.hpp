@@ -37,7 +37,11 @@ class Link {
 
   // ---- out
   void enqueue(BufferRef record);
-  bool has_room() const { return out_.size() < kMaxQueued; }
+  // Whether another record may wait here for the pipe.
+  bool may_wait() const { return out_.size() < kMaxQueued; }
+  // Whether to seal a record now. One that waits is copied once more on its way, so where it could be
+  // sealed in the pipe itself, only whoever would sleep otherwise seals it `ahead` of the room for it.
+  bool has_room(size_t payload, bool ahead);
   bool has_room_for_device() const { return out_.size() + promised < kMaxPromised; }
   bool idle() const { return out_.empty(); }
   // The pipe took no more, and what should have left is gone. Why is still to be read.

@@ -258,8 +258,8 @@ Mailbox::Stats Mailbox::stats() const {
   return out;
 }
 
-bool Mailbox::step() {
-  return with_device([this] {
+bool Mailbox::step(bool ahead) {
+  return with_device([this, ahead] {
     awaits_stream_ = false;
     match_arrivals();
     bool moved = accept_met();
@@ -267,7 +267,7 @@ bool Mailbox::step() {
     for (const auto& link : links_) {
       if (!link) continue;
       moved |= read(*link);
-      moved |= write(*link);
+      moved |= write(*link, ahead);
     }
     return moved;
   });

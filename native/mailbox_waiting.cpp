@@ -34,7 +34,12 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
       const bool leaves = !lent && wants_out();
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
-      if (!lent && !failure_ && !closed_ && !enough()) sleep(lock);
+      if (lent || failure_ || closed_ || enough()) continue;
+      if (step(true)) {
+        patience_.progressed();
+      } else {
+        sleep(lock);
+      }
     }
   } catch (const Failure& failure) {
     driving_ = false;

@@ -37,6 +37,8 @@ class Pipe {
   // Where `bytes` bytes may be put together in place, or nullptr if there is no such room. Only
   // this end can write there; the peer sees them after commit(), which no other write may precede.
   virtual uint8_t* reserve(size_t bytes) = 0;
+  // Whether there ever is such room.
+  virtual bool can_reserve(size_t bytes) const = 0;
   virtual void commit(size_t bytes) = 0;
 
   // Waiting: arm() announces that this end is about to sleep and returns false if there is

@@ -177,6 +177,7 @@ class ShmPipe final : public Pipe {
   uint8_t* reserve(size_t bytes) override {
     return !ended_ && out_.space() >= bytes ? out_.next() : nullptr;
   }
+  bool can_reserve(size_t bytes) const override { return bytes <= own_.ring_bytes(); }
   void commit(size_t bytes) override {
     out_.advance(bytes);
     publish();

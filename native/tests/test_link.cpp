@@ -66,7 +66,7 @@ TEST(stream_longer_than_the_pipe_goes_through) {
         const size_t all = 400;
         const auto bytes_of = [](size_t i) { return (i * 977) % 4097; };
         while (received < all) {
-          if (sent < all && ends.zero.link.has_room() && random() % 2 == 0) {
+          if (sent < all && ends.zero.link.may_wait() && random() % 2 == 0) {
             ends.zero.enqueue(pattern(bytes_of(sent++)), random() % 2 ? Kind::pair : Kind::group);
           }
           if (random() % 3 != 0) ends.zero.link.flush();
@@ -186,6 +186,37 @@ TEST(no_place_is_given_that_is_not_free) {
 
   TwoEnds tcp;
   CHECK(tcp.zero.link.reserve(1) == nullptr);
+}
+
+// A record that waits is copied once more, so it is not sealed before the ring has room for it, unless
+// its sealer would sleep otherwise. Where there never is such room, it always waits.
+TEST(record_is_sealed_ahead_only_by_who_has_nothing_else_to_do) {
+  const auto wait_all = [](Link& link, size_t payload, bool ahead, End& end) {
+    size_t waiting = 0;
+    for (; link.has_room(payload, ahead); ++waiting) end.enqueue(pattern(100));
+    return waiting;
+  };
+  SharedMemory memory;
+  TwoEnds ends(&memory);
+  Link& link = ends.zero.link;
+  size_t held = 0;
+  for (; link.has_room(4096, false); ++held) {
+    ends.zero.enqueue(pattern(4096));
+    link.flush();
+    CHECK(link.idle());
+  }
+  CHECK(held == kRing / (kRecordOverhead + 4096));
+  CHECK(link.has_room(4096, true));
+  ends.one.receive();
+  CHECK(link.has_room(4096, false));
+  CHECK(wait_all(link, 4096, true, ends.zero) > 1);
+  CHECK(!link.has_room(0, false));  // it would overtake what waits
+
+  SharedMemory other;
+  TwoEnds too_long(&other);
+  CHECK(wait_all(too_long.zero.link, kRing, false, too_long.zero) > 1);
+  TwoEnds tcp;
+  CHECK(wait_all(tcp.zero.link, 100, false, tcp.zero) > 1);
 }
 
 // ---- control words -----------------------------------------------------------------------------
