@@ -150,7 +150,8 @@ TEST(malformed_headers_are_refused) {
   CHECK(refused(3, 0));
   CHECK(!refused(3, 1));
   CHECK(!refused(3, 4));
-  CHECK(refused(3, 9));
+  CHECK(!refused(3, 9));
+  CHECK(refused(3, 10));
   CHECK(!refused(6, 0x0f));
   CHECK(refused(6, 0x10));  // one mebibyte and two bytes more
   CHECK(refused(7, 0x01));
