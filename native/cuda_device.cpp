@@ -7,15 +7,13 @@
 namespace sealring {
 namespace {
 
+using cuda::address;
 using cuda::check;
 
 constexpr uint32_t kThreads = 128;
 // A record is shared out between so many blocks of threads that each has about this much: one
 // record must not take long, for there are not many at a time.
 constexpr size_t kPartBytes = 32u << 10;
-// CUDA shares whole blocks of this size with other processes: what is shared must fill its own, or
-// they would see what else lies there.
-constexpr size_t kSharedBlock = 2u << 20;
 constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capability 9.0 can launch
 constexpr uint64_t kNothingFailed = ~0ull;
 constexpr uint32_t kPlainThreads = 256, kPlainBlocks = 1024;
@@ -38,8 +36,6 @@ struct Launch {
   uint32_t unused;
 };
 static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240);
-
-cuda::Pointer address(const void* memory) { return reinterpret_cast<cuda::Pointer>(memory); }
 
 size_t berth_bytes(size_t payload) { return (sealed_run_bytes(payload) + 255) / 256 * 256; }
 
@@ -153,60 +149,7 @@ void CudaDevice::give_host_memory(uint8_t* memory) {
   cuda_.release_host(memory);
 }
 
-// ---- wires -------------------------------------------------------------------------------------
-
-Device::Area CudaDevice::own_area(size_t bytes) {
-  make_current();
-  cuda::Pointer memory = 0;
-  check(cuda_.allocate(&memory, (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock),
-        "cuMemAlloc");
-  areas_.push_back(memory);
-  return {reinterpret_cast<uint8_t*>(memory), true};
-}
-
-Device::Area CudaDevice::share(size_t bytes, std::vector<uint8_t>& handle) {
-  const Area area = own_area(bytes);
-  cuda::IpcHandle found{};
-  check(cuda_.share(&found, address(area.at)), "cuIpcGetMemHandle");
-  handle.assign(found.bytes, found.bytes + sizeof found.bytes);
-  return area;
-}
-
-Device::Area CudaDevice::reach(std::span<const uint8_t> handle) {
-  make_current();
-  cuda::IpcHandle wanted{};
-  if (handle.size() != sizeof wanted.bytes) throw std::runtime_error("no handle of CUDA's");
-  std::memcpy(wanted.bytes, handle.data(), handle.size());
-  cuda::Pointer memory = 0;
-  check(cuda_.open_shared(&memory, wanted, cuda::kLazyPeerAccess), "cuIpcOpenMemHandle");
-  reached_.push_back(memory);
-  return {reinterpret_cast<uint8_t*>(memory), true};
-}
-
-Device::Area CudaDevice::reach_host(uint8_t* memory, size_t bytes) {
-  make_current();
-  check(cuda_.register_host(memory, bytes, cuda::kPortable), "cuMemHostRegister");
-  registered_.push_back(memory);
-  return {memory};
-}
-
-std::vector<uint8_t> CudaDevice::new_channel_id() {
-  // A kernel of NCCL's waits on the GPU until its other end has come. To load another kernel meanwhile,
-  // a driver waits for the GPU, and keeps out the thread that would bring the other end.
-  int mode = cuda::kEagerLoading;
-  if (cuda_.loading_mode != nullptr) check(cuda_.loading_mode(&mode), "cuModuleGetLoadingMode");
-  if (mode != cuda::kEagerLoading) {
-    throw std::runtime_error("set CUDA_MODULE_LOADING=EAGER before the process starts");
-  }
-  const nccl::Id id = nccl::new_id();
-  return {id.begin(), id.end()};
-}
-
-int CudaDevice::open_channel(std::span<const uint8_t> id, bool sends) {
-  make_current();
-  channels_.push_back(std::make_unique<nccl::Channel>(id, sends));
-  return static_cast<int>(channels_.size()) - 1;
-}
+// ---- berths ------------------------------------------------------------------------------------
 
 // Nothing is under way between two collectives.
 void CudaDevice::make_room(size_t payload) {

@@ -11,6 +11,8 @@ using Result = int;
 using Pointer = unsigned long long;  // CUdeviceptr
 using Handle = void*;                // contexts, streams, events, functions
 
+inline Pointer address(const void* memory) { return reinterpret_cast<Pointer>(memory); }
+
 constexpr Result kSuccess = 0, kNotReady = 600;
 constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
 constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
