@@ -62,6 +62,7 @@ void Engine::offer_wires(uint32_t slots, size_t payload,
   auto wires = std::make_unique<Wires>(world(), slots, payload);
   wires->own = make(Wires::area_bytes(slots, payload));
   const std::lock_guard<std::mutex> lock(running_);
+  device_->make_room(payload);  // now, while this rank can still say that it has none
   wires_ = std::move(wires);
 }
 
@@ -91,7 +92,6 @@ Device::Area Engine::map_wire(int file, size_t bytes) {
 void Engine::use_wires() {
   const std::lock_guard<std::mutex> lock(running_);
   if (!wires_ || failure_ || closed_) return;
-  device_->make_room(wires_->payload());
   keyring_.wire_slots = wires_->slots();
 }
 

@@ -224,16 +224,16 @@ def _try(
     try:
         try:
             letter = way.offer()
-        except (Unsupported, RuntimeError) as problem:
-            reason = str(problem)
+        except Exception as problem:  # whatever it is, the others must not wait for an area
+            reason = str(problem) or repr(problem)
         why = yield from _judged(world, reason)
         if not why:
             offers = _Round(world, letter)
             yield offers.collective()
             try:
                 way.open(offers.letters())
-            except (Unsupported, RuntimeError) as problem:
-                reason = str(problem)
+            except Exception as problem:
+                reason = str(problem) or repr(problem)
             why = yield from _judged(world, reason)
     finally:
         way.close()
