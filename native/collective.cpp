@@ -63,7 +63,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
 
 Collective::~Collective() {
   // The device must not write to memory that its owner has back.
-  if (device_ != nullptr) device_->abandon();
+  if (device_ != nullptr && !over_) device_->abandon();
   for (int peer : program_.sources) {
     if (links_[peer]) links_[peer]->expecting = false;
   }
@@ -88,6 +88,7 @@ void Collective::run() {
       });
       if (sent) {
         if (device_ != nullptr) device_->end();
+        over_ = true;
         return;
       }
     }
@@ -181,7 +182,7 @@ uint64_t Collective::total_of(int slot) const { return call_.total.value_or(slot
 bool Collective::run_tasks(bool ahead) {
   const auto runnable = [&](const Task& task) {
     const Step& step = program_.steps[task.step];
-    if (device_ != nullptr) return device_has_room(step.peers);
+    if (device_ != nullptr) return device_has_room(*task.segment, step);
     return std::all_of(step.peers.begin(), step.peers.end(), [&](int peer) {
       return links_[peer]->has_room(length(*task.segment, step.slot), ahead);
     });
@@ -325,7 +326,8 @@ bool Collective::receive(Link& link) {
     }
     throw;
   }
-  if (link.ended() && (owed_[link.peer] != 0 || !link.idle() || link.broken())) {
+  const bool lent = wires_ != nullptr && wires_->lent_to(link.peer);
+  if (link.ended() && (owed_[link.peer] != 0 || lent || !link.idle() || link.broken())) {
     throw Failure(FailureCode::peer_lost, link.peer, "the peer left the group");
   }
   if (!link.ready()) return moved;

@@ -121,7 +121,8 @@ class Collective {
   // With a device (collective_on_device.cpp).
   uint64_t queue_of(uint64_t segment) const { return segment % window_.size(); }
   void compute_on_device(Segment& segment, const Step& step);
-  bool device_has_room(const std::vector<int>& peers) const;
+  SealingKey& device_key(const Step& step) const;
+  bool device_has_room(const Segment& segment, const Step& step) const;
   void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain, const Step& step);
   bool open_on_device(Link& link, Segment& segment, int index);
   void hear_fetched(Link& link);
@@ -177,6 +178,7 @@ class Collective {
   std::set<int> borrowers_;     // ranks that fetch records from our area
   std::deque<Given> given_;
   bool told_status_ = false;
+  bool over_ = false;  // and the device has nothing of it left to do
   BufferRef plain_;             // where a record is opened whose ciphertext goes on
 };
 

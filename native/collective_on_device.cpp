@@ -1,19 +1,12 @@
 // A collective whose tensors a device holds: steps are begun here and settled when it has done them.
 #include "collective.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <string>
 
 #include "sealing_on_device.hpp"
 
 namespace sealring {
-namespace {
-
-constexpr unsigned kGlanceUs = 20;
-
-}  // namespace
 
 void Collective::compute_on_device(Segment& segment, const Step& step) {
   const size_t bytes = length(segment, step.slot);
@@ -38,18 +31,27 @@ void Collective::compute_on_device(Segment& segment, const Step& step) {
   }
 }
 
-bool Collective::device_has_room(const std::vector<int>& peers) const {
-  if (peers.empty()) return true;
+SealingKey& Collective::device_key(const Step& step) const {
+  const bool alone = step.action == Action::send;
+  return alone ? links_[step.peers[0]]->gpu_send_key() : *keyring_.own_group_gpu;
+}
+
+bool Collective::device_has_room(const Segment& segment, const Step& step) const {
+  if (step.peers.empty()) return true;
   if (!device_->has_room()) return false;
+  // To replace a key the device waits for all that it was given, which may wait for a peer: so it
+  // must have been settled first, while somebody looks at the clock.
+  const size_t bytes = length(segment, step.slot);
+  if (!given_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes))) return false;
   if (wires_ != nullptr) return wires_->has_room();
-  return std::all_of(peers.begin(), peers.end(),
+  return std::all_of(step.peers.begin(), step.peers.end(),
                      [this](int peer) { return links_[peer]->has_room_for_device(); });
 }
 
 void Collective::seal_on_device(Header& header, const Segment& segment, const uint8_t* plain,
                                 const Step& step) {
   const bool alone = step.action == Action::send;
-  SealingKey& key = alone ? links_[step.peers[0]]->gpu_send_key() : *keyring_.own_group_gpu;
+  SealingKey& key = device_key(step);
   header.kind = alone ? Kind::pair : Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = alone ? static_cast<uint32_t>(step.peers[0]) : kEveryone;
@@ -80,6 +82,8 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   const Step& step = program_.steps[index];
   const Header header = link.header();
   OpeningKey& key = link.arrived_key();
+  const bool replaced = key.on_device.slot >= 0 && key.on_device.generation != key.generation();
+  if (replaced && !given_.empty()) return false;  // as in device_has_room
   const size_t bytes = length(segment, step.slot);
   key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
   BufferRef record = link.take();
@@ -124,14 +128,6 @@ bool Collective::settle() {
     moved = true;
   }
   return moved;
-}
-
-// The device rings no bell.
-void Collective::watch_device() {
-  heed_interrupt();
-  if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
-  if (patience_.silent_s() > call_.timeout_s) give_up();
-  ::usleep(kGlanceUs);
 }
 
 void Collective::tell_fetched(Link& link) {

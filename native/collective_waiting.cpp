@@ -1,5 +1,7 @@
 // Whether all ranks are in the same collective, and what a rank does while it waits for the others:
 // it says where it is, hears where they are, and in the end names the one that did not come.
+#include <unistd.h>
+
 #include <algorithm>
 #include <string>
 
@@ -14,6 +16,11 @@ constexpr int kNapMs = 100;
 
 // How long a rank waits before it tells the others what it waits in.
 constexpr double kStatusAfterS = 0.5;
+
+// A device rings no bell: it is looked at this often, and after a while, when the links are listened
+// to as well, this often.
+constexpr unsigned kGlanceUs = 20;
+constexpr int kGlanceMs = 1;
 
 }  // namespace
 
@@ -98,6 +105,13 @@ void Collective::wait() {
   sleep();
 }
 
+void Collective::watch_device() {
+  if (patience_.silent_s() > kStatusAfterS) return sleep();
+  heed_interrupt();
+  if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  ::usleep(kGlanceUs);
+}
+
 // One that came between two collectives counts too: whoever asked for it believes the group closed.
 void Collective::heed_interrupt() const {
   if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
@@ -114,7 +128,8 @@ void Collective::sleep() {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   const double left_ms = (call_.timeout_s - silent) * 1e3;
-  const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, kNapMs));
+  const int longest_ms = given_.empty() ? kNapMs : kGlanceMs;
+  const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, longest_ms));
   std::chrono::nanoseconds slept{0};
   {
     const Stopwatch waiting(stats_.wait_ns);
@@ -155,6 +170,10 @@ void Collective::give_up() {
     blame([this](const Link& link) {
       return !link.idle() || (wires_ != nullptr && wires_->lent_to(link.peer));
     });
+  }
+  if (blamed < 0 && !given_.empty() && given_.front().sender >= 0) {
+    what = "a record of the peer's did not come to this rank's GPU";
+    blamed = given_.front().sender;
   }
   throw Failure(FailureCode::peer_silent, blamed,
                 std::string(what) + " for " + std::to_string(call_.timeout_s) + " s");

@@ -37,7 +37,6 @@ struct Launch {
 };
 static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240);
 
-size_t berth_bytes(size_t payload) { return (sealed_run_bytes(payload) + 255) / 256 * 256; }
 
 }  // namespace
 
@@ -58,7 +57,7 @@ void cuda_launch(uint64_t function, uint32_t blocks, uint32_t threads, uint32_t 
 }
 
 CudaDevice::CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open)
-    : cuda_(cuda::driver()), ordinal_(ordinal), seal_(seal), open_(open), key_slots_(2 * world + 2) {
+    : cuda_(cuda::driver()), ordinal_(ordinal), seal_(seal), open_(open), key_slots_(keys_of_group(world)) {
   check(cuda_.retain_primary(&context_, ordinal), "cuDevicePrimaryCtxRetain");
   try {
     make_current();
@@ -75,7 +74,7 @@ CudaDevice::CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open)
       check(cuda_.create_event(&berth.computed, cuda::kDisableTiming), "cuEventCreate");
     }
     allocate_berths(kGpuPayload);
-    check(cuda_.allocate(&keys_, static_cast<size_t>(key_slots_) * kKeyBytes), "cuMemAlloc");
+    check(cuda_.allocate(&keys_, whole_blocks(static_cast<size_t>(key_slots_) * kKeyBytes)), "cuMemAlloc");
     verdicts_ = reinterpret_cast<uint64_t*>(take_host_memory(kRoom * sizeof(uint64_t)));
   } catch (...) {
     release();
@@ -154,27 +153,33 @@ void CudaDevice::give_host_memory(uint8_t* memory) {
 // Nothing is under way between two collectives.
 void CudaDevice::make_room(size_t payload) {
   make_current();
-  check(cuda_.release(berth_memory_), "cuMemFree");
-  berth_memory_ = 0;
+  const cuda::Pointer before = berth_memory_;
   allocate_berths(payload);
+  check(cuda_.release(before), "cuMemFree");
 }
 
 void CudaDevice::allocate_berths(size_t payload) {
-  check(cuda_.allocate(&berth_memory_, kRoom * berth_bytes(payload)), "cuMemAlloc");
-  for (size_t i = 0; i < kRoom; ++i) berths_[i].record = berth_memory_ + i * berth_bytes(payload);
+  cuda::Pointer memory = 0;
+  check(cuda_.allocate(&memory, kRoom * run_stride(payload)), "cuMemAlloc");
+  berth_memory_ = memory;
+  for (size_t i = 0; i < kRoom; ++i) berths_[i].record = berth_memory_ + i * run_stride(payload);
 }
 
 // ---- keys --------------------------------------------------------------------------------------
 
 int CudaDevice::add_key(const KeyBytes& key) {
   if (key_count_ == key_slots_) throw std::logic_error("more keys than a group has");
-  replace_key(key_count_, key);
+  put_key(key_count_, key);  // where none has been: nothing under way uses it
   return key_count_++;
 }
 
 // Seldom enough to wait for everything that may still use the old one.
 void CudaDevice::replace_key(int slot, const KeyBytes& key) {
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
+  put_key(slot, key);
+}
+
+void CudaDevice::put_key(int slot, const KeyBytes& key) {
   check(cuda_.to_device(keys_ + static_cast<size_t>(slot) * kKeyBytes, key.data(), key.size(), in_),
         "cuMemcpyHtoDAsync");
   check(cuda_.synchronize(in_), "cuStreamSynchronize");
@@ -182,6 +187,9 @@ void CudaDevice::replace_key(int slot, const KeyBytes& key) {
 
 void CudaDevice::wipe() {
   abandon();
+  // Their owners may give them back from now on.
+  for (cuda::Pointer area : reached_) cuda_.close_shared(area);
+  reached_.clear();
   cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, in_);
   cuda_.synchronize(in_);
 }
@@ -214,7 +222,10 @@ void CudaDevice::end() {
 void CudaDevice::abandon() noexcept {
   cuda_.set_current(context_);
   // A peer that is gone would keep them waiting for ever.
-  for (const auto& channel : channels_) channel->abandon();
+  {
+    const std::lock_guard<std::mutex> lock(adding_);
+    for (const auto& channel : channels_) channel->abandon();
+  }
   cuda_.synchronize(in_);
   for (cuda::Handle stream : compute_) cuda_.synchronize(stream);
   cuda_.synchronize(out_);

@@ -63,6 +63,7 @@ class CudaDevice : public Device {
  private:
   static constexpr uint64_t kRoom = 32;
   static constexpr size_t kStreams = 8;
+  static constexpr size_t kSharedBlock = 2u << 20;
 
   // A run's place in this device's own memory, while a ticket is not settled.
   struct Berth {
@@ -74,6 +75,10 @@ class CudaDevice : public Device {
   };
 
   void allocate_berths(size_t payload);
+  void put_key(int slot, const KeyBytes& key);
+  // CUDA shares whole blocks with other processes. What is shared must fill its own, and what must
+  // not be must not lie in one that anybody else in this process may share.
+  static size_t whole_blocks(size_t bytes) { return (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock; }
   Berth& next_berth();
   cuda::Handle stream_of(uint64_t queue) const { return compute_[queue % kStreams]; }
   void run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
@@ -89,7 +94,7 @@ class CudaDevice : public Device {
   cuda::Handle context_ = nullptr;
   std::array<cuda::Handle, kStreams> compute_{};
   cuda::Handle in_ = nullptr, out_ = nullptr;
-  mutable std::mutex adding_;  // reductions are added while collectives run
+  mutable std::mutex adding_;  // reductions and channels are added while collectives run or end
   std::map<std::pair<DType, ReduceKind>, Reduction> reductions_;
   Setting setting_{};
   cuda::Pointer berth_memory_ = 0;

@@ -10,18 +10,16 @@ namespace {
 using cuda::address;
 using cuda::check;
 
-// CUDA shares whole blocks of this size with other processes: what is shared must fill its own, or
-// they would see what else lies there.
-constexpr size_t kSharedBlock = 2u << 20;
-
 }  // namespace
 
 Device::Area CudaDevice::own_area(size_t bytes) {
   make_current();
   cuda::Pointer memory = 0;
-  check(cuda_.allocate(&memory, (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock),
-        "cuMemAlloc");
+  check(cuda_.allocate(&memory, whole_blocks(bytes)), "cuMemAlloc");
   areas_.push_back(memory);
+  // What it held before was some tensor, and is nobody else's business.
+  check(cuda_.fill(memory, 0, whole_blocks(bytes), in_), "cuMemsetD8Async");
+  check(cuda_.synchronize(in_), "cuStreamSynchronize");
   return {reinterpret_cast<uint8_t*>(memory), true};
 }
 
@@ -65,7 +63,9 @@ std::vector<uint8_t> CudaDevice::new_channel_id() {
 
 int CudaDevice::open_channel(std::span<const uint8_t> id, bool sends) {
   make_current();
-  channels_.push_back(std::make_unique<nccl::Channel>(id, sends));
+  auto channel = std::make_unique<nccl::Channel>(id, sends);
+  const std::lock_guard<std::mutex> lock(adding_);
+  channels_.push_back(std::move(channel));
   return static_cast<int>(channels_.size()) - 1;
 }
 

@@ -76,6 +76,9 @@ class Device {
   // From now on runs of records may have so much payload.
   virtual void make_room(size_t payload) = 0;
 
+  // As many as an engine has for its GPU: with each peer one to send, one to receive and its group
+  // key, and our own group key.
+  static int keys_of_group(int world) { return 3 * world; }
   // Keys, by slot. A key that is replaced is overwritten when all that was begun with it is done.
   virtual int add_key(const KeyBytes& key) = 0;
   virtual void replace_key(int slot, const KeyBytes& key) = 0;

@@ -236,6 +236,7 @@ void Engine::update_account() {
   account_.rekeys.resize(links_.size(), 0);
   if (keyring_.own_group) account_.rekeys[rank_] = keyring_.own_group->rekeys();
   account_.memory_bytes = pool_.bytes() + gpu_pool_.bytes() + stats_.scratch_bytes;
+  if (wires_) account_.memory_bytes += Wires::area_bytes(wires_->slots(), wires_->payload());
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;
     account_.waited_s[peer] = static_cast<double>(links_[peer]->waited_ns) * 1e-9;

@@ -64,7 +64,7 @@ void hear_views(Links& links, Failure& failure) {
       if (!link || heard[link->peer] || failure.views.contains(link->peer)) continue;
       try {
         // What a rank ahead of us published is in front of its alert, and nobody will take it.
-        link->expecting = true;
+        link->expecting = link->only_listening = true;
         link->fill();
         while (link->ready()) {
           if (link->header().kind == Kind::alert) {

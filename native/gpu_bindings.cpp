@@ -74,7 +74,7 @@ void bind_devices(nb::class_<Owner>& owner) {
           "ordinal"_a, "seal"_a, "open"_a, nb::call_guard<nb::gil_scoped_release>())
       // The GPU's part played by this CPU, for tests.
       .def(
-          "attach_host", [](Owner& self, int lag) { self.attach(std::make_unique<HostDevice>(lag)); },
+          "attach_host", [](Owner& self, int lag) { self.attach(std::make_unique<HostDevice>(lag, self.world())); },
           "lag"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("host_fail", [](Owner& self) { host_device(self).fail_from_now_on(); })
       .def("host_log", [](Owner& self) { return host_device(self).log(); });
@@ -102,15 +102,20 @@ void bind_gpu(nb::class_<Engine>& engine) {
           "offer_gpu_wires",
           [](Engine& self, uint32_t slots, size_t payload) {
             std::vector<uint8_t> handle;
-            self.offer_wires(slots, payload,
-                             [&](size_t bytes) { return self.device()->share(bytes, handle); });
+            {
+              const nb::gil_scoped_release released;
+              self.offer_wires(slots, payload,
+                               [&](size_t bytes) { return self.device()->share(bytes, handle); });
+            }
             return nb::bytes(handle.data(), handle.size());
           },
           "slots"_a, "payload"_a)
       .def(
           "open_gpu_wire",
           [](Engine& self, int peer, const nb::bytes& handle) {
-            self.open_wire(peer, self.device()->reach({data(handle), handle.size()}));
+            const std::vector<uint8_t> wanted(data(handle), data(handle) + handle.size());
+            const nb::gil_scoped_release released;
+            self.open_wire(peer, self.device()->reach(wanted));
           },
           "peer"_a, "handle"_a)
       .def(
@@ -119,13 +124,13 @@ void bind_gpu(nb::class_<Engine>& engine) {
             self.offer_wires(slots, payload,
                              [&](size_t bytes) { return self.map_wire(file, bytes); });
           },
-          "slots"_a, "payload"_a, "file"_a)
+          "slots"_a, "payload"_a, "file"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "open_host_wire",
           [](Engine& self, int peer, int file, size_t bytes) {
             self.open_wire(peer, self.map_wire(file, bytes));
           },
-          "peer"_a, "file"_a, "bytes"_a)
+          "peer"_a, "file"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>())
       // Channels lead one way each; slots are then in the GPU's own memory alone.
       .def("new_channel_id",
            [](Engine& self) {
@@ -138,7 +143,7 @@ void bind_gpu(nb::class_<Engine>& engine) {
             self.offer_wires(slots, payload,
                              [&](size_t bytes) { return self.device()->own_area(bytes); });
           },
-          "slots"_a, "payload"_a)
+          "slots"_a, "payload"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "open_channel",
           [](Engine& self, int peer, const nb::bytes& id, bool sends) {
@@ -147,8 +152,8 @@ void bind_gpu(nb::class_<Engine>& engine) {
             self.open_channel(peer, self.device()->open_channel(wanted, sends), sends);
           },
           "peer"_a, "id"_a, "sends"_a)
-      .def("use_wires", &Engine::use_wires)
-      .def("drop_wires", &Engine::drop_wires)
+      .def("use_wires", &Engine::use_wires, nb::call_guard<nb::gil_scoped_release>())
+      .def("drop_wires", &Engine::drop_wires, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("wired", &Engine::wired);
 }
 

@@ -85,6 +85,7 @@ int HostDevice::open_channel(std::span<const uint8_t> id, bool) {
 }
 
 int HostDevice::add_key(const KeyBytes& key) {
+  if (static_cast<int>(keys_.size()) == key_slots_) throw std::logic_error("more keys than a group has");
   keys_.push_back(key);
   return static_cast<int>(keys_.size()) - 1;
 }

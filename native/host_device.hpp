@@ -15,7 +15,7 @@ namespace sealring {
 class HostDevice : public Device {
  public:
   // A ticket is settled when it has been asked about `lag` times.
-  explicit HostDevice(int lag) : lag_(lag) {}
+  HostDevice(int lag, int world) : lag_(lag), key_slots_(keys_of_group(world)) {}
 
   void enter() override {}
   // An event is a number here: how often it must be asked about before it is reached.
@@ -60,7 +60,7 @@ class HostDevice : public Device {
   Ticket give(const char* what, size_t bytes, State outcome);
   bool open_run(const Record& record, std::vector<uint8_t>& plain) const;
 
-  const int lag_;
+  const int lag_, key_slots_;
   std::vector<KeyBytes> keys_;
   Setting setting_{};
   std::vector<uint8_t> scratch_;

@@ -116,14 +116,13 @@ SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes, Suite suite)
 SealingKey::Place SealingKey::advance(size_t bytes, size_t records) {
   // A record longer than the limit still goes out under a key of its own.
   // An empty record counts too: its tags are made with the key.
-  bytes += records * kTagBytes;
-  if (sealed_bytes_ != 0 && sealed_bytes_ + bytes > rekey_bytes_) {
+  if (ratchets_before(bytes, records)) {
     key_ = ratchet(key_);
     aead_ = Aead(key_, Aead::Direction::seal, suite_);
     sealed_bytes_ = 0;
     ++generation_;
   }
-  sealed_bytes_ += bytes;
+  sealed_bytes_ += bytes + records * kTagBytes;
   const uint64_t first = count_;
   count_ += records;
   return {generation_, first};

@@ -75,6 +75,10 @@ class SealingKey {
   // Reserves the place of the next record, or of the first of several. The count goes on across
   // ratchets, so that a nonce would not repeat even under a key that did.
   Place advance(size_t bytes, size_t records = 1);
+  // Whether it would replace the key first.
+  bool ratchets_before(size_t bytes, size_t records = 1) const {
+    return sealed_bytes_ != 0 && sealed_bytes_ + bytes + records * kTagBytes > rekey_bytes_;
+  }
   Aead& aead() { return aead_; }
   // How often the key was replaced.
   uint32_t rekeys() const { return generation_; }

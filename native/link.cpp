@@ -164,7 +164,7 @@ void Link::check_header() {
   const bool data = header_.kind == Kind::pair || header_.kind == Kind::group ||
                     header_.kind == Kind::data;
   const bool by_gpu = header_.lane == kGpuLane && data && keyring_.gpu_pool != nullptr;
-  const bool in_slot = header_.lane >= kWireLane && data &&
+  const bool in_slot = header_.lane >= kWireLane && data && header_.kind != Kind::data &&
                        header_.lane - kWireLane < keyring_.wire_slots;
   if (header_.lane != kCpuLane && !by_gpu && !in_slot) {
     throw Failure(FailureCode::tampered, peer, forged);
@@ -181,6 +181,7 @@ void Link::check_header() {
   if (header_.receiver != receiver || !own_words) {
     throw Failure(FailureCode::tampered, peer, "a record meant for another link came over this one");
   }
+  if (only_listening) key.expected_count = std::max(key.expected_count, header_.count);
   if (header_.count > key.expected_count) {
     throw Failure(FailureCode::missing, peer,
                   "record " + std::to_string(key.expected_count) + " did not come; record " +

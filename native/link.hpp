@@ -77,6 +77,10 @@ class Link {
   // other links, and the sequence could not be told.
   bool expecting = false;
 
+  // Nothing of what comes is opened any more, only headers are listened to: runs may have been
+  // skipped, so their counts say nothing.
+  bool only_listening = false;
+
   // ---- waiting
   bool wants_read() const { return !ready() && !ended_ && !postponed(); }
   bool arm();

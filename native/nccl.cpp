@@ -79,6 +79,7 @@ Channel::Channel(std::span<const uint8_t> id, bool sends) {
     pass_one_byte(sends);
   } catch (...) {
     library().abort(communicator_);
+    if (stream_ != nullptr) cuda.destroy_stream(stream_);
     throw;
   }
 }
@@ -89,6 +90,7 @@ void Channel::pass_one_byte(bool sends) {
   const cuda::Driver& cuda = cuda::driver();
   cuda::Pointer byte = 0;
   cuda::check(cuda.allocate(&byte, 1), "cuMemAlloc");
+  cuda::check(cuda.fill(byte, 0, 1, stream_), "cuMemsetD8Async");
   void* const at = reinterpret_cast<void*>(byte);
   const int result = sends ? library().send(at, 1, kByte, kReceiver, communicator_, stream_)
                            : library().receive(at, 1, kByte, kSender, communicator_, stream_);

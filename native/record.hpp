@@ -76,6 +76,9 @@ inline size_t sealed_run_bytes(size_t length) {
   return length + records_in_run(length) * kRecordOverhead;
 }
 
+// The same, at which the next one may begin.
+inline size_t run_stride(size_t length) { return (sealed_run_bytes(length) + 255) / 256 * 256; }
+
 // Seals a header alone, whose record is sealed elsewhere: its count and generation are its own.
 void seal_header(SealingKey& key, const Context& context, const Header& header, uint8_t* out);
 

@@ -26,7 +26,7 @@ class Wires {
     for (uint32_t slot = slots; slot-- > 0;) free_.push_back(slot);
   }
 
-  static size_t area_bytes(uint32_t slots, size_t payload) { return slots * slot_bytes(payload); }
+  static size_t area_bytes(uint32_t slots, size_t payload) { return slots * run_stride(payload); }
 
   uint32_t slots() const { return slots_; }
   size_t payload() const { return payload_; }
@@ -63,9 +63,8 @@ class Wires {
     uint64_t returned = 0;
     uint64_t fetched = 0;
   };
-  static size_t slot_bytes(size_t payload) { return (sealed_run_bytes(payload) + 255) / 256 * 256; }
   Device::Area in(const Device::Area& area, uint32_t slot) const {
-    return {area.at + slot * slot_bytes(payload_), area.on_device, area.channel};
+    return {area.at + slot * run_stride(payload_), area.on_device, area.channel};
   }
 
   const uint32_t slots_;

@@ -21,8 +21,8 @@ struct Post {
     one.add_link(0, TwoEnds::pipe(sockets.second, memory, 1), pair_key(1, 0), pair_key(0, 1));
   }
   void attach(int lag_of_zero, int lag_of_one) {
-    zero.attach(std::make_unique<HostDevice>(lag_of_zero));
-    one.attach(std::make_unique<HostDevice>(lag_of_one));
+    zero.attach(std::make_unique<HostDevice>(lag_of_zero, 2));
+    one.attach(std::make_unique<HostDevice>(lag_of_one, 2));
   }
   std::pair<int, int> sockets;
   Mailbox zero;

@@ -136,16 +136,29 @@ class CpuEngine:
                 with loading():
                     self._gpu.prepare(dtype, reduction)
 
-    def introduce_gpus(self, wanted: Wire, problem: str = "") -> Generator[Collective, None, None]:
+    def introduce_gpus(
+        self,
+        wanted: Wire,
+        problem: str = "",
+        *,
+        loading: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on the way between their GPUs, once per group.
 
-        `problem` is why this rank's cannot serve; then no rank's does.
+        `problem` is why this rank's cannot serve; then no rank's does. `loading` is entered while
+        memory is taken.
         """
         from sealring.engine.cuda.wires import agree
 
         one_host = len(set(self.topology.host_of)) == 1
         return agree(
-            self._native, self._rank, self._world, wanted, one_host=one_host, problem=problem
+            self._native,
+            self._rank,
+            self._names.members,
+            wanted,
+            one_host=one_host,
+            problem=problem,
+            loading=loading,
         )
 
     @property

@@ -179,10 +179,13 @@ class _ClosedOnes:
     def open(self) -> Iterator[None]:
         with self._changed:
             self._wanted_open += 1
-            try:
+        try:
+            with self._changed:
                 self._changed.wait_for(lambda: not self._gates)
-                yield
-            finally:
+            # The lock is free meanwhile: nobody closes a gate as long as open ones are wanted.
+            yield
+        finally:
+            with self._changed:
                 self._wanted_open -= 1
                 self._changed.notify_all()
 

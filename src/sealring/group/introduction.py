@@ -25,6 +25,7 @@ class Introduction:
         self._gpu = gpu
         self._wanted = wanted
         self._held = False
+        self._refused: Unsupported | None = None
         self._holding = threading.Lock()
         """The script's thread and its backward pass's may both come with a first tensor."""
         self._choices: tuple[Selection, Selection] | None = None
@@ -35,13 +36,18 @@ class Introduction:
         with self._holding:
             if self._held:
                 return
+            if self._refused is not None:
+                raise self._refused
             problem = ""
             try:
                 self._gpu.attach(device)
             except Unsupported as unable:
                 problem = str(unable)
-            with while_all_are_open():
-                run(self._engine.introduce_gpus(self._wanted, problem))
+            try:
+                run(self._engine.introduce_gpus(self._wanted, problem, loading=while_all_are_open))
+            except Unsupported as refusal:
+                self._refused = refusal  # all ranks have it, and need not ask again
+                raise
             self._held = True
 
     def selection(self, chosen: Selection) -> Selection:

@@ -54,6 +54,8 @@ class Settings:
             "ring_bytes": limits.RING_BYTES,
             "algorithm_table": self.table.digest(),
             "gpu_wire": list(Wire).index(self.gpu_wire),
+            "gpu_wire_slots": limits.WIRE_SLOTS,
+            "gpu_wire_bytes": limits.WIRE_PAYLOAD_BYTES,
             **{
                 f"algorithm.{operation.name.lower()}": algorithm.value
                 for operation, algorithm in self.algorithms.items()

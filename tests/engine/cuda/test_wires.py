@@ -7,6 +7,7 @@ test can write to, as the host of a real job could.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from sealring import _native
 from sealring.engine.cuda import wires
 from sealring.engine.cuda.wires import Wire
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.errors import OutOfStep, PeerSilent, TamperedRecord, Unsupported
+from sealring.errors import OutOfStep, PeerLost, PeerSilent, TamperedRecord, Unsupported
 from sealring.limits import GPU_PAYLOAD_BYTES, HEADER_BYTES, TAG_BYTES, WIRE_PAYLOAD_BYTES
 from sealring.schedule import ALGORITHMS, REDUCING, Action, Algorithm, Operation, program_for
 from tests.engine.attacker import WIRE_LANE, Tap, split
@@ -65,6 +66,12 @@ def test_runs_of_records(algorithm: Algorithm) -> None:
                 local,
                 Case(Operation.ALL_REDUCE, algorithm, elements, DType.FLOAT32, ReduceKind.SUM),
             )
+
+
+def test_eight_ranks() -> None:
+    """Each has three keys with every peer; a device has room for them all."""
+    with wired(8) as local:
+        check(local, Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 999, kind=ReduceKind.SUM))
 
 
 def test_some_way_without_forwards_leads_everywhere() -> None:
@@ -264,6 +271,32 @@ def test_a_rank_whose_tensor_is_on_the_cpu() -> None:
             assert "introduction" in str(error)
             assert "all_reduce" in str(error)
             assert "has its tensor on a GPU" in str(error)
+
+
+def test_a_peer_that_leaves_without_fetching() -> None:
+    """It says goodbye in order, and the sealer's slots will never come back."""
+    with wired(2) as local:
+        case = Case(Operation.BROADCAST, Algorithm.DIRECT, 64)
+        tensors = tensors_of(case, 2)
+        leaving = threading.Timer(0.3, local.engines[1].close)
+        leaving.start()
+        errors = local.run([tensors[0].collective(), None], timeout_s=20)
+        leaving.join()
+        assert isinstance(errors[0], PeerLost)
+        assert errors[0].peer == 1
+
+
+def test_out_of_step_shows_all_views_over_wires() -> None:
+    """Behind several runs that nobody takes there is still the alert, with what its rank saw."""
+    large = Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 8 * RUN, kind=ReduceKind.SUM)
+    other = replace(large, kind=ReduceKind.MAX)
+    with wired(3) as local:
+        tensors = [tensors_of(case, 3)[rank] for rank, case in enumerate((large, large, other))]
+        errors = local.run([each.collective() for each in tensors], timeout_s=20)
+        for error in errors:
+            assert isinstance(error, OutOfStep)
+            for rank in range(3):
+                assert f"rank {rank}: collective" in str(error), str(error)
 
 
 def test_a_peer_that_fetches_nothing_is_named() -> None:

@@ -17,6 +17,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from itertools import permutations
 from typing import Final, Protocol
@@ -42,7 +43,6 @@ _VERDICT: Final = struct.Struct(f"<B{_REASON_BYTES}s")
 
 What a peer says here decides only which way records take; it is a member of the group, and they are
 sealed on all ways."""
-_VERSION: Final = 1
 
 
 class Wire(StrEnum):
@@ -70,15 +70,15 @@ class _Round:
         return [each.raw for each in self._all]
 
 
-def _judged(world: int, problem: str) -> Generator[Collective, None, str]:
+def _judged(members: Sequence[int], problem: str) -> Generator[Collective, None, str]:
     """What the first rank that has a problem says of it; nothing if none has."""
     told = problem.encode()[:_REASON_BYTES]
-    verdicts = _Round(world, _VERDICT.pack(not problem, told))
+    verdicts = _Round(len(members), _VERDICT.pack(not problem, told))
     yield verdicts.collective()
     for peer, verdict in enumerate(verdicts.letters()):
         good, reason = _VERDICT.unpack(verdict)
         if not good:
-            return f"rank {peer}: {reason.rstrip(bytes(1)).decode(errors='replace')}"
+            return f"rank {members[peer]}: {reason.rstrip(bytes(1)).decode(errors='replace')}"
     return ""
 
 
@@ -181,15 +181,27 @@ _WAYS: Final[dict[Wire, Callable[[_native.Engine, int, int], _Way]]] = {
 _ONE_HOST: Final = (Wire.PEER, Wire.HOST)
 
 
+Loading = Callable[[], AbstractContextManager[object]]
+
+
 def agree(
-    native: _native.Engine, rank: int, world: int, wanted: Wire, *, one_host: bool, problem: str
+    native: _native.Engine,
+    rank: int,
+    members: Sequence[int],
+    wanted: Wire,
+    *,
+    one_host: bool,
+    problem: str,
+    loading: Loading,
 ) -> Generator[Collective, None, None]:
     """The collectives by which the ranks agree; afterwards `native.wired` is the same on all.
 
-    `problem` is why this rank's GPU cannot serve, if it cannot. Unsupported, on all ranks alike, if
-    there is such a rank, or if `wanted` names a way that is not to be had.
+    `members` are the group's ranks by their numbers in the job, which errors name. `problem` is why
+    this rank's GPU cannot serve, if it cannot. `loading` is entered while memory is taken.
+    Unsupported, on all ranks alike, if a rank's GPU cannot serve, or if `wanted` names a way that
+    is not to be had.
     """
-    why = yield from _judged(world, problem)
+    why = yield from _judged(members, problem)
     if why:
         raise Unsupported(why)
     if wanted in _ONE_HOST and not one_host:
@@ -197,10 +209,14 @@ def agree(
             f"SEALRING_GPU_WIRE={wanted} needs all ranks on one host, and these are on several: "
             "set it to nccl or links, or leave it to auto"
         )
+    world = len(members)
     if world == 1 or wanted is Wire.LINKS:
         return
-    for wire in _candidates(one_host=one_host) if wanted is Wire.AUTO else (wanted,):
-        why = yield from _try(native, rank, world, wire)
+    ways = _candidates(one_host=one_host) if wanted is Wire.AUTO else (wanted,)
+    if world > SLOTS:
+        ways, why = (), f"an area has {SLOTS} slots, and these are {world} ranks"
+    for wire in ways:
+        why = yield from _try(native, rank, members, wire, loading)
         if not why:
             return
     if wanted is not Wire.AUTO:
@@ -216,25 +232,27 @@ def _candidates(*, one_host: bool) -> Sequence[Wire]:
 
 
 def _try(
-    native: _native.Engine, rank: int, world: int, wire: Wire
+    native: _native.Engine, rank: int, members: Sequence[int], wire: Wire, loading: Loading
 ) -> Generator[Collective, None, str]:
     """Nothing, and it is used; or why it is not to be had, by the first rank that has it not."""
-    way = _WAYS[wire](native, rank, world)
+    way = _WAYS[wire](native, rank, len(members))
     reason, letter = "", b""
     try:
         try:
-            letter = way.offer()
+            with loading():
+                letter = way.offer()
         except Exception as problem:  # whatever it is, the others must not wait for an area
             reason = str(problem) or repr(problem)
-        why = yield from _judged(world, reason)
+        why = yield from _judged(members, reason)
         if not why:
-            offers = _Round(world, letter)
+            offers = _Round(len(members), letter)
             yield offers.collective()
             try:
-                way.open(offers.letters())
+                with loading():
+                    way.open(offers.letters())
             except Exception as problem:
                 reason = str(problem) or repr(problem)
-            why = yield from _judged(world, reason)
+            why = yield from _judged(members, reason)
     finally:
         way.close()
     if why:
