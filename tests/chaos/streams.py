@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from tests.chaos.history import History
@@ -137,7 +138,8 @@ class Reorder(Strike):
         with self._lock:
             held, self._held = self._held, None
             if held is not None:
-                self.inject(held.raw)
+                with suppress(OSError):  # its world has ended meanwhile
+                    self.inject(held.raw)
 
     def after(self, record: Record) -> Iterator[bytes]:
         with self._lock:
