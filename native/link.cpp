@@ -18,7 +18,10 @@ Link::Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
   gpu_receive_key_ = std::make_unique<OpeningKey>(gpu_key(receive_key), Suite::chacha20_poly1305);
 }
 
-void Link::enqueue(BufferRef record) { out_.push_back(std::move(record)); }
+// Behind half a record nothing may follow: it would be taken for the other half.
+void Link::enqueue(BufferRef record) {
+  if (!halved_) out_.push_back(std::move(record));
+}
 
 void Link::seal(Header& header, const uint8_t* plain, uint8_t* out) {
   header.sender = static_cast<uint32_t>(keyring_.rank);
@@ -85,6 +88,7 @@ bool Link::flush() {
   } catch (const PipeEnded&) {
     if (said_bye) throw Failure(FailureCode::peer_lost, peer, "the peer left the group");
     // What it wrote before it went is still to be read, and may say why; then comes the end.
+    halved_ = out_offset_ != 0;
     out_.clear();
     out_offset_ = 0;
     broken_ = true;

@@ -117,6 +117,7 @@ class Link {
   std::deque<BufferRef> out_;
   size_t out_offset_ = 0;
   bool broken_ = false;
+  bool halved_ = false;  // in the middle of a record
 
   BufferRef in_;
   size_t have_ = 0;

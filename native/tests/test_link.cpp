@@ -372,6 +372,31 @@ TEST(end_within_a_record_names_the_peer) {
   check_fails(FailureCode::peer_lost, [&] { ends.one.receive(); }, 0);
 }
 
+// A bell that is cut while both ends live: the ring is full, half a record is in it, and then there is
+// room again for last words. They must not be taken for the record's other half.
+TEST(nothing_follows_half_a_record) {
+  SharedMemory memory;
+  TwoEnds ends(&memory);
+  constexpr size_t kLong = 4096;
+  constexpr size_t kWhole = kRing / (kLong + kRecordOverhead);
+  for (size_t i = 0; i < kWhole + 1; ++i) ends.zero.enqueue(pattern(kLong));
+  ends.zero.link.flush();
+  CHECK(!ends.zero.link.idle());
+  ::shutdown(ends.zero.link.socket(), SHUT_RDWR);
+  ends.zero.link.disarm();  // hears the end
+  ends.zero.link.flush();
+  CHECK(ends.zero.link.broken());
+  for (size_t i = 0; i < kWhole; ++i) {
+    ends.one.receive();
+    ends.one.open();
+  }
+  ends.one.link.fill();  // takes the half, and makes room
+  ends.zero.enqueue(pattern(kLong), Kind::alert);
+  ends.zero.link.flush();
+  ends.one.link.disarm();
+  check_fails(FailureCode::peer_lost, [&] { ends.one.receive(); }, 0);
+}
+
 TEST(end_after_a_goodbye_is_in_order) {
   TwoEnds ends;
   ends.zero.enqueue({}, Kind::bye);
