@@ -252,7 +252,7 @@ void Collective::seal(Segment& segment, const Step& step) {
   const Stopwatch sealing(stats_.seal_ns);
   Header header = new_header(segment, step);
   const uint8_t* plain = at(segment, step.slot);
-  ++stats_.sealed_records;
+  stats_.sealed_records += device_ == nullptr ? 1 : records_in_run(length(segment, step.slot));
   stats_.sealed_bytes += length(segment, step.slot);
   if (device_ != nullptr) return seal_on_device(header, segment, plain, step);
   if (step.action == Action::send) {

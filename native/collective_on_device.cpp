@@ -93,7 +93,7 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   const Device::Ticket ticket =
       open_on(*device_, queue_of(segment.number), key, keyring_.context, header, bytes, area,
               at(segment, step.slot), step.action == Action::receive_reduce);
-  ++stats_.opened_records;
+  stats_.opened_records += records_in_run(bytes);
   stats_.opened_bytes += bytes;
   if (--owed_[link.peer] == 0) link.expecting = false;
   // It goes on when it has proved authentic.

@@ -98,10 +98,7 @@ void Collective::wait() {
     if (patience_.lend()) return;
   }
   if (run_tasks(true)) return patience_.progressed();
-  if (!given_.empty()) {
-    const Stopwatch waiting(stats_.wait_ns);
-    return watch_device();
-  }
+  if (!given_.empty()) return watch_device();
   sleep();
 }
 
@@ -109,6 +106,7 @@ void Collective::watch_device() {
   if (patience_.silent_s() > kStatusAfterS) return sleep();
   heed_interrupt();
   if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  const Stopwatch waiting(stats_.wait_ns);
   ::usleep(kGlanceUs);
 }
 
