@@ -18,7 +18,7 @@ constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capabil
 constexpr uint64_t kNothingFailed = ~0ull;
 constexpr uint32_t kPlainThreads = 256, kPlainBlocks = 1024;
 
-// The structs of kernels.cu.
+// The structs of engine/cuda/gpu_record.hpp.
 struct Wire {
   cuda::Pointer records;
   cuda::Pointer key;

@@ -19,7 +19,13 @@ from typing import Final
 
 from sealring.engine.cuda import driver
 
-SOURCES: Final = ("chacha20_poly1305.hpp", "reductions.hpp", "kernels.cu")
+SOURCES: Final = (
+    "chacha20_poly1305.hpp",
+    "gpu_parts.hpp",
+    "gpu_record.hpp",
+    "reductions.hpp",
+    "kernels.cu",
+)
 _OPTIONS: Final = ("--std=c++20", "--fmad=false", "--ftz=false", "--prec-div=true")
 _DIGEST_BYTES: Final = 32
 _MAX_CODE_BYTES: Final = 16 << 20

@@ -24,7 +24,7 @@ RECORD_OVERHEAD: Final = HEADER_BYTES + 2 * TAG_BYTES
 CONTEXT_BYTES: Final = 32
 _LOG_THREADS: Final = 7
 _BLOCK_BYTES: Final = 64
-# The structs of kernels.cu.
+# The structs of gpu_record.hpp.
 _WIRE: Final = struct.Struct("<QQ64s")
 _LAUNCH: Final = struct.Struct("<80s80sQQQQ32sIIII")
 
