@@ -1,10 +1,10 @@
 #include "nccl.hpp"
 
-#include <dlfcn.h>
-
 #include <cstring>
 #include <stdexcept>
 #include <string>
+
+#include "shared_library.hpp"
 
 namespace sealring::nccl {
 namespace {
@@ -28,20 +28,15 @@ struct Library {
 
 Library load() {
   // CUDA builds of torch have it in the process already.
-  void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw std::runtime_error("NCCL, libnccl.so.2, is not installed");
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    if (function == nullptr) throw std::runtime_error(std::string("NCCL is too old: it has no ") + name);
-  };
+  const SharedLibrary library("NCCL", "libnccl.so.2");
   Library out;
-  find(out.new_id, "ncclGetUniqueId");
-  find(out.init, "ncclCommInitRank");
-  find(out.send, "ncclSend");
-  find(out.receive, "ncclRecv");
-  find(out.abort, "ncclCommAbort");
-  find(out.destroy, "ncclCommDestroy");
-  find(out.explain, "ncclGetErrorString");
+  library.find(out.new_id, "ncclGetUniqueId");
+  library.find(out.init, "ncclCommInitRank");
+  library.find(out.send, "ncclSend");
+  library.find(out.receive, "ncclRecv");
+  library.find(out.abort, "ncclCommAbort");
+  library.find(out.destroy, "ncclCommDestroy");
+  library.find(out.explain, "ncclGetErrorString");
   return out;
 }
 
