@@ -21,6 +21,8 @@ from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
+from sealring.group.gates import while_all_are_open
+from sealring.group.gpu import alone_on
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.recorder.mail import MessageEntry
@@ -172,7 +174,8 @@ class Messages:
         with torch.cuda.device(device):
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-            self._mailbox.use_gpu(device.index)
+            with nullcontext() if self._mailbox.has_gpu else while_all_are_open():
+                self._mailbox.use_gpu(device.index)
         return ready
 
     def _current_device_kept(self) -> AbstractContextManager[object]:
@@ -233,9 +236,7 @@ def _done_by_the_gpu(copy_back: Callable[[], None], device: torch.device) -> Cal
     """The same, and it returns when the GPU has done it, whichever thread calls it."""
 
     def copy() -> None:
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
+        with alone_on(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
             copy_back()
-        stream.synchronize()
 
     return copy
