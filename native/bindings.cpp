@@ -141,6 +141,15 @@ class Cipher {
   uint64_t sealed_ = 0, opened_ = 0;
 };
 
+// What an engine's `prepare` found, for its `run`.
+using PreparedFields = std::tuple<uint64_t, uint32_t, uintptr_t>;
+
+std::vector<Slot> slots_from(const std::vector<std::pair<uintptr_t, size_t>>& slots) {
+  std::vector<Slot> out;
+  for (const auto& [address, bytes] : slots) out.push_back({reinterpret_cast<uint8_t*>(address), bytes});
+  return out;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -203,12 +212,14 @@ NB_MODULE(_native, m) {
           [](Engine& self, const Program& program,
              const std::vector<std::pair<uintptr_t, size_t>>& slots, uint64_t number,
              std::optional<uint64_t> total, uint32_t root, uint8_t dtype, uint8_t reduction, double factor, size_t segment_bytes,
-             double timeout_s, std::optional<uint64_t> ready, bool wired) -> nb::object {
-            Call call{&program, {}, number, total, root, static_cast<DType>(dtype),
+             double timeout_s, std::optional<uint64_t> ready, bool wired,
+             const std::optional<PreparedFields>& prepared) -> nb::object {
+            Call call{&program, slots_from(slots), number, total, root, static_cast<DType>(dtype),
                       static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s,
                       ready.has_value(), ready.value_or(0), wired};
-            for (const auto& [address, bytes] : slots) {
-              call.slots.push_back({reinterpret_cast<uint8_t*>(address), bytes});
+            if (prepared) {
+              const auto& [first, commands, scratch] = *prepared;
+              call.prepared = {first, commands, reinterpret_cast<uint8_t*>(scratch)};
             }
             call.wants_out = script_wants_out;
             std::optional<Failure> failure;
@@ -225,7 +236,25 @@ NB_MODULE(_native, m) {
             return nb::none();
           },
           "program"_a, "slots"_a, "number"_a, "total"_a.none(), "root"_a, "dtype"_a, "reduction"_a, "factor"_a,
-          "segment_bytes"_a, "timeout_s"_a, "ready"_a.none() = nb::none(), "wired"_a = false)
+          "segment_bytes"_a, "timeout_s"_a, "ready"_a.none() = nb::none(), "wired"_a = false,
+          "prepared"_a.none() = nb::none())
+      .def(
+          "prepare",
+          // None where it is too much to be prepared.
+          [](Engine& self, const Program& program,
+             const std::vector<std::pair<uintptr_t, size_t>>& slots, uint8_t dtype,
+             uint8_t reduction, size_t segment_bytes, uint64_t ready,
+             bool wired) -> std::optional<PreparedFields> {
+            const Call call{&program, slots_from(slots), 0, std::nullopt, 0,
+                            static_cast<DType>(dtype), static_cast<ReduceKind>(reduction), 1.0,
+                            segment_bytes, 0.0, true, ready, wired};
+            // It may have to wait for another thread in the driver.
+            const nb::gil_scoped_release released;
+            const Device::Prepared made = self.prepare(call);
+            if (made.commands == 0) return std::nullopt;
+            return PreparedFields{made.first, made.commands, reinterpret_cast<uintptr_t>(made.scratch)};
+          },
+          "program"_a, "slots"_a, "dtype"_a, "reduction"_a, "segment_bytes"_a, "ready"_a, "wired"_a)
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)
       .def(

@@ -66,14 +66,14 @@ class BufferPool {
   void give_back(Buffer* buffer) { free_.push_back(buffer); }
   size_t payload_bytes() const { return payload_bytes_; }
   size_t bytes() const { return all_.size() * slab_bytes(); }
+  size_t slab_bytes() const {
+    return (kLead + kRecordOverhead + payload_bytes_ + kLine - 1) / kLine * kLine;
+  }
 
  private:
   static constexpr size_t kLine = 64;
   // The payload follows 80 bytes of sealed header; 48 bytes in front put it on a line's start.
   static constexpr size_t kLead = 2 * kLine - kSealedHeaderBytes;
-  size_t slab_bytes() const {
-    return (kLead + kRecordOverhead + payload_bytes_ + kLine - 1) / kLine * kLine;
-  }
   struct Slab {
     Slab(size_t bytes, Device* device)
         : device(device),

@@ -8,22 +8,13 @@
 #include "stopwatch.hpp"
 
 namespace sealring {
-namespace {
-
-// Segments in the air at once. More hide each other's latency, fewer stay in the cache.
-constexpr uint64_t kWindow = 4;
-// On a device, where latencies are longer and there is no cache to stay in.
-constexpr uint64_t kDeviceWindow = 16;
-// Sealed records that may wait on one link to be passed on, in bytes.
-constexpr uint64_t kForwardBudget = 8u << 20;
-
-}  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
                        Device* device, Wires* wires, Stats& stats, Patience& patience, const History& history,
                        const std::atomic<bool>& interrupted)
     : call_(call),
       program_(*call.program),
+      cut_(call, wires),
       links_(links),
       keyring_(keyring),
       pool_(pool),
@@ -36,34 +27,30 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
       reduce_(reduce_function(call.dtype, call.reduction)),
       records_per_segment_(device == nullptr ? 1 : records_in_run(call.segment_bytes)),
       owed_(links.size(), 0) {
-  full_segments_ = program_.steps.empty() ? 1 : UINT64_MAX;
   for (size_t step = 0; step < program_.steps.size(); ++step) {
-    const uint64_t segments = segments_of(static_cast<int>(step));
-    segments_ = std::max(segments_, segments);
-    full_segments_ = std::min(full_segments_, segments);
     const Step& each = program_.steps[step];
-    if (receives(each.action)) owed_[each.peers[0]] += segments;
+    if (receives(each.action)) owed_[each.peers[0]] += cut_.segments_of(static_cast<int>(step));
     if (wires != nullptr && !receives(each.action)) borrowers_.insert(each.peers.begin(), each.peers.end());
   }
-  if (number_of(segments_) > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
-  // From the world, not from this rank's own steps: a rank with a smaller window than its peer's
-  // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
-  const uint64_t forwarded = call.segment_bytes * std::max(program_.world - 2, 1);
-  const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
-  window_.resize(std::min({device != nullptr ? kDeviceWindow : kWindow, segments_,
-                           wires != nullptr ? wires->window(program_.world) : affordable}));
-  stats.scratch_bytes = std::max<uint64_t>(
-      stats.scratch_bytes, window_.size() * program_.scratch.size() * call.segment_bytes);
+  if (number_of(cut_.segments) > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
+  window_.resize(cut_.window);
+  stats.scratch_bytes = std::max<uint64_t>(stats.scratch_bytes, cut_.scratch_bytes());
   if (device != nullptr) {
     device->begin({call.ready, call.dtype, call.reduction, static_cast<uint32_t>(program_.world),
-                   call.factor, window_.size() * program_.scratch.size() * call.segment_bytes});
+                   call.factor, call.segment_bytes, cut_.scratch_bytes(), call.prepared});
   }
   for (int peer : program_.sources) links_[peer]->expecting = true;
 }
 
 Collective::~Collective() {
   // The device must not write to memory that its owner has back.
-  if (device_ != nullptr && !over_) device_->abandon();
+  if (device_ != nullptr && !over_) {
+    if (call_.prepared.commands != 0) {
+      device_->spoil(call_.prepared, cut_.results());
+    } else {
+      device_->abandon();
+    }
+  }
   for (int peer : program_.sources) {
     if (links_[peer]) links_[peer]->expecting = false;
   }
@@ -82,7 +69,7 @@ void Collective::run() {
     if (device_ != nullptr) moved |= settle();
     // What a peer may still fetch must not be written again, nor given back.
     const bool kept = wires_ != nullptr && wires_->lends();
-    if (finished_ == segments_ && given_.empty() && !kept && !flush_all()) {
+    if (finished_ == cut_.segments && given_.empty() && !kept && !flush_all()) {
       const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
         return !link || (link->idle() && !link->broken());
       });
@@ -103,7 +90,7 @@ void Collective::run() {
 // ---- segments and steps ------------------------------------------------------------------------
 
 void Collective::open_segments() {
-  while (opened_ < segments_ && opened_ < oldest_ + window_.size()) {
+  while (opened_ < cut_.segments && opened_ < oldest_ + window_.size()) {
     Segment& segment = window_[opened_ % window_.size()];
     segment.number = opened_++;
     segment.waits = program_.waits;
@@ -116,8 +103,8 @@ void Collective::open_segments() {
       continue;
     }
     // Where its slot has ended a step does not exist, and nothing waits for it.
-    for (size_t step = 0; segment.number >= full_segments_ && step < program_.steps.size(); ++step) {
-      if (segment.number < segments_of(static_cast<int>(step))) continue;
+    for (size_t step = 0; segment.number >= cut_.full_segments && step < program_.steps.size(); ++step) {
+      if (segment.number < cut_.segments_of(static_cast<int>(step))) continue;
       segment.done[step] = true;
       --segment.left;
       for (int next : program_.successors[step]) --segment.waits[next];
@@ -156,24 +143,13 @@ uint8_t* Collective::at(Segment& segment, int slot) const {
   return call_.slots[slot].data + segment.number * call_.segment_bytes;
 }
 
-size_t Collective::slot_bytes(int slot) const {
-  if (slot >= program_.slots) slot = program_.scratch[slot - program_.slots];
-  return call_.slots[slot].bytes;
-}
-
-// A step exists in segment 0, and in every other one in which its slot has bytes.
-uint64_t Collective::segments_of(int step) const {
-  const size_t bytes = slot_bytes(program_.steps[step].slot);
-  return bytes == 0 ? 1 : (bytes + call_.segment_bytes - 1) / call_.segment_bytes;
-}
-
 size_t Collective::length(const Segment& segment, int slot) const {
   const size_t from = segment.number * call_.segment_bytes;
-  const size_t bytes = slot_bytes(slot);
+  const size_t bytes = cut_.slot_bytes(slot);
   return from >= bytes ? 0 : std::min(call_.segment_bytes, bytes - from);
 }
 
-uint64_t Collective::total_of(int slot) const { return call_.total.value_or(slot_bytes(slot)); }
+uint64_t Collective::total_of(int slot) const { return call_.total.value_or(cut_.slot_bytes(slot)); }
 
 // ---- what this rank does by itself -------------------------------------------------------------
 
@@ -369,9 +345,9 @@ bool Collective::take_data(Link& link) {
   const int index = program_.receiving_step(link.peer, origin, header.message);
   if (index < 0 || !same_call(header, total_of(program_.steps[index].slot))) require_same(link);
   const uint64_t number = header.segment / records_per_segment_;
-  if (index >= 0 && number >= opened_ && number < segments_of(index)) return false;
+  if (index >= 0 && number >= opened_ && number < cut_.segments_of(index)) return false;
   Segment& segment = window_[number % window_.size()];
-  if (index < 0 || number >= segments_of(index)) {
+  if (index < 0 || number >= cut_.segments_of(index)) {
     throw Failure(FailureCode::out_of_step, link.peer,
                   "rank " + std::to_string(link.peer) + " sent a record of rank " +
                       std::to_string(header.sender) + " that has no place in rank " +

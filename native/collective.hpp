@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "buffers.hpp"
@@ -45,6 +46,8 @@ struct Call {
   uint64_t ready = 0;
   // Its records go by way of the wires. All ranks must say the same, and none pass records on.
   bool wired = false;
+  // The device was given its part ahead, and streams wait for it.
+  Device::Prepared prepared{};
   // Asked now and then while waiting: true if the caller wants to be gone (a signal came).
   std::function<bool()> wants_out = [] { return false; };
 };
@@ -65,6 +68,24 @@ struct Stats {
   uint64_t reduce_ns = 0;  // and copying into the user's tensor
   uint64_t wait_ns = 0;    // nothing could move
   uint64_t transfer_ns() const { return run_ns - seal_ns - open_ns - reduce_ns - wait_ns; }
+};
+
+// How a call's slots are cut, and how many pieces there are at once.
+struct Cut {
+  Cut(const Call& call, const Wires* wires);
+  uint64_t segments_of(int step) const;
+  size_t slot_bytes(int slot) const;
+  size_t scratch_bytes() const { return window * program.scratch.size() * segment_bytes; }
+  // The parts of its slots that this rank writes.
+  std::vector<std::span<uint8_t>> results() const;
+
+  const Call& call;
+  const Program& program;
+  const size_t segment_bytes;
+  uint64_t segments = 1;       // of the longest slot that a step uses
+  uint64_t full_segments = 0;  // how many of them have every step
+  uint64_t steps = 0;          // in all segments
+  uint64_t window = 1;         // segments in the air at once
 };
 
 // This rank's last collectives, the one under way among them.
@@ -140,8 +161,6 @@ class Collective {
   [[noreturn]] void give_up();
 
   uint8_t* at(Segment& segment, int slot) const;
-  size_t slot_bytes(int slot) const;
-  uint64_t segments_of(int step) const;
   size_t length(const Segment& segment, int slot) const;
   uint64_t total_of(int slot) const;
   size_t first_length(const Segment& segment, int slot) const {
@@ -155,6 +174,7 @@ class Collective {
 
   const Call& call_;
   const Program& program_;
+  const Cut cut_;
   Links& links_;
   Keyring& keyring_;
   BufferPool& pool_;
@@ -167,8 +187,6 @@ class Collective {
   const ReduceFn reduce_;
 
   const uint64_t records_per_segment_;
-  uint64_t segments_ = 1;       // of the longest slot that a step uses
-  uint64_t full_segments_ = 0;  // how many of them have every step
   uint64_t opened_ = 0;    // segments started
   uint64_t finished_ = 0;  // segments done; they finish in any order
   uint64_t oldest_ = 0;    // the first segment that is not done

@@ -37,8 +37,8 @@ SealingKey& Collective::device_key(const Step& step) const {
 }
 
 bool Collective::device_has_room(const Segment& segment, const Step& step) const {
-  if (step.peers.empty()) return true;
   if (!device_->has_room()) return false;
+  if (step.peers.empty()) return true;
   // To replace a key the device waits for all that it was given, which may wait for a peer: so it
   // must have been settled first, while somebody looks at the clock.
   const size_t bytes = length(segment, step.slot);

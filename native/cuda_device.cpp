@@ -1,6 +1,7 @@
 #include "cuda_device.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 
@@ -10,51 +11,10 @@ namespace {
 using cuda::address;
 using cuda::check;
 
-constexpr uint32_t kThreads = 128;
-// A record is shared out between so many blocks of threads that each has about this much: one
-// record must not take long, for there are not many at a time.
-constexpr size_t kPartBytes = 32u << 10;
-constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capability 9.0 can launch
 constexpr uint64_t kNothingFailed = ~0ull;
 constexpr uint32_t kPlainThreads = 256, kPlainBlocks = 1024;
 
-// The structs of engine/cuda/gpu_record.hpp.
-struct Wire {
-  cuda::Pointer records;
-  cuda::Pointer key;
-  uint8_t header[kHeaderBytes];
-};
-struct Launch {
-  Wire in, out;
-  cuda::Pointer local, result;
-  uint64_t bytes;
-  cuda::Pointer failed;
-  uint8_t context[kContextBytes];
-  uint32_t record_bytes;
-  uint32_t log_turns;
-  uint32_t one;
-  uint32_t unused;
-};
-static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240);
-
-
 }  // namespace
-
-void cuda_launch(uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,
-                 const void* argument, uint64_t stream) {
-  cuda::LaunchAttribute attribute{};
-  attribute.id = cuda::kClusterDimension;
-  attribute.cluster = {cluster, 1, 1};
-  const cuda::LaunchConfig config{{blocks, 1, 1},
-                                  {threads, 1, 1},
-                                  0,
-                                  reinterpret_cast<cuda::Handle>(stream),
-                                  &attribute,
-                                  cluster > 1 ? 1u : 0u};
-  void* arguments[] = {const_cast<void*>(argument)};
-  check(cuda::driver().launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
-        "cuLaunchKernelEx");
-}
 
 CudaDevice::CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open)
     : cuda_(cuda::driver()), ordinal_(ordinal), seal_(seal), open_(open), key_slots_(keys_of_group(world)) {
@@ -74,7 +34,7 @@ CudaDevice::CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open)
       check(cuda_.create_event(&berth.computed, cuda::kDisableTiming), "cuEventCreate");
     }
     allocate_berths(kGpuPayload);
-    check(cuda_.allocate(&keys_, whole_blocks(static_cast<size_t>(key_slots_) * kKeyBytes)), "cuMemAlloc");
+    check(cuda_.allocate(&keys_, whole_blocks(key_bytes())), "cuMemAlloc");
     verdicts_ = reinterpret_cast<uint64_t*>(take_host_memory(kRoom * sizeof(uint64_t)));
   } catch (...) {
     release();
@@ -89,8 +49,9 @@ CudaDevice::~CudaDevice() {
 
 void CudaDevice::release() noexcept {
   cuda_.set_current(context_);
+  shifts_.reset();
   if (keys_ != 0) {
-    cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, in_);
+    cuda_.fill(keys_, 0, key_bytes(), in_);
     cuda_.synchronize(in_);
     cuda_.release(keys_);
   }
@@ -105,6 +66,10 @@ void CudaDevice::release() noexcept {
   if (scratch_ != 0) cuda_.release_in(scratch_, in_), cuda_.synchronize(in_);
   if (berth_memory_ != 0) cuda_.release(berth_memory_);
   for (cuda::Pointer area : areas_) cuda_.release(area);
+  for (cuda::Pointer scratch : scratches_) cuda_.release(scratch);
+  for (const auto& [bytes, memory] : stock_) cuda_.release_host(memory);
+  if (wrapped_ != nullptr) cuda_.release_host(wrapped_);
+  if (unwrapping_ != 0) cuda_.release(unwrapping_);
   if (verdicts_ != nullptr) cuda_.release_host(verdicts_);
   for (cuda::Handle stream : compute_) {
     if (stream != nullptr) cuda_.destroy_stream(stream);
@@ -136,7 +101,25 @@ CudaDevice::Reduction CudaDevice::reduction() const {
   return found->second;
 }
 
+// So that a collective under way takes what is there, and asks CUDA for nothing.
+void CudaDevice::stock_host_memory(size_t bytes, size_t pieces) {
+  const std::lock_guard<std::mutex> lock(adding_);
+  for (size_t& there = stocked_[bytes]; there < pieces; ++there) {
+    void* memory = nullptr;
+    check(cuda_.allocate_host(&memory, bytes, cuda::kPortable), "cuMemHostAlloc");
+    stock_.emplace(bytes, static_cast<uint8_t*>(memory));
+  }
+}
+
 uint8_t* CudaDevice::take_host_memory(size_t bytes) {
+  {
+    const std::lock_guard<std::mutex> lock(adding_);
+    if (const auto found = stock_.find(bytes); found != stock_.end()) {
+      uint8_t* const memory = found->second;
+      stock_.erase(found);
+      return memory;
+    }
+  }
   make_current();
   void* memory = nullptr;
   check(cuda_.allocate_host(&memory, bytes, cuda::kPortable), "cuMemHostAlloc");
@@ -175,6 +158,7 @@ int CudaDevice::add_key(const KeyBytes& key) {
 
 // Seldom enough to wait for everything that may still use the old one.
 void CudaDevice::replace_key(int slot, const KeyBytes& key) {
+  if (prepared()) return command_key(slot, key);
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
   put_key(slot, key);
 }
@@ -186,19 +170,23 @@ void CudaDevice::put_key(int slot, const KeyBytes& key) {
 }
 
 void CudaDevice::wipe() {
+  // Streams wait for what is still to come, and CUDA may wait for them. It will be spoilt, and the
+  // keys with it.
+  if (unfinished_ != 0) return;
   abandon();
   // Their owners may give them back from now on.
   for (cuda::Pointer area : reached_) cuda_.close_shared(area);
   reached_.clear();
-  cuda_.fill(keys_, 0, static_cast<size_t>(key_slots_) * kKeyBytes, in_);
+  cuda_.fill(keys_, 0, key_bytes(), in_);
   cuda_.synchronize(in_);
 }
 
 // ---- a collective ------------------------------------------------------------------------------
 
 void CudaDevice::begin(const Setting& setting) {
-  make_current();
   setting_ = setting;
+  if (prepared()) return shifts_->begin(setting.prepared.first, setting.prepared.commands);
+  make_current();
   for (cuda::Handle stream : compute_) {
     if (setting.ready == 0) break;
     check(cuda_.wait_event(stream, reinterpret_cast<cuda::Handle>(setting.ready), 0),
@@ -216,6 +204,10 @@ void CudaDevice::begin(const Setting& setting) {
 }
 
 void CudaDevice::end() {
+  if (prepared()) {
+    shifts_->end();
+    return leave();
+  }
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
 }
 
@@ -233,11 +225,12 @@ void CudaDevice::abandon() noexcept {
 }
 
 CudaDevice::Berth& CudaDevice::next_berth() {
-  if (!has_room()) throw std::logic_error("more records than the device has berths for");
+  if (begun_ - settled_ == kRoom) throw std::logic_error("more records than the device has berths for");
   return berths_[begun_ % kRoom];
 }
 
 Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint8_t* plain) {
+  if (prepared()) return command(queue, gpu::Action::seal, record, plain, nullptr);
   Berth& berth = next_berth();
   const cuda::Handle stream = stream_of(queue);
   // Its last user is settled, so the berth is free. In a device's memory a run may be put together
@@ -261,6 +254,10 @@ Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint
 }
 
 Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) {
+  if (prepared()) {
+    return command(queue, reduces ? gpu::Action::open_reduce : gpu::Action::open, record,
+                   reduces ? into : nullptr, into);
+  }
   Berth& berth = next_berth();
   // Read once, into memory that nobody else can write; what is checked there is what is used.
   const size_t bytes = sealed_run_bytes(record.length);
@@ -284,20 +281,24 @@ Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* i
 Device::State CudaDevice::settle(Ticket ticket) {
   if (ticket != settled_) throw std::logic_error("tickets are settled in order");
   const Berth& berth = berths_[ticket % kRoom];
-  const cuda::Result result = cuda_.query_event(berth.done);
-  if (result == cuda::kNotReady) return State::pending;
-  check(result, "cuEventQuery");
+  if (prepared()) {
+    shifts_->hand_over();
+    if (!shifts_->done(berth.shift)) return State::pending;
+  } else {
+    const cuda::Result result = cuda_.query_event(berth.done);
+    if (result == cuda::kNotReady) return State::pending;
+    check(result, "cuEventQuery");
+  }
   ++settled_;
   if (!berth.opens) return State::done;
   const volatile uint64_t* verdict = &verdicts_[ticket % kRoom];
   return *verdict == kNothingFailed ? State::done : State::refused;
 }
 
-void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
-                            cuda::Pointer sealed, bool opens, const uint8_t* local,
-                            uint8_t* result) {
-  Launch launch{};
-  Wire& wire = opens ? launch.in : launch.out;
+gpu::Launch CudaDevice::launch_of(const Record& record, cuda::Pointer sealed, bool opens,
+                                  const uint8_t* local, uint8_t* result, uint32_t parts) const {
+  gpu::Launch launch{};
+  gpu::Wire& wire = opens ? launch.in : launch.out;
   wire.records = sealed;
   wire.key = keys_ + static_cast<size_t>(record.key) * kKeyBytes;
   std::memcpy(wire.header, record.header.data(), kHeaderBytes);
@@ -308,13 +309,17 @@ void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record
   launch.failed = address(&verdicts_[begun_ % kRoom]);
   launch.record_bytes = static_cast<uint32_t>(kGpuPayload);
   launch.one = 1;
-  const size_t longest = std::min(record.length, kGpuPayload);
-  const uint32_t parts = static_cast<uint32_t>(
-      std::clamp<size_t>((longest + kPartBytes - 1) / kPartBytes, 1, kMaxParts));
+  launch.log_turns = gpu::log_turns_of(std::min(record.length, kGpuPayload), parts);
+  return launch;
+}
+
+void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
+                            cuda::Pointer sealed, bool opens, const uint8_t* local,
+                            uint8_t* result) {
+  const uint32_t parts = gpu::parts_of(std::min(record.length, kGpuPayload));
+  const gpu::Launch launch = launch_of(record, sealed, opens, local, result, parts);
   const uint32_t records = static_cast<uint32_t>(records_in_run(record.length));
-  const size_t part_blocks = (longest / 64 + parts - 1) / parts;
-  while ((size_t{kThreads} << launch.log_turns) < part_blocks) ++launch.log_turns;
-  cuda_launch(function, records * parts, kThreads, parts, &launch, reinterpret_cast<uint64_t>(stream));
+  gpu::launch(function, records * parts, gpu::kThreads, parts, &launch, stream);
 }
 
 // ---- what a program computes by itself ---------------------------------------------------------
@@ -333,17 +338,20 @@ void CudaDevice::run_plain(cuda::Handle stream, uint64_t function, void** argume
 }
 
 void CudaDevice::copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) {
+  if (prepared()) return command_plain(queue, gpu::Action::copy, into, from, bytes);
   check(cuda_.on_device(address(into), address(from), bytes, stream_of(queue)),
         "cuMemcpyDtoDAsync");
 }
 
 void CudaDevice::reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) {
+  if (prepared()) return command_plain(queue, gpu::Action::reduce, into, from, bytes);
   uint64_t size = bytes;
   void* arguments[] = {&into, &from, &size};
   run_plain(stream_of(queue), reduction().reduce, arguments, bytes);
 }
 
 void CudaDevice::average(uint64_t queue, uint8_t* into, size_t bytes) {
+  if (prepared()) return command_plain(queue, gpu::Action::average, into, nullptr, bytes, setting_.world);
   uint64_t size = bytes;
   uint32_t world = setting_.world;
   void* arguments[] = {&into, &size, &world};
@@ -351,6 +359,8 @@ void CudaDevice::average(uint64_t queue, uint8_t* into, size_t bytes) {
 }
 
 void CudaDevice::premultiply(uint64_t queue, uint8_t* into, size_t bytes) {
+  if (prepared()) return command_plain(queue, gpu::Action::premultiply, into, nullptr, bytes,
+                         std::bit_cast<uint64_t>(setting_.factor));
   uint64_t size = bytes;
   double factor = setting_.factor;
   void* arguments[] = {&into, &size, &factor};

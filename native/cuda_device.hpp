@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,30 +12,35 @@
 
 #include "cuda_driver.hpp"
 #include "device.hpp"
+#include "gpu_launch.hpp"
 #include "nccl.hpp"
 #include "record.hpp"
+#include "shifts.hpp"
 
 namespace sealring {
-
-// Launches a kernel of one argument in the calling thread's context.
-void cuda_launch(uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,
-                 const void* argument, uint64_t stream);
 
 class CudaDevice : public Device {
  public:
   // Kernels of engine/cuda/kernels.cu, loaded in the device's primary context.
   CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open);
+  // From now on collectives can be prepared. `serve` is for those that reduce nothing.
+  void hire(uint64_t serve);
+  // The stream in which prepared collectives are done, one after the other.
+  uint64_t shift_stream() const {
+    return shifts_ ? reinterpret_cast<uint64_t>(shifts_->stream()) : 0;
+  }
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   struct Reduction {
-    uint64_t open_reduce, reduce, average, premultiply;
+    uint64_t open_reduce, reduce, average, premultiply, serve;
   };
   void add_reduction(DType dtype, ReduceKind kind, const Reduction& functions);
 
   void enter() override { make_current(); }
   bool reached(uint64_t event) override;
+  void stock_host_memory(size_t bytes, size_t pieces) override;
   uint8_t* take_host_memory(size_t bytes) override;
   void give_host_memory(uint8_t* memory) override;
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;
@@ -47,11 +53,17 @@ class CudaDevice : public Device {
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override;
+  Prepared prepare(const Need& need) override;
   void begin(const Setting& setting) override;
   void end() override;
   void abandon() noexcept override;
-  uint8_t* scratch() const override { return reinterpret_cast<uint8_t*>(scratch_); }
-  bool has_room() const override { return begun_ - settled_ < kRoom; }
+  void spoil(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept override;
+  uint8_t* scratch() const override {
+    return prepared() ? setting_.prepared.scratch : reinterpret_cast<uint8_t*>(scratch_);
+  }
+  bool has_room() const override {
+    return begun_ - settled_ < kRoom && (!prepared() || shifts_->has_room());
+  }
   Ticket seal(uint64_t queue, const Record& record, const uint8_t* plain) override;
   Ticket open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) override;
   State settle(Ticket ticket) override;
@@ -71,18 +83,31 @@ class CudaDevice : public Device {
     cuda::Handle copied = nullptr;    // it has been copied in or out
     cuda::Handle computed = nullptr;  // a kernel is done with it
     cuda::Handle done = nullptr;      // one of the two: the one to wait for
+    uint64_t shift = 0;               // or the shift
     bool opens = false;
   };
 
   void allocate_berths(size_t payload);
   void put_key(int slot, const KeyBytes& key);
+  // The group's, and the device's own.
+  size_t key_bytes() const { return static_cast<size_t>(key_slots_ + 1) * kKeyBytes; }
   // CUDA shares whole blocks with other processes. What is shared must fill its own, and what must
   // not be must not lie in one that anybody else in this process may share.
   static size_t whole_blocks(size_t bytes) { return (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock; }
   Berth& next_berth();
   cuda::Handle stream_of(uint64_t queue) const { return compute_[queue % kStreams]; }
+  gpu::Launch launch_of(const Record& record, cuda::Pointer sealed, bool opens,
+                        const uint8_t* local, uint8_t* result, uint32_t parts) const;
   void run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
                   cuda::Pointer sealed, bool opens, const uint8_t* local, uint8_t* result);
+  // With shifts (cuda_shifts.cpp).
+  bool prepared() const { return setting_.prepared.commands != 0; }
+  Ticket command(uint64_t queue, gpu::Action action, const Record& record, const uint8_t* local,
+                 uint8_t* result);
+  void command_plain(uint64_t queue, gpu::Action action, uint8_t* into, const uint8_t* from,
+                     size_t bytes, uint64_t argument = 0);
+  void command_key(int slot, const KeyBytes& key);
+  void leave() noexcept;
   void run_plain(cuda::Handle stream, uint64_t function, void** arguments, size_t bytes);
   void make_current() const;
   void release() noexcept;
@@ -103,6 +128,20 @@ class CudaDevice : public Device {
   std::vector<uint8_t*> registered_;
   std::vector<std::unique_ptr<nccl::Channel>> channels_;
   uint64_t* verdicts_ = nullptr;  // by berth, in host memory: kernels write there what was bad
+  std::unique_ptr<Shifts> shifts_;
+  std::mutex preparing_;
+  uint64_t serve_ = 0;
+  std::vector<cuda::Pointer> scratches_;  // for prepared collectives; the last one is the largest
+  size_t scratches_bytes_ = 0;
+  std::multimap<size_t, uint8_t*> stock_;  // host memory that nobody has taken, by size
+  std::map<size_t, size_t> stocked_;       // pieces of a size that there ever were
+  // Keys reach a GPU at work as records under a key of the device's own: host memory that it reads is
+  // not memory for keys.
+  std::unique_ptr<SealingKey> wrapping_;
+  uint8_t* wrapped_ = nullptr;         // in host memory, by slot
+  cuda::Pointer unwrapping_ = 0;       // where the GPU copies them to first, by slot
+  std::atomic<uint64_t> unfinished_{0};  // collectives that are prepared and not over
+  uint64_t over_ = 0;                    // the last that is, by its first shift
   cuda::Pointer keys_ = 0;
   int key_slots_ = 0, key_count_ = 0;
   cuda::Pointer scratch_ = 0;

@@ -22,14 +22,33 @@ class Device {
   using Ticket = uint64_t;  // 0, 1, 2, ...: tickets are asked about in this order
   enum class State { pending, done, refused };
 
+  // What a collective will need of the device.
+  struct Need {
+    uint64_t ready;  // the event after which the slots may be read and written
+    DType dtype;
+    ReduceKind reduction;
+    size_t segment_bytes;
+    size_t scratch_bytes;
+    uint32_t commands;  // at most
+  };
+  // That it has been given to the device ahead, which then does its part while nobody calls it. Not
+  // where there are no commands.
+  struct Prepared {
+    uint64_t first = 0;
+    uint32_t commands = 0;
+    uint8_t* scratch = nullptr;
+  };
+
   // What holds for all of a collective.
   struct Setting {
-    uint64_t ready;  // the event after which the slots may be read and written
+    uint64_t ready;
     DType dtype;
     ReduceKind reduction;
     uint32_t world;
     double factor;
+    size_t segment_bytes;
     size_t scratch_bytes;
+    Prepared prepared;
   };
 
   // Where records lie, or are to lie: in host memory that the device reaches by itself, or in a
@@ -58,6 +77,7 @@ class Device {
   virtual bool reached(uint64_t event) = 0;
 
   // Host memory that the device reads and writes by itself.
+  virtual void stock_host_memory(size_t bytes, size_t pieces) = 0;
   virtual uint8_t* take_host_memory(size_t bytes) = 0;
   virtual void give_host_memory(uint8_t* memory) = 0;
 
@@ -84,11 +104,16 @@ class Device {
   virtual void replace_key(int slot, const KeyBytes& key) = 0;
   virtual void wipe() = 0;
 
+  // By whoever calls a collective, one at a time, in the order in which they will be run.
+  virtual Prepared prepare(const Need& need) = 0;
   virtual void begin(const Setting& setting) = 0;
   // Returns when all that was begun is done.
   virtual void end() = 0;
   // The same, whatever has gone wrong.
   virtual void abandon() noexcept = 0;
+  // The same for one that was prepared, or never begun. Streams wait for it and will go on: what they
+  // would take for its result is overwritten with ones, which are NaN in every float type.
+  virtual void spoil(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept = 0;
   virtual uint8_t* scratch() const = 0;
 
   // Whether another record can be sealed or opened before a ticket is settled.

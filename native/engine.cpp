@@ -4,12 +4,19 @@
 
 #include "alert.hpp"
 #include "farewell.hpp"
+#include "sealing_on_device.hpp"
 
 namespace sealring {
 namespace {
 
 // Far more than ranks can be apart: links hold a few records.
 constexpr size_t kHistory = 256;
+
+// Of what is launched ahead for one collective. One that would need more is done while its caller waits.
+constexpr uint64_t kMostCommands = 1u << 16;
+constexpr uint64_t kSpoilsPerBatch = 8;
+// More buffers than can be on their way at once: what a device has in hand, and what a link holds.
+constexpr size_t kInHand = 40, kLink = 16, kForwardingLink = 48;
 
 }  // namespace
 Engine::Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
@@ -51,6 +58,14 @@ void Engine::attach(std::unique_ptr<Device> device) {
   if (device_) throw std::invalid_argument("the engine has a device already");
   device_ = std::move(device);
   gpu_pool_.take_memory_of(device_.get());
+  // All keys now: later a GPU is at work, and streams wait for it.
+  slot_of(*device_, *keyring_.own_group_gpu);
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    if (!links_[peer]) continue;
+    slot_of(*device_, links_[peer]->gpu_send_key());
+    slot_of(*device_, links_[peer]->gpu_receive_key());
+    slot_of(*device_, *keyring_.groups_gpu[peer]);
+  }
 }
 
 void Engine::offer_wires(uint32_t slots, size_t payload,
@@ -101,36 +116,53 @@ void Engine::drop_wires() {
   wires_.reset();
 }
 
+// Not under the lock of a run, which may wait for the peers of another one.
+Device::Prepared Engine::prepare(const Call& call) {
+  if (!device_) throw std::invalid_argument("there is no device attached");
+  const Cut cut(call, call.wired ? wires_.get() : nullptr);
+  // A key is replaced before it has sealed too much, and no sooner than the next piece would do that.
+  const uint64_t piece = sealed_run_bytes(call.segment_bytes);
+  const uint64_t bytes = count_device_bytes(cut);
+  const uint64_t replaced =
+      rekey_bytes_ <= 2 * piece ? cut.steps : bytes / (rekey_bytes_ - piece) - replaced_keys_;
+  const uint64_t ends = (cut.results().size() + 1 + kSpoilsPerBatch - 1) / kSpoilsPerBatch;
+  const uint64_t commands = cut.steps + replaced + ends;
+  if (commands > kMostCommands) return {};
+  if (!call.wired) {
+    const auto forwards = [](const Step& step) { return step.action == Action::forward; };
+    const std::vector<Step>& steps = call.program->steps;
+    const size_t on_a_link =
+        std::any_of(steps.begin(), steps.end(), forwards) ? kForwardingLink : kLink;
+    device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * links_.size());
+  }
+  return device_->prepare({call.ready, call.dtype, call.reduction, call.segment_bytes,
+                           cut.scratch_bytes(), static_cast<uint32_t>(commands)});
+}
+
+// All that devices ever sealed and opened, at most, this call's among it.
+uint64_t Engine::count_device_bytes(const Cut& cut) {
+  uint64_t bytes = cut.steps * records_in_run(cut.segment_bytes) * kTagBytes;
+  for (const Step& step : cut.program.steps) bytes += cut.slot_bytes(step.slot);
+  return device_bytes_ += bytes;
+}
+
+void Engine::spoil(const Call& call) noexcept {
+  if (call.prepared.commands == 0 || !device_) return;
+  device_->spoil(call.prepared, Cut(call, call.wired ? wires_.get() : nullptr).results());
+}
+
 void Engine::run(const Call& call) {
   const std::lock_guard<std::mutex> lock(running_);
-  if (failure_) throw *failure_;
-  if (closed_) throw Failure(FailureCode::closed, -1, "the group is closed");
-  const Program& program = *call.program;
-  if (program.rank != rank_ || static_cast<size_t>(program.world) != links_.size()) {
-    throw std::invalid_argument("the program is for another rank or world");
+  try {
+    require_possible(call);
+  } catch (...) {
+    spoil(call);
+    throw;
   }
-  if (call.slots.size() != static_cast<size_t>(program.slots)) {
-    throw std::invalid_argument("the program needs another number of slots");
+  if (call.on_device && call.prepared.commands == 0) {
+    count_device_bytes(Cut(call, call.wired ? wires_.get() : nullptr));
   }
-  if (call.on_device && !device_) throw std::invalid_argument("there is no device attached");
-  // Over a link goes what a GPU sealed, or, where that goes another way, its header alone.
-  BufferPool& pool = call.on_device && !call.wired ? gpu_pool_ : pool_;
-  if (call.wired && (!call.on_device || !wired())) {
-    throw std::invalid_argument("there are no wires in use");
-  }
-  const size_t largest = call.wired ? wires_->payload() : pool.payload_bytes();
-  if (call.segment_bytes == 0 || call.segment_bytes > largest || call.segment_bytes % 16 != 0) {
-    throw std::invalid_argument("a segment must be a multiple of 16 bytes and fit into a record");
-  }
-  for (const Step& step : program.steps) {
-    for (int peer : step.peers) {
-      if (!links_[peer]) throw std::invalid_argument("the program needs a link that is not there");
-    }
-    const bool reduces = step.action == Action::reduce || step.action == Action::receive_reduce;
-    if (reduces && reduce_function(call.dtype, call.reduction) == nullptr) {
-      throw std::invalid_argument("this dtype has no such reduction");
-    }
-  }
+  BufferPool& pool = pool_of(call);
   history_.push_back(view_of(call));
   if (history_.size() > kHistory) history_.pop_front();
   try {
@@ -143,10 +175,40 @@ void Engine::run(const Call& call) {
     }
     if (!imposed) say_where_last_seen(failure);
     Failure& ends = imposed ? *imposed : failure;
+    spoil(call);
     end_with(ends, view_of(call));
     throw ends;
   }
   update_account();
+}
+
+void Engine::require_possible(const Call& call) {
+  if (failure_) throw *failure_;
+  if (closed_) throw Failure(FailureCode::closed, -1, "the group is closed");
+  const Program& program = *call.program;
+  if (program.rank != rank_ || static_cast<size_t>(program.world) != links_.size()) {
+    throw std::invalid_argument("the program is for another rank or world");
+  }
+  if (call.slots.size() != static_cast<size_t>(program.slots)) {
+    throw std::invalid_argument("the program needs another number of slots");
+  }
+  if (call.on_device && !device_) throw std::invalid_argument("there is no device attached");
+  if (call.wired && (!call.on_device || !wired())) {
+    throw std::invalid_argument("there are no wires in use");
+  }
+  const size_t largest = call.wired ? wires_->payload() : pool_of(call).payload_bytes();
+  if (call.segment_bytes == 0 || call.segment_bytes > largest || call.segment_bytes % 16 != 0) {
+    throw std::invalid_argument("a segment must be a multiple of 16 bytes and fit into a record");
+  }
+  for (const Step& step : program.steps) {
+    for (int peer : step.peers) {
+      if (!links_[peer]) throw std::invalid_argument("the program needs a link that is not there");
+    }
+    const bool reduces = step.action == Action::reduce || step.action == Action::receive_reduce;
+    if (reduces && reduce_function(call.dtype, call.reduction) == nullptr) {
+      throw std::invalid_argument("this dtype has no such reduction");
+    }
+  }
 }
 
 void Engine::run_collective(const Call& call, BufferPool& pool) {
@@ -230,6 +292,14 @@ void Engine::wipe() {
 }
 
 void Engine::update_account() {
+  uint64_t replaced = keyring_.own_group_gpu ? keyring_.own_group_gpu->on_device.generation : 0;
+  for (const auto& key : keyring_.groups_gpu) replaced += key ? key->on_device.generation : 0;
+  for (const auto& link : links_) {
+    if (!link) continue;
+    replaced += link->gpu_send_key().on_device.generation;
+    replaced += link->gpu_receive_key().on_device.generation;
+  }
+  replaced_keys_ = replaced;
   const std::lock_guard<std::mutex> lock(account_lock_);
   account_.stats = stats_;
   account_.waited_s.resize(links_.size(), 0.0);

@@ -41,7 +41,12 @@ class Engine {
   void use_wires();
   void drop_wires();
   bool wired() const { return keyring_.wire_slots != 0; }
+  bool channelled() const { return wired() && wires_->channelled(); }
   int world() const { return static_cast<int>(links_.size()); }
+
+  // Gives the device its part of a collective ahead (device.hpp), in the order in which they will be
+  // run. Streams may then wait for it; it must be run.
+  Device::Prepared prepare(const Call& call);
 
   // Runs one collective to its end. On a Failure the other ranks are told, the links closed and
   // the keys wiped before it is thrown on.
@@ -65,6 +70,12 @@ class Engine {
   std::pair<uint64_t, uint64_t> sealed_and_opened() const;
 
  private:
+  // Over a link goes what a GPU sealed, or, where that goes another way, its header alone.
+  BufferPool& pool_of(const Call& call) { return call.on_device && !call.wired ? gpu_pool_ : pool_; }
+  void require_possible(const Call& call);
+  uint64_t count_device_bytes(const Cut& cut);
+  // Of a call that will not be run, or has failed.
+  void spoil(const Call& call) noexcept;
   void run_collective(const Call& call, BufferPool& pool);
   void end_with(Failure& failure, const View& view);
   std::optional<Failure> imposed_failure();
@@ -87,6 +98,8 @@ class Engine {
   std::mutex imposing_;
   std::optional<Failure> imposed_;
   bool closed_ = false;
+  std::atomic<uint64_t> device_bytes_{0};   // that it sealed and opened, at most
+  std::atomic<uint64_t> replaced_keys_{0};  // of those on the device
   Stats stats_;
   Patience patience_;
   History history_;

@@ -12,7 +12,6 @@
 #include "engine.hpp"
 #include "gpu_arithmetic.hpp"
 #include "host_device.hpp"
-#include "stream_gate.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -66,12 +65,15 @@ HostDevice& host_device(Owner& owner) {
 template <typename Owner>
 void bind_devices(nb::class_<Owner>& owner) {
   owner
+      // With a kernel `serve`, collectives can be prepared.
       .def(
           "attach_cuda",
-          [](Owner& self, int ordinal, uint64_t seal, uint64_t open) {
-            self.attach(std::make_unique<CudaDevice>(ordinal, self.world(), seal, open));
+          [](Owner& self, int ordinal, uint64_t seal, uint64_t open, uint64_t serve) {
+            auto device = std::make_unique<CudaDevice>(ordinal, self.world(), seal, open);
+            if (serve != 0) device->hire(serve);
+            self.attach(std::move(device));
           },
-          "ordinal"_a, "seal"_a, "open"_a, nb::call_guard<nb::gil_scoped_release>())
+          "ordinal"_a, "seal"_a, "open"_a, "serve"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       // The GPU's part played by this CPU, for tests.
       .def(
           "attach_host", [](Owner& self, int lag) { self.attach(std::make_unique<HostDevice>(lag, self.world())); },
@@ -88,11 +90,11 @@ void bind_gpu(nb::class_<Engine>& engine) {
   bind_devices(engine);
   engine.def(
       "add_reduction",
-      [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 4>& functions) {
+      [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 5>& functions) {
         auto* cuda = dynamic_cast<CudaDevice*>(self.device());
         if (cuda == nullptr) throw nb::value_error("the engine has no GPU");
         cuda->add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
-                            {functions[0], functions[1], functions[2], functions[3]});
+                            {functions[0], functions[1], functions[2], functions[3], functions[4]});
       },
       "dtype"_a, "kind"_a, "functions"_a);
   engine
@@ -154,19 +156,16 @@ void bind_gpu(nb::class_<Engine>& engine) {
           "peer"_a, "id"_a, "sends"_a)
       .def("use_wires", &Engine::use_wires, nb::call_guard<nb::gil_scoped_release>())
       .def("drop_wires", &Engine::drop_wires, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("wired", &Engine::wired);
+      .def_prop_ro("wired", &Engine::wired)
+      .def_prop_ro("channelled", &Engine::channelled)
+      // The stream in which prepared collectives are done; 0 where none can be.
+      .def_prop_ro("shift_stream", [](Engine& self) -> uint64_t {
+        const auto* cuda = dynamic_cast<const CudaDevice*>(self.device());
+        return cuda == nullptr ? 0 : cuda->shift_stream();
+      });
 }
 
 void bind_gpu_functions(nb::module_& m) {
-  // Each of them may have to wait for another thread in the driver.
-  const nb::call_guard<nb::gil_scoped_release> without_gil;
-  nb::class_<StreamGate>(m, "StreamGate")
-      .def(nb::init<int, double>(), "ordinal"_a, "patience_s"_a, without_gil)
-      .def("close", &StreamGate::close, without_gil)
-      .def("hold", &StreamGate::hold, "stream"_a, "ticket"_a, without_gil)
-      .def("open", &StreamGate::open, "ticket"_a)
-      .def_prop_ro("held", &StreamGate::held)
-      .def_prop_ro("free", &StreamGate::free);
   m.def(
       "wire_area_bytes",
       [](uint32_t slots, size_t payload) { return Wires::area_bytes(slots, payload); }, "slots"_a,
@@ -175,7 +174,8 @@ void bind_gpu_functions(nb::module_& m) {
       "cuda_launch",
       [](uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,
          const nb::bytes& argument, uint64_t stream) {
-        cuda_launch(function, blocks, threads, cluster, data(argument), stream);
+        gpu::launch(function, blocks, threads, cluster, data(argument),
+                    reinterpret_cast<cuda::Handle>(stream));
       },
       "function"_a, "blocks"_a, "threads"_a, "cluster"_a, "argument"_a, "stream"_a);
   m.def("gpu_aead_seal", &seal, "key"_a, "nonce"_a, "associated"_a, "plain"_a,

@@ -20,6 +20,7 @@ class HostDevice : public Device {
   void enter() override {}
   // An event is a number here: how often it must be asked about before it is reached.
   bool reached(uint64_t event) override { return ++asked_about_[event] > event; }
+  void stock_host_memory(size_t, size_t) override {}
   uint8_t* take_host_memory(size_t bytes) override;
   void give_host_memory(uint8_t* memory) override;
   // Its peers are in the same process: a handle is an address.
@@ -33,8 +34,10 @@ class HostDevice : public Device {
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override { keys_.clear(); }
+  Prepared prepare(const Need& need) override { return {++prepared_, need.commands, nullptr}; }
   void begin(const Setting& setting) override;
   void end() override {}
+  void spoil(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept override;
   void abandon() noexcept override { unsettled_.clear(); }
   uint8_t* scratch() const override { return const_cast<uint8_t*>(scratch_.data()); }
   bool has_room() const override { return unsettled_.size() < kRoom; }
@@ -68,6 +71,7 @@ class HostDevice : public Device {
   std::vector<uint64_t> channels_;  // their ids
   std::deque<Unsettled> unsettled_;
   Ticket next_ = 0;
+  uint64_t prepared_ = 0;
   std::map<uint64_t, uint64_t> asked_about_;
   bool broken_ = false;
   std::vector<std::string> log_;

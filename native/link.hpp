@@ -57,6 +57,7 @@ class Link {
   void commit(size_t bytes) { pipe_->commit(bytes); }
   // The key of what the GPU seals for this peer alone.
   SealingKey& gpu_send_key() { return *gpu_send_key_; }
+  OpeningKey& gpu_receive_key() { return *gpu_receive_key_; }
   size_t promised = 0;  // records that a device is still sealing for this link
 
   // ---- in

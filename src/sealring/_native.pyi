@@ -19,6 +19,9 @@ class Account(TypedDict):
     rekeys: list[int]
     memory_bytes: int
 
+Prepared = tuple[int, int, int]
+"""A GPU's part of a collective: its first shift, how many there are, its scratch memory."""
+
 class Program:
     def __init__(
         self,
@@ -72,8 +75,21 @@ class Engine:
         timeout_s: float,
         ready: int | None = None,
         wired: bool = False,
+        prepared: Prepared | None = None,
     ) -> tuple[int, int, int, int, str] | None: ...
-    def attach_cuda(self, ordinal: int, seal: int, open: int) -> None: ...
+    def prepare(
+        self,
+        program: Program,
+        slots: Sequence[tuple[int, int]],
+        dtype: int,
+        reduction: int,
+        segment_bytes: int,
+        ready: int,
+        wired: bool,
+    ) -> Prepared | None:
+        """Gives the GPU its part ahead; None where it is too much."""
+
+    def attach_cuda(self, ordinal: int, seal: int, open: int, serve: int = 0) -> None: ...
     def add_reduction(self, dtype: int, kind: int, functions: Sequence[int]) -> None: ...
     def offer_gpu_wires(self, slots: int, payload: int) -> bytes: ...
     def open_gpu_wire(self, peer: int, handle: bytes) -> None: ...
@@ -86,6 +102,10 @@ class Engine:
     def drop_wires(self) -> None: ...
     @property
     def wired(self) -> bool: ...
+    @property
+    def channelled(self) -> bool: ...
+    @property
+    def shift_stream(self) -> int: ...
     def attach_host(self, lag: int) -> None:
         """The GPU's part played by this CPU, for tests."""
     def host_log(self) -> list[str]: ...
@@ -95,25 +115,6 @@ class Engine:
     def fail(self, failure: tuple[int, int, int, int, str]) -> None: ...
     def account(self) -> Account: ...
     def sealed_and_opened(self) -> tuple[int, int]: ...
-
-class StreamGate:
-    """What a GPU's streams wait at while the host goes on; tickets are opened in order."""
-
-    def __init__(self, ordinal: int, patience_s: float) -> None: ...
-    def close(self) -> int:
-        """Draws the next ticket."""
-
-    def hold(self, stream: int, ticket: int) -> None:
-        """What this stream is given from now on waits until the ticket is opened."""
-
-    def open(self, ticket: int) -> None: ...
-    @property
-    def held(self) -> int:
-        """A stream of its own for what waits at gates."""
-
-    @property
-    def free(self) -> int:
-        """A stream of its own that never does."""
 
 class MailAccount(TypedDict):
     sealed_bytes: int
@@ -133,7 +134,7 @@ class Mailbox:
         rekey_bytes: int,
         gpu_record_bytes: int,
     ) -> None: ...
-    def attach_cuda(self, ordinal: int, seal: int, open: int) -> None: ...
+    def attach_cuda(self, ordinal: int, seal: int, open: int, serve: int = 0) -> None: ...
     def attach_host(self, lag: int) -> None:
         """The GPU's part played by this CPU, for tests."""
     def host_log(self) -> list[str]: ...

@@ -1,4 +1,4 @@
-"""SEALRING_CUDA_WAIT=stream: the host goes on, and streams wait for the result."""
+"""The host goes on, and streams wait for the result."""
 
 from __future__ import annotations
 
@@ -21,19 +21,13 @@ from sealring.demo.wiretap import Address, Flip, Relay
 from sealring.errors import GroupError, PeerLost, TamperedRecord, Unsupported
 from tests.gpu.test_group import sharded, trained
 
-STREAMS_WAIT = {
-    "SEALRING_CUDA_WAIT": "stream",
-    "CUDA_MODULE_LOADING": "EAGER",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-}
 TIMEOUT = timedelta(seconds=30)
-"""Also how long the driver may be out of reach before the process is ended."""
 MILLION = 1_000_000
 
 
 def in_group(ranks: int, body: Callable[..., Any]) -> list[Any]:
     """What body(rank) returns on each rank of a group on one GPU."""
-    found = dict(run_workers(ranks, _member, body, environment=STREAMS_WAIT))
+    found = dict(run_workers(ranks, _member, body))
     return [found[rank] for rank in range(ranks)]
 
 
@@ -213,11 +207,60 @@ def while_the_stream_waits(rank: int, report: Report, act: Callable[[], None]) -
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("wire", ["host", "peer", "links"])
 @pytest.mark.parametrize("act", [more_launches_than_a_queue_holds, memory_given_back, code_loaded])
-def test_the_driver_can_be_used_while_a_stream_waits(act: Callable[[], None]) -> None:
-    """If one of these fails, so does a script that does it: see docs/performance.md."""
-    reports = dict(run_workers(2, while_the_stream_waits, act, environment=STREAMS_WAIT))
+def test_the_driver_can_be_used_while_a_stream_waits(act: Callable[[], None], wire: str) -> None:
+    """Each of these keeps the driver's lock until the GPU has come further."""
+    reports = dict(
+        run_workers(2, while_the_stream_waits, act, environment={"SEALRING_GPU_WIRE": wire})
+    )
     assert reports == {0: 2.0, 1: 2.0}
+
+
+def beside_a_message(rank: int) -> float:
+    """A message that is under way is not held up by a collective that a stream waits for."""
+    data, mail = torch.ones(8 * MILLION, device="cuda"), torch.ones(MILLION, device="cuda")
+    if rank == 0:
+        torch.cuda._sleep(500_000_000)
+        sent = dist.isend(mail * 5, 1)
+        dist.all_reduce(data)
+        more_launches_than_a_queue_holds()
+        sent.wait()
+    else:
+        dist.recv(mail, 0)
+        dist.all_reduce(data)
+    return float(data[-1]) + (float(mail[-1]) if rank else 0)
+
+
+def test_messages_beside_collectives() -> None:
+    assert in_group(2, beside_a_message) == [2.0, 7.0]
+
+
+def many_buckets(rank: int) -> bool:
+    """More is given ahead than a queue holds, of several types, and keys are replaced on the way."""
+    tensors = [
+        torch.full((3 * MILLION + n,), float(n % 7), device="cuda").to(dtype)
+        for n in range(30)
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    gathered = torch.empty(2 * MILLION, device="cuda")
+    works.append(
+        dist.all_gather_into_tensor(
+            gathered, torch.full((MILLION,), rank, device="cuda").float(), async_op=True
+        )
+    )
+    for work in works:
+        work.wait()
+    right = all(bool((each == 2 * (n // 2 % 7)).all()) for n, each in enumerate(tensors))
+    return right and float(gathered.sum()) == MILLION
+
+
+@pytest.mark.parametrize("wire", ["host", "peer", "links"])
+def test_many_calls_at_once(wire: str) -> None:
+    environment = {"SEALRING_GPU_WIRE": wire, "SEALRING_REKEY_BYTES": str(20 * MILLION)}
+    found = dict(run_workers(2, _member, many_buckets, environment=environment))
+    assert found == {0: True, 1: True}
 
 
 # ---- what fails ---------------------------------------------------------------------------------
@@ -259,8 +302,7 @@ def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
     """Rank 1 sees the change, and has nothing; rank 0 may have had all that it needed."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # Where somebody on the network sees them: on a wire inside the host he has nothing to change.
-    over_tcp = {"SEALRING_TRANSPORT": "tcp", "SEALRING_GPU_WIRE": "links"}
-    environment = {**STREAMS_WAIT, **over_tcp}
+    environment = {"SEALRING_TRANSPORT": "tcp", "SEALRING_GPU_WIRE": "links"}
     with Relay(lambda: real_address(server), Flip(gradient=2)) as relay:
         found = dict(
             run_workers(2, attacked, server.port, relay.address, told, environment=environment)
@@ -288,7 +330,7 @@ def left_alone(rank: int, report: Report) -> None:
 
 
 def test_a_stream_that_waits_for_the_dead_is_let_go() -> None:
-    assert dict(run_workers(2, left_alone, environment=STREAMS_WAIT))[0] == (True, 1)
+    assert dict(run_workers(2, left_alone))[0] == (True, 1)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -338,14 +380,3 @@ def test_a_gpu_that_cannot_serve_shows_on_every_rank(spoil: Any, reason: str) ->
     assert all(reason in text.lower() for text in told.values())
     # Both ranks are on one GPU: memory is missing on both.
     assert spoil is leave_no_memory or "rank 1" in told[0]
-
-
-def kernels_loaded_late(rank: int, report: Report) -> None:
-    refused(rank, report, lambda: None)
-
-
-def test_lazily_loaded_kernels_are_refused_where_streams_wait() -> None:
-    environment = {"SEALRING_CUDA_WAIT": "stream", "CUDA_MODULE_LOADING": "LAZY"}
-    for text in dict(run_workers(2, kernels_loaded_late, environment=environment)).values():
-        assert "CUDA_MODULE_LOADING=EAGER" in text
-        assert "SEALRING_CUDA_WAIT=host" in text

@@ -1,4 +1,4 @@
-"""Streams made of threads, so that what waits at a gate can be seen without a GPU.
+"""Streams made of threads, so that what waits for a call can be seen without a GPU.
 
 A group that is given these takes CPU tensors for a GPU's: the engine runs them on HostDevice, and
 calls return at once. What a test puts into a stream runs when the stream comes to it.
@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -43,49 +43,55 @@ class HostStream(threading.Thread):
 
 
 class HostStreams:
-    def __init__(self) -> None:
+    def __init__(self, engine: CpuEngine | None = None) -> None:
         self.current = HostStream()
-        self._held = HostStream()
-        self._drawn = 0
-        self._number = 0
+        self.side = HostStream()
+        self.shifts = HostStream()
+        """In which calls are done, one after the other."""
+        self._engine = engine
+        self._queued = 0
+        self._over = 0
         self._changed = threading.Condition()
 
     @property
     def devices(self) -> list[int | str | torch.device]:
         return []
 
-    def close(self) -> int:
-        self._drawn += 1
-        return self._drawn
+    def line_up(
+        self, collective: Collective, then: Callable[[], None] | None
+    ) -> tuple[Collective, Future[Any]] | None:
+        prepared = collective if self._engine is None else self._engine.prepare(collective)
+        assert prepared is not None
+        self._queued += 1
+        number = self._queued
 
-    def hold(self, ticket: int) -> None:
-        def wait() -> None:
+        def done() -> None:
             with self._changed:
-                assert self._changed.wait_for(lambda: self._number >= ticket, PATIENCE_S)
+                assert self._changed.wait_for(lambda: self._over >= number, PATIENCE_S)
 
-        self.current.put(wait)
+        self.shifts.put(done)
+        return prepared, self.shifts.put(then or (lambda: None))
 
-    def open(self, ticket: int) -> None:
-        with self._changed:
-            assert ticket == self._number + 1, "gates open in the order in which they were closed"
-            self._number = ticket
-            self._changed.notify_all()
+    def hold(self, over: Future[Any]) -> None:
+        self.current.put(lambda: over.result(PATIENCE_S))
 
     @contextmanager
-    def behind(self, ticket: int) -> Iterator[None]:
-        before, self.current = self.current, self._held
-        self.hold(ticket)
+    def behind(self, over: Future[Any]) -> Iterator[None]:
+        before, self.current = self.current, self.side
+        self.hold(over)
         yield
         self.current = before
 
-    def aside(self, after: Any = None) -> AbstractContextManager[None]:
-        return nullcontext()
+    def leave(self, remains: object) -> None:
+        with self._changed:
+            self._over += 1
+            self._changed.notify_all()
 
 
 class HostCalls(GpuCalls):
     def __init__(self, engine: CpuEngine) -> None:
-        super().__init__(engine, "stream", PATIENCE_S)
-        self.streams = HostStreams()
+        super().__init__(engine, "stream")
+        self.streams = HostStreams(engine)
         self.serving = True
         """Off for calls with "CPU tensors"."""
         engine._native.attach_host(3)
@@ -98,7 +104,12 @@ class HostCalls(GpuCalls):
 
     def prepare(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
         self.attach(device)
-        return replace(collective, ready=0), None
+        return replace(collective, ready=0), 0
+
+    def finished(
+        self, copy_back: Callable[[], None] | None, device: torch.device
+    ) -> Callable[[], None] | None:
+        return copy_back
 
     @contextmanager
     def on_cpu(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -15,16 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_store
 
+from sealring.engine.cpu import Collective
+from sealring.engine.datatypes import DType
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent
-from sealring.group.gates import (
-    MOST_HELD,
-    Gate,
-    bytes_of,
-    keep_until_all_are_open,
-    last_of,
-    while_all_are_open,
-)
+from sealring.group.gates import Gate, driver_users, last_of
 from sealring.group.owed import OwedError, raise_what_is_owed
+from sealring.schedule import Algorithm, Operation
 from tests.group.host_streams import PATIENCE_S, HostStreams, taken_for_a_gpu
 from tests.workers import SECRET, Workers
 
@@ -72,7 +67,7 @@ def futures_that_are_done(rank: int, world: int) -> tuple[float, float]:
     assert future.done()
     # As a communication hook does: its callback runs at once, its work behind the gate.
     held = future.then(lambda done: done.wait())
-    behind = calls.streams._held.put(lambda: data[0].item())
+    behind = calls.streams.side.put(lambda: data[0].item())
     if rank == 0:
         assert not behind.done()
         store.set("rank 0 has a future", "")
@@ -105,12 +100,22 @@ def test_several_at_once_have_one_gate(workers: Workers) -> None:
     )
 
 
+NOTHING = Collective(Operation.BARRIER, Algorithm.RING, [], 0, DType.BYTES)
+
+
+def closed_gate(streams: HostStreams) -> Gate:
+    gate = Gate(streams, NOTHING)
+    assert gate.close() is NOTHING
+    return gate
+
+
 def test_the_last_gate_stands_for_all_of_one_group() -> None:
     streams = HostStreams()
-    gates = [Gate(streams) for _ in range(3)]
+    gates = [closed_gate(streams) for _ in range(3)]
     assert last_of(gates) is gates[-1]
     assert last_of([gates[0], None]) is None
-    assert last_of([gates[0], Gate(HostStreams())]) is None
+    assert last_of([gates[0], closed_gate(HostStreams())]) is None
+    assert last_of([gates[0], Gate(streams, NOTHING)]) is None
     assert last_of([]) is None
 
 
@@ -236,25 +241,83 @@ def test_what_is_only_read_is_not_overwritten(workers: Workers) -> None:
     workers.run(with_a_group, sources_stay, group=False)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-    ],
-)
-def test_all_ones_are_nan_and_nothing_else_is_touched(dtype: torch.dtype) -> None:
-    base = torch.zeros(8, 9).to(dtype)
-    bytes_of(base.t()[1:7:2, ::3]).fill_(0xFF)
-    wide = base.to(torch.complex64 if dtype.is_complex else torch.float32)
-    spoilt = torch.zeros(8, 9, dtype=torch.bool)
-    spoilt.t()[1:7:2, ::3] = True
-    assert torch.equal(wide.isnan(), spoilt)
+def strided_results(rank: int, world: int) -> None:
+    """What is copied to where the user wants it is copied behind the gate, and spoilt as well."""
+    calls = taken_for_a_gpu()
+    right, wrong = torch.ones(8, 9), torch.ones(8 + rank, 9)
+    for tensor in (right, wrong):
+        dist.all_reduce(tensor.t()[::2])
+    seen = calls.streams.current.put(lambda: (right.clone(), wrong.clone()))
+    right, wrong = seen.result(PATIENCE_S)
+    touched = torch.zeros_like(wrong, dtype=torch.bool)
+    touched.t()[::2] = True
+    assert torch.equal(right, torch.where(touched[:8], 2.0, 1.0))
+    assert torch.equal(wrong.isnan(), touched)
+    with pytest.raises(OutOfStep):
+        dist.all_reduce(right)
+    dist.destroy_process_group()
+
+
+def test_results_that_are_copied_are_spoilt_too(workers: Workers) -> None:
+    workers.run(with_a_group, strided_results, group=False)
+
+
+# ---- where the host waits ------------------------------------------------------------------------
+
+
+def beside_a_call_that_needs_the_driver(rank: int, world: int) -> None:
+    calls = taken_for_a_gpu()
+    driver_users.come()
+    data = torch.ones(1000)
+    dist.all_reduce(data)
+    assert (data == world).all()
+    driver_users.go()
+    dist.all_reduce(data)
+    seen = calls.streams.current.put(data.clone)
+    assert (seen.result(PATIENCE_S) == world * world).all()
+    assert not driver_users.any
+    dist.destroy_process_group()
+
+
+def more_than_can_be_given_ahead(rank: int, world: int) -> None:
+    calls = taken_for_a_gpu()
+    calls.streams.line_up = lambda collective, then: None  # type: ignore[method-assign]
+    data = torch.ones(10, 20)
+    dist.all_reduce(data.t())
+    assert (data == world).all()
+    work = dist.all_reduce(data, async_op=True)
+    (result,) = work.get_future().wait()
+    assert (result == world * world).all()
+    with pytest.raises(OutOfStep):
+        dist.all_reduce(torch.ones(10 + rank))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("why", [beside_a_call_that_needs_the_driver, more_than_can_be_given_ahead])
+def test_where_streams_cannot_wait_the_host_does(workers: Workers, why: Any) -> None:
+    workers.run(with_a_group, why, group=False)
+
+
+def dropped_by_the_caller(rank: int, world: int) -> bool:
+    """The last reference to a call's tensors does not go on the group's thread."""
+    calls = taken_for_a_gpu()
+    kept: list[Any] = []
+    leave = calls.streams.leave
+    calls.streams.leave = lambda remains: (kept.append(remains), leave(remains))[1]  # type: ignore[method-assign]
+    data = torch.ones(1000)
+    gone = weakref.ref(data)
+    work = dist.all_reduce(data, async_op=True)
+    work.wait(timedelta(seconds=PATIENCE_S))
+    del data, work
+    gc.collect()
+    alive = gone() is not None
+    kept.clear()
+    dist.destroy_process_group()
+    return alive
+
+
+def test_a_calls_tensors_go_with_the_callers_next(workers: Workers) -> None:
+    assert workers.run(with_a_group, dropped_by_the_caller, group=False) == [True, True]
 
 
 # ---- time, and the end --------------------------------------------------------------------------
@@ -349,125 +412,6 @@ def test_a_script_that_ends_without_having_seen_the_error_fails() -> None:
     assert "PeerLost: rank 7 is gone" in done.stderr
     done = ended("group._owed.owe(PeerLost('rank 7 is gone')); group._owed.told()")
     assert done.returncode == 0, done.stderr
-
-
-def test_a_result_that_cannot_be_overwritten_ends_the_process() -> None:
-    done = ended("""
-from tests.group.host_streams import HostStreams
-from sealring.group.gates import Gate
-class Broken(HostStreams):
-    def aside(self, after=None): raise RuntimeError("an illegal memory access")
-Gate(Broken(), [torch.ones(3)]).spoil(None)
-print("went on")
-""")
-    assert done.returncode == 1
-    assert "an illegal memory access" in done.stderr
-    assert "went on" not in done.stdout
-
-
-def test_a_result_whose_memory_was_exchanged_ends_the_process() -> None:
-    """As FSDP1 does, which gives a storage's memory back and takes other memory for it."""
-    done = ended("""
-from tests.group.host_streams import HostStreams
-from sealring.group.gates import Gate
-tensor = torch.ones(3000)
-gate = Gate(HostStreams(), [tensor])
-tensor.untyped_storage().resize_(0)
-gate.spoil(None)
-print("went on")
-""")
-    assert done.returncode == 1
-    assert "was exchanged" in done.stderr
-    assert "went on" not in done.stdout
-
-
-# ---- how far the host gets ahead ----------------------------------------------------------------
-
-
-def test_streams_wait_for_so_many_calls_and_then_the_host_does() -> None:
-    streams = HostStreams()
-    gates = [Gate(streams) for _ in range(MOST_HELD + 2)]
-    for gate in gates:
-        gate.close()
-    *first, last, ahead = gates
-    for gate in first:
-        gate.hold()
-        gate.hold()  # by a second stream: that is no second call
-    went_on = threading.Event()
-
-    def go_on() -> None:
-        last.hold()
-        ahead.hold()
-        went_on.set()
-
-    host = threading.Thread(target=go_on)
-    host.start()
-    first[0].open()  # makes room for one
-    assert not went_on.is_set()
-    first[1].open()
-    host.join(PATIENCE_S)
-    assert went_on.is_set()
-    for gate in gates[2:]:
-        gate.open()
-
-
-# ---- what may not be done while a stream waits --------------------------------------------------
-
-
-def closed_gate() -> Gate:
-    gate = Gate(HostStreams())
-    gate.close()
-    return gate
-
-
-def test_code_is_loaded_only_while_all_gates_are_open() -> None:
-    first, order = closed_gate(), []
-    loading = threading.Event()
-
-    def load() -> None:
-        with while_all_are_open():
-            order.append("loaded")
-            loading.set()
-
-    def close_another() -> None:
-        second = closed_gate()
-        order.append("closed")
-        second.open()
-
-    loader = threading.Thread(target=load)
-    loader.start()
-    while not _somebody_wants_them_open():
-        pass
-    closer = threading.Thread(target=close_another)
-    closer.start()
-    assert not loading.is_set()
-    first.open()
-    loader.join(PATIENCE_S)
-    closer.join(PATIENCE_S)
-    assert order == ["loaded", "closed"]
-
-
-def _somebody_wants_them_open() -> bool:
-    from sealring.group import gates
-
-    return gates._closed_ones._wanted_open > 0
-
-
-def test_what_has_memory_on_the_gpu_is_kept_while_a_gate_is_closed() -> None:
-    class Engine:
-        pass
-
-    first, second = closed_gate(), closed_gate()
-    engine = Engine()
-    gone = weakref.ref(engine)
-    keep_until_all_are_open(engine)
-    del engine
-    first.open()
-    gc.collect()
-    assert gone() is not None
-    second.open()
-    gc.collect()
-    assert gone() is None
 
 
 def test_an_error_is_owed_once() -> None:

@@ -6,9 +6,8 @@
 namespace {
 
 template <bool opens, bool reduces>
-__device__ __forceinline__ void pass(const Launch& launch) {
-  __shared__ Shared shared;
-  const Place at = place_of(launch);
+__device__ __forceinline__ void pass(const Launch& launch, u32 index, Shared& shared) {
+  const Place at = place_of(launch, index);
   const u32 t = threadIdx.x;
   u8* const payload =
       (opens ? record_at(launch, launch.in, at) : record_at(launch, launch.out, at)) + kPayloadAt;
@@ -67,13 +66,39 @@ __device__ __forceinline__ void pass(const Launch& launch) {
 
 #if SEALRING_REDUCES
 extern "C" __global__ void open_reduce_unsealed(const __grid_constant__ Launch launch) {
-  pass<true, true>(launch);
+  __shared__ Shared shared;
+  pass<true, true>(launch, blockIdx.x, shared);
 }
 #else
 extern "C" __global__ void seal_unsealed(const __grid_constant__ Launch launch) {
-  pass<false, false>(launch);
+  __shared__ Shared shared;
+  pass<false, false>(launch, blockIdx.x, shared);
 }
 extern "C" __global__ void open_unsealed(const __grid_constant__ Launch launch) {
-  pass<true, false>(launch);
+  __shared__ Shared shared;
+  pass<true, false>(launch, blockIdx.x, shared);
 }
 #endif
+
+namespace {
+
+struct Passing {
+  __device__ __forceinline__ static void seal(const Launch& launch, u32 index, Shared& shared) {
+    pass<false, false>(launch, index, shared);
+  }
+  __device__ __forceinline__ static void open(const Launch& launch, u32 index, Shared& shared) {
+    pass<true, false>(launch, index, shared);
+  }
+#if SEALRING_REDUCES
+  __device__ __forceinline__ static void open_reduce(const Launch& launch, u32 index,
+                                                     Shared& shared) {
+    pass<true, true>(launch, index, shared);
+  }
+#endif
+};
+
+}  // namespace
+
+extern "C" __global__ void serve_unsealed(const __grid_constant__ Shift shift) {
+  serve_shift<Passing>(shift);
+}

@@ -259,10 +259,12 @@ def _gpu(device: torch.device) -> Finding:
             group_key=os.urandom(limits.KEY_BYTES),
             links=(),
         )
-        GpuCalls(engine, wait, _GPU_PATIENCE_S).attach(device)
+        calls = GpuCalls(engine, wait)
+        calls.attach(device)
     except SealringError as error:
         return Finding(name, "problem", type(error).__name__, str(error))
-    found = f"{torch.cuda.get_device_name(device)}: kernels compiled, the {wait} waits for results"
+    who = "stream" if calls.streams_wait else "host"
+    found = f"{torch.cuda.get_device_name(device)}: kernels compiled, the {who} waits for results"
     return Finding(name, "ok", found)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sealring import _native, limits
@@ -66,6 +65,8 @@ class Collective:
     root: int = 0
     ready: int | None = None
     """The slots are in a GPU's memory, and this CUDA event says when they may be used."""
+    prepared: _native.Prepared | None = None
+    """The GPU was given its part ahead."""
 
 
 class CpuEngine:
@@ -115,38 +116,33 @@ class CpuEngine:
         dtype: DType = DType.BYTES,
         reduction: ReduceKind = ReduceKind.NONE,
         *,
-        loading: Callable[[], AbstractContextManager[object]] = nullcontext,
+        ahead: bool = False,
     ) -> None:
         """Makes ready what a collective on this GPU needs; raises Unsupported if it cannot be.
 
-        `loading` is entered while code is loaded and memory taken.
+        `ahead`, when it comes first: so that collectives can be prepared, where that can be.
         """
         from sealring.engine.cuda.attachment import Gpu
 
         with self._preparing:
             if self._gpu is None:
-                with loading():
-                    self._gpu = Gpu(self._native, ordinal)
+                self._gpu = Gpu(self._native, ordinal, ahead=ahead)
             if self._gpu.ordinal != ordinal:
                 raise Unsupported(
                     f"this group's tensors have been on cuda:{self._gpu.ordinal}, this one is on "
                     f"cuda:{ordinal}: a rank uses one GPU per group"
                 )
             if not self._gpu.has(dtype, reduction):
-                with loading():
-                    self._gpu.prepare(dtype, reduction)
+                self._gpu.prepare(dtype, reduction)
 
     def introduce_gpus(
         self,
         wanted: Wire,
         problem: str = "",
-        *,
-        loading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on the way between their GPUs, once per group.
 
-        `problem` is why this rank's cannot serve; then no rank's does. `loading` is entered while
-        memory is taken.
+        `problem` is why this rank's cannot serve; then no rank's does.
         """
         from sealring.engine.cuda.wires import agree
 
@@ -158,7 +154,6 @@ class CpuEngine:
             wanted,
             one_host=one_host,
             problem=problem,
-            loading=loading,
         )
 
     @property
@@ -166,14 +161,34 @@ class CpuEngine:
         """Records of GPUs have a way of their own, on which none is passed on."""
         return self._native.wired
 
+    @property
+    def channelled(self) -> bool:
+        """That way is NCCL's, which has to be called for every record."""
+        return self._native.channelled
+
+    @property
+    def shift_stream(self) -> int:
+        """The CUDA stream in which prepared collectives are done; 0 where none can be prepared."""
+        return self._native.shift_stream
+
+    def prepare(self, collective: Collective) -> Collective | None:
+        """Gives the GPU its part of a collective ahead; the one to be run, which it must be.
+
+        Collectives are prepared in the order in which they will be run. None where it is too much.
+        """
+        prepared = self._native.prepare(
+            self._program(collective),
+            collective.slots,
+            collective.dtype,
+            collective.reduction,
+            self._segment_bytes(collective),
+            collective.ready or 0,
+            self._goes_by_wires(collective),
+        )
+        return None if prepared is None else replace(collective, prepared=prepared)
+
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
-        # What is cut must be cut alike by all who touch it, so by a length that they all know.
-        known_to_all = collective.total is not None
-        longest = max(size for _, size in collective.slots) if known_to_all else None
-        on_gpu = collective.ready is not None
-        wired = on_gpu and self.wired and not self._passes_on(collective)
-        largest = self._gpu_record_bytes if on_gpu else self._record_bytes
         failure = self._native.run(
             self._program(collective),
             collective.slots,
@@ -183,16 +198,28 @@ class CpuEngine:
             collective.dtype,
             collective.reduction,
             collective.factor,
-            segment_bytes(longest, limits.WIRE_PAYLOAD_BYTES if wired else largest),
+            self._segment_bytes(collective),
             timeout_s,
             collective.ready,
-            wired,
+            self._goes_by_wires(collective),
+            collective.prepared,
         )
         if failure is not None:
             raise error_from(failure, self._names, number, collective.operation)
 
-    def _passes_on(self, collective: Collective) -> bool:
-        return passes_records_on(
+    def _segment_bytes(self, collective: Collective) -> int:
+        # What is cut must be cut alike by all who touch it, so by a length that they all know.
+        known_to_all = collective.total is not None
+        longest = max(size for _, size in collective.slots) if known_to_all else None
+        if self._goes_by_wires(collective):
+            return segment_bytes(longest, limits.WIRE_PAYLOAD_BYTES)
+        on_gpu = collective.ready is not None
+        return segment_bytes(longest, self._gpu_record_bytes if on_gpu else self._record_bytes)
+
+    def _goes_by_wires(self, collective: Collective) -> bool:
+        if collective.ready is None or not self.wired:
+            return False
+        return not passes_records_on(
             collective.operation, collective.algorithm, self._world, self.topology
         )
 

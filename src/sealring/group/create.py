@@ -89,7 +89,7 @@ def create_group(options: Any) -> SealedProcessGroup:
             record_bytes=settings.record_bytes,
             rekey_bytes=settings.rekey_bytes,
         )
-        gpu = GpuCalls(engine, settings.cuda_wait, options.timeout.total_seconds())
+        gpu = GpuCalls(engine, settings.cuda_wait)
         try:
             mailbox = Mailbox(
                 group_rank,

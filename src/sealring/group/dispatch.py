@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -94,6 +94,9 @@ class Dispatcher:
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
+            if job.gate is not None and (prepared := job.gate.close()) is not None:
+                # The GPU was given `on_success` as well.
+                job = replace(job, collectives=(prepared,), known=prepared, on_success=None)
             # Streams can wait only for what another thread does.
             at_once = wait and self.idle and job.gate is None
             self._submitted += 1
@@ -103,8 +106,6 @@ class Dispatcher:
             if at_once:
                 self._turn.acquire()
             else:
-                if job.gate is not None:
-                    job.gate.close()
                 with profiles.shown(job.name, job.known, self._engine):
                     self._jobs.put((call, job))
         if at_once:
@@ -169,15 +170,14 @@ class Dispatcher:
             if error is not None:
                 self._recorder.ended(error)
         finally:  # Ctrl-C may come while the record is being written
-            self._let_streams_go_on(job, error)
+            self._after_streams(job, error)
             self._finished += call != _CALLBACK
             job.work.finish(error)
 
-    def _let_streams_go_on(self, job: Job, error: BaseException | None) -> None:
-        """With the result, or with what nobody can take for one."""
-        if job.gate is None:
+    def _after_streams(self, job: Job, error: BaseException | None) -> None:
+        """Those that wait have gone on: with the result, or with what nobody can take for one."""
+        if job.gate is None or not job.gate.holds:
             return
         if error is not None:
             self._owed.owe(error)
-            job.gate.spoil(job.ready)
-        job.gate.open()
+        job.gate.open(job)

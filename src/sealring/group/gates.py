@@ -1,31 +1,25 @@
-"""What the streams of a GPU wait at for a call whose caller has gone on.
+"""What the streams of a GPU wait for when a call's caller has gone on.
 
-A gate is closed when its call is queued and opened by the group's thread when the call is over:
-every record checked, the last byte written. Calls of a group end in the order they were queued.
+The GPU is given its part of a call ahead, in a stream of the group's (native/shifts.hpp), when the
+call is queued. From then on the group's thread tells it what to do without a call of CUDA's, and
+the end of that stream's work is the end of the call: every record checked, the last byte written.
+So a stream waits for an event there, as it does with NCCL.
 
-A call that fails opens its gate too, or the GPU would never do anything again. Nobody can be told
-then, for nobody waits: so its results are first overwritten with ones, which are NaN in every
-float type, and the error is owed (owed.py).
+A call that fails comes to that end too, or the GPU would never do anything again. Nobody can be
+told then, for nobody waits: so the engine first overwrites its results with ones, which are NaN in
+every float type, and the error is owed (owed.py).
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, NoReturn, Protocol
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
 import torch
 
-ALL_ONES: Final = 0xFF
-MOST_HELD: Final = 4
-"""How many calls streams may wait for at once: two all_gathers and two reduce_scatters of FSDP's.
-
-Each keeps its tensors, and every kernel launched behind it a place in the driver's queue.
-"""
+from sealring.engine.cpu import Collective
 
 
 class Streams(Protocol):
@@ -35,174 +29,111 @@ class Streams(Protocol):
     def devices(self) -> list[int | str | torch.device]:
         """What a future of their tensors is bound to."""
 
-    def close(self) -> int:
-        """Draws the next ticket."""
+    def line_up(
+        self, collective: Collective, then: Callable[[], None] | None
+    ) -> tuple[Collective, Any] | None:
+        """Gives the GPU its part, and what is to be done after it.
 
-    def hold(self, ticket: int) -> None:
-        """The calling thread's current stream waits until the ticket is opened."""
+        The collective as the engine is to run it, and what streams wait for. None where it is too
+        much to be given ahead.
+        """
 
-    def open(self, ticket: int) -> None: ...
+    def hold(self, over: Any) -> None:
+        """The calling thread's current stream waits for it."""
 
-    def behind(self, ticket: int) -> AbstractContextManager[Any]:
-        """In it the current stream is one that waits until the ticket is opened."""
+    def behind(self, over: Any) -> AbstractContextManager[Any]:
+        """In it the current stream is one that waits for it."""
 
-    def aside(self, after: Any = None) -> AbstractContextManager[Any]:
-        """In it the current stream is one that waits for no gate; the end waits for the GPU."""
+    def leave(self, remains: object) -> None:
+        """The call is over; what it kept may go, but not on the group's thread.
+
+        To give back memory that several streams have used, torch calls CUDA.
+        """
 
 
 class Gate:
     """One call's. Until it is closed it holds nobody."""
 
-    def __init__(self, streams: Streams, written: Iterable[torch.Tensor] = ()) -> None:
-        """`written` are the user's tensors that the result goes to."""
+    def __init__(
+        self, streams: Streams, collective: Collective, then: Callable[[], None] | None = None
+    ) -> None:
+        """`then` copies the result to where the user wants it, on the current stream."""
         self._streams = streams
-        self._ticket: int | None = None
-        self._written = [(tensor, tensor.data_ptr()) for tensor in written]
+        self._collective = collective
+        self._then = then
+        self._over: Any = None
 
-    def close(self) -> None:
-        """Called once, in the order in which the calls will end."""
-        _closed_ones.add(self)
-        self._ticket = self._streams.close()
+    def close(self) -> Collective | None:
+        """Called once, in the order in which the calls will be run; what is to be run.
 
-    def hold(self) -> None:
-        """The current stream waits from here on; so does the host, while too many are held."""
-        if self._ticket is not None:
-            _closed_ones.hold(self)
-            self._streams.hold(self._ticket)
+        None where streams cannot wait for it: then it is to be run as it is, and the host waits.
+        """
+        lined_up = self._streams.line_up(self._collective, self._then)
+        self._then = None
+        if lined_up is None:
+            return None
+        collective, self._over = lined_up
+        return collective
+
+    def hold(self) -> bool:
+        """The current stream waits from here on; False where it cannot."""
+        if self._over is None:
+            return False
+        self._streams.hold(self._over)
+        return True
+
+    @property
+    def holds(self) -> bool:
+        return self._over is not None
 
     def completed(self, result: list[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that is done: whoever takes its value has his stream wait, and not himself."""
         future: torch.futures.Future[Any] = torch.futures.Future(devices=self._streams.devices)
-        if self._ticket is None:
+        with self._streams.behind(self._over):
             future.set_result(result)
-        else:
-            with self._streams.behind(self._ticket):
-                future.set_result(result)
         return future
 
-    def spoil(self, after: Any) -> None:
-        """Overwrites what is no result, behind what its writers were given before the call.
-
-        If that cannot be done the process ends: half a result must not be taken for one, and a
-        stream that waits for ever is no way out either.
-        """
-        try:
-            with self._streams.aside(after):
-                for tensor, address in self._written:
-                    # Kernels that wait were given the address.
-                    if tensor.data_ptr() != address:
-                        raise RuntimeError("the tensor's memory was exchanged after the call")
-                    bytes_of(tensor).fill_(ALL_ONES)
-        except Exception as problem:
-            end_process(
-                "a collective failed, and its incomplete result on the GPU cannot be overwritten",
-                problem,
-            )
-
-    def open(self) -> None:
-        if self._ticket is not None:
-            self._streams.open(self._ticket)
-            _closed_ones.remove(self)
-        self._written.clear()
+    def open(self, remains: object) -> None:
+        """The call is over."""
+        if self._over is not None:
+            self._streams.leave(remains)
 
     def of_same_group(self, other: Gate) -> bool:
         return self._streams is other._streams
 
 
 def last_of(gates: Iterable[Gate | None]) -> Gate | None:
-    """The one that opens when all of them are open; None where there is no such gate."""
+    """The one behind which all of them are over; None where there is no such gate."""
     last: Gate | None = None
     for gate in gates:
-        if gate is None or (last is not None and not gate.of_same_group(last)):
+        if gate is None or not gate.holds or (last is not None and not gate.of_same_group(last)):
             return None
         last = gate
     return last
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes, however it is strided."""
-    size = tensor.element_size()
-    nothing = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return nothing.set_(
-        tensor.untyped_storage(),
-        tensor.storage_offset() * size,
-        (*tensor.shape, size),
-        (*(stride * size for stride in tensor.stride()), 1),
-    )
+class _DriverUsers:
+    """Calls under way, of all groups of this process, for which a thread must call CUDA.
 
-
-def end_process(why: str, error: BaseException) -> NoReturn:
-    """Where nobody can be told by an exception; the other ranks see PeerLost."""
-    traceback.print_exception(error)
-    print(f"sealring: {why}. The process ends here.", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-class _ClosedOnes:
-    """This process's gates that are closed, of all groups.
-
-    Some of the driver's calls wait until the GPU has nothing left to do, and hold a lock that the
-    groups' threads need to get there: loading code, giving memory back. While one of them is made
-    all gates are open, and none is closed.
+    While a stream waits for a collective, such a thread may have to wait for the stream. A peer may
+    need its call before it comes to that collective. So as long as there is one, hosts wait.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._gates: set[Gate] = set()
-        self._held: set[Gate] = set()
-        self._wanted_open = 0
-        self._kept: list[object] = []
+        self._lock = threading.Lock()
+        self._count = 0
 
-    def add(self, gate: Gate) -> None:
-        with self._changed:
-            # Those who want them open would else wait for as long as somebody closes more.
-            self._changed.wait_for(lambda: self._wanted_open == 0)
-            self._gates.add(gate)
+    def come(self) -> None:
+        with self._lock:
+            self._count += 1
 
-    def hold(self, gate: Gate) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: gate in self._held or gate not in self._gates or len(self._held) < MOST_HELD
-            )
-            if gate in self._gates:
-                self._held.add(gate)
+    def go(self) -> None:
+        with self._lock:
+            self._count -= 1
 
-    def remove(self, gate: Gate) -> None:
-        with self._changed:
-            self._gates.discard(gate)
-            self._held.discard(gate)
-            if not self._gates:
-                self._kept.clear()
-            self._changed.notify_all()
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        with self._changed:
-            self._wanted_open += 1
-        try:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._gates)
-            # The lock is free meanwhile: nobody closes a gate as long as open ones are wanted.
-            yield
-        finally:
-            with self._changed:
-                self._wanted_open -= 1
-                self._changed.notify_all()
-
-    def keep(self, thing: object) -> None:
-        with self._changed:
-            if self._gates:
-                self._kept.append(thing)
+    @property
+    def any(self) -> bool:
+        return self._count > 0
 
 
-_closed_ones: Final = _ClosedOnes()
-
-
-def while_all_are_open() -> AbstractContextManager[None]:
-    """For code that is loaded on the GPU, and memory that is taken there or given back."""
-    return _closed_ones.open()
-
-
-def keep_until_all_are_open(thing: object) -> None:
-    """Its memory on the GPU is given back no sooner."""
-    _closed_ones.keep(thing)
+driver_users: Final = _DriverUsers()

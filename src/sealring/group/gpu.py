@@ -5,83 +5,79 @@ the call, and a call is over when every record has been checked and the GPU has 
 byte. The group keeps a call's tensors until then, so the caching allocator gets no memory back
 that is still read or written, on whatever stream it would be used next.
 
-Who waits is a setting. The host: wait() returns when the call is over, and raises its error. Or the
-stream, as with NCCL: wait() returns at once, and what the current stream is given from then on
-waits at the call's gate (gates.py).
+Who waits is a setting. The stream, as with NCCL: wait() returns at once, and what the current
+stream is given from then on waits for the call (gates.py). Or the host: wait() returns when the
+call is over, and raises its error. So it is too where a stream cannot wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from sealring import _native
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.errors import Unsupported
-from sealring.group.gates import (
-    Gate,
-    Streams,
-    keep_until_all_are_open,
-    while_all_are_open,
-)
+from sealring.group.gates import Gate, Streams, driver_users
 from sealring.group.settings import CudaWait
 
 
 class CudaStreams:
-    def __init__(self, device: torch.device, patience_s: float) -> None:
+    def __init__(self, engine: CpuEngine, device: torch.device) -> None:
+        self._engine = engine
         self._device = device
-        try:
-            with while_all_are_open():
-                self._gate = _native.StreamGate(device.index, patience_s)
-        except RuntimeError as problem:
-            raise Unsupported(
-                f"SEALRING_CUDA_WAIT is stream, and that cannot be: {problem}; or set "
-                "SEALRING_CUDA_WAIT=host, and wait() blocks"
-            ) from problem
-        self._held = torch.cuda.ExternalStream(self._gate.held, device)  # type: ignore[no-untyped-call]
-        self._free = torch.cuda.ExternalStream(self._gate.free, device)  # type: ignore[no-untyped-call]
+        self._shifts = torch.cuda.ExternalStream(engine.shift_stream, device)  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._remains: deque[object] = deque()
 
     @property
     def devices(self) -> list[int | str | torch.device]:
         return [self._device]
 
-    def close(self) -> int:
-        return self._gate.close()
+    def line_up(
+        self, collective: Collective, then: Callable[[], None] | None
+    ) -> tuple[Collective, torch.cuda.Event] | None:
+        self._remains.clear()
+        prepared = self._engine.prepare(collective)
+        if prepared is None:
+            return None
+        with torch.cuda.stream(self._shifts):
+            if then is not None:
+                then()
+            over = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            over.record()
+        return prepared, over
 
-    def hold(self, ticket: int) -> None:
-        with torch.cuda.device(self._device):
-            self._gate.hold(torch.cuda.current_stream(self._device).cuda_stream, ticket)
-
-    def open(self, ticket: int) -> None:
-        self._gate.open(ticket)
+    def hold(self, over: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._device).wait_event(over)
 
     @contextmanager
-    def behind(self, ticket: int) -> Iterator[None]:
-        with torch.cuda.stream(self._held):
-            self._gate.hold(self._held.cuda_stream, ticket)
+    def behind(self, over: torch.cuda.Event) -> Iterator[None]:
+        with torch.cuda.stream(self._side):
+            self._side.wait_event(over)
             yield
 
-    def aside(self, after: torch.cuda.Event | None = None) -> AbstractContextManager[None]:
-        return alone_on(self._free, after)
+    def leave(self, remains: object) -> None:
+        self._remains.append(remains)
+
+    def also_used_by(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """After the call, too: the allocator is told."""
+        for tensor in tensors:
+            tensor.record_stream(self._shifts)
 
 
 class GpuCalls:
     """One group's calls with CUDA tensors."""
 
-    def __init__(self, engine: CpuEngine, wait: CudaWait, patience_s: float) -> None:
+    def __init__(self, engine: CpuEngine, wait: CudaWait) -> None:
         self._engine = engine
         self._wait = wait
-        self._patience_s = patience_s
         self._streams: Streams | None = None
         self._attached = False
-
-    def __del__(self) -> None:
-        # The engine's memory on the GPU goes with it.
-        keep_until_all_are_open(self._engine)
 
     def serves(self, device: torch.device) -> bool:
         return device.type == "cuda"
@@ -95,18 +91,16 @@ class GpuCalls:
         except RuntimeError as problem:
             raise Unsupported(f"{device} cannot be used: {problem}") from problem
         with torch.cuda.device(device):
-            self._engine.use_gpu(device.index, loading=while_all_are_open)
-        if self._wait == "stream" and self._streams is None:
-            self._streams = CudaStreams(device, self._patience_s)
+            self._engine.use_gpu(device.index, ahead=self._wait == "stream")
+            if self._engine.shift_stream:
+                self._streams = CudaStreams(self._engine, device)
         self._attached = True
 
     def prepare(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
         """The collective as the engine takes it, and what must live until it has been run."""
         self.attach(device)
         with torch.cuda.device(device):
-            self._engine.use_gpu(
-                device.index, collective.dtype, collective.reduction, loading=while_all_are_open
-            )
+            self._engine.use_gpu(device.index, collective.dtype, collective.reduction)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
         return replace(collective, ready=ready.cuda_event), ready
@@ -115,34 +109,43 @@ class GpuCalls:
     def streams_wait(self) -> bool:
         return self._streams is not None
 
-    def gate(self, written: Sequence[torch.Tensor]) -> Gate | None:
-        """What streams will wait at for one call; None where the host waits."""
-        return None if self._streams is None else Gate(self._streams, written)
+    def gate(
+        self,
+        collective: Collective,
+        copy_back: Callable[[], None] | None,
+        used: tuple[torch.Tensor, ...],
+    ) -> Gate | None:
+        """What streams will wait at for one call; None where the host waits.
+
+        `used` are the tensors that it uses, and that `copy_back` does.
+        """
+        if self._streams is None or self._engine.channelled or driver_users.any:
+            return None
+        if copy_back is not None and isinstance(self._streams, CudaStreams):
+            self._streams.also_used_by(used)
+        return Gate(self._streams, collective, copy_back)
 
     def finished(
         self, copy_back: Callable[[], None] | None, device: torch.device
     ) -> Callable[[], None] | None:
         """The same, and it returns when the GPU has done it."""
-        if copy_back is None:
-            return None
+        return None if copy_back is None else done_by_the_gpu(copy_back, device)
 
-        def copy() -> None:
-            if self._streams is not None:
-                aside = self._streams.aside()
-            else:
-                aside = alone_on(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-            with aside:
-                copy_back()
 
-        return copy
+def done_by_the_gpu(copy_back: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The same, and it returns when the GPU has done it, whichever thread calls it."""
+
+    def copy() -> None:
+        with alone_on(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            copy_back()
+
+    return copy
 
 
 @contextmanager
-def alone_on(stream: torch.cuda.Stream, after: torch.cuda.Event | None = None) -> Iterator[None]:
-    """In it the stream is the current one, behind the event; the end waits for the GPU."""
+def alone_on(stream: torch.cuda.Stream) -> Iterator[None]:
+    """In it the stream is the current one; the end waits for the GPU."""
     with torch.cuda.stream(stream):
-        if after is not None:
-            stream.wait_event(after)
         yield
     stream.synchronize()
 

@@ -14,7 +14,6 @@ import torch
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.cuda.wires import Wire
 from sealring.errors import Unsupported
-from sealring.group.gates import while_all_are_open
 from sealring.group.gpu import GpuCalls
 from sealring.schedule import Selection
 
@@ -44,7 +43,7 @@ class Introduction:
             except Unsupported as unable:
                 problem = str(unable)
             try:
-                run(self._engine.introduce_gpus(self._wanted, problem, loading=while_all_are_open))
+                run(self._engine.introduce_gpus(self._wanted, problem))
             except Unsupported as refusal:
                 self._refused = refusal  # all ranks have it, and need not ask again
                 raise

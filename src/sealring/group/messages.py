@@ -21,8 +21,8 @@ from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
-from sealring.group.gates import while_all_are_open
-from sealring.group.gpu import alone_on
+from sealring.group.gates import driver_users
+from sealring.group.gpu import done_by_the_gpu
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.recorder.mail import MessageEntry
@@ -116,7 +116,7 @@ class Messages:
         dtype = arguments.moved_dtype(memory)
         entry = MessageEntry("recv", peer, tag, memory.nbytes, dtype)
         if on_success is not None and memory.is_cuda:
-            on_success = _done_by_the_gpu(on_success, memory.device)
+            on_success = done_by_the_gpu(on_success, memory.device)
         return self._post(self._mailbox.receive, entry, memory, timeout_s, result, on_success)
 
     def _post(
@@ -132,6 +132,8 @@ class Messages:
         work.memory = memory
         if memory.is_cuda:
             work.ready = self._come_to_the_call(memory.device)
+            driver_users.come()
+            work.when_done(driver_users.go)
         ready = None if work.ready is None else work.ready.cuda_event
         self._recorder.mail.posted(entry)
         # Held while it is posted: a message that is done at once is looked up under its ticket.
@@ -174,8 +176,7 @@ class Messages:
         with torch.cuda.device(device):
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-            with nullcontext() if self._mailbox.has_gpu else while_all_are_open():
-                self._mailbox.use_gpu(device.index)
+            self._mailbox.use_gpu(device.index)
         return ready
 
     def _current_device_kept(self) -> AbstractContextManager[object]:
@@ -230,13 +231,3 @@ class Messages:
         for work in orphans:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)
-
-
-def _done_by_the_gpu(copy_back: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same, and it returns when the GPU has done it, whichever thread calls it."""
-
-    def copy() -> None:
-        with alone_on(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-            copy_back()
-
-    return copy

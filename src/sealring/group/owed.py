@@ -7,9 +7,12 @@ latest destroy_process_group() or the process's end.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import traceback
 import weakref
-from typing import Final
+from typing import Final, NoReturn
 
 
 class OwedError:
@@ -48,3 +51,10 @@ def raise_what_is_owed() -> None:
     for owed in list(_of_all_groups):
         if (error := owed.collect()) is not None:
             raise error
+
+
+def end_process(why: str, error: BaseException) -> NoReturn:
+    """Where nobody can be told by an exception; the other ranks see PeerLost."""
+    traceback.print_exception(error)
+    print(f"sealring: {why}. The process ends here.", file=sys.stderr, flush=True)
+    os._exit(1)

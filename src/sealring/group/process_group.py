@@ -8,7 +8,7 @@ The collectives themselves are in group/collectives/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,11 @@ from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.first_failure import FirstFailure
-from sealring.group.gates import end_process
+from sealring.group.gates import driver_users
 from sealring.group.gpu import GpuCalls
 from sealring.group.introduction import Introduction
 from sealring.group.messages import Messages, MessageWork
-from sealring.group.owed import OwedError
+from sealring.group.owed import OwedError, end_process
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, Selection, Topology
@@ -255,7 +255,6 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         result: list[torch.Tensor],
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
-        written: Sequence[torch.Tensor] | None = None,
     ) -> dist.Work:
         if (error := self._owed.collect()) is not None:
             raise error
@@ -264,8 +263,8 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         ready = gate = None
         if self._gpu.serves(device) and isinstance(collectives, Collective):
             collectives, ready = self._gpu.prepare(collectives, device)
+            gate = self._gpu.gate(collectives, on_success, (*keep, *result))
             on_success = self._gpu.finished(on_success, device)
-            gate = self._gpu.gate(result if written is None else written)
         if gate is not None and self._dispatcher.failure is not None:
             raise self._dispatcher.failure  # a wait() on its work would not raise it
         work = SealedWork(result, self._engine.interrupt, gate, self._owed)
@@ -288,4 +287,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
             gate,
         )
         self._dispatcher.submit(job, wait=waits)
+        if ready is not None and (gate is None or not gate.holds):
+            driver_users.come()
+            work.when_done(driver_users.go)
         return work

@@ -95,8 +95,8 @@ class SealedWork(dist.Work):
             callback()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if self._gate is not None and timeout <= timedelta(0) and not self._done:
-            self._gate.hold()
+        stream_waits = self._gate is not None and timeout <= timedelta(0) and not self._done
+        if stream_waits and self._gate is not None and self._gate.hold():
             return True
         return self._block(timeout)
 
@@ -169,7 +169,7 @@ class SealedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        if self._gate is not None and not self._done:
+        if self._gate is not None and self._gate.holds and not self._done:
             # Its error, if there will be one, is owed: DDP's C++ would not wait for it anyway.
             return self._gate.completed(self._result)
         devices = {tensor.device for tensor in self._result if tensor.is_cuda}

@@ -8,15 +8,15 @@ from typing import Final
 
 from sealring import _native
 from sealring.engine.cuda import compiler
-from sealring.engine.cuda.driver import Kernel
+from sealring.engine.cuda.driver import Kernel, can_be_told_ahead
 from sealring.engine.cuda.kernels import Reduction, definitions
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import Unsupported
 
 _AT_START: Final = (DType.FLOAT32, ReduceKind.SUM)
 _MEMORY_MIB: Final = 16
-_ON_RECORDS: Final = frozenset({"seal", "open", "open_reduce"})
-_OF_A_REDUCTION: Final = ("open_reduce", "reduce", "average", "premultiply")
+_ON_RECORDS: Final = frozenset({"seal", "open", "open_reduce", "serve"})
+_OF_A_REDUCTION: Final = ("open_reduce", "reduce", "average", "premultiply", "serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,17 @@ class Attachment:
         owner: _native.Engine | _native.Mailbox,
         ordinal: int,
         kernels: Kernels | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
+        """`ahead`: it may be given its part of collectives before they are run."""
         self.ordinal = ordinal
         self._text = kernels or SHIPPED
         self._kernels: list[Kernel] = []
         """Kept: the owner has only their handles."""
-        seal, open_ = self._load(None, ("seal", "open"))
+        seal, open_, serve = self._load(None, ("seal", "open", "serve"))
         try:
-            owner.attach_cuda(ordinal, seal, open_)
+            owner.attach_cuda(ordinal, seal, open_, serve if ahead else 0)
         except RuntimeError as problem:
             raise Unsupported(
                 f"cuda:{ordinal} cannot seal: {problem}. A group's collectives and its messages "
@@ -65,9 +68,14 @@ class Gpu(Attachment):
     """The same for an engine, which reduces as well."""
 
     def __init__(
-        self, engine: _native.Engine, ordinal: int, kernels: Kernels | None = None
+        self,
+        engine: _native.Engine,
+        ordinal: int,
+        kernels: Kernels | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
-        super().__init__(engine, ordinal, kernels)
+        super().__init__(engine, ordinal, kernels, ahead=ahead and can_be_told_ahead(ordinal))
         self._engine = engine
         self._reductions: set[Reduction] = set()
         # What cannot be built is to show now, not at the first gradient.

@@ -24,6 +24,8 @@ SOURCES: Final = (
     "gpu_parts.hpp",
     "gpu_record.hpp",
     "reductions.hpp",
+    "plain_elements.hpp",
+    "shifts.hpp",
     "kernels.cu",
 )
 _OPTIONS: Final = ("--std=c++20", "--fmad=false", "--ftz=false", "--prec-div=true")

@@ -5,6 +5,7 @@ They go through `cuda.bindings`, which every CUDA build of torch brings along.
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any, Final
 
@@ -47,6 +48,24 @@ def architecture(device: int) -> int:
             "CUDA tensors need 9.0 or newer (H100 and later): use CPU tensors on this machine"
         )
     return found
+
+
+@cache
+def can_be_told_ahead(device: int) -> bool:
+    """Not in confidential computing's mode: host memory that the GPU reads is not private there.
+
+    What a GPU is told ahead says which key seals what, under which count.
+    """
+    state = (ctypes.c_uint * 3)()  # environment, feature, devtools
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() != 0:
+            return True
+        known = nvml.nvmlSystemGetConfComputeState(ctypes.byref(state)) == 0
+        nvml.nvmlShutdown()
+    except (OSError, AttributeError):  # older than confidential computing
+        return True
+    return not (known and state[1])
 
 
 @cache

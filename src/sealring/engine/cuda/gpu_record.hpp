@@ -32,7 +32,7 @@ struct Launch {
   u32 record_bytes;
   u32 log_turns;
   u32 one;
-  u32 unused;
+  u32 action;  // of a command (shifts.hpp)
 };
 static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240);
 
@@ -71,11 +71,12 @@ struct Place {
   u32 part, parts;
 };
 
-__device__ __forceinline__ Place place_of(const Launch& launch) {
+// `index` is the thread block's among those that work on this launch.
+__device__ __forceinline__ Place place_of(const Launch& launch, u32 index) {
   Place at;
   at.part = part_of_record();
   at.parts = parts_of_record();
-  at.record = blockIdx.x / at.parts;
+  at.record = index / at.parts;
   at.start = at.record * launch.record_bytes;
   const u64 left = launch.bytes - at.start;
   at.bytes = left < launch.record_bytes ? (u32)left : launch.record_bytes;

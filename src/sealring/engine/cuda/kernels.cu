@@ -21,13 +21,13 @@
 #if SEALRING_REDUCES
 #include "reductions.hpp"
 #endif
+#include "shifts.hpp"
 
 namespace {
 
 template <bool opens, bool seals, bool reduces>
-__device__ __forceinline__ void run(const Launch& launch) {
-  __shared__ Shared shared;
-  const Place at = place_of(launch);
+__device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& shared) {
+  const Place at = place_of(launch, index);
   const u32 t = threadIdx.x;
   const u8* const in = record_at(launch, launch.in, at);
   u8* const out = record_at(launch, launch.out, at);
@@ -116,52 +116,68 @@ __device__ __forceinline__ void run(const Launch& launch) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
     open_reduce(const __grid_constant__ Launch launch) {
-  run<true, false, true>(launch);
+  __shared__ Shared shared;
+  run<true, false, true>(launch, blockIdx.x, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
     hop(const __grid_constant__ Launch launch) {
-  run<true, true, true>(launch);
+  __shared__ Shared shared;
+  run<true, true, true>(launch, blockIdx.x, shared);
 }
 
 // ---- What a program computes between its messages ----------------------------------------------
 
-namespace {
-
-using sealring::reduce::Element;
-
-template <class Function>
-__device__ __forceinline__ void each(u64 bytes, Function function) {
-  const u64 step = (u64)gridDim.x * blockDim.x;
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < bytes / sizeof(Element); i += step) {
-    function(i);
-  }
-}
-
-}  // namespace
-
 extern "C" __global__ void reduce(Element* dst, const Element* src, u64 bytes) {
-  each(bytes, [&](u64 i) { dst[i] = sealring::reduce::combine(dst[i], src[i]); });
+  reduce_elements(dst, src, bytes, blockIdx.x, gridDim.x);
 }
 
 extern "C" __global__ void average(Element* dst, u64 bytes, u32 world) {
-  each(bytes, [&](u64 i) { dst[i] = sealring::reduce::divide(dst[i], world); });
+  average_elements(dst, bytes, world, blockIdx.x, gridDim.x);
 }
 
 extern "C" __global__ void premultiply(Element* dst, u64 bytes, double factor) {
-  each(bytes, [&](u64 i) { dst[i] = sealring::reduce::scale(dst[i], factor); });
+  premultiply_elements(dst, bytes, factor, blockIdx.x, gridDim.x);
 }
 
 #else
 
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
     seal(const __grid_constant__ Launch launch) {
-  run<false, true, false>(launch);
+  __shared__ Shared shared;
+  run<false, true, false>(launch, blockIdx.x, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
     open(const __grid_constant__ Launch launch) {
-  run<true, false, false>(launch);
+  __shared__ Shared shared;
+  run<true, false, false>(launch, blockIdx.x, shared);
 }
 
 #endif
+
+// ---- The same, when the host asks for it -------------------------------------------------------
+
+namespace {
+
+struct Sealing {
+  __device__ __forceinline__ static void seal(const Launch& launch, u32 index, Shared& shared) {
+    run<false, true, false>(launch, index, shared);
+  }
+  __device__ __forceinline__ static void open(const Launch& launch, u32 index, Shared& shared) {
+    run<true, false, false>(launch, index, shared);
+  }
+#if SEALRING_REDUCES
+  __device__ __forceinline__ static void open_reduce(const Launch& launch, u32 index,
+                                                     Shared& shared) {
+    run<true, false, true>(launch, index, shared);
+  }
+#endif
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
+    serve(const __grid_constant__ Shift shift) {
+  serve_shift<Sealing>(shift);
+}

@@ -17,7 +17,6 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
 from enum import StrEnum
 from itertools import permutations
 from typing import Final, Protocol
@@ -181,9 +180,6 @@ _WAYS: Final[dict[Wire, Callable[[_native.Engine, int, int], _Way]]] = {
 _ONE_HOST: Final = (Wire.PEER, Wire.HOST)
 
 
-Loading = Callable[[], AbstractContextManager[object]]
-
-
 def agree(
     native: _native.Engine,
     rank: int,
@@ -192,12 +188,11 @@ def agree(
     *,
     one_host: bool,
     problem: str,
-    loading: Loading,
 ) -> Generator[Collective, None, None]:
     """The collectives by which the ranks agree; afterwards `native.wired` is the same on all.
 
     `members` are the group's ranks by their numbers in the job, which errors name. `problem` is why
-    this rank's GPU cannot serve, if it cannot. `loading` is entered while memory is taken.
+    this rank's GPU cannot serve, if it cannot.
     Unsupported, on all ranks alike, if a rank's GPU cannot serve, or if `wanted` names a way that
     is not to be had.
     """
@@ -216,7 +211,7 @@ def agree(
     if world > SLOTS:
         ways, why = (), f"an area has {SLOTS} slots, and these are {world} ranks"
     for wire in ways:
-        why = yield from _try(native, rank, members, wire, loading)
+        why = yield from _try(native, rank, members, wire)
         if not why:
             return
     if wanted is not Wire.AUTO:
@@ -232,15 +227,14 @@ def _candidates(*, one_host: bool) -> Sequence[Wire]:
 
 
 def _try(
-    native: _native.Engine, rank: int, members: Sequence[int], wire: Wire, loading: Loading
+    native: _native.Engine, rank: int, members: Sequence[int], wire: Wire
 ) -> Generator[Collective, None, str]:
     """Nothing, and it is used; or why it is not to be had, by the first rank that has it not."""
     way = _WAYS[wire](native, rank, len(members))
     reason, letter = "", b""
     try:
         try:
-            with loading():
-                letter = way.offer()
+            letter = way.offer()
         except Exception as problem:  # whatever it is, the others must not wait for an area
             reason = str(problem) or repr(problem)
         why = yield from _judged(members, reason)
@@ -248,8 +242,7 @@ def _try(
             offers = _Round(len(members), letter)
             yield offers.collective()
             try:
-                with loading():
-                    way.open(offers.letters())
+                way.open(offers.letters())
             except Exception as problem:
                 reason = str(problem) or repr(problem)
             why = yield from _judged(members, reason)

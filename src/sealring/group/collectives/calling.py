@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -43,10 +43,8 @@ class Calling(dist.ProcessGroup):
         result: list[torch.Tensor],
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
-        written: Sequence[torch.Tensor] | None = None,
     ) -> dist.Work:
-        """`keep` is the memory that is read and written; `written` what the user finds his result
-        in, by default all of `result`."""
+        """`keep` is the memory that is read and written."""
         raise NotImplementedError
 
 

@@ -44,9 +44,7 @@ class Coalescing(Reducing, Copying):
             results = Results()
             own = [outputs[index] for outputs in output_lists]
             regions = [results.memory(tensor) for tensor in own]
-            works.append(
-                self._all_gather(regions, source, opts, results, result=result, written=own)
-            )
+            works.append(self._all_gather(regions, source, opts, results, result=result))
         return works[-1]
 
     def all_gather_single_coalesced(

@@ -40,7 +40,6 @@ class Copying(Calling):
             result=tensors,
             keep=(memory,),
             on_success=results.copy_back,
-            written=() if self._rank == root else tensors,
         )
 
     def barrier(self, opts: Any = None) -> dist.Work:
@@ -90,7 +89,6 @@ class Copying(Calling):
         results: Results,
         *,
         result: list[torch.Tensor],
-        written: list[torch.Tensor] | None = None,
     ) -> dist.Work:
         shapes.check_alike([source, *regions], source, "all_gather")
         # A rank may gather in place: its input already is its part of the output.
@@ -102,7 +100,6 @@ class Copying(Calling):
             result=result,
             keep=(own, *regions),
             on_success=results.copy_back,
-            written=written,
         )
 
     def gather(  # type: ignore[override]

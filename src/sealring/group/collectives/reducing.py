@@ -56,7 +56,6 @@ class Reducing(Calling):
             result=result,
             keep=(memory,),
             on_success=results.copy_back,
-            written=(tensor,),
         )
 
     def reduce(  # type: ignore[override]
@@ -86,7 +85,6 @@ class Reducing(Calling):
             result=tensors,
             keep=(memory,),
             on_success=results.copy_back,
-            written=tensors if self._rank == root else (),
         )
 
     def reduce_scatter(  # type: ignore[override]

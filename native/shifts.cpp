@@ -1,0 +1,147 @@
+#include "shifts.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+namespace sealring {
+namespace {
+
+using cuda::address;
+using cuda::check;
+
+constexpr unsigned kGlanceUs = 5;
+// A GPU that has died answers nobody. What the script put in front of the collective may take its
+// time, though.
+constexpr auto kPatience = std::chrono::minutes(10);
+
+[[noreturn]] void end_process() {
+  std::fputs(
+      "sealring: the GPU has not done what a collective gave it for ten minutes. What streams wait "
+      "for will never come. The process ends here.\n",
+      stderr);
+  std::_Exit(1);
+}
+
+}  // namespace
+
+Shifts::Shifts() : cuda_(cuda::driver()) {
+  if (cuda_.wait_value == nullptr) {
+    throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
+  }
+  int least = 0, greatest = 0;
+  check(cuda_.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+  check(cuda_.create_stream(&stream_, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
+  const size_t words = 256;  // two numbers, each in a line of its own
+  void* memory = nullptr;
+  check(cuda_.allocate_host(&memory, words + kBatches * sizeof(gpu::Batch), cuda::kPortable),
+        "cuMemHostAlloc");
+  std::memset(memory, 0, words + kBatches * sizeof(gpu::Batch));
+  uint8_t* const start = static_cast<uint8_t*>(memory);
+  let_by_ = reinterpret_cast<uint32_t*>(start);
+  done_ = reinterpret_cast<uint32_t*>(start + words / 2);
+  batches_ = reinterpret_cast<gpu::Batch*>(start + words);
+  check(cuda_.allocate(&arrived_, sizeof(uint32_t)), "cuMemAlloc");
+  check(cuda_.fill(arrived_, 0, sizeof(uint32_t), stream_), "cuMemsetD8Async");
+  // Not every GPU can wait at host memory in every mode. Now is the time to see.
+  check(cuda_.wait_value(stream_, address(let_by_), 0, cuda::kNotBefore), "cuStreamWaitValue32");
+  check(cuda_.synchronize(stream_), "cuStreamSynchronize");
+}
+
+Shifts::~Shifts() {
+  if (let_by_ != nullptr) let_by(launched_);
+  if (stream_ != nullptr) {
+    cuda_.synchronize(stream_);
+    cuda_.destroy_stream(stream_);
+  }
+  if (arrived_ != 0) cuda_.release(arrived_);
+  if (let_by_ != nullptr) cuda_.release_host(let_by_);
+}
+
+uint64_t Shifts::launch(const Crew& crew, uint32_t count, uint64_t ready) {
+  if (ready != 0) {
+    check(cuda_.wait_event(stream_, reinterpret_cast<cuda::Handle>(ready), 0), "cuStreamWaitEvent");
+  }
+  const uint64_t first = launched_ + 1;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t number = static_cast<uint32_t>(first + i);
+    const gpu::Shift shift{address(&batches_[(first + i) % kBatches]), arrived_, address(done_),
+                           number, crew.blocks};
+    // Counts in a circle: "not before" holds as long as no 2^31 are out at once.
+    check(cuda_.wait_value(stream_, address(let_by_), number, cuda::kNotBefore),
+          "cuStreamWaitValue32");
+    gpu::launch(crew.function, gpu::kCommands * crew.blocks, gpu::kThreads, crew.parts, &shift,
+                stream_);
+    ++launched_;
+  }
+  return first;
+}
+
+void Shifts::begin(uint64_t first, uint32_t count) {
+  next_ = first;
+  last_ = first + count - 1;
+  seen_done_ = first - 1;  // none of its own
+  forget();
+}
+
+// The newest shift of this collective that has obeyed. The GPU's number has 32 bits of it.
+uint64_t Shifts::done() const {
+  const uint32_t number = std::atomic_ref<uint32_t>(*done_).load(std::memory_order_acquire);
+  const auto ahead = static_cast<int32_t>(number - static_cast<uint32_t>(seen_done_));
+  if (ahead > 0) seen_done_ += static_cast<uint32_t>(ahead);
+  return seen_done_;
+}
+
+bool Shifts::done(uint64_t shift) const { return done() >= shift; }
+
+// A command may push out the batch in front of it.
+bool Shifts::has_room() const { return next_ + 1 - done() < kBatches; }
+
+uint64_t Shifts::add(uint64_t queue, const gpu::Command& command) {
+  const bool taken = std::find(queues_.begin(), queues_.end(), queue) != queues_.end();
+  if (batch_.count != 0 && (taken || batch_.count == gpu::kCommands)) hand_over_now();
+  if (batch_.count == 0) queues_.clear();
+  batch_.commands[batch_.count++] = command;
+  queues_.push_back(queue);
+  return next_;
+}
+
+void Shifts::hand_over() {
+  if (batch_.count != 0 && handed_over() < done() + kInHand) hand_over_now();
+}
+
+void Shifts::hand_over_now() {
+  if (next_ > last_) throw std::logic_error("more batches than shifts were launched for");
+  batch_.number = static_cast<uint32_t>(next_);
+  std::memcpy(&batches_[next_ % kBatches], &batch_,
+              sizeof batch_ - (gpu::kCommands - batch_.count) * sizeof(gpu::Command));
+  batch_.count = 0;
+  let_by(next_++);
+}
+
+void Shifts::let_by(uint64_t shift) {
+  std::atomic_ref<uint32_t>(*let_by_).store(static_cast<uint32_t>(shift), std::memory_order_release);
+}
+
+void Shifts::wait_until_done() {
+  const auto since = std::chrono::steady_clock::now();
+  while (done() < handed_over()) {
+    if (std::chrono::steady_clock::now() - since > kPatience) end_process();
+    ::usleep(kGlanceUs);
+  }
+}
+
+void Shifts::end() {
+  if (batch_.count != 0) hand_over_now();
+  wait_until_done();
+  let_by(last_);
+  next_ = last_ + 1;
+}
+
+}  // namespace sealring

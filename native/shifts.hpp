@@ -1,0 +1,77 @@
+// Shifts: a GPU's part of a collective, launched before it is known what it will be.
+//
+// While a stream waits for a collective, a thread that calls CUDA may have to wait for the stream: a
+// script that launches more than a queue holds, frees memory or loads a kernel keeps the driver's
+// lock until the GPU has come further. So whoever works for the collective must not need the driver.
+// The caller launches kernels ahead, each behind a wait for its number (engine/cuda/shifts.hpp); the
+// group's thread only writes to memory: commands, in batches, and how far the kernels may go.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda_driver.hpp"
+#include "gpu_launch.hpp"
+
+namespace sealring {
+
+class Shifts {
+ public:
+  // In the calling thread's context.
+  Shifts();
+  ~Shifts();
+  Shifts(const Shifts&) = delete;
+  Shifts& operator=(const Shifts&) = delete;
+
+  // ---- by whoever calls collectives, one at a time, in the order in which they will be run
+  struct Crew {
+    uint64_t function;  // a kernel `serve`
+    uint32_t parts;     // blocks of threads for one record
+    uint32_t blocks;    // and for one command
+  };
+  // Launches `count` of them behind the event; returns the first one's number.
+  uint64_t launch(const Crew& crew, uint32_t count, uint64_t ready);
+  // What comes in it after them comes after all that they were told to do.
+  cuda::Handle stream() const { return stream_; }
+
+  // ---- by the group's thread: one collective after the other
+  void begin(uint64_t first, uint32_t count);
+  bool has_room() const;
+  // Commands of one queue are obeyed one after the other, others together. Returns the number of the
+  // shift that will obey it.
+  uint64_t add(uint64_t queue, const gpu::Command& command);
+  // Hands over what was added, unless the GPU has enough to do.
+  void hand_over();
+  // In any case: what is added next comes after it.
+  void hand_over_now();
+  bool done(uint64_t shift) const;
+  // Forgets what was added and not handed over.
+  void forget() { batch_.count = 0; }
+  // Hands over all; returns when it is done. The shifts that are left have nothing to do.
+  void end();
+
+ private:
+  static constexpr uint64_t kBatches = 32;
+  static constexpr uint64_t kInHand = 2;  // batches: one that is obeyed, and the next
+
+  uint64_t handed_over() const { return next_ - 1; }
+  uint64_t done() const;
+  void wait_until_done();
+  void let_by(uint64_t shift);
+
+  const cuda::Driver& cuda_;
+  cuda::Handle stream_ = nullptr;
+  gpu::Batch* batches_ = nullptr;  // a ring, in host memory that the GPU reads
+  uint32_t* let_by_ = nullptr;     // in host memory: shifts up to this one go on
+  uint32_t* done_ = nullptr;       // in host memory: the last one that obeyed
+  cuda::Pointer arrived_ = 0;
+  uint64_t launched_ = 0;
+  // Of the collective under way.
+  uint64_t last_ = 0;   // its last shift
+  uint64_t next_ = 1;   // the shift that gets the next batch
+  mutable uint64_t seen_done_ = 0;
+  gpu::Batch batch_{};  // the one that is being put together
+  std::vector<uint64_t> queues_;
+};
+
+}  // namespace sealring
