@@ -41,8 +41,17 @@ def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
 
 
 def introduced() -> None:
-    """The first call waits for all ranks: their GPUs are introduced to each other."""
-    dist.all_reduce(torch.zeros(1, device="cuda"))
+    """The first call waits for all ranks: their GPUs are introduced to each other.
+
+    So does the first launch of a kernel, for whatever the GPU does: its code is loaded.
+    """
+    data = torch.full((10,), 1.0, device="cuda")
+    dist.all_reduce(data)
+    assert bool((data * 2 == 4).all()) == (dist.get_world_size() == 2)
+    data += 1
+    data.sum().item()
+    float((data[-1] + 1) / 2)
+    torch.cuda._sleep(1)
     torch.cuda.synchronize()
 
 
@@ -237,7 +246,7 @@ def test_messages_beside_collectives() -> None:
 
 
 def many_buckets(rank: int) -> bool:
-    """More is given ahead than a queue holds, of several types, and keys are replaced on the way."""
+    """More is given ahead than a queue holds, of several types; keys are replaced on the way."""
     tensors = [
         torch.full((3 * MILLION + n,), float(n % 7), device="cuda").to(dtype)
         for n in range(30)
