@@ -255,6 +255,7 @@ NB_MODULE(_native, m) {
             return PreparedFields{made.first, made.commands, reinterpret_cast<uintptr_t>(made.scratch)};
           },
           "program"_a, "slots"_a, "dtype"_a, "reduction"_a, "segment_bytes"_a, "ready"_a, "wired"_a)
+      .def("prepare_rest", &Engine::prepare_rest, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)
       .def(

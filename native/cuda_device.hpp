@@ -54,6 +54,7 @@ class CudaDevice : public Device {
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override;
   Prepared prepare(const Need& need) override;
+  void prepare_rest() override;
   void begin(const Setting& setting) override;
   void end() override;
   void abandon() noexcept override;

@@ -64,6 +64,12 @@ Device::Prepared CudaDevice::prepare(const Need& need) {
           scratches_.empty() ? nullptr : reinterpret_cast<uint8_t*>(scratches_.back())};
 }
 
+void CudaDevice::prepare_rest() {
+  const std::lock_guard<std::mutex> lock(preparing_);
+  make_current();
+  shifts_->launch_rest();
+}
+
 Device::Ticket CudaDevice::command(uint64_t queue, gpu::Action action, const Record& record,
                                    const uint8_t* local, uint8_t* result) {
   Berth& berth = next_berth();

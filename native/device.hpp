@@ -106,6 +106,8 @@ class Device {
 
   // By whoever calls a collective, one at a time, in the order in which they will be run.
   virtual Prepared prepare(const Need& need) = 0;
+  // The rest of it, when it will be run: this may wait until some of it has been done.
+  virtual void prepare_rest() = 0;
   virtual void begin(const Setting& setting) = 0;
   // Returns when all that was begun is done.
   virtual void end() = 0;

@@ -47,6 +47,7 @@ class Engine {
   // Gives the device its part of a collective ahead (device.hpp), in the order in which they will be
   // run. Streams may then wait for it; it must be run.
   Device::Prepared prepare(const Call& call);
+  void prepare_rest() { device_->prepare_rest(); }
 
   // Runs one collective to its end. On a Failure the other ranks are told, the links closed and
   // the keys wiped before it is thrown on.

@@ -35,6 +35,7 @@ class HostDevice : public Device {
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override { keys_.clear(); }
   Prepared prepare(const Need& need) override { return {++prepared_, need.commands, nullptr}; }
+  void prepare_rest() override {}
   void begin(const Setting& setting) override;
   void end() override {}
   void spoil(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept override;

@@ -17,6 +17,9 @@ using cuda::address;
 using cuda::check;
 
 constexpr unsigned kGlanceUs = 5;
+// A queue of CUDA's holds about a thousand entries, and a shift is two of them. Whoever launches more
+// waits until some are done.
+constexpr uint32_t kAtOnce = 256;
 // A GPU that has died answers nobody. What the script put in front of the collective may take its
 // time, though.
 constexpr auto kPatience = std::chrono::minutes(10);
@@ -69,18 +72,26 @@ uint64_t Shifts::launch(const Crew& crew, uint32_t count, uint64_t ready) {
     check(cuda_.wait_event(stream_, reinterpret_cast<cuda::Handle>(ready), 0), "cuStreamWaitEvent");
   }
   const uint64_t first = launched_ + 1;
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t number = static_cast<uint32_t>(first + i);
-    const gpu::Shift shift{address(&batches_[(first + i) % kBatches]), arrived_, address(done_),
-                           number, crew.blocks};
-    // Counts in a circle: "not before" holds as long as no 2^31 are out at once.
-    check(cuda_.wait_value(stream_, address(let_by_), number, cuda::kNotBefore),
-          "cuStreamWaitValue32");
-    gpu::launch(crew.function, gpu::kCommands * crew.blocks, gpu::kThreads, crew.parts, &shift,
-                stream_);
-    ++launched_;
-  }
+  crew_ = crew;
+  rest_ = count;
+  launch_some(std::min(rest_, kAtOnce));
   return first;
+}
+
+void Shifts::launch_rest() { launch_some(rest_); }
+
+void Shifts::launch_some(uint32_t count) {
+  for (; count != 0; --count, --rest_) {
+    const uint64_t next = launched_ + 1;
+    const gpu::Shift shift{address(&batches_[next % kBatches]), arrived_, address(done_),
+                           static_cast<uint32_t>(next), crew_.blocks};
+    // Counts in a circle: "not before" holds as long as no 2^31 are out at once.
+    check(cuda_.wait_value(stream_, address(let_by_), shift.number, cuda::kNotBefore),
+          "cuStreamWaitValue32");
+    gpu::launch(crew_.function, gpu::kCommands * crew_.blocks, gpu::kThreads, crew_.parts, &shift,
+                stream_);
+    launched_ = next;
+  }
 }
 
 void Shifts::begin(uint64_t first, uint32_t count) {

@@ -29,8 +29,11 @@ class Shifts {
     uint32_t parts;     // blocks of threads for one record
     uint32_t blocks;    // and for one command
   };
-  // Launches `count` of them behind the event; returns the first one's number.
+  // Launches `count` of them behind the event, or as many as CUDA takes before any of them is done;
+  // returns the first one's number.
   uint64_t launch(const Crew& crew, uint32_t count, uint64_t ready);
+  // Launches the rest, when the collective is on its way.
+  void launch_rest();
   // What comes in it after them comes after all that they were told to do.
   cuda::Handle stream() const { return stream_; }
 
@@ -58,6 +61,7 @@ class Shifts {
   uint64_t done() const;
   void wait_until_done();
   void let_by(uint64_t shift);
+  void launch_some(uint32_t count);
 
   const cuda::Driver& cuda_;
   cuda::Handle stream_ = nullptr;
@@ -66,6 +70,8 @@ class Shifts {
   uint32_t* done_ = nullptr;       // in host memory: the last one that obeyed
   cuda::Pointer arrived_ = 0;
   uint64_t launched_ = 0;
+  Crew crew_{};
+  uint32_t rest_ = 0;
   // Of the collective under way.
   uint64_t last_ = 0;   // its last shift
   uint64_t next_ = 1;   // the shift that gets the next batch

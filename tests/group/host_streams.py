@@ -57,11 +57,10 @@ class HostStreams:
     def devices(self) -> list[int | str | torch.device]:
         return []
 
-    def line_up(
-        self, collective: Collective, then: Callable[[], None] | None
-    ) -> tuple[Collective, Future[Any]] | None:
-        prepared = collective if self._engine is None else self._engine.prepare(collective)
-        assert prepared is not None
+    def line_up(self, collective: Collective) -> Collective | None:
+        return collective if self._engine is None else self._engine.prepare(collective)
+
+    def line_up_rest(self, then: Callable[[], None] | None) -> Future[Any]:
         self._queued += 1
         number = self._queued
 
@@ -70,7 +69,7 @@ class HostStreams:
                 assert self._changed.wait_for(lambda: self._over >= number, PATIENCE_S)
 
         self.shifts.put(done)
-        return prepared, self.shifts.put(then or (lambda: None))
+        return self.shifts.put(then or (lambda: None))
 
     def hold(self, over: Future[Any]) -> None:
         self.current.put(lambda: over.result(PATIENCE_S))

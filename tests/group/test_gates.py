@@ -106,6 +106,7 @@ NOTHING = Collective(Operation.BARRIER, Algorithm.RING, [], 0, DType.BYTES)
 def closed_gate(streams: HostStreams) -> Gate:
     gate = Gate(streams, NOTHING)
     assert gate.close() is NOTHING
+    gate.queued()
     return gate
 
 
@@ -281,7 +282,7 @@ def beside_a_call_that_needs_the_driver(rank: int, world: int) -> None:
 
 def more_than_can_be_given_ahead(rank: int, world: int) -> None:
     calls = taken_for_a_gpu()
-    calls.streams.line_up = lambda collective, then: None  # type: ignore[method-assign]
+    calls.streams.line_up = lambda collective: None  # type: ignore[method-assign]
     data = torch.ones(10, 20)
     dist.all_reduce(data.t())
     assert (data == world).all()

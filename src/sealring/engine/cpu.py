@@ -187,6 +187,10 @@ class CpuEngine:
         )
         return None if prepared is None else replace(collective, prepared=prepared)
 
+    def prepare_rest(self) -> None:
+        """Of the last one, when it is queued; this may wait until some of it has been done."""
+        self._native.prepare_rest()
+
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
         failure = self._native.run(

@@ -108,6 +108,8 @@ class Dispatcher:
             else:
                 with profiles.shown(job.name, job.known, self._engine):
                     self._jobs.put((call, job))
+                if job.gate is not None:
+                    job.gate.queued()
         if at_once:
             try:
                 self._run_called(call, job)

@@ -29,13 +29,16 @@ class Streams(Protocol):
     def devices(self) -> list[int | str | torch.device]:
         """What a future of their tensors is bound to."""
 
-    def line_up(
-        self, collective: Collective, then: Callable[[], None] | None
-    ) -> tuple[Collective, Any] | None:
-        """Gives the GPU its part, and what is to be done after it.
+    def line_up(self, collective: Collective) -> Collective | None:
+        """Gives the GPU its part, as much of it as can wait there; what the engine is to run.
 
-        The collective as the engine is to run it, and what streams wait for. None where it is too
-        much to be given ahead.
+        None where it is too much to be given ahead.
+        """
+
+    def line_up_rest(self, then: Callable[[], None] | None) -> Any:
+        """The rest, and what is to be done after it; what streams wait for.
+
+        Called when the collective is queued: this may wait until some of it has been done.
         """
 
     def hold(self, over: Any) -> None:
@@ -62,29 +65,29 @@ class Gate:
         self._collective = collective
         self._then = then
         self._over: Any = None
+        self.holds = False
+        """Streams can wait for the call. If not, the host has to."""
 
     def close(self) -> Collective | None:
-        """Called once, in the order in which the calls will be run; what is to be run.
+        """Called once, in the order in which the calls will be run; what is to be queued.
 
-        None where streams cannot wait for it: then it is to be run as it is, and the host waits.
+        None where streams cannot wait for it: then it is to be run as it is.
         """
-        lined_up = self._streams.line_up(self._collective, self._then)
+        lined_up = self._streams.line_up(self._collective)
+        self.holds = lined_up is not None
+        return lined_up
+
+    def queued(self) -> None:
+        """Called when the call is queued, before the next is."""
+        if self.holds:
+            self._over = self._streams.line_up_rest(self._then)
         self._then = None
-        if lined_up is None:
-            return None
-        collective, self._over = lined_up
-        return collective
 
     def hold(self) -> bool:
         """The current stream waits from here on; False where it cannot."""
-        if self._over is None:
-            return False
-        self._streams.hold(self._over)
-        return True
-
-    @property
-    def holds(self) -> bool:
-        return self._over is not None
+        if self.holds:
+            self._streams.hold(self._over)
+        return self.holds
 
     def completed(self, result: list[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that is done: whoever takes its value has his stream wait, and not himself."""
@@ -95,7 +98,7 @@ class Gate:
 
     def open(self, remains: object) -> None:
         """The call is over."""
-        if self._over is not None:
+        if self.holds:
             self._streams.leave(remains)
 
     def of_same_group(self, other: Gate) -> bool:

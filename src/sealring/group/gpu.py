@@ -38,19 +38,18 @@ class CudaStreams:
     def devices(self) -> list[int | str | torch.device]:
         return [self._device]
 
-    def line_up(
-        self, collective: Collective, then: Callable[[], None] | None
-    ) -> tuple[Collective, torch.cuda.Event] | None:
+    def line_up(self, collective: Collective) -> Collective | None:
         self._remains.clear()
-        prepared = self._engine.prepare(collective)
-        if prepared is None:
-            return None
+        return self._engine.prepare(collective)
+
+    def line_up_rest(self, then: Callable[[], None] | None) -> torch.cuda.Event:
+        self._engine.prepare_rest()
         with torch.cuda.stream(self._shifts):
             if then is not None:
                 then()
             over = torch.cuda.Event()  # type: ignore[no-untyped-call]
             over.record()
-        return prepared, over
+        return over
 
     def hold(self, over: torch.cuda.Event) -> None:
         torch.cuda.current_stream(self._device).wait_event(over)
