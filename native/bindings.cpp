@@ -144,6 +144,11 @@ class Cipher {
 // What an engine's `prepare` found, for its `run`.
 using PreparedFields = std::tuple<uint64_t, uint32_t, uintptr_t>;
 
+Device::Prepared prepared_from(const PreparedFields& fields) {
+  const auto& [first, commands, scratch] = fields;
+  return {first, commands, reinterpret_cast<uint8_t*>(scratch)};
+}
+
 std::vector<Slot> slots_from(const std::vector<std::pair<uintptr_t, size_t>>& slots) {
   std::vector<Slot> out;
   for (const auto& [address, bytes] : slots) out.push_back({reinterpret_cast<uint8_t*>(address), bytes});
@@ -217,10 +222,7 @@ NB_MODULE(_native, m) {
             Call call{&program, slots_from(slots), number, total, root, static_cast<DType>(dtype),
                       static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s,
                       ready.has_value(), ready.value_or(0), wired};
-            if (prepared) {
-              const auto& [first, commands, scratch] = *prepared;
-              call.prepared = {first, commands, reinterpret_cast<uint8_t*>(scratch)};
-            }
+            if (prepared) call.prepared = prepared_from(*prepared);
             call.wants_out = script_wants_out;
             std::optional<Failure> failure;
             {
@@ -255,6 +257,18 @@ NB_MODULE(_native, m) {
             return PreparedFields{made.first, made.commands, reinterpret_cast<uintptr_t>(made.scratch)};
           },
           "program"_a, "slots"_a, "dtype"_a, "reduction"_a, "segment_bytes"_a, "ready"_a, "wired"_a)
+      .def(
+          "spoil",
+          [](Engine& self, const Program& program,
+             const std::vector<std::pair<uintptr_t, size_t>>& slots, size_t segment_bytes,
+             bool wired, const PreparedFields& prepared) {
+            Call call{&program, slots_from(slots), 0, std::nullopt, 0, DType::bytes,
+                      ReduceKind::none, 1.0, segment_bytes, 0.0, true, 0, wired};
+            call.prepared = prepared_from(prepared);
+            const nb::gil_scoped_release released;
+            self.spoil(call);
+          },
+          "program"_a, "slots"_a, "segment_bytes"_a, "wired"_a, "prepared"_a)
       .def("prepare_rest", &Engine::prepare_rest, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)

@@ -44,13 +44,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
 
 Collective::~Collective() {
   // The device must not write to memory that its owner has back.
-  if (device_ != nullptr && !over_) {
-    if (call_.prepared.commands != 0) {
-      device_->spoil(call_.prepared, cut_.results());
-    } else {
-      device_->abandon();
-    }
-  }
+  if (device_ != nullptr && !over_) device_->abandon();
   for (int peer : program_.sources) {
     if (links_[peer]) links_[peer]->expecting = false;
   }

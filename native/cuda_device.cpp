@@ -212,6 +212,11 @@ void CudaDevice::end() {
 }
 
 void CudaDevice::abandon() noexcept {
+  if (prepared()) {
+    shifts_->abandon();
+    settled_ = begun_;
+    return;
+  }
   cuda_.set_current(context_);
   // A peer that is gone would keep them waiting for ever.
   {

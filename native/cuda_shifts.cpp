@@ -127,7 +127,6 @@ void CudaDevice::spoil(const Prepared& prepared,
     setting_.prepared = prepared;
     shifts_->begin(prepared.first, prepared.commands);
   }
-  shifts_->forget();
   uint64_t queue = kNoQueue;
   for (const std::span<uint8_t>& result : results) {
     command_plain(queue--, gpu::Action::fill, result.data(), nullptr, result.size(), kAllOnes);
@@ -136,7 +135,6 @@ void CudaDevice::spoil(const Prepared& prepared,
   command_plain(queue, gpu::Action::fill, reinterpret_cast<uint8_t*>(keys_), nullptr,
                 key_bytes(), 0);
   shifts_->end();
-  settled_ = begun_;
   leave();
 }
 

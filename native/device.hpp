@@ -113,7 +113,7 @@ class Device {
   virtual void end() = 0;
   // The same, whatever has gone wrong.
   virtual void abandon() noexcept = 0;
-  // The same for one that was prepared, or never begun. Streams wait for it and will go on: what they
+  // Lets the streams go on that wait for a prepared one which was abandoned, or never begun. What they
   // would take for its result is overwritten with ones, which are NaN in every float type.
   virtual void spoil(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept = 0;
   virtual uint8_t* scratch() const = 0;

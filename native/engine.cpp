@@ -146,19 +146,15 @@ uint64_t Engine::count_device_bytes(const Cut& cut) {
   return device_bytes_ += bytes;
 }
 
-void Engine::spoil(const Call& call) noexcept {
+void Engine::spoil(const Call& call) {
+  const std::lock_guard<std::mutex> lock(running_);
   if (call.prepared.commands == 0 || !device_) return;
   device_->spoil(call.prepared, Cut(call, call.wired ? wires_.get() : nullptr).results());
 }
 
 void Engine::run(const Call& call) {
   const std::lock_guard<std::mutex> lock(running_);
-  try {
-    require_possible(call);
-  } catch (...) {
-    spoil(call);
-    throw;
-  }
+  require_possible(call);
   if (call.on_device && call.prepared.commands == 0) {
     count_device_bytes(Cut(call, call.wired ? wires_.get() : nullptr));
   }
@@ -175,7 +171,6 @@ void Engine::run(const Call& call) {
     }
     if (!imposed) say_where_last_seen(failure);
     Failure& ends = imposed ? *imposed : failure;
-    spoil(call);
     end_with(ends, view_of(call));
     throw ends;
   }

@@ -49,6 +49,9 @@ class Engine {
   Device::Prepared prepare(const Call& call);
   void prepare_rest() { device_->prepare_rest(); }
 
+  // Lets the streams go on that wait for one whose run has failed, without a result.
+  void spoil(const Call& call);
+
   // Runs one collective to its end. On a Failure the other ranks are told, the links closed and
   // the keys wiped before it is thrown on.
   void run(const Call& call);
@@ -75,8 +78,6 @@ class Engine {
   BufferPool& pool_of(const Call& call) { return call.on_device && !call.wired ? gpu_pool_ : pool_; }
   void require_possible(const Call& call);
   uint64_t count_device_bytes(const Cut& cut);
-  // Of a call that will not be run, or has failed.
-  void spoil(const Call& call) noexcept;
   void run_collective(const Call& call, BufferPool& pool);
   void end_with(Failure& failure, const View& view);
   std::optional<Failure> imposed_failure();

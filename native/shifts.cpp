@@ -98,7 +98,7 @@ void Shifts::begin(uint64_t first, uint32_t count) {
   next_ = first;
   last_ = first + count - 1;
   seen_done_ = first - 1;  // none of its own
-  forget();
+  batch_.count = 0;
 }
 
 // The newest shift of this collective that has obeyed. The GPU's number has 32 bits of it.
@@ -146,6 +146,11 @@ void Shifts::wait_until_done() {
     if (std::chrono::steady_clock::now() - since > kPatience) end_process();
     ::usleep(kGlanceUs);
   }
+}
+
+void Shifts::abandon() {
+  batch_.count = 0;
+  wait_until_done();
 }
 
 void Shifts::end() {

@@ -48,8 +48,8 @@ class Shifts {
   // In any case: what is added next comes after it.
   void hand_over_now();
   bool done(uint64_t shift) const;
-  // Forgets what was added and not handed over.
-  void forget() { batch_.count = 0; }
+  // Forgets what was added and not handed over; returns when all else is done.
+  void abandon();
   // Hands over all; returns when it is done. The shifts that are left have nothing to do.
   void end();
 

@@ -89,6 +89,15 @@ class Engine:
     ) -> Prepared | None:
         """Gives the GPU its part ahead; None where it is too much."""
     def prepare_rest(self) -> None: ...
+    def spoil(
+        self,
+        program: Program,
+        slots: Sequence[tuple[int, int]],
+        segment_bytes: int,
+        wired: bool,
+        prepared: Prepared,
+    ) -> None:
+        """Lets streams go on that wait for what has failed, without a result."""
     def attach_cuda(self, ordinal: int, seal: int, open: int, serve: int = 0) -> None: ...
     def add_reduction(self, dtype: int, kind: int, functions: Sequence[int]) -> None: ...
     def offer_gpu_wires(self, slots: int, payload: int) -> bytes: ...

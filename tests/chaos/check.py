@@ -190,7 +190,7 @@ class _Group:
         if witness in self._first:
             seen = self._first[witness].error
             assert seen is not None
-            agrees = seen.reported_by is None and seen.cause == error.cause
+            agrees = seen.reported_by is None and seen.agrees_with(error)
             return agrees and witness in explained
         # The witness died before its own error came back from the call.
         return witness in self._gone and (

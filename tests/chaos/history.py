@@ -41,10 +41,15 @@ class SeenError:
             getattr(error, "reported_by", None),
         )
 
-    @property
-    def cause(self) -> tuple[str, int | None, int | None]:
-        """What all who heard of one failure must agree on."""
-        return self.name, self.peer, self.collective
+    def agrees_with(self, other: SeenError) -> bool:
+        """What all who heard of one failure must agree on.
+
+        A rank's collectives and its messages have links of their own. Both may see one death at the
+        same moment and tell the others, each over its own: one names a collective, the other none.
+        """
+        in_one_half = self.collective == other.collective
+        in_both = (self.collective is None) != (other.collective is None)
+        return (self.name, self.peer) == (other.name, other.peer) and (in_one_half or in_both)
 
 
 @dataclass(slots=True)

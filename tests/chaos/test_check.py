@@ -108,6 +108,17 @@ def test_another_error_than_the_witness_has(plan: Plan, history: History) -> Non
     assert rules(check(plan, history)) == {"every error has its cause"}
 
 
+def test_a_witness_whose_messages_saw_it_too(plan: Plan, history: History) -> None:
+    """Collectives and messages have links of their own, and each tells its own peers."""
+    all_fail(history)
+    heard = last_of(history, 2)
+    assert heard.error is not None
+    heard.error = replace(heard.error, collective=None)
+    assert check(plan, history).violations == []
+    heard.error = replace(heard.error, collective=77)
+    assert rules(check(plan, history)) == {"every error has its cause"}
+
+
 def test_a_sighting_about_the_wrong_rank(plan: Plan, history: History) -> None:
     all_fail(history)
     for rank, by in ((1, None), (0, 1), (2, 1)):

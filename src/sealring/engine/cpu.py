@@ -191,6 +191,20 @@ class CpuEngine:
         """Of the last one, when it is queued; this may wait until some of it has been done."""
         self._native.prepare_rest()
 
+    def spoil(self, collective: Collective) -> None:
+        """Lets the streams go on that wait for a prepared one whose run has failed.
+
+        They find its results overwritten with ones, which are NaN in every float type.
+        """
+        if collective.prepared is not None:
+            self._native.spoil(
+                self._program(collective),
+                collective.slots,
+                self._segment_bytes(collective),
+                self._goes_by_wires(collective),
+                collective.prepared,
+            )
+
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
         failure = self._native.run(

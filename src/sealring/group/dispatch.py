@@ -172,14 +172,16 @@ class Dispatcher:
             if error is not None:
                 self._recorder.ended(error)
         finally:  # Ctrl-C may come while the record is being written
-            self._after_streams(job, error)
+            self._let_streams_go_on(job, error)
             self._finished += call != _CALLBACK
             job.work.finish(error)
 
-    def _after_streams(self, job: Job, error: BaseException | None) -> None:
-        """Those that wait have gone on: with the result, or with what nobody can take for one."""
+    def _let_streams_go_on(self, job: Job, error: BaseException | None) -> None:
+        """With the result, or with what nobody can take for one."""
         if job.gate is None or not job.gate.holds:
             return
         if error is not None:
-            self._owed.owe(error)
+            self._owed.owe(error)  # first: whoever sees that there is no result can ask why
+            if job.known is not None:
+                self._engine.spoil(job.known)
         job.gate.open(job)

@@ -6,8 +6,8 @@ the end of that stream's work is the end of the call: every record checked, the 
 So a stream waits for an event there, as it does with NCCL.
 
 A call that fails comes to that end too, or the GPU would never do anything again. Nobody can be
-told then, for nobody waits: so the engine first overwrites its results with ones, which are NaN in
-every float type, and the error is owed (owed.py).
+told then, for nobody waits: so the error is owed (owed.py), and the engine first overwrites the
+results with ones, which are NaN in every float type.
 """
 
 from __future__ import annotations
