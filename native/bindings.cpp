@@ -245,18 +245,18 @@ NB_MODULE(_native, m) {
           // None where it is too much to be prepared.
           [](Engine& self, const Program& program,
              const std::vector<std::pair<uintptr_t, size_t>>& slots, uint8_t dtype,
-             uint8_t reduction, size_t segment_bytes, uint64_t ready,
-             bool wired) -> std::optional<PreparedFields> {
+             uint8_t reduction, size_t segment_bytes, bool wired,
+             uint64_t stream) -> std::optional<PreparedFields> {
             const Call call{&program, slots_from(slots), 0, std::nullopt, 0,
                             static_cast<DType>(dtype), static_cast<ReduceKind>(reduction), 1.0,
-                            segment_bytes, 0.0, true, ready, wired};
+                            segment_bytes, 0.0, true, 0, wired};
             // It may have to wait for another thread in the driver.
             const nb::gil_scoped_release released;
-            const Device::Prepared made = self.prepare(call);
+            const Device::Prepared made = self.prepare(call, stream);
             if (made.commands == 0) return std::nullopt;
             return PreparedFields{made.first, made.commands, reinterpret_cast<uintptr_t>(made.scratch)};
           },
-          "program"_a, "slots"_a, "dtype"_a, "reduction"_a, "segment_bytes"_a, "ready"_a, "wired"_a)
+          "program"_a, "slots"_a, "dtype"_a, "reduction"_a, "segment_bytes"_a, "wired"_a, "stream"_a)
       .def(
           "spoil",
           [](Engine& self, const Program& program,

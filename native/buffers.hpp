@@ -63,6 +63,12 @@ class BufferPool {
     buffer->size = 0;
     return BufferRef(buffer);
   }
+  // All buffers are unused: their memory goes.
+  void clear() {
+    free_.clear();
+    all_.clear();
+    device_ = nullptr;
+  }
   void give_back(Buffer* buffer) { free_.push_back(buffer); }
   size_t payload_bytes() const { return payload_bytes_; }
   size_t bytes() const { return all_.size() * slab_bytes(); }

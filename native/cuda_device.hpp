@@ -33,6 +33,10 @@ class CudaDevice : public Device {
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
+  // Of the last collective that was prepared: the number that says that it is over; and to wait for it.
+  uint32_t mark_over();
+  void hold(uint64_t stream, uint32_t over) const;
+
   struct Reduction {
     uint64_t open_reduce, reduce, average, premultiply, serve;
   };

@@ -43,6 +43,7 @@ Driver load() {
   library.find(out.fill, "cuMemsetD8Async");
   library.find(out.launch, "cuLaunchKernelEx");
   library.look_for(out.wait_value, "cuStreamWaitValue32_v2");
+  library.look_for(out.write_value, "cuStreamWriteValue32_v2");
   library.look_for(out.loading_mode, "cuModuleGetLoadingMode");
   check(out.init(0), "cuInit");
   return out;

@@ -20,6 +20,7 @@ constexpr unsigned kPortable = 1;       // CU_MEMHOSTALLOC_PORTABLE
 constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kClusterDimension = 4;    // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 constexpr unsigned kNotBefore = 0;      // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned kInOrder = 0;        // CU_STREAM_WRITE_VALUE_DEFAULT
 constexpr int kEagerLoading = 1;        // CU_MODULE_EAGER_LOADING
 
 struct alignas(8) LaunchAttribute {
@@ -81,6 +82,7 @@ struct Driver {
   Result (*launch)(const LaunchConfig*, Handle, void**, void**);
   // Null where the driver has none.
   Result (*wait_value)(Handle, Pointer, uint32_t, unsigned);
+  Result (*write_value)(Handle, Pointer, uint32_t, unsigned);
   Result (*loading_mode)(int*);
 };
 

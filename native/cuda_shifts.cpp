@@ -58,10 +58,22 @@ Device::Prepared CudaDevice::prepare(const Need& need) {
   const uint32_t parts = gpu::parts_of(std::min(need.segment_bytes, kGpuPayload));
   const uint32_t records = static_cast<uint32_t>(records_in_run(need.segment_bytes));
   const uint64_t first =
-      shifts_->launch({serve, parts, parts * records}, need.commands, need.ready);
+      shifts_->launch({serve, parts, parts * records}, need.commands,
+                      reinterpret_cast<cuda::Handle>(need.stream));
   ++unfinished_;
   return {first, need.commands,
           scratches_.empty() ? nullptr : reinterpret_cast<uint8_t*>(scratches_.back())};
+}
+
+uint32_t CudaDevice::mark_over() {
+  const std::lock_guard<std::mutex> lock(preparing_);
+  make_current();
+  return shifts_->mark_over();
+}
+
+void CudaDevice::hold(uint64_t stream, uint32_t over) const {
+  make_current();
+  shifts_->hold(reinterpret_cast<cuda::Handle>(stream), over);
 }
 
 void CudaDevice::prepare_rest() {

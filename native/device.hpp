@@ -24,7 +24,7 @@ class Device {
 
   // What a collective will need of the device.
   struct Need {
-    uint64_t ready;  // the event after which the slots may be read and written
+    uint64_t stream;  // the caller's: what it was given before comes first
     DType dtype;
     ReduceKind reduction;
     size_t segment_bytes;
@@ -41,7 +41,7 @@ class Device {
 
   // What holds for all of a collective.
   struct Setting {
-    uint64_t ready;
+    uint64_t ready;  // the event after which the slots may be read and written
     DType dtype;
     ReduceKind reduction;
     uint32_t world;

@@ -117,7 +117,7 @@ void Engine::drop_wires() {
 }
 
 // Not under the lock of a run, which may wait for the peers of another one.
-Device::Prepared Engine::prepare(const Call& call) {
+Device::Prepared Engine::prepare(const Call& call, uint64_t stream) {
   if (!device_) throw std::invalid_argument("there is no device attached");
   const Cut cut(call, call.wired ? wires_.get() : nullptr);
   // A key is replaced before it has sealed too much, and no sooner than the next piece would do that.
@@ -135,7 +135,7 @@ Device::Prepared Engine::prepare(const Call& call) {
         std::any_of(steps.begin(), steps.end(), forwards) ? kForwardingLink : kLink;
     device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * links_.size());
   }
-  return device_->prepare({call.ready, call.dtype, call.reduction, call.segment_bytes,
+  return device_->prepare({stream, call.dtype, call.reduction, call.segment_bytes,
                            cut.scratch_bytes(), static_cast<uint32_t>(commands)});
 }
 
@@ -274,6 +274,15 @@ void Engine::close() {
   closed_ = true;
   say_and_leave(links_, Kind::bye, {}, {});
   wipe();
+}
+
+void Engine::release_device() {
+  const std::lock_guard<std::mutex> lock(running_);
+  if (!device_ || (!closed_ && !failure_)) return;
+  wires_.reset();
+  gpu_pool_.clear();
+  device_.reset();
+  mapped_.clear();
 }
 
 // The keys' destructors overwrite them.

@@ -41,12 +41,12 @@ class Engine {
   void use_wires();
   void drop_wires();
   bool wired() const { return keyring_.wire_slots != 0; }
-  bool channelled() const { return wired() && wires_->channelled(); }
+  bool channelled() const { return wires_ && wired() && wires_->channelled(); }
   int world() const { return static_cast<int>(links_.size()); }
 
   // Gives the device its part of a collective ahead (device.hpp), in the order in which they will be
-  // run. Streams may then wait for it; it must be run.
-  Device::Prepared prepare(const Call& call);
+  // run, behind what the caller's stream was given. Streams may then wait for it; it must be run.
+  Device::Prepared prepare(const Call& call, uint64_t stream);
   void prepare_rest() { device_->prepare_rest(); }
 
   // Lets the streams go on that wait for one whose run has failed, without a result.
@@ -58,6 +58,8 @@ class Engine {
 
   // Ends the group in order: says goodbye to every peer and wipes the keys.
   void close();
+  // Gives back what an ended group has of the device. This may take as long as the device is at work.
+  void release_device();
   // Ends the group with a failure that was seen elsewhere, and tells the other ranks.
   void fail(const Failure& failure);
   // Makes a run under way in another thread end with FailureCode::closed.

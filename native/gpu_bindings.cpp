@@ -62,6 +62,12 @@ HostDevice& host_device(Owner& owner) {
   return *host;
 }
 
+CudaDevice& cuda_device(Engine& engine) {
+  auto* const cuda = dynamic_cast<CudaDevice*>(engine.device());
+  if (cuda == nullptr) throw std::invalid_argument("the engine has no GPU");
+  return *cuda;
+}
+
 template <typename Owner>
 void bind_devices(nb::class_<Owner>& owner) {
   owner
@@ -78,6 +84,7 @@ void bind_devices(nb::class_<Owner>& owner) {
       .def(
           "attach_host", [](Owner& self, int lag) { self.attach(std::make_unique<HostDevice>(lag, self.world())); },
           "lag"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("release_gpu", &Owner::release_device, nb::call_guard<nb::gil_scoped_release>())
       .def("host_fail", [](Owner& self) { host_device(self).fail_from_now_on(); })
       .def("host_log", [](Owner& self) { return host_device(self).log(); });
 }
@@ -91,9 +98,7 @@ void bind_gpu(nb::class_<Engine>& engine) {
   engine.def(
       "add_reduction",
       [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 5>& functions) {
-        auto* cuda = dynamic_cast<CudaDevice*>(self.device());
-        if (cuda == nullptr) throw nb::value_error("the engine has no GPU");
-        cuda->add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
+        cuda_device(self).add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
                             {functions[0], functions[1], functions[2], functions[3], functions[4]});
       },
       "dtype"_a, "kind"_a, "functions"_a);
@@ -159,10 +164,16 @@ void bind_gpu(nb::class_<Engine>& engine) {
       .def_prop_ro("wired", &Engine::wired)
       .def_prop_ro("channelled", &Engine::channelled)
       // The stream in which prepared collectives are done; 0 where none can be.
-      .def_prop_ro("shift_stream", [](Engine& self) -> uint64_t {
-        const auto* cuda = dynamic_cast<const CudaDevice*>(self.device());
-        return cuda == nullptr ? 0 : cuda->shift_stream();
-      });
+      .def_prop_ro("shift_stream",
+                   [](Engine& self) -> uint64_t {
+                     auto* const cuda = dynamic_cast<CudaDevice*>(self.device());
+                     return cuda == nullptr ? 0 : cuda->shift_stream();
+                   })
+      .def("mark_over", [](Engine& self) { return cuda_device(self).mark_over(); },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("hold",
+           [](Engine& self, uint64_t stream, uint32_t over) { cuda_device(self).hold(stream, over); },
+           "stream"_a, "over"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_gpu_functions(nb::module_& m) {

@@ -207,6 +207,14 @@ void Mailbox::close() {
   wipe();
 }
 
+void Mailbox::release_device() {
+  Lock lock(lock_);
+  if (!device_ || (!closed_ && !failure_)) return;
+  wait_for_driver(lock);
+  gpu_pool_.clear();
+  device_.reset();
+}
+
 void Mailbox::fail(const Failure& failure) {
   Lock lock(lock_);
   if (closed_ || failure_) return;

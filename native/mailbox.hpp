@@ -46,6 +46,8 @@ class Mailbox {
   // What seals and opens the messages that are not in the CPU's memory.
   void attach(std::unique_ptr<Device> device);
   Device* device() const { return device_.get(); }
+  // Gives back what an ended group has of it.
+  void release_device();
   int world() const { return static_cast<int>(links_.size()); }
 
   // The memory must stay until the message is done, or the mailbox closed. With `ready` it is the

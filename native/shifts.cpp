@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 
 namespace sealring {
@@ -24,6 +25,17 @@ constexpr uint32_t kAtOnce = 256;
 // time, though.
 constexpr auto kPatience = std::chrono::minutes(10);
 
+// Of groups that are gone; never destroyed.
+struct Unused {
+  std::mutex lock;
+  std::vector<Shifts::Numbers> numbers;
+};
+
+Unused& unused() {
+  static Unused& made = *new Unused;
+  return made;
+}
+
 [[noreturn]] void end_process() {
   std::fputs(
       "sealring: the GPU has not done what a collective gave it for ten minutes. What streams wait "
@@ -35,25 +47,42 @@ constexpr auto kPatience = std::chrono::minutes(10);
 }  // namespace
 
 Shifts::Shifts() : cuda_(cuda::driver()) {
-  if (cuda_.wait_value == nullptr) {
+  if (cuda_.wait_value == nullptr || cuda_.write_value == nullptr) {
     throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
   }
   int least = 0, greatest = 0;
   check(cuda_.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
   check(cuda_.create_stream(&stream_, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
-  const size_t words = 256;  // two numbers, each in a line of its own
-  void* memory = nullptr;
-  check(cuda_.allocate_host(&memory, words + kBatches * sizeof(gpu::Batch), cuda::kPortable),
-        "cuMemHostAlloc");
-  std::memset(memory, 0, words + kBatches * sizeof(gpu::Batch));
-  uint8_t* const start = static_cast<uint8_t*>(memory);
+  const size_t line = 128, words = 3 * line + kCalls * sizeof(uint32_t);  // numbers have lines of their own
+  Numbers numbers;
+  {
+    const std::lock_guard<std::mutex> lock(unused().lock);
+    if (!unused().numbers.empty()) {
+      numbers = unused().numbers.back();
+      unused().numbers.pop_back();
+    }
+  }
+  if (numbers.memory == nullptr) {
+    void* memory = nullptr;
+    check(cuda_.allocate_host(&memory, words + kBatches * sizeof(gpu::Batch), cuda::kPortable),
+          "cuMemHostAlloc");
+    std::memset(memory, 0, words + kBatches * sizeof(gpu::Batch));
+    numbers.memory = static_cast<uint8_t*>(memory);
+  }
+  calls_ = numbers.calls;
+  launched_ = numbers.launched;
+  next_ = launched_ + 1;
+  last_ = seen_done_ = launched_;
+  uint8_t* const start = numbers.memory;
   let_by_ = reinterpret_cast<uint32_t*>(start);
-  done_ = reinterpret_cast<uint32_t*>(start + words / 2);
+  done_ = reinterpret_cast<uint32_t*>(start + line);
+  over_ = reinterpret_cast<uint32_t*>(start + 2 * line);
+  ready_ = reinterpret_cast<uint32_t*>(start + 3 * line);
   batches_ = reinterpret_cast<gpu::Batch*>(start + words);
   check(cuda_.allocate(&arrived_, sizeof(uint32_t)), "cuMemAlloc");
   check(cuda_.fill(arrived_, 0, sizeof(uint32_t), stream_), "cuMemsetD8Async");
   // Not every GPU can wait at host memory in every mode. Now is the time to see.
-  check(cuda_.wait_value(stream_, address(let_by_), 0, cuda::kNotBefore), "cuStreamWaitValue32");
+  wait(stream_, let_by_, static_cast<uint32_t>(launched_));
   check(cuda_.synchronize(stream_), "cuStreamSynchronize");
 }
 
@@ -64,13 +93,21 @@ Shifts::~Shifts() {
     cuda_.destroy_stream(stream_);
   }
   if (arrived_ != 0) cuda_.release(arrived_);
-  if (let_by_ != nullptr) cuda_.release_host(let_by_);
+  if (let_by_ == nullptr) return;
+  std::atomic_ref<uint32_t>(*over_).store(calls_);  // nobody is to wait for a group that is gone
+  const std::lock_guard<std::mutex> lock(unused().lock);
+  unused().numbers.push_back({reinterpret_cast<uint8_t*>(let_by_), calls_, launched_});
 }
 
-uint64_t Shifts::launch(const Crew& crew, uint32_t count, uint64_t ready) {
-  if (ready != 0) {
-    check(cuda_.wait_event(stream_, reinterpret_cast<cuda::Handle>(ready), 0), "cuStreamWaitEvent");
-  }
+// Counts in a circle: "not before" holds as long as no 2^31 are out at once.
+void Shifts::wait(cuda::Handle stream, const uint32_t* number, uint32_t value) const {
+  check(cuda_.wait_value(stream, address(number), value, cuda::kNotBefore), "cuStreamWaitValue32");
+}
+
+uint64_t Shifts::launch(const Crew& crew, uint32_t count, cuda::Handle after) {
+  uint32_t* const ready = &ready_[++calls_ % kCalls];
+  check(cuda_.write_value(after, address(ready), calls_, cuda::kInOrder), "cuStreamWriteValue32");
+  wait(stream_, ready, calls_);
   const uint64_t first = launched_ + 1;
   crew_ = crew;
   rest_ = count;
@@ -80,14 +117,19 @@ uint64_t Shifts::launch(const Crew& crew, uint32_t count, uint64_t ready) {
 
 void Shifts::launch_rest() { launch_some(rest_); }
 
+uint32_t Shifts::mark_over() {
+  check(cuda_.write_value(stream_, address(over_), calls_, cuda::kInOrder), "cuStreamWriteValue32");
+  return calls_;
+}
+
+void Shifts::hold(cuda::Handle stream, uint32_t over) const { wait(stream, over_, over); }
+
 void Shifts::launch_some(uint32_t count) {
   for (; count != 0; --count, --rest_) {
     const uint64_t next = launched_ + 1;
     const gpu::Shift shift{address(&batches_[next % kBatches]), arrived_, address(done_),
                            static_cast<uint32_t>(next), crew_.blocks};
-    // Counts in a circle: "not before" holds as long as no 2^31 are out at once.
-    check(cuda_.wait_value(stream_, address(let_by_), shift.number, cuda::kNotBefore),
-          "cuStreamWaitValue32");
+    wait(stream_, let_by_, shift.number);
     gpu::launch(crew_.function, gpu::kCommands * crew_.blocks, gpu::kThreads, crew_.parts, &shift,
                 stream_);
     launched_ = next;

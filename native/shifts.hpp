@@ -5,6 +5,10 @@
 // lock until the GPU has come further. So whoever works for the collective must not need the driver.
 // The caller launches kernels ahead, each behind a wait for its number (engine/cuda/shifts.hpp); the
 // group's thread only writes to memory: commands, in batches, and how far the kernels may go.
+//
+// Streams wait for numbers in host memory, never for events: where several processes share a GPU, one
+// whose stream waits for an event keeps the GPU for its time slice (2 ms a hand-over on an H200 instead
+// of 0.15).
 #pragma once
 
 #include <cstdint>
@@ -23,19 +27,30 @@ class Shifts {
   Shifts(const Shifts&) = delete;
   Shifts& operator=(const Shifts&) = delete;
 
+  // Numbers in host memory that streams wait for. One may come to a wait long after its group has gone:
+  // so they stay, and the next group counts on.
+  struct Numbers {
+    uint8_t* memory = nullptr;
+    uint32_t calls = 0;
+    uint64_t launched = 0;
+  };
+
   // ---- by whoever calls collectives, one at a time, in the order in which they will be run
   struct Crew {
     uint64_t function;  // a kernel `serve`
     uint32_t parts;     // blocks of threads for one record
     uint32_t blocks;    // and for one command
   };
-  // Launches `count` of them behind the event, or as many as CUDA takes before any of them is done;
-  // returns the first one's number.
-  uint64_t launch(const Crew& crew, uint32_t count, uint64_t ready);
+  // Launches `count` of them behind what the caller's stream was given, or as many as CUDA takes before
+  // any of them is done; returns the first one's number.
+  uint64_t launch(const Crew& crew, uint32_t count, cuda::Handle after);
   // Launches the rest, when the collective is on its way.
   void launch_rest();
   // What comes in it after them comes after all that they were told to do.
   cuda::Handle stream() const { return stream_; }
+  // From here on a collective's caller has it: the number to wait for.
+  uint32_t mark_over();
+  void hold(cuda::Handle stream, uint32_t over) const;
 
   // ---- by the group's thread: one collective after the other
   void begin(uint64_t first, uint32_t count);
@@ -56,11 +71,14 @@ class Shifts {
  private:
   static constexpr uint64_t kBatches = 32;
   static constexpr uint64_t kInHand = 2;  // batches: one that is obeyed, and the next
+  // More collectives than CUDA's queues hold. Streams come to theirs in any order.
+  static constexpr uint32_t kCalls = 1024;
 
   uint64_t handed_over() const { return next_ - 1; }
   uint64_t done() const;
   void wait_until_done();
   void let_by(uint64_t shift);
+  void wait(cuda::Handle stream, const uint32_t* number, uint32_t value) const;
   void launch_some(uint32_t count);
 
   const cuda::Driver& cuda_;
@@ -68,6 +86,9 @@ class Shifts {
   gpu::Batch* batches_ = nullptr;  // a ring, in host memory that the GPU reads
   uint32_t* let_by_ = nullptr;     // in host memory: shifts up to this one go on
   uint32_t* done_ = nullptr;       // in host memory: the last one that obeyed
+  uint32_t* over_ = nullptr;       // in host memory: the last collective that is
+  uint32_t* ready_ = nullptr;      // in host memory, by collective: that its caller's stream has come to it
+  uint32_t calls_ = 0;
   cuda::Pointer arrived_ = 0;
   uint64_t launched_ = 0;
   Crew crew_{};

@@ -171,8 +171,10 @@ class CpuEngine:
         """The CUDA stream in which prepared collectives are done; 0 where none can be prepared."""
         return self._native.shift_stream
 
-    def prepare(self, collective: Collective) -> Collective | None:
-        """Gives the GPU its part of a collective ahead; the one to be run, which it must be.
+    def prepare(self, collective: Collective, stream: int = 0) -> Collective | None:
+        """Gives the GPU its part of a collective ahead, behind what the caller's stream was given.
+
+        Returns the one to be run, which it must be.
 
         Collectives are prepared in the order in which they will be run. None where it is too much.
         """
@@ -182,14 +184,22 @@ class CpuEngine:
             collective.dtype,
             collective.reduction,
             self._segment_bytes(collective),
-            collective.ready or 0,
             self._goes_by_wires(collective),
+            stream,
         )
         return None if prepared is None else replace(collective, prepared=prepared)
 
     def prepare_rest(self) -> None:
         """Of the last one, when it is queued; this may wait until some of it has been done."""
         self._native.prepare_rest()
+
+    def mark_over(self) -> int:
+        """After it, and what its stream was given since: the number that streams wait for."""
+        return self._native.mark_over()
+
+    def hold(self, stream: int, over: int) -> None:
+        """What the stream is given from now on waits until the call is over."""
+        self._native.hold(stream, over)
 
     def spoil(self, collective: Collective) -> None:
         """Lets the streams go on that wait for a prepared one whose run has failed.
@@ -244,6 +254,13 @@ class CpuEngine:
     def close(self) -> None:
         """Says goodbye to every peer and wipes the keys. A run under way is ended first."""
         self._native.close()
+
+    def release_gpu(self) -> None:
+        """Gives back what a closed group has of the GPU, without the GIL.
+
+        CUDA may wait until the GPU is idle, and other groups' threads must go on meanwhile.
+        """
+        self._native.release_gpu()
 
     def interrupt(self) -> None:
         """Ends a run under way in another thread with GroupClosed."""

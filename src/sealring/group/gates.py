@@ -3,7 +3,7 @@
 The GPU is given its part of a call ahead, in a stream of the group's (native/shifts.hpp), when the
 call is queued. From then on the group's thread tells it what to do without a call of CUDA's, and
 the end of that stream's work is the end of the call: every record checked, the last byte written.
-So a stream waits for an event there, as it does with NCCL.
+So streams wait for that, as they do with NCCL.
 
 A call that fails comes to that end too, or the GPU would never do anything again. Nobody can be
 told then, for nobody waits: so the error is owed (owed.py), and the engine first overwrites the

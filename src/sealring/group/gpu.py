@@ -40,24 +40,23 @@ class CudaStreams:
 
     def line_up(self, collective: Collective) -> Collective | None:
         self._remains.clear()
-        return self._engine.prepare(collective)
+        return self._engine.prepare(collective, torch.cuda.current_stream(self._device).cuda_stream)
 
-    def line_up_rest(self, then: Callable[[], None] | None) -> torch.cuda.Event:
-        self._engine.prepare_rest()
-        with torch.cuda.stream(self._shifts):
+    def line_up_rest(self, then: Callable[[], None] | None) -> int:
+        with torch.cuda.stream(self._shifts):  # its device is the current one, too
+            self._engine.prepare_rest()
             if then is not None:
                 then()
-            over = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            over.record()
-        return over
+            return self._engine.mark_over()
 
-    def hold(self, over: torch.cuda.Event) -> None:
-        torch.cuda.current_stream(self._device).wait_event(over)
+    def hold(self, over: int) -> None:
+        with torch.cuda.device(self._device):
+            self._engine.hold(torch.cuda.current_stream(self._device).cuda_stream, over)
 
     @contextmanager
-    def behind(self, over: torch.cuda.Event) -> Iterator[None]:
+    def behind(self, over: int) -> Iterator[None]:
         with torch.cuda.stream(self._side):
-            self._side.wait_event(over)
+            self.hold(over)
             yield
 
     def leave(self, remains: object) -> None:

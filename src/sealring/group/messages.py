@@ -200,6 +200,7 @@ class Messages:
         self._mailbox.close()
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
+        self._mailbox.release_gpu()
 
     def _look_after(self) -> None:
         try:

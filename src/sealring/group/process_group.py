@@ -222,6 +222,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._dispatcher.close(abort=abort)
         self._messages.close()
         self._arrivals.close()
+        self._engine.release_gpu()
 
     # ---- in and out of the queue
 
