@@ -153,13 +153,18 @@ class LocalWorld:
         for rank, lag in self.devices.items():
             self.engines[rank]._native.attach_host(lag)
 
-    def wire(self, wanted: Wire) -> list[BaseException | None]:
-        """Lets the devices agree on a way between them, as a group's first call with a GPU does."""
+    def wire(self, wanted: Wire, gpus: str | None = None) -> list[BaseException | None]:
+        """Lets the devices agree on a way between them, as a group's first call with a GPU does.
+
+        `gpus` has a letter for each rank's.
+        """
+        names = gpus or "abcdefghij"
         first = self.number + 1
 
         def one(rank: int) -> BaseException | None:
             try:
-                for number, each in enumerate(self.engines[rank].introduce_gpus(wanted), first):
+                exchanges = self.engines[rank].introduce_gpus(wanted, gpu=names[rank])
+                for number, each in enumerate(exchanges, first):
                     self.engines[rank].run(number, each, 10.0)
                     self.number = number
             except BaseException as error:

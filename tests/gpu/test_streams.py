@@ -1,4 +1,7 @@
-"""The host goes on, and streams wait for the result."""
+"""The host goes on, and streams wait for the result.
+
+The ranks share a GPU, where streams wait only if they are told to.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ from sealring.demo.wiretap import Address, Flip, Relay
 from sealring.errors import GroupError, PeerLost, TamperedRecord, Unsupported
 from tests.gpu.test_group import sharded, trained
 
+STREAMS_WAIT = {"SEALRING_CUDA_WAIT": "stream"}
 TIMEOUT = timedelta(seconds=30)
 MILLION = 1_000_000
 
 
 def in_group(ranks: int, body: Callable[..., Any]) -> list[Any]:
     """What body(rank) returns on each rank of a group on one GPU."""
-    found = dict(run_workers(ranks, _member, body))
+    found = dict(run_workers(ranks, _member, body, environment=STREAMS_WAIT))
     return [found[rank] for rank in range(ranks)]
 
 
@@ -221,7 +225,9 @@ def while_the_stream_waits(rank: int, report: Report, act: Callable[[], None]) -
 def test_the_driver_can_be_used_while_a_stream_waits(act: Callable[[], None], wire: str) -> None:
     """Each of these keeps the driver's lock until the GPU has come further."""
     reports = dict(
-        run_workers(2, while_the_stream_waits, act, environment={"SEALRING_GPU_WIRE": wire})
+        run_workers(
+            2, while_the_stream_waits, act, environment={**STREAMS_WAIT, "SEALRING_GPU_WIRE": wire}
+        )
     )
     assert reports == {0: 2.0, 1: 2.0}
 
@@ -267,7 +273,11 @@ def many_buckets(rank: int) -> bool:
 
 @pytest.mark.parametrize("wire", ["host", "peer", "links"])
 def test_many_calls_at_once(wire: str) -> None:
-    environment = {"SEALRING_GPU_WIRE": wire, "SEALRING_REKEY_BYTES": str(20 * MILLION)}
+    environment = {
+        **STREAMS_WAIT,
+        "SEALRING_GPU_WIRE": wire,
+        "SEALRING_REKEY_BYTES": str(20 * MILLION),
+    }
     found = dict(run_workers(2, _member, many_buckets, environment=environment))
     assert found == {0: True, 1: True}
 
@@ -311,7 +321,7 @@ def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
     """Rank 1 sees the change, and has nothing; rank 0 may have had all that it needed."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # Where somebody on the network sees them: on a wire inside the host he has nothing to change.
-    environment = {"SEALRING_TRANSPORT": "tcp", "SEALRING_GPU_WIRE": "links"}
+    environment = {**STREAMS_WAIT, "SEALRING_TRANSPORT": "tcp", "SEALRING_GPU_WIRE": "links"}
     with Relay(lambda: real_address(server), Flip(gradient=2)) as relay:
         found = dict(
             run_workers(2, attacked, server.port, relay.address, told, environment=environment)
@@ -339,7 +349,7 @@ def left_alone(rank: int, report: Report) -> None:
 
 
 def test_a_stream_that_waits_for_the_dead_is_let_go() -> None:
-    assert dict(run_workers(2, left_alone))[0] == (True, 1)
+    assert dict(run_workers(2, left_alone, environment=STREAMS_WAIT))[0] == (True, 1)
 
 
 # ---- training -----------------------------------------------------------------------------------

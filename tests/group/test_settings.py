@@ -87,7 +87,11 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         ("SEALRING_TRACE_DIR", "/dev/null/traces", "cannot be made: Not a directory"),
         ("SEALRING_TRACE_SIGNAL", "KILL", "is 'KILL'; set it to USR1 or USR2"),
         ("SEALRING_TRACE_SIGNAL", "USR1", "SEALRING_TRACE_DIR is not: say where"),
-        ("SEALRING_CUDA_WAIT", "gpu", "SEALRING_CUDA_WAIT is 'gpu'; set it to one of stream, host"),
+        (
+            "SEALRING_CUDA_WAIT",
+            "gpu",
+            "SEALRING_CUDA_WAIT is 'gpu'; set it to one of auto, stream, host",
+        ),
         ("SEALRING_REKEY_BYTES", "0", "must be a number from 1 to"),
         ("SEALRING_REKEY_BYTES", "99999999999999", "must be a number from 1 to"),
     ],

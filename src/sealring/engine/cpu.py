@@ -94,6 +94,8 @@ class CpuEngine:
         self._record_bytes = min(record_bytes, largest_segment(world))
         self._gpu_record_bytes = min(gpu_record_bytes, largest_segment(world))
         self._gpu: Gpu | None = None
+        self.shares_gpu = False
+        """Two of the group's ranks are on one GPU."""
         self._preparing = threading.Lock()
         """The script's thread and its backward pass's may both come with a first tensor."""
         self._names = Names(rank, tuple(members if members is not None else range(world)))
@@ -139,15 +141,16 @@ class CpuEngine:
         self,
         wanted: Wire,
         problem: str = "",
+        gpu: str = "",
     ) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on the way between their GPUs, once per group.
 
-        `problem` is why this rank's cannot serve; then no rank's does.
+        `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it.
         """
-        from sealring.engine.cuda.wires import agree
+        from sealring.engine.cuda.wires import agree, share_a_gpu
 
         one_host = len(set(self.topology.host_of)) == 1
-        return agree(
+        yield from agree(
             self._native,
             self._rank,
             self._names.members,
@@ -155,6 +158,7 @@ class CpuEngine:
             one_host=one_host,
             problem=problem,
         )
+        self.shares_gpu = yield from share_a_gpu(self._names.members, gpu)
 
     @property
     def wired(self) -> bool:

@@ -5,9 +5,10 @@ the call, and a call is over when every record has been checked and the GPU has 
 byte. The group keeps a call's tensors until then, so the caching allocator gets no memory back
 that is still read or written, on whatever stream it would be used next.
 
-Who waits is a setting. The stream, as with NCCL: wait() returns at once, and what the current
-stream is given from then on waits for the call (gates.py). Or the host: wait() returns when the
-call is over, and raises its error. So it is too where a stream cannot wait.
+Who waits? The stream, as with NCCL: wait() returns at once, and what the current stream is given
+from then on waits for the call (gates.py). Or the host: wait() returns when the call is over, and
+raises its error. So it is where a stream cannot wait, and by default where ranks share a GPU:
+processes get such a GPU in turns, and one whose streams wait keeps it for the whole of its turn.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class GpuCalls:
         except RuntimeError as problem:
             raise Unsupported(f"{device} cannot be used: {problem}") from problem
         with torch.cuda.device(device):
-            self._engine.use_gpu(device.index, ahead=self._wait == "stream")
+            self._engine.use_gpu(device.index, ahead=self._wait != "host")
             if self._engine.shift_stream:
                 self._streams = CudaStreams(self._engine, device)
         self._attached = True
@@ -102,6 +103,10 @@ class GpuCalls:
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
         return replace(collective, ready=ready.cuda_event), ready
+
+    def name_of(self, device: torch.device) -> str:
+        """The same for all processes that use this GPU, and for no others."""
+        return str(torch.cuda.get_device_properties(device).uuid)
 
     @property
     def streams_wait(self) -> bool:
@@ -118,6 +123,8 @@ class GpuCalls:
         `used` are the tensors that it uses, and that `copy_back` does.
         """
         if self._streams is None or self._engine.channelled or driver_users.any:
+            return None
+        if self._wait == "auto" and self._engine.shares_gpu:
             return None
         if copy_back is not None and isinstance(self._streams, CudaStreams):
             self._streams.also_used_by(used)

@@ -43,7 +43,7 @@ class Introduction:
             except Unsupported as unable:
                 problem = str(unable)
             try:
-                run(self._engine.introduce_gpus(self._wanted, problem))
+                run(self._engine.introduce_gpus(self._wanted, problem, self._gpu.name_of(device)))
             except Unsupported as refusal:
                 self._refused = refusal  # all ranks have it, and need not ask again
                 raise

@@ -19,8 +19,8 @@ from sealring.schedule.table import AlgorithmTable, parse_table, shipped_table
 
 Transport = Literal["auto", "tcp", "shm"]
 TRANSPORTS: Final = ("auto", "tcp", "shm")
-CudaWait = Literal["stream", "host"]
-CUDA_WAITS: Final = ("stream", "host")
+CudaWait = Literal["auto", "stream", "host"]
+CUDA_WAITS: Final = ("auto", "stream", "host")
 MAX_TABLE_BYTES: Final = 1 << 20
 TRACE_SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 
@@ -43,7 +43,7 @@ class Settings:
     """Where the flight record goes when a collective fails."""
     trace_signal: signal.Signals | None = None
     """Which signal writes it there too."""
-    cuda_wait: CudaWait = "stream"
+    cuda_wait: CudaWait = "auto"
     """Who waits for a call with CUDA tensors: the host, or only the current stream."""
 
     @property

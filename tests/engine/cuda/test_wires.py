@@ -238,6 +238,13 @@ def test_a_gpu_that_cannot_serve_is_everybodys_error() -> None:
                 next(each)
 
 
+@pytest.mark.parametrize(("gpus", "shared"), [("abc", False), ("aba", True), ("aaa", True)])
+def test_ranks_know_whether_they_share_a_gpu(gpus: str, shared: bool) -> None:
+    with LocalWorld(3, hosts=[0] * 3, devices=all_on_devices(3)) as local:
+        assert local.wire(Wire.AUTO, gpus) == [None] * 3
+        assert [engine.shares_gpu for engine in local.engines] == [shared] * 3
+
+
 def test_ranks_on_several_hosts() -> None:
     with LocalWorld(3, hosts=[0, 0, 1], devices=all_on_devices(3)) as local:
         assert local.wire(Wire.AUTO) == [None] * 3

@@ -35,6 +35,7 @@ _HANDLE_BYTES: Final = 64
 _FILE: Final = struct.Struct("<II32s")
 """The process, its file, and the nonce that is in it."""
 _ID_BYTES: Final = 128
+_GPU_BYTES: Final = 64
 _MOST_CHANNELS: Final = 8
 _REASON_BYTES: Final = 1023
 _VERDICT: Final = struct.Struct(f"<B{_REASON_BYTES}s")
@@ -219,6 +220,13 @@ def agree(
             f"SEALRING_GPU_WIRE={wanted} cannot be had: {why}. Leave it to auto, which takes "
             "whatever way there is"
         )
+
+
+def share_a_gpu(members: Sequence[int], gpu: str) -> Generator[Collective, None, bool]:
+    """Whether two of the ranks are on one GPU, by what each of them says of its own."""
+    names = _Round(len(members), gpu.encode()[:_GPU_BYTES].ljust(_GPU_BYTES, bytes(1)))
+    yield names.collective()
+    return len(set(names.letters())) < len(members)
 
 
 def _candidates(*, one_host: bool) -> Sequence[Wire]:
