@@ -64,22 +64,7 @@ __device__ __forceinline__ void pass(const Launch& launch, u32 index, Shared& sh
 
 }  // namespace
 
-#if SEALRING_REDUCES
-extern "C" __global__ void open_reduce_unsealed(const __grid_constant__ Launch launch) {
-  __shared__ Shared shared;
-  pass<true, true>(launch, blockIdx.x, shared);
-}
-#else
-extern "C" __global__ void seal_unsealed(const __grid_constant__ Launch launch) {
-  __shared__ Shared shared;
-  pass<false, false>(launch, blockIdx.x, shared);
-}
-extern "C" __global__ void open_unsealed(const __grid_constant__ Launch launch) {
-  __shared__ Shared shared;
-  pass<true, false>(launch, blockIdx.x, shared);
-}
-#endif
-
+#if SEALRING_SERVES
 namespace {
 
 struct Passing {
@@ -102,3 +87,18 @@ struct Passing {
 extern "C" __global__ void serve_unsealed(const __grid_constant__ Shift shift) {
   serve_shift<Passing>(shift);
 }
+#elif SEALRING_REDUCES
+extern "C" __global__ void open_reduce_unsealed(const __grid_constant__ Launch launch) {
+  __shared__ Shared shared;
+  pass<true, true>(launch, blockIdx.x, shared);
+}
+#else
+extern "C" __global__ void seal_unsealed(const __grid_constant__ Launch launch) {
+  __shared__ Shared shared;
+  pass<false, false>(launch, blockIdx.x, shared);
+}
+extern "C" __global__ void open_unsealed(const __grid_constant__ Launch launch) {
+  __shared__ Shared shared;
+  pass<true, false>(launch, blockIdx.x, shared);
+}
+#endif

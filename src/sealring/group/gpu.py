@@ -110,7 +110,8 @@ class GpuCalls:
 
     @property
     def streams_wait(self) -> bool:
-        return self._streams is not None
+        shared = self._wait == "auto" and self._engine.shares_gpu
+        return self._streams is not None and not shared and not self._engine.channelled
 
     def gate(
         self,
@@ -122,9 +123,7 @@ class GpuCalls:
 
         `used` are the tensors that it uses, and that `copy_back` does.
         """
-        if self._streams is None or self._engine.channelled or driver_users.any:
-            return None
-        if self._wait == "auto" and self._engine.shares_gpu:
+        if self._streams is None or not self.streams_wait or driver_users.any:
             return None
         if copy_back is not None and isinstance(self._streams, CudaStreams):
             self._streams.also_used_by(used)

@@ -16,7 +16,7 @@ from sealring.errors import Unsupported
 _AT_START: Final = (DType.FLOAT32, ReduceKind.SUM)
 _MEMORY_MIB: Final = 16
 _ON_RECORDS: Final = frozenset({"seal", "open", "open_reduce", "serve"})
-_OF_A_REDUCTION: Final = ("open_reduce", "reduce", "average", "premultiply", "serve")
+_OF_A_REDUCTION: Final = ("open_reduce", "reduce", "average", "premultiply")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ class Attachment:
         self._text = kernels or SHIPPED
         self._kernels: list[Kernel] = []
         """Kept: the owner has only their handles."""
-        seal, open_, serve = self._load(None, ("seal", "open", "serve"))
+        seal, open_ = self._load(None, ("seal", "open"))
+        (serve,) = self._load(None, ("serve",), serves=True) if ahead else (0,)
         try:
-            owner.attach_cuda(ordinal, seal, open_, serve if ahead else 0)
+            owner.attach_cuda(ordinal, seal, open_, serve)
         except RuntimeError as problem:
             raise Unsupported(
                 f"cuda:{ordinal} cannot seal: {problem}. A group's collectives and its messages "
@@ -56,8 +57,11 @@ class Attachment:
                 "or use CPU tensors"
             ) from problem
 
-    def _load(self, reduction: Reduction | None, names: tuple[str, ...]) -> list[int]:
-        code = compiler.code_for(self.ordinal, definitions(reduction), self._text.text())
+    def _load(
+        self, reduction: Reduction | None, names: tuple[str, ...], *, serves: bool = False
+    ) -> list[int]:
+        defined = definitions(reduction, serves=serves)
+        code = compiler.code_for(self.ordinal, defined, self._text.text())
         suffixed = [name + self._text.suffix if name in _ON_RECORDS else name for name in names]
         kernels = [Kernel(code, name) for name in suffixed]
         self._kernels += kernels
@@ -75,7 +79,8 @@ class Gpu(Attachment):
         *,
         ahead: bool = False,
     ) -> None:
-        super().__init__(engine, ordinal, kernels, ahead=ahead and can_be_told_ahead(ordinal))
+        self._ahead = ahead and can_be_told_ahead(ordinal)
+        super().__init__(engine, ordinal, kernels, ahead=self._ahead)
         self._engine = engine
         self._reductions: set[Reduction] = set()
         # What cannot be built is to show now, not at the first gradient.
@@ -89,5 +94,7 @@ class Gpu(Attachment):
         reduction = (dtype, kind)
         if self.has(dtype, kind):
             return
-        self._engine.add_reduction(dtype, kind, self._load(reduction, _OF_A_REDUCTION))
+        kernels = self._load(reduction, _OF_A_REDUCTION)
+        (serve,) = self._load(reduction, ("serve",), serves=True) if self._ahead else (0,)
+        self._engine.add_reduction(dtype, kind, [*kernels, serve])
         self._reductions.add(reduction)

@@ -6,7 +6,8 @@
 // nobody but this worker can write; what comes from elsewhere is copied there first.
 //
 // The host compiles this once with SEALRING_REDUCES 0 for `seal` and `open`, and once per element
-// type and reduction for those that compute.
+// type and reduction for those that compute. The same again with SEALRING_SERVES 1 for `serve`, which
+// does all of it (shifts.hpp).
 
 // What was found best on an H200 (docs/performance.md): double rounds written out at a time, and how
 // many blocks of threads a multiprocessor must have room for, which bounds their registers.
@@ -112,7 +113,35 @@ __device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& sha
 
 }  // namespace
 
+#if SEALRING_SERVES
+
+// ---- All of it, when the host asks for it ------------------------------------------------------
+
+namespace {
+
+struct Sealing {
+  __device__ __forceinline__ static void seal(const Launch& launch, u32 index, Shared& shared) {
+    run<false, true, false>(launch, index, shared);
+  }
+  __device__ __forceinline__ static void open(const Launch& launch, u32 index, Shared& shared) {
+    run<true, false, false>(launch, index, shared);
+  }
 #if SEALRING_REDUCES
+  __device__ __forceinline__ static void open_reduce(const Launch& launch, u32 index,
+                                                     Shared& shared) {
+    run<true, false, true>(launch, index, shared);
+  }
+#endif
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
+    serve(const __grid_constant__ Shift shift) {
+  serve_shift<Sealing>(shift);
+}
+
+#elif SEALRING_REDUCES
 
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
     open_reduce(const __grid_constant__ Launch launch) {
@@ -155,29 +184,3 @@ extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
 }
 
 #endif
-
-// ---- The same, when the host asks for it -------------------------------------------------------
-
-namespace {
-
-struct Sealing {
-  __device__ __forceinline__ static void seal(const Launch& launch, u32 index, Shared& shared) {
-    run<false, true, false>(launch, index, shared);
-  }
-  __device__ __forceinline__ static void open(const Launch& launch, u32 index, Shared& shared) {
-    run<true, false, false>(launch, index, shared);
-  }
-#if SEALRING_REDUCES
-  __device__ __forceinline__ static void open_reduce(const Launch& launch, u32 index,
-                                                     Shared& shared) {
-    run<true, false, true>(launch, index, shared);
-  }
-#endif
-};
-
-}  // namespace
-
-extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
-    serve(const __grid_constant__ Shift shift) {
-  serve_shift<Sealing>(shift);
-}

@@ -246,14 +246,20 @@ class RecordKernels:
         return partial(launch, blocks, 1 << _LOG_THREADS, self._parts, argument, stream)
 
 
-def definitions(reduction: Reduction | None) -> tuple[tuple[str, int], ...]:
-    """What kernels.cu is compiled with, for one element type and reduction or for none."""
+def definitions(
+    reduction: Reduction | None, *, serves: bool = False
+) -> tuple[tuple[str, int], ...]:
+    """What kernels.cu is compiled with, for one element type and reduction or for none.
+
+    `serves`: for `serve` alone.
+    """
+    serving = ("SERVES", int(serves))
     if reduction is None:
-        return (("REDUCES", 0),)
+        return (("REDUCES", 0), serving)
     dtype, kind = reduction
     if not supported(dtype, kind):
         raise Unsupported(f"{kind.name} of {dtype.name} is not defined")
-    return (("REDUCES", 1), ("DTYPE", dtype), ("KIND", kind))
+    return (("REDUCES", 1), ("DTYPE", dtype), ("KIND", kind), serving)
 
 
 def _packed(side: Side | None) -> bytes:
