@@ -6,9 +6,8 @@
 // The caller launches kernels ahead, each behind a wait for its number (engine/cuda/shifts.hpp); the
 // group's thread only writes to memory: commands, in batches, and how far the kernels may go.
 //
-// Streams wait for numbers in host memory, never for events: where several processes share a GPU, one
-// whose stream waits for an event keeps the GPU for its time slice (2 ms a hand-over on an H200 instead
-// of 0.15).
+// Where several processes share a GPU they get it in turns, and one that has two streams waiting keeps
+// it for its whole turn (docs/performance.md).
 #pragma once
 
 #include <cstdint>

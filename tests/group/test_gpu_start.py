@@ -88,7 +88,7 @@ def named_by_its_number(rank: int, world: int) -> str:
     backend = group._get_backend(torch.device("cpu"))
     assert backend.supports_splitting
     if rank == 1:
-        group._gpu = Unfit(group._engine, "host", 1.0)
+        group._gpu = Unfit(group._engine, "host")
         with pytest.raises(Unsupported, match="free some memory"):
             backend.eager_connect_single_device(torch.device("cuda", 0))
     with pytest.raises(GroupClosed) as told:

@@ -29,7 +29,6 @@ SLOW_AEAD: Final = 0.5e9
 """Bytes a second below which AES surely is not done by instructions of its own."""
 BUILT: Final = 1_790_000_000
 """A moment before this release: a clock that shows less is wrong."""
-_GPU_PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
