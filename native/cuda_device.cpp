@@ -324,7 +324,7 @@ void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record
   const uint32_t parts = gpu::parts_of(std::min(record.length, kGpuPayload));
   const gpu::Launch launch = launch_of(record, sealed, opens, local, result, parts);
   const uint32_t records = static_cast<uint32_t>(records_in_run(record.length));
-  gpu::launch(function, records * parts, gpu::kThreads, parts, &launch, stream);
+  gpu::launch(cuda_, function, records * parts, gpu::kThreads, parts, &launch, stream);
 }
 
 // ---- what a program computes by itself ---------------------------------------------------------

@@ -27,7 +27,7 @@ constexpr uint64_t kNoQueue = ~0ull;
 void CudaDevice::hire(uint64_t serve) {
   make_current();
   serve_ = serve;
-  shifts_ = std::make_unique<Shifts>();
+  shifts_ = std::make_unique<Shifts>(cuda_);
   const size_t wrapped = static_cast<size_t>(key_slots_) * kWrappedStride;
   wrapped_ = take_host_memory(wrapped);
   check(cuda_.allocate(&unwrapping_, whole_blocks(wrapped)), "cuMemAlloc");

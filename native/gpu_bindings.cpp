@@ -185,7 +185,7 @@ void bind_gpu_functions(nb::module_& m) {
       "cuda_launch",
       [](uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,
          const nb::bytes& argument, uint64_t stream) {
-        gpu::launch(function, blocks, threads, cluster, data(argument),
+        gpu::launch(cuda::driver(), function, blocks, threads, cluster, data(argument),
                     reinterpret_cast<cuda::Handle>(stream));
       },
       "function"_a, "blocks"_a, "threads"_a, "cluster"_a, "argument"_a, "stream"_a);

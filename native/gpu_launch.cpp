@@ -22,17 +22,17 @@ uint32_t log_turns_of(size_t record_bytes, uint32_t parts) {
   return log_turns;
 }
 
-void launch(uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,
-            const void* argument, cuda::Handle stream) {
+void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,
+            uint32_t cluster, const void* argument, cuda::Handle stream) {
   cuda::LaunchAttribute attribute{};
   attribute.id = cuda::kClusterDimension;
   attribute.cluster = {cluster, 1, 1};
   const cuda::LaunchConfig config{
       {blocks, 1, 1}, {threads, 1, 1}, 0, stream, &attribute, cluster > 1 ? 1u : 0u};
   void* arguments[] = {const_cast<void*>(argument)};
-  cuda::check(cuda::driver().launch(&config, reinterpret_cast<cuda::Handle>(function), arguments,
-                                    nullptr),
-              "cuLaunchKernelEx");
+  cuda::check(
+      driver.launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
+      "cuLaunchKernelEx");
 }
 
 }  // namespace sealring::gpu

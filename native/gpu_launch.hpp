@@ -64,7 +64,7 @@ uint32_t parts_of(size_t record_bytes);
 uint32_t log_turns_of(size_t record_bytes, uint32_t parts);
 
 // Launches a kernel of one argument in the calling thread's context.
-void launch(uint64_t function, uint32_t blocks, uint32_t threads, uint32_t cluster,
-            const void* argument, cuda::Handle stream);
+void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,
+            uint32_t cluster, const void* argument, cuda::Handle stream);
 
 }  // namespace sealring::gpu

@@ -46,7 +46,7 @@ Unused& unused() {
 
 }  // namespace
 
-Shifts::Shifts() : cuda_(cuda::driver()) {
+Shifts::Shifts(const cuda::Driver& driver) : cuda_(driver) {
   if (cuda_.wait_value == nullptr || cuda_.write_value == nullptr) {
     throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
   }
@@ -130,8 +130,8 @@ void Shifts::launch_some(uint32_t count) {
     const gpu::Shift shift{address(&batches_[next % kBatches]), arrived_, address(done_),
                            static_cast<uint32_t>(next), crew_.blocks};
     wait(stream_, let_by_, shift.number);
-    gpu::launch(crew_.function, gpu::kCommands * crew_.blocks, gpu::kThreads, crew_.parts, &shift,
-                stream_);
+    gpu::launch(cuda_, crew_.function, gpu::kCommands * crew_.blocks, gpu::kThreads, crew_.parts,
+                &shift, stream_);
     launched_ = next;
   }
 }

@@ -21,7 +21,7 @@ namespace sealring {
 class Shifts {
  public:
   // In the calling thread's context.
-  Shifts();
+  explicit Shifts(const cuda::Driver& driver);
   ~Shifts();
   Shifts(const Shifts&) = delete;
   Shifts& operator=(const Shifts&) = delete;

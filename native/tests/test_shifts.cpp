@@ -1,0 +1,259 @@
+// Shifts, with a driver whose streams are threads and whose kernel notes what it is told: every command
+// is obeyed once, those of a queue in order, and what was launched and not needed holds up nobody.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "../shifts.hpp"
+#include "check.hpp"
+
+using namespace sealring;
+
+namespace {
+
+class Stream {
+ public:
+  Stream() : thread_([this] { run(); }) {}
+  ~Stream() {
+    put([this] { ended_ = true; });
+    thread_.join();
+  }
+  // As CUDA's queues do, it takes so much and then keeps its caller waiting.
+  void put(std::function<void()> task) {
+    std::unique_lock<std::mutex> lock(lock_);
+    changed_.wait(lock, [this] { return tasks_.size() < kHolds; });
+    tasks_.push_back(std::move(task));
+    changed_.notify_all();
+  }
+  void synchronize() {
+    std::unique_lock<std::mutex> lock(lock_);
+    changed_.wait(lock, [this] { return tasks_.empty(); });
+  }
+
+ private:
+  static constexpr size_t kHolds = 1000;
+  void run() {
+    while (!ended_) {
+      std::function<void()> task;
+      {
+        std::unique_lock<std::mutex> lock(lock_);
+        changed_.wait(lock, [this] { return !tasks_.empty(); });
+        task = tasks_.front();
+      }
+      task();
+      const std::lock_guard<std::mutex> lock(lock_);
+      tasks_.pop_front();
+      changed_.notify_all();
+    }
+  }
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+std::vector<uint64_t> obeyed;  // the commands' arguments, in the order in which they were
+
+std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
+  return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at));
+}
+
+Stream& stream_of(cuda::Handle handle) { return *static_cast<Stream*>(handle); }
+
+// What engine/cuda/shifts.hpp does, but for the commands themselves.
+void serve(const gpu::Shift& shift) {
+  const auto* const batch = reinterpret_cast<const gpu::Batch*>(shift.batch);
+  if (batch->number != shift.number) return;
+  for (uint32_t i = 0; i < batch->count; ++i) obeyed.push_back(batch->commands[i].argument);
+  number_at(shift.done).store(shift.number, std::memory_order_release);
+}
+
+cuda::Driver fake() {
+  cuda::Driver out{};
+  out.priority_range = [](int* least, int* greatest) { return *least = 0, *greatest = -5, 0; };
+  out.create_stream = [](cuda::Handle* made, unsigned, int) { return *made = new Stream, 0; };
+  out.destroy_stream = [](cuda::Handle gone) { return delete &stream_of(gone), 0; };
+  out.synchronize = [](cuda::Handle stream) { return stream_of(stream).synchronize(), 0; };
+  out.allocate = [](cuda::Pointer* made, size_t bytes) {
+    return *made = cuda::address(std::malloc(bytes)), 0;
+  };
+  out.release = [](cuda::Pointer gone) { return std::free(reinterpret_cast<void*>(gone)), 0; };
+  out.allocate_host = [](void** made, size_t bytes, unsigned) { return *made = std::malloc(bytes), 0; };
+  out.fill = [](cuda::Pointer at, unsigned char with, size_t bytes, cuda::Handle) {
+    return std::memset(reinterpret_cast<void*>(at), with, bytes), 0;
+  };
+  out.wait_value = [](cuda::Handle stream, cuda::Pointer at, uint32_t value, unsigned) {
+    stream_of(stream).put([at, value] {
+      while (static_cast<int32_t>(number_at(at).load(std::memory_order_acquire) - value) < 0) {
+        std::this_thread::yield();
+      }
+    });
+    return 0;
+  };
+  out.write_value = [](cuda::Handle stream, cuda::Pointer at, uint32_t value, unsigned) {
+    stream_of(stream).put([at, value] { number_at(at).store(value, std::memory_order_release); });
+    return 0;
+  };
+  out.launch = [](const cuda::LaunchConfig* config, cuda::Handle, void** arguments, void**) {
+    const gpu::Shift shift = *static_cast<const gpu::Shift*>(arguments[0]);
+    stream_of(config->stream).put([shift] { serve(shift); });
+    return 0;
+  };
+  return out;
+}
+
+const cuda::Driver& driver() {
+  static const cuda::Driver made = fake();
+  return made;
+}
+
+gpu::Command command(uint64_t argument) {
+  gpu::Command out{};
+  out.argument = argument;
+  return out;
+}
+
+constexpr Shifts::Crew kCrew{1, 1, 1};
+
+// A collective of so many commands, told by this thread while another one launches the rest.
+void run_collective(Shifts& shifts, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
+                    std::mt19937& random) {
+  const uint64_t first = shifts.launch(kCrew, commands + spare, &user);
+  std::thread caller([&] { shifts.launch_rest(); });
+  shifts.begin(first, commands + spare);
+  for (uint32_t i = 0; i < commands;) {
+    if (shifts.has_room()) {
+      const uint64_t queue = random() % 5;
+      shifts.add(queue, command(base + i++ * 8 + queue));
+    }
+    if (random() % 3 == 0) shifts.hand_over();
+  }
+  shifts.end();
+  caller.join();
+}
+
+}  // namespace
+
+TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
+  std::mt19937 random(1);
+  obeyed.clear();
+  uint64_t expected = 0;
+  {
+    Stream user;
+    Shifts shifts(driver());
+    for (int call = 0; call < 60; ++call) {
+      const uint32_t commands = random() % (call % 10 == 0 ? 900 : 40);
+      run_collective(shifts, user, commands, 1 + random() % 3, expected * 8, random);
+      expected += commands;
+    }
+  }
+  CHECK(obeyed.size() == expected);
+  std::vector<bool> seen(expected, false);
+  std::map<uint64_t, uint64_t> last;  // by queue
+  for (const uint64_t argument : obeyed) {
+    const uint64_t which = argument / 8, queue = argument % 8;
+    CHECK(which < expected && !seen[which]);
+    seen[which] = true;
+    CHECK(last[queue] <= which);
+    last[queue] = which;
+  }
+}
+
+TEST(a_stream_waits_until_its_call_is_over_and_no_longer) {
+  Stream user, other;
+  Shifts shifts(driver());
+  const uint64_t first = shifts.launch(kCrew, 3, &user);
+  shifts.launch_rest();
+  const uint32_t over = shifts.mark_over();
+  shifts.hold(&other, over);
+  std::atomic<bool> went_on = false;
+  other.put([&] { went_on = true; });
+  obeyed.clear();
+  shifts.begin(first, 3);
+  const uint64_t shift = shifts.add(0, command(7));
+  shifts.hand_over();
+  while (!shifts.done(shift)) std::this_thread::yield();
+  CHECK(obeyed == std::vector<uint64_t>{7});
+  CHECK(!went_on);
+  shifts.end();
+  other.synchronize();
+  CHECK(went_on);
+}
+
+TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
+  Stream slow, quick;
+  std::atomic<bool> may_go = false;
+  slow.put([&] {
+    while (!may_go) std::this_thread::yield();
+  });
+  Shifts shifts(driver());
+  obeyed.clear();
+  const uint64_t first = shifts.launch(kCrew, 1, &slow);
+  shifts.begin(first, 1);
+  const uint64_t shift = shifts.add(0, command(1));
+  shifts.hand_over();
+  quick.synchronize();
+  CHECK(!shifts.done(shift));
+  may_go = true;
+  shifts.end();
+  CHECK(shifts.done(shift));
+  run_collective(shifts, quick, 1, 0, 80, *std::make_unique<std::mt19937>(2));
+  CHECK(obeyed.size() == 2);
+}
+
+TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
+  Stream user;
+  Shifts shifts(driver());
+  obeyed.clear();
+  const uint64_t first = shifts.launch(kCrew, 4, &user);
+  shifts.begin(first, 4);
+  shifts.add(0, command(1));
+  shifts.add(0, command(2));  // pushes out the first
+  shifts.abandon();
+  CHECK(obeyed == std::vector<uint64_t>{1});
+  shifts.add(0, command(3));  // what spoils the result
+  shifts.end();
+  CHECK(obeyed == (std::vector<uint64_t>{1, 3}));
+}
+
+TEST(more_batches_than_shifts_is_an_error) {
+  Stream user;
+  Shifts shifts(driver());
+  const uint64_t first = shifts.launch(kCrew, 1, &user);
+  shifts.begin(first, 1);
+  shifts.add(0, command(1));
+  shifts.add(0, command(2));
+  CHECK_THROWS(std::logic_error, shifts.add(0, command(3)));
+  shifts.abandon();
+  shifts.end();
+}
+
+TEST(a_group_that_is_gone_lets_streams_go_on_and_the_next_counts_on) {
+  Stream user, held;
+  uint32_t before = 0;
+  {
+    Shifts shifts(driver());
+    shifts.launch(kCrew, 2, &user);  // never run
+    before = shifts.mark_over();
+    shifts.hold(&held, before);
+  }
+  held.synchronize();
+  Shifts next(driver());
+  const uint64_t first = next.launch(kCrew, 1, &user);
+  CHECK(next.mark_over() == before + 1);
+  next.begin(first, 1);
+  next.end();
+}
+
+int main(int argc, char** argv) { return testing::run(argc, argv); }
