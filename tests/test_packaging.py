@@ -123,10 +123,11 @@ def test_a_libcrypto_that_is_built_in_stays_inside() -> None:
 
 
 def test_an_install_goes_on_where_no_other_libcrypto_can_be_had(tmp_path: Path) -> None:
-    nowhere = "http://127.0.0.1:9"
+    nowhere = tmp_path / "apt.conf"
+    nowhere.write_text('Dir::Etc { SourceList "/dev/null"; SourceParts "/dev/null"; };')
     done = subprocess.run(
         [ROOT / "native" / "libcrypto.sh", tmp_path],
-        env={**os.environ, "http_proxy": nowhere, "https_proxy": nowhere},
+        env={**os.environ, "APT_CONFIG": str(nowhere)},
         capture_output=True,
         text=True,
     )
