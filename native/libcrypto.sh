@@ -40,12 +40,14 @@ for tool in apt-get dpkg-source perl make; do
   command -v $tool >/dev/null || without "there is no $tool here"
 done
 
-# apt with lists of its own: the system's are neither read nor changed, and nobody need be root.
+# apt with lists of its own: the system's are neither read nor changed, and nobody need be root. What is
+# not signed is refused, whatever the system's settings allow.
 apt() {
   tool=$1
   shift
   timeout 120 "$tool" -q -o Dir::State="$work/state" -o Dir::Cache="$work/cache" \
     -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::SourceList="$work/sources.list" \
+    -o Acquire::AllowInsecureRepositories=false -o APT::Get::AllowUnauthenticated=false \
     -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1 "$@" 2>>"$log"
 }
 
