@@ -5,9 +5,12 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
 FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo examples)
 SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium
-CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+LIBCRYPTO := build/libcrypto
+# Where the libcrypto is that becomes part of the module; empty for the system's.
+STATIC_OPENSSL = SEALRING_STATIC_OPENSSL=$(shell cat $(LIBCRYPTO)/prefix)
+CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test test-gpu system-deps lint native-test asan ubsan tsan chaos fuzz conformance clean help
+.PHONY: demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -17,9 +20,12 @@ $(VENV)/.locked: constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r constraints.txt
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.locked $(NATIVE)
+$(LIBCRYPTO)/prefix: native/libcrypto.sh
+	@native/libcrypto.sh $(LIBCRYPTO)
+
+$(VENV)/.installed: $(VENV)/.locked $(LIBCRYPTO)/prefix $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-	  --config-settings=editable.rebuild=false --editable .
+	  --config-settings=editable.rebuild=false --config-settings=cmake.define.$(STATIC_OPENSSL) --editable .
 	@touch $@
 
 demo: $(VENV)/.installed ## train a small GPT with four sealed workers, and watch an attack fail
@@ -41,25 +47,28 @@ system-deps: ## Debian packages that some tests need: a TPM in software, etcd, C
 	@dpkg --status $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends $(SYSTEM_PACKAGES); }
 
+libcrypto: ## looks for a newer OpenSSL to build in, where the system's is slow
+	@native/libcrypto.sh $(LIBCRYPTO)
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-native-test: $(VENV)/.locked ## the C++ tests
+native-test: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the C++ tests
 	@$(CMAKE_NATIVE) -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
 	@$(BIN)/cmake --build build/native
 	@$(BIN)/ctest --test-dir build/native --output-on-failure
 
-asan: $(VENV)/.locked ## the C++ tests under AddressSanitizer
+asan: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the C++ tests under AddressSanitizer
 	$(CMAKE_NATIVE) -B build/asan -DSEALRING_SANITIZE=address
 	$(BIN)/cmake --build build/asan && $(BIN)/ctest --test-dir build/asan --output-on-failure
 
-ubsan: $(VENV)/.locked ## ... under UndefinedBehaviorSanitizer
+ubsan: $(VENV)/.locked $(LIBCRYPTO)/prefix ## ... under UndefinedBehaviorSanitizer
 	$(CMAKE_NATIVE) -B build/ubsan -DSEALRING_SANITIZE=undefined
 	$(BIN)/cmake --build build/ubsan && $(BIN)/ctest --test-dir build/ubsan --output-on-failure
 
-tsan: $(VENV)/.locked ## ... under ThreadSanitizer
+tsan: $(VENV)/.locked $(LIBCRYPTO)/prefix ## ... under ThreadSanitizer
 	$(CMAKE_NATIVE) -B build/tsan -DSEALRING_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan && $(BIN)/ctest --test-dir build/tsan --output-on-failure
 

@@ -453,5 +453,12 @@ NB_MODULE(_native, m) {
       },
       "bytes"_a, "sender"_a);
   bind_gpu_functions(m);
+  // Of the library that is called, which need not be the one whose headers were compiled.
   m.def("openssl_version", [] { return std::string(OpenSSL_version(OPENSSL_VERSION)); });
+  m.def("openssl_version_number", &OpenSSL_version_num);
+#ifdef SEALRING_STATIC_OPENSSL
+  m.attr("OPENSSL_BUILT_IN") = true;
+#else
+  m.attr("OPENSSL_BUILT_IN") = false;
+#endif
 }

@@ -147,15 +147,25 @@ uint64_t Collective::total_of(int slot) const { return call_.total.value_or(cut_
 
 // ---- what this rank does by itself -------------------------------------------------------------
 
-// Runs the first task that can run: a send must wait while its link is full. Sealing `ahead` of that is
-// for a rank with nothing else to do.
+// Runs the first task that can run: a send must wait while its link is full, and holds up what else goes
+// over it. Room may come between two looks, or suffice for a shorter record; one that overtook another
+// could end at the head of the link, unwanted until those behind it have come. Sealing `ahead` of room is for a
+// rank with nothing else to do.
 bool Collective::run_tasks(bool ahead) {
+  held_up_.assign(links_.size(), false);
   const auto runnable = [&](const Task& task) {
     const Step& step = program_.steps[task.step];
-    if (device_ != nullptr) return device_has_room(*task.segment, step);
-    return std::all_of(step.peers.begin(), step.peers.end(), [&](int peer) {
+    const auto has_room = [&](int peer) {
       return links_[peer]->has_room(length(*task.segment, step.slot), ahead);
-    });
+    };
+    const bool in_turn = std::none_of(step.peers.begin(), step.peers.end(),
+                                      [this](int peer) { return held_up_[peer]; });
+    if (in_turn && (device_ != nullptr ? device_has_room(*task.segment, step)
+                                       : std::all_of(step.peers.begin(), step.peers.end(), has_room))) {
+      return true;
+    }
+    for (int peer : step.peers) held_up_[peer] = true;
+    return false;
   };
   const auto found = std::find_if(tasks_.begin(), tasks_.end(), runnable);
   if (found == tasks_.end()) return false;

@@ -192,6 +192,7 @@ class Collective {
   uint64_t oldest_ = 0;    // the first segment that is not done
   std::vector<Segment> window_;
   std::deque<Task> tasks_;
+  std::vector<bool> held_up_;   // links over which a task waits to go, by rank
   std::vector<uint64_t> owed_;  // records still to come, by rank
   std::set<int> borrowers_;     // ranks that fetch records from our area
   std::deque<Given> given_;

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sealring
+from sealring import _native
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,12 +82,17 @@ def _plain(name: str) -> str:
             "(Debian, Ubuntu: apt-get install libssl-dev;",
         ),
         (
+            ["-DSEALRING_STATIC_OPENSSL=/no/such/openssl"],
+            {},
+            "SEALRING_STATIC_OPENSSL: there is no lib/libcrypto.a in /no/such/openssl.",
+        ),
+        (
             [],
             {"CXX": "/no/such/compiler"},
             "sealring needs a C++20 compiler: install one (Debian, Ubuntu: apt-get install g++;",
         ),
     ],
-    ids=["no OpenSSL headers", "no compiler"],
+    ids=["no OpenSSL headers", "no static libcrypto", "no compiler"],
 )
 def test_a_missing_build_tool_is_named_in_one_sentence(
     options: list[str], environment: dict[str, str], sentence: str, tmp_path: Path
@@ -100,3 +106,33 @@ def test_a_missing_build_tool_is_named_in_one_sentence(
     )
     assert done.returncode != 0
     assert sentence in re.sub(r"\s+", " ", done.stderr)
+
+
+def test_a_libcrypto_that_is_built_in_stays_inside() -> None:
+    if not _native.OPENSSL_BUILT_IN:
+        pytest.skip("the system's OpenSSL is linked here")
+    # In a process that has no other OpenSSL: what is found is the module's own.
+    code = (
+        "import ctypes, sys; module = ctypes.CDLL(sys.argv[1]); module.PyInit__native; "
+        "assert 'libcrypto' not in open('/proc/self/maps').read(); module.EVP_aes_256_gcm"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, _native.__file__], capture_output=True, text=True
+    )
+    assert done.stderr.strip().endswith("undefined symbol: EVP_aes_256_gcm")
+
+
+def test_an_install_goes_on_where_no_other_libcrypto_can_be_had(tmp_path: Path) -> None:
+    nowhere = tmp_path / "apt.conf"
+    nowhere.write_text('Dir::Etc { SourceList "/dev/null"; SourceParts "/dev/null"; };')
+    done = subprocess.run(
+        [ROOT / "native" / "libcrypto.sh", tmp_path],
+        env={**os.environ, "APT_CONFIG": str(nowhere)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"libcrypto: the system's OpenSSL(, which does not use this CPU's VAES: .+)?\n", done.stdout
+    )
+    assert (tmp_path / "prefix").read_text() == "\n"

@@ -200,6 +200,31 @@ TEST(direct_broadcast_arrives) {
   });
 }
 
+// The receiver opens segments in their order. A later one at the head of a link, for which there was room
+// when there was none for the one before, could wait for ever for those behind it.
+TEST(records_of_a_link_leave_in_the_order_of_their_segments) {
+  constexpr size_t kSegment = 1024, kFit = kRing / (kRecordOverhead + kSegment), kRest = 100;
+  static_assert(kRing % (kRecordOverhead + kSegment) >= kRecordOverhead + kRest);
+  SharedMemory memory;
+  const auto [near, far] = tcp_pair();
+  Engine engine(0, 2, Context{}, group_key(0), kSegment, 50'000);
+  engine.add_link(1, memory.pipe(near, 0), pair_key(0, 1), pair_key(1, 0), group_key(1));
+  End receiver(1, memory.pipe(far, 1), 50'000);
+  const Program program(4, 2, 0, 2, 1, {}, {{Action::send, 0, {1}, 0, -1, -1, {}}});
+  std::vector<uint8_t> tensor((kFit + 1) * kSegment + kRest);
+  std::thread sender([&] {
+    engine.run({&program, {{tensor.data(), tensor.size()}}, 1, tensor.size(), 0, DType::uint8,
+                ReduceKind::none, 1.0, kSegment, 20});
+  });
+  while (!memory.waits_for_room(0)) std::this_thread::yield();
+  for (size_t segment = 0; segment <= kFit + 1; ++segment) {
+    receiver.receive();
+    CHECK(receiver.link.header().segment == segment);
+    receiver.open();
+  }
+  sender.join();
+}
+
 TEST(account_may_be_asked_for_at_any_time) {
   over_both([](Transport transport) {
     World world(3, transport);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -74,6 +75,10 @@ class SharedMemory {
   void set_word(int end, size_t offset, uint64_t value) {
     std::memcpy(bytes[end] + kRing + offset, &value, sizeof value);
   }
+  bool waits_for_room(int end) {
+    const auto* word = reinterpret_cast<std::atomic<uint32_t>*>(bytes[end] + kRing + kWriterSleeps);
+    return word->load() % 2 == 1;
+  }
   void scribble(uint8_t with) {
     for (uint8_t* each : bytes) std::memset(each, with, kBytes);
   }
@@ -85,6 +90,7 @@ class SharedMemory {
   static constexpr size_t kBytes = kRing + kRingControlBytes;
   static constexpr size_t kWritten = 0;  // offsets in the control page (shm_pipe.cpp)
   static constexpr size_t kTaken = 128;
+  static constexpr size_t kWriterSleeps = 256;
 
  private:
   std::array<int, 2> files{};

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sealring import __version__
+from sealring import __version__, _native
 from sealring.cli import app
 from sealring.cli.bench.options import parse_size, parse_world_sizes
+from sealring.cli.doctor import openssl_of_records
 from sealring.errors import BadSecret, ConfigurationError, NoIdentity
+from sealring.results.machine import this_machine
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -110,6 +112,39 @@ def test_doctor_reports_each_check_and_its_verdict() -> None:
         assert checks[name] == "ok", report
     assert {"AES instructions", "ports, IPv4", "interface", "clock"} <= set(checks)
     assert any(name.startswith("GPU") for name in checks)
+
+
+WIDE = {"aes", "vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
+
+
+@pytest.mark.parametrize(
+    ("number", "cpu", "verdict"),
+    [
+        (0x30000130, WIDE, "warning"),
+        (0x30100000, WIDE, "ok"),
+        (0x30500070, WIDE, "ok"),
+        (0x30000130, WIDE - {"avx512vl"}, "ok"),
+        (0x30000130, {"aes", "pmull"}, "ok"),
+    ],
+)
+def test_doctor_warns_of_an_openssl_that_is_slower_than_the_cpu(
+    number: int, cpu: set[str], verdict: str
+) -> None:
+    finding = openssl_of_records("OpenSSL 3", number, built_in=False, cpu=cpu)
+    assert finding.verdict == verdict
+    assert ("SEALRING_STATIC_OPENSSL" in finding.fix) is (verdict == "warning")
+
+
+def test_doctor_and_results_name_the_openssl_that_seals() -> None:
+    version = _native.openssl_version()
+    number = _native.openssl_version_number()
+    major, minor, patch = number >> 28, number >> 20 & 0xFF, number >> 4 & 0xFF
+    assert version.startswith(f"OpenSSL {major}.{minor}.{patch}")
+    assert this_machine().openssl == version
+    report = json.loads(sealring("doctor", "--json").stdout)
+    (found,) = [each["found"] for each in report["checks"] if each["check"] == "OpenSSL, records"]
+    assert found.startswith(version)
+    assert ("built into sealring" in found) is _native.OPENSSL_BUILT_IN
 
 
 def test_doctor_names_a_bad_identity_as_a_problem() -> None:

@@ -27,6 +27,9 @@ Verdict = Literal["ok", "warning", "problem"]
 SUPPORTED_TORCH: Final = ((2, 11), (2, 15))
 SLOW_AEAD: Final = 0.5e9
 """Bytes a second below which AES surely is not done by instructions of its own."""
+WIDE_AES: Final = {"vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
+"""What OpenSSL asks of an x86-64 CPU before it computes four blocks of AES in one instruction."""
+FIRST_WITH_WIDE_AES: Final = 0x30100000
 BUILT: Final = 1_790_000_000
 """A moment before this release: a clock that shows less is wrong."""
 
@@ -63,8 +66,12 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
+def _cpu_words() -> set[str]:
+    return set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
+
+
 def _aes() -> Iterator[Finding]:
-    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
+    words = _cpu_words()
     multiply = "pmull" if platform.machine() == "aarch64" else "pclmulqdq"
     missing = [name for name in ("aes", multiply) if name not in words]
     rate = aes_rate()
@@ -80,12 +87,32 @@ def _aes() -> Iterator[Finding]:
         yield Finding("AES instructions", "ok", found)
 
 
+def openssl_of_records(version: str, number: int, *, built_in: bool, cpu: set[str]) -> Finding:
+    """Which OpenSSL seals; a warning where it leaves the CPU's fastest instructions unused."""
+    name = "OpenSSL, records"
+    found = f"{version}, built into sealring" if built_in else version
+    if number < FIRST_WITH_WIDE_AES and cpu >= WIDE_AES:
+        return Finding(
+            name,
+            "warning",
+            f"{found}, does not use this CPU's VAES instructions",
+            "sealing is faster with OpenSSL 3.1 or later: update the system's, or build one in "
+            "(docs/configuration.md, SEALRING_STATIC_OPENSSL)",
+        )
+    return Finding(name, "ok", found)
+
+
 def _openssl() -> Iterator[Finding]:
     from OpenSSL import SSL
 
     from sealring import _native
 
-    yield Finding("OpenSSL, records", "ok", _native.openssl_version())
+    yield openssl_of_records(
+        _native.openssl_version(),
+        _native.openssl_version_number(),
+        built_in=_native.OPENSSL_BUILT_IN,
+        cpu=_cpu_words(),
+    )
     handshake = SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode()
     number = SSL.OPENSSL_VERSION_NUMBER
     if number >= 0x30500000:
