@@ -142,11 +142,11 @@ class Cipher {
 };
 
 // What an engine's `prepare` found, for its `run`.
-using PreparedFields = std::tuple<uint64_t, uint32_t, uintptr_t>;
+using PreparedFields = std::tuple<uint64_t, uint32_t, uint32_t, uintptr_t>;
 
 Device::Prepared prepared_from(const PreparedFields& fields) {
-  const auto& [first, commands, scratch] = fields;
-  return {first, commands, reinterpret_cast<uint8_t*>(scratch)};
+  const auto& [first, commands, kept, scratch] = fields;
+  return {first, commands, kept, reinterpret_cast<uint8_t*>(scratch)};
 }
 
 std::vector<Slot> slots_from(const std::vector<std::pair<uintptr_t, size_t>>& slots) {
@@ -254,7 +254,8 @@ NB_MODULE(_native, m) {
             const nb::gil_scoped_release released;
             const Device::Prepared made = self.prepare(call, stream);
             if (made.commands == 0) return std::nullopt;
-            return PreparedFields{made.first, made.commands, reinterpret_cast<uintptr_t>(made.scratch)};
+            return PreparedFields{made.first, made.commands, made.kept,
+                                  reinterpret_cast<uintptr_t>(made.scratch)};
           },
           "program"_a, "slots"_a, "dtype"_a, "reduction"_a, "segment_bytes"_a, "wired"_a, "stream"_a)
       .def(

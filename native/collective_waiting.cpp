@@ -98,7 +98,8 @@ void Collective::wait() {
     if (patience_.lend()) return;
   }
   if (run_tasks(true)) return patience_.progressed();
-  if (!given_.empty()) return watch_device();
+  const bool full = device_ != nullptr && !device_->has_room();
+  if (!given_.empty() || full) return watch_device();
   sleep();
 }
 

@@ -11,7 +11,6 @@ namespace {
 using cuda::address;
 using cuda::check;
 
-constexpr uint64_t kNothingFailed = ~0ull;
 constexpr uint32_t kPlainThreads = 256, kPlainBlocks = 1024;
 
 }  // namespace
@@ -103,17 +102,24 @@ CudaDevice::Reduction CudaDevice::reduction() const {
 
 // So that a collective under way takes what is there, and asks CUDA for nothing.
 void CudaDevice::stock_host_memory(size_t bytes, size_t pieces) {
-  const std::lock_guard<std::mutex> lock(adding_);
-  for (size_t& there = stocked_[bytes]; there < pieces; ++there) {
+  make_current();
+  for (;;) {
+    {
+      const std::lock_guard<std::mutex> lock(stocking_);
+      if (stocked_[bytes] >= pieces) return;
+    }
+    // Not under the lock: CUDA may keep us waiting, and the group's thread must get at what is there.
     void* memory = nullptr;
     check(cuda_.allocate_host(&memory, bytes, cuda::kPortable), "cuMemHostAlloc");
+    const std::lock_guard<std::mutex> lock(stocking_);
     stock_.emplace(bytes, static_cast<uint8_t*>(memory));
+    ++stocked_[bytes];
   }
 }
 
 uint8_t* CudaDevice::take_host_memory(size_t bytes) {
   {
-    const std::lock_guard<std::mutex> lock(adding_);
+    const std::lock_guard<std::mutex> lock(stocking_);
     if (const auto found = stock_.find(bytes); found != stock_.end()) {
       uint8_t* const memory = found->second;
       stock_.erase(found);
@@ -170,6 +176,8 @@ void CudaDevice::put_key(int slot, const KeyBytes& key) {
 }
 
 void CudaDevice::wipe() {
+  wrapping_.reset();
+  if (wrapped_ != nullptr) OPENSSL_cleanse(wrapped_, static_cast<size_t>(key_slots_) * kWrappedStride);
   // Streams wait for what is still to come, and CUDA may wait for them. It will be spoilt, and the
   // keys with it.
   if (unfinished_ != 0) return;
@@ -185,7 +193,11 @@ void CudaDevice::wipe() {
 
 void CudaDevice::begin(const Setting& setting) {
   setting_ = setting;
-  if (prepared()) return shifts_->begin(setting.prepared.first, setting.prepared.commands);
+  if (spoilt_) throw std::logic_error("the keys are gone");
+  if (prepared()) {
+    const Prepared& ahead = setting.prepared;
+    return shifts_->begin(ahead.first, ahead.commands, ahead.kept);
+  }
   make_current();
   for (cuda::Handle stream : compute_) {
     if (setting.ready == 0) break;

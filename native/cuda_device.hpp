@@ -36,6 +36,7 @@ class CudaDevice : public Device {
   // Of the last collective that was prepared: the number that says that it is over; and to wait for it.
   uint32_t mark_over();
   void hold(uint64_t stream, uint32_t over) const;
+  bool is_over(uint32_t over) const;
 
   struct Reduction {
     uint64_t open_reduce, reduce, average, premultiply, serve;
@@ -59,6 +60,7 @@ class CudaDevice : public Device {
   void wipe() override;
   Prepared prepare(const Need& need) override;
   void prepare_rest() override;
+  bool at_rest() const override { return unfinished_ == 0; }
   void begin(const Setting& setting) override;
   void end() override;
   void abandon() noexcept override;
@@ -79,8 +81,11 @@ class CudaDevice : public Device {
 
  private:
   static constexpr uint64_t kRoom = 32;
+  static constexpr uint64_t kNothingFailed = ~0ull;
   static constexpr size_t kStreams = 8;
   static constexpr size_t kSharedBlock = 2u << 20;
+  static constexpr size_t kWrappedStride = 256;
+  static_assert(kRecordOverhead + kKeyBytes <= kWrappedStride);
 
   // A run's place in this device's own memory, while a ticket is not settled.
   struct Berth {
@@ -138,6 +143,7 @@ class CudaDevice : public Device {
   uint64_t serve_ = 0;
   std::vector<cuda::Pointer> scratches_;  // for prepared collectives; the last one is the largest
   size_t scratches_bytes_ = 0;
+  std::mutex stocking_;
   std::multimap<size_t, uint8_t*> stock_;  // host memory that nobody has taken, by size
   std::map<size_t, size_t> stocked_;       // pieces of a size that there ever were
   // Keys reach a GPU at work as records under a key of the device's own: host memory that it reads is
@@ -147,6 +153,7 @@ class CudaDevice : public Device {
   cuda::Pointer unwrapping_ = 0;       // where the GPU copies them to first, by slot
   std::atomic<uint64_t> unfinished_{0};  // collectives that are prepared and not over
   uint64_t over_ = 0;                    // the last that is, by its first shift
+  bool spoilt_ = false;                  // and the keys are gone
   cuda::Pointer keys_ = 0;
   int key_slots_ = 0, key_count_ = 0;
   cuda::Pointer scratch_ = 0;

@@ -1,5 +1,6 @@
 // Collectives that the GPU was given ahead: its part is told to it through memory (shifts.hpp).
 #include <openssl/rand.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,11 +14,8 @@ namespace {
 using cuda::address;
 using cuda::check;
 
-constexpr uint64_t kNothingFailed = ~0ull;
 constexpr uint8_t kAllOnes = 0xff;
-constexpr size_t kWrapped = kRecordOverhead + kKeyBytes;
-constexpr size_t kWrappedStride = 256;
-static_assert(kWrapped <= kWrappedStride);
+constexpr unsigned kGlanceUs = 5;
 
 // The queue of what must be done before all else, and its neighbours.
 constexpr uint64_t kNoQueue = ~0ull;
@@ -46,7 +44,7 @@ Device::Prepared CudaDevice::prepare(const Need& need) {
   if (need.scratch_bytes > scratches_bytes_) {
     // Those before may still use theirs.
     cuda::Pointer memory = 0;
-    check(cuda_.allocate(&memory, need.scratch_bytes), "cuMemAlloc");
+    check(cuda_.allocate(&memory, whole_blocks(need.scratch_bytes)), "cuMemAlloc");
     scratches_.push_back(memory);
     scratches_bytes_ = need.scratch_bytes;
   }
@@ -57,11 +55,12 @@ Device::Prepared CudaDevice::prepare(const Need& need) {
   }
   const uint32_t parts = gpu::parts_of(std::min(need.segment_bytes, kGpuPayload));
   const uint32_t records = static_cast<uint32_t>(records_in_run(need.segment_bytes));
-  const uint64_t first =
-      shifts_->launch({serve, parts, parts * records}, need.commands,
-                      reinterpret_cast<cuda::Handle>(need.stream));
+  // The results and the keys.
+  const uint32_t kept = (need.results + 1 + gpu::kCommands - 1) / gpu::kCommands;
+  const uint64_t first = shifts_->launch({serve, parts, parts * records}, need.commands + kept,
+                                         reinterpret_cast<cuda::Handle>(need.stream));
   ++unfinished_;
-  return {first, need.commands,
+  return {first, need.commands, kept,
           scratches_.empty() ? nullptr : reinterpret_cast<uint8_t*>(scratches_.back())};
 }
 
@@ -70,6 +69,8 @@ uint32_t CudaDevice::mark_over() {
   make_current();
   return shifts_->mark_over();
 }
+
+bool CudaDevice::is_over(uint32_t over) const { return shifts_->is_over(over); }
 
 void CudaDevice::hold(uint64_t stream, uint32_t over) const {
   make_current();
@@ -137,13 +138,16 @@ void CudaDevice::spoil(const Prepared& prepared,
   if (prepared.first <= over_) return;
   if (setting_.prepared.first != prepared.first) {  // it was never begun
     setting_.prepared = prepared;
-    shifts_->begin(prepared.first, prepared.commands);
+    shifts_->begin(prepared.first, prepared.commands, prepared.kept);
   }
+  shifts_->use_kept();
+  spoilt_ = true;
   uint64_t queue = kNoQueue;
   for (const std::span<uint8_t>& result : results) {
+    while (!shifts_->has_room()) ::usleep(kGlanceUs);
     command_plain(queue--, gpu::Action::fill, result.data(), nullptr, result.size(), kAllOnes);
   }
-  // Whatever ends a collective ends the group.
+  // Whatever ends a collective has ended the group.
   command_plain(queue, gpu::Action::fill, reinterpret_cast<uint8_t*>(keys_), nullptr,
                 key_bytes(), 0);
   shifts_->end();

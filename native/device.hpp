@@ -30,12 +30,14 @@ class Device {
     size_t segment_bytes;
     size_t scratch_bytes;
     uint32_t commands;  // at most
+    uint32_t results;   // parts of memory that it writes
   };
   // That it has been given to the device ahead, which then does its part while nobody calls it. Not
   // where there are no commands.
   struct Prepared {
     uint64_t first = 0;
     uint32_t commands = 0;
+    uint32_t kept = 0;  // and so many more for its end, if it fails
     uint8_t* scratch = nullptr;
   };
 
@@ -116,6 +118,8 @@ class Device {
   // Lets the streams go on that wait for a prepared one which was abandoned, or never begun. What they
   // would take for its result is overwritten with ones, which are NaN in every float type.
   virtual void spoil(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept = 0;
+  // Whether nothing that was prepared is still to come.
+  virtual bool at_rest() const = 0;
   virtual uint8_t* scratch() const = 0;
 
   // Whether another record can be sealed or opened before a ticket is settled.

@@ -1,6 +1,8 @@
 #include "engine.hpp"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "alert.hpp"
 #include "farewell.hpp"
@@ -14,11 +16,11 @@ constexpr size_t kHistory = 256;
 
 // Of what is launched ahead for one collective. One that would need more is done while its caller waits.
 constexpr uint64_t kMostCommands = 1u << 16;
-constexpr uint64_t kSpoilsPerBatch = 8;
 // More buffers than can be on their way at once: what a device has in hand, and what a link holds.
 constexpr size_t kInHand = 40, kLink = 16, kForwardingLink = 48;
 
 }  // namespace
+
 Engine::Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
                size_t record_bytes, uint64_t rekey_bytes)
     : rank_(rank),
@@ -120,35 +122,49 @@ void Engine::drop_wires() {
 Device::Prepared Engine::prepare(const Call& call, uint64_t stream) {
   if (!device_) throw std::invalid_argument("there is no device attached");
   const Cut cut(call, call.wired ? wires_.get() : nullptr);
-  // A key is replaced before it has sealed too much, and no sooner than the next piece would do that.
-  const uint64_t piece = sealed_run_bytes(call.segment_bytes);
-  const uint64_t bytes = count_device_bytes(cut);
-  const uint64_t replaced =
-      rekey_bytes_ <= 2 * piece ? cut.steps : bytes / (rekey_bytes_ - piece) - replaced_keys_;
-  const uint64_t ends = (cut.results().size() + 1 + kSpoilsPerBatch - 1) / kSpoilsPerBatch;
-  const uint64_t commands = cut.steps + replaced + ends;
+  const uint64_t commands = std::max<uint64_t>(1, cut.steps + most_replaced_keys(cut));
   if (commands > kMostCommands) return {};
   if (!call.wired) {
     const auto forwards = [](const Step& step) { return step.action == Action::forward; };
     const std::vector<Step>& steps = call.program->steps;
     const size_t on_a_link =
         std::any_of(steps.begin(), steps.end(), forwards) ? kForwardingLink : kLink;
-    device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * links_.size());
+    std::set<int> peers;
+    for (const Step& step : steps) peers.insert(step.peers.begin(), step.peers.end());
+    device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * peers.size());
   }
   return device_->prepare({stream, call.dtype, call.reduction, call.segment_bytes,
-                           cut.scratch_bytes(), static_cast<uint32_t>(commands)});
+                           cut.scratch_bytes(), static_cast<uint32_t>(commands),
+                           static_cast<uint32_t>(cut.results().size())});
 }
 
-// All that devices ever sealed and opened, at most, this call's among it.
-uint64_t Engine::count_device_bytes(const Cut& cut) {
+// Each key once for every `rekey_bytes_` that it seals, but for the last piece before that, and once for
+// what it sealed before this call. Not before so much has ever been sealed.
+uint64_t Engine::most_replaced_keys(const Cut& cut) {
   uint64_t bytes = cut.steps * records_in_run(cut.segment_bytes) * kTagBytes;
-  for (const Step& step : cut.program.steps) bytes += cut.slot_bytes(step.slot);
-  return device_bytes_ += bytes;
+  std::set<std::pair<int, int>> keys;  // whose, and for whom
+  for (const Step& step : cut.program.steps) {
+    bytes += cut.slot_bytes(step.slot);
+    if (step.action == Action::send) keys.emplace(rank_, step.peers[0]);
+    if (step.action == Action::publish) keys.emplace(rank_, -1);
+    if (!receives(step.action)) continue;
+    const bool alone = step.origin < 0;
+    keys.emplace(alone ? step.peers[0] : step.origin, alone ? rank_ : -1);
+  }
+  const uint64_t piece = sealed_run_bytes(cut.segment_bytes);
+  if ((device_bytes_ += bytes) + piece < rekey_bytes_) return 0;
+  if (rekey_bytes_ <= 2 * piece) return cut.steps;
+  return std::min<uint64_t>(cut.steps, keys.size() * (1 + bytes / (rekey_bytes_ - piece)));
 }
 
 void Engine::spoil(const Call& call) {
   const std::lock_guard<std::mutex> lock(running_);
   if (call.prepared.commands == 0 || !device_) return;
+  // The keys go with it, so the group must have ended.
+  if (!failure_ && !closed_) {
+    Failure ended(FailureCode::closed, -1, "a collective on rank " + std::to_string(rank_) + " was not run");
+    end_with(ended, {});
+  }
   device_->spoil(call.prepared, Cut(call, call.wired ? wires_.get() : nullptr).results());
 }
 
@@ -156,7 +172,7 @@ void Engine::run(const Call& call) {
   const std::lock_guard<std::mutex> lock(running_);
   require_possible(call);
   if (call.on_device && call.prepared.commands == 0) {
-    count_device_bytes(Cut(call, call.wired ? wires_.get() : nullptr));
+    most_replaced_keys(Cut(call, call.wired ? wires_.get() : nullptr));
   }
   BufferPool& pool = pool_of(call);
   history_.push_back(view_of(call));
@@ -278,7 +294,7 @@ void Engine::close() {
 
 void Engine::release_device() {
   const std::lock_guard<std::mutex> lock(running_);
-  if (!device_ || (!closed_ && !failure_)) return;
+  if (!device_ || (!closed_ && !failure_) || !device_->at_rest()) return;
   wires_.reset();
   gpu_pool_.clear();
   device_.reset();
@@ -296,14 +312,6 @@ void Engine::wipe() {
 }
 
 void Engine::update_account() {
-  uint64_t replaced = keyring_.own_group_gpu ? keyring_.own_group_gpu->on_device.generation : 0;
-  for (const auto& key : keyring_.groups_gpu) replaced += key ? key->on_device.generation : 0;
-  for (const auto& link : links_) {
-    if (!link) continue;
-    replaced += link->gpu_send_key().on_device.generation;
-    replaced += link->gpu_receive_key().on_device.generation;
-  }
-  replaced_keys_ = replaced;
   const std::lock_guard<std::mutex> lock(account_lock_);
   account_.stats = stats_;
   account_.waited_s.resize(links_.size(), 0.0);

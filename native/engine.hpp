@@ -79,7 +79,8 @@ class Engine {
   // Over a link goes what a GPU sealed, or, where that goes another way, its header alone.
   BufferPool& pool_of(const Call& call) { return call.on_device && !call.wired ? gpu_pool_ : pool_; }
   void require_possible(const Call& call);
-  uint64_t count_device_bytes(const Cut& cut);
+  // On the device, in this call; counts what it seals and opens.
+  uint64_t most_replaced_keys(const Cut& cut);
   void run_collective(const Call& call, BufferPool& pool);
   void end_with(Failure& failure, const View& view);
   std::optional<Failure> imposed_failure();
@@ -103,7 +104,6 @@ class Engine {
   std::optional<Failure> imposed_;
   bool closed_ = false;
   std::atomic<uint64_t> device_bytes_{0};   // that it sealed and opened, at most
-  std::atomic<uint64_t> replaced_keys_{0};  // of those on the device
   Stats stats_;
   Patience patience_;
   History history_;

@@ -101,7 +101,7 @@ void bind_gpu(nb::class_<Engine>& engine) {
         cuda_device(self).add_reduction(static_cast<DType>(dtype), static_cast<ReduceKind>(kind),
                             {functions[0], functions[1], functions[2], functions[3], functions[4]});
       },
-      "dtype"_a, "kind"_a, "functions"_a);
+      "dtype"_a, "kind"_a, "functions"_a, nb::call_guard<nb::gil_scoped_release>());
   engine
       // Wires: an area for peers to read, in the GPU's memory (with the handle that leads to it) or
       // in a mapped file; then the peers' areas, and, when all ranks have them all, their use.
@@ -171,6 +171,8 @@ void bind_gpu(nb::class_<Engine>& engine) {
                    })
       .def("mark_over", [](Engine& self) { return cuda_device(self).mark_over(); },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("is_over", [](Engine& self, uint32_t over) { return cuda_device(self).is_over(over); },
+           "over"_a)
       .def("hold",
            [](Engine& self, uint64_t stream, uint32_t over) { cuda_device(self).hold(stream, over); },
            "stream"_a, "over"_a, nb::call_guard<nb::gil_scoped_release>());

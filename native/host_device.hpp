@@ -34,7 +34,8 @@ class HostDevice : public Device {
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override { keys_.clear(); }
-  Prepared prepare(const Need& need) override { return {++prepared_, need.commands, nullptr}; }
+  Prepared prepare(const Need& need) override { return {++prepared_, need.commands, 0, nullptr}; }
+  bool at_rest() const override { return true; }
   void prepare_rest() override {}
   void begin(const Setting& setting) override;
   void end() override {}

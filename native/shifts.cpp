@@ -21,9 +21,8 @@ constexpr unsigned kGlanceUs = 5;
 // A queue of CUDA's holds about a thousand entries, and a shift is two of them. Whoever launches more
 // waits until some are done.
 constexpr uint32_t kAtOnce = 256;
-// A GPU that has died answers nobody. What the script put in front of the collective may take its
-// time, though.
-constexpr auto kPatience = std::chrono::minutes(10);
+// A GPU that has died answers nobody.
+constexpr auto kLongestKernel = std::chrono::minutes(10);
 
 // Of groups that are gone; never destroyed.
 struct Unused {
@@ -69,10 +68,10 @@ Shifts::Shifts(const cuda::Driver& driver) : cuda_(driver) {
     std::memset(memory, 0, words + kBatches * sizeof(gpu::Batch));
     numbers.memory = static_cast<uint8_t*>(memory);
   }
-  calls_ = numbers.calls;
+  calls_ = begun_calls_ = numbers.calls;
   launched_ = numbers.launched;
   next_ = launched_ + 1;
-  last_ = seen_done_ = launched_;
+  limit_ = last_ = seen_done_ = launched_;
   uint8_t* const start = numbers.memory;
   let_by_ = reinterpret_cast<uint32_t*>(start);
   done_ = reinterpret_cast<uint32_t*>(start + line);
@@ -105,6 +104,7 @@ void Shifts::wait(cuda::Handle stream, const uint32_t* number, uint32_t value) c
 }
 
 uint64_t Shifts::launch(const Crew& crew, uint32_t count, cuda::Handle after) {
+  launch_rest();  // of one whose caller was interrupted
   uint32_t* const ready = &ready_[++calls_ % kCalls];
   check(cuda_.write_value(after, address(ready), calls_, cuda::kInOrder), "cuStreamWriteValue32");
   wait(stream_, ready, calls_);
@@ -124,6 +124,11 @@ uint32_t Shifts::mark_over() {
 
 void Shifts::hold(cuda::Handle stream, uint32_t over) const { wait(stream, over_, over); }
 
+bool Shifts::is_over(uint32_t over) const {
+  const uint32_t number = std::atomic_ref<uint32_t>(*over_).load(std::memory_order_acquire);
+  return static_cast<int32_t>(number - over) >= 0;
+}
+
 void Shifts::launch_some(uint32_t count) {
   for (; count != 0; --count, --rest_) {
     const uint64_t next = launched_ + 1;
@@ -136,9 +141,11 @@ void Shifts::launch_some(uint32_t count) {
   }
 }
 
-void Shifts::begin(uint64_t first, uint32_t count) {
+void Shifts::begin(uint64_t first, uint32_t count, uint32_t kept) {
+  ++begun_calls_;
   next_ = first;
-  last_ = first + count - 1;
+  limit_ = first + count - 1;
+  last_ = limit_ + kept;
   seen_done_ = first - 1;  // none of its own
   batch_.count = 0;
 }
@@ -166,11 +173,11 @@ uint64_t Shifts::add(uint64_t queue, const gpu::Command& command) {
 }
 
 void Shifts::hand_over() {
-  if (batch_.count != 0 && handed_over() < done() + kInHand) hand_over_now();
+  if (batch_.count != 0 && handed_over() < done() + kBusy) hand_over_now();
 }
 
 void Shifts::hand_over_now() {
-  if (next_ > last_) throw std::logic_error("more batches than shifts were launched for");
+  if (next_ > limit_) throw std::logic_error("more batches than shifts were launched for");
   batch_.number = static_cast<uint32_t>(next_);
   std::memcpy(&batches_[next_ % kBatches], &batch_,
               sizeof batch_ - (gpu::kCommands - batch_.count) * sizeof(gpu::Command));
@@ -182,10 +189,17 @@ void Shifts::let_by(uint64_t shift) {
   std::atomic_ref<uint32_t>(*let_by_).store(static_cast<uint32_t>(shift), std::memory_order_release);
 }
 
+// What the script put in front of the collective may take its time.
 void Shifts::wait_until_done() {
-  const auto since = std::chrono::steady_clock::now();
-  while (done() < handed_over()) {
-    if (std::chrono::steady_clock::now() - since > kPatience) end_process();
+  auto since = std::chrono::steady_clock::now();
+  uint64_t before = done();
+  while (before < handed_over()) {
+    const uint32_t ready =
+        std::atomic_ref<uint32_t>(ready_[begun_calls_ % kCalls]).load(std::memory_order_acquire);
+    const auto now = std::chrono::steady_clock::now();
+    if (ready != begun_calls_ || done() != before) since = now;
+    if (now - since > kLongestKernel) end_process();
+    before = done();
     ::usleep(kGlanceUs);
   }
 }

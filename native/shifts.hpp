@@ -50,9 +50,13 @@ class Shifts {
   // From here on a collective's caller has it: the number to wait for.
   uint32_t mark_over();
   void hold(cuda::Handle stream, uint32_t over) const;
+  bool is_over(uint32_t over) const;
 
   // ---- by the group's thread: one collective after the other
-  void begin(uint64_t first, uint32_t count);
+  // `kept` more follow, for what must be done if it fails.
+  void begin(uint64_t first, uint32_t count, uint32_t kept);
+  // From now on those are for use, too.
+  void use_kept() { limit_ = last_; }
   bool has_room() const;
   // Commands of one queue are obeyed one after the other, others together. Returns the number of the
   // shift that will obey it.
@@ -69,7 +73,7 @@ class Shifts {
 
  private:
   static constexpr uint64_t kBatches = 32;
-  static constexpr uint64_t kInHand = 2;  // batches: one that is obeyed, and the next
+  static constexpr uint64_t kBusy = 2;  // batches: one that is obeyed, and the next
   // More collectives than CUDA's queues hold. Streams come to theirs in any order.
   static constexpr uint32_t kCalls = 1024;
 
@@ -93,7 +97,9 @@ class Shifts {
   Crew crew_{};
   uint32_t rest_ = 0;
   // Of the collective under way.
-  uint64_t last_ = 0;   // its last shift
+  uint32_t begun_calls_ = 0;
+  uint64_t limit_ = 0;  // the last shift that may get a batch
+  uint64_t last_ = 0;   // and the last of all
   uint64_t next_ = 1;   // the shift that gets the next batch
   mutable uint64_t seen_done_ = 0;
   gpu::Batch batch_{};  // the one that is being put together

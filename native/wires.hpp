@@ -34,7 +34,10 @@ class Wires {
   Device::Area& area_of(int peer) { return peers_.at(static_cast<size_t>(peer)).area; }
   // Where areas cannot be read from afar, over which channel a peer gets what it is lent.
   int& channel_to(int peer) { return peers_.at(static_cast<size_t>(peer)).channel; }
-  bool channelled() const { return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.channel >= 0; }); }
+  bool channelled() const {
+    return std::any_of(peers_.begin(), peers_.end(),
+                       [](const Peer& peer) { return peer.channel >= 0; });
+  }
   std::vector<int> channels_to(const std::vector<int>& peers) const;
 
   // Segments in the air at once. So many that every rank has slots for all that it seals of them.

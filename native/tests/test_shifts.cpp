@@ -131,7 +131,7 @@ void run_collective(Shifts& shifts, Stream& user, uint32_t commands, uint32_t sp
                     std::mt19937& random) {
   const uint64_t first = shifts.launch(kCrew, commands + spare, &user);
   std::thread caller([&] { shifts.launch_rest(); });
-  shifts.begin(first, commands + spare);
+  shifts.begin(first, commands + spare, 0);
   for (uint32_t i = 0; i < commands;) {
     if (shifts.has_room()) {
       const uint64_t queue = random() % 5;
@@ -180,15 +180,15 @@ TEST(a_stream_waits_until_its_call_is_over_and_no_longer) {
   std::atomic<bool> went_on = false;
   other.put([&] { went_on = true; });
   obeyed.clear();
-  shifts.begin(first, 3);
+  shifts.begin(first, 3, 0);
   const uint64_t shift = shifts.add(0, command(7));
   shifts.hand_over();
   while (!shifts.done(shift)) std::this_thread::yield();
   CHECK(obeyed == std::vector<uint64_t>{7});
-  CHECK(!went_on);
+  CHECK(!went_on && !shifts.is_over(over));
   shifts.end();
   other.synchronize();
-  CHECK(went_on);
+  CHECK(went_on && shifts.is_over(over));
 }
 
 TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
@@ -200,7 +200,7 @@ TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
   Shifts shifts(driver());
   obeyed.clear();
   const uint64_t first = shifts.launch(kCrew, 1, &slow);
-  shifts.begin(first, 1);
+  shifts.begin(first, 1, 0);
   const uint64_t shift = shifts.add(0, command(1));
   shifts.hand_over();
   quick.synchronize();
@@ -217,7 +217,7 @@ TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
   Shifts shifts(driver());
   obeyed.clear();
   const uint64_t first = shifts.launch(kCrew, 4, &user);
-  shifts.begin(first, 4);
+  shifts.begin(first, 3, 1);
   shifts.add(0, command(1));
   shifts.add(0, command(2));  // pushes out the first
   shifts.abandon();
@@ -230,13 +230,17 @@ TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
 TEST(more_batches_than_shifts_is_an_error) {
   Stream user;
   Shifts shifts(driver());
-  const uint64_t first = shifts.launch(kCrew, 1, &user);
-  shifts.begin(first, 1);
+  const uint64_t first = shifts.launch(kCrew, 2, &user);
+  shifts.begin(first, 1, 1);
+  obeyed.clear();
   shifts.add(0, command(1));
   shifts.add(0, command(2));
   CHECK_THROWS(std::logic_error, shifts.add(0, command(3)));
   shifts.abandon();
+  shifts.use_kept();  // there is always one for the end
+  shifts.add(0, command(4));
   shifts.end();
+  CHECK(obeyed == (std::vector<uint64_t>{1, 4}));
 }
 
 TEST(a_group_that_is_gone_lets_streams_go_on_and_the_next_counts_on) {
@@ -252,7 +256,7 @@ TEST(a_group_that_is_gone_lets_streams_go_on_and_the_next_counts_on) {
   Shifts next(driver());
   const uint64_t first = next.launch(kCrew, 1, &user);
   CHECK(next.mark_over() == before + 1);
-  next.begin(first, 1);
+  next.begin(first, 1, 0);
   next.end();
 }
 

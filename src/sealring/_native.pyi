@@ -19,8 +19,8 @@ class Account(TypedDict):
     rekeys: list[int]
     memory_bytes: int
 
-Prepared = tuple[int, int, int]
-"""A GPU's part of a collective: its first shift, how many there are, its scratch memory."""
+Prepared = tuple[int, int, int, int]
+"""A GPU's part of a collective: its first shift, how many, how many more, scratch memory."""
 
 class Program:
     def __init__(
@@ -117,6 +117,7 @@ class Engine:
     def shift_stream(self) -> int: ...
     def mark_over(self) -> int: ...
     def hold(self, stream: int, over: int) -> None: ...
+    def is_over(self, over: int) -> bool: ...
     def attach_host(self, lag: int) -> None:
         """The GPU's part played by this CPU, for tests."""
     def host_log(self) -> list[str]: ...

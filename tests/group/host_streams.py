@@ -71,6 +71,9 @@ class HostStreams:
         self.shifts.put(done)
         return self.shifts.put(then or (lambda: None))
 
+    def is_over(self, over: Future[Any]) -> bool:
+        return over.done()
+
     def hold(self, over: Future[Any]) -> None:
         self.current.put(lambda: over.result(PATIENCE_S))
 

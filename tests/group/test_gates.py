@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -261,6 +263,34 @@ def strided_results(rank: int, world: int) -> None:
 
 def test_results_that_are_copied_are_spoilt_too(workers: Workers) -> None:
     workers.run(with_a_group, strided_results, group=False)
+
+
+def done_and_not_yet_copied(rank: int, world: int) -> None:
+    """The engine has done its part; what copies the result is still to come on the GPU."""
+    calls, may_go_on = taken_for_a_gpu(), threading.Event()
+    calls.streams.shifts.put(lambda: may_go_on.wait(PATIENCE_S))
+    data = torch.ones(10, 20)
+    work = dist.all_reduce(data.t(), async_op=True)
+    while not work._done:
+        time.sleep(0.001)
+    assert not work.is_completed()
+    assert work.wait()
+    seen = calls.streams.current.put(data.clone)
+    future = work.get_future()
+    assert future.done()
+    behind = calls.streams.side.put(data.clone)
+    assert not seen.done()
+    assert not behind.done()
+    may_go_on.set()
+    for copied in (seen, behind):
+        assert (copied.result(PATIENCE_S) == world).all()
+    assert work.is_completed()
+    assert work.is_success()
+    dist.destroy_process_group()
+
+
+def test_a_result_that_is_not_copied_yet_is_waited_for(workers: Workers) -> None:
+    workers.run(with_a_group, done_and_not_yet_copied, group=False)
 
 
 # ---- where the host waits ------------------------------------------------------------------------

@@ -201,6 +201,9 @@ class CpuEngine:
         """After it, and what its stream was given since: the number that streams wait for."""
         return self._native.mark_over()
 
+    def is_over(self, over: int) -> bool:
+        return self._native.is_over(over)
+
     def hold(self, stream: int, over: int) -> None:
         """What the stream is given from now on waits until the call is over."""
         self._native.hold(stream, over)
@@ -324,7 +327,7 @@ def largest_segment(world: int) -> int:
     """Plaintext per record in a world so large that a ring passes on many records per segment.
 
     A rank may have to keep world - 2 of them for one link; they must fit into the memory that a
-    link may take (native/collective.cpp, kForwardBudget).
+    link may take (native/collective_cut.cpp, kForwardBudget).
     """
     return max(MIN_RECORD_BYTES, FORWARD_BUDGET // max(1, world - 2) // 64 * 64)
 

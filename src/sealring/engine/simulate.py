@@ -21,7 +21,7 @@ from sealring.schedule import Action, Program, Step
 from sealring.schedule.execution import RECEIVING, SENDING
 
 WINDOW: Final = 4
-"""Segments open at a time (native/collective.cpp, kWindow)."""
+"""Segments open at a time (native/collective_cut.cpp, kWindow)."""
 
 
 @dataclass(frozen=True, slots=True)

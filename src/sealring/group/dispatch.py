@@ -123,13 +123,12 @@ class Dispatcher:
 
     def close(self, *, abort: bool = False) -> None:
         """Lets what was called run to its end (or, aborting, cuts it short) and stops."""
-        with self._submitting:
-            if self._closed:
-                return
-            self._closed = True
         if abort:
-            self._engine.interrupt()
-        self._jobs.put(None)
+            self._engine.interrupt()  # first: a caller that launches ahead may be in there
+        with self._submitting:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self._jobs.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

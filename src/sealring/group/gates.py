@@ -15,11 +15,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
 from sealring.engine.cpu import Collective
+
+if TYPE_CHECKING:
+    from sealring.group.work import SealedWork
 
 
 class Streams(Protocol):
@@ -43,6 +46,9 @@ class Streams(Protocol):
 
     def hold(self, over: Any) -> None:
         """The calling thread's current stream waits for it."""
+
+    def is_over(self, over: Any) -> bool:
+        """Whether those who wait have gone on."""
 
     def behind(self, over: Any) -> AbstractContextManager[Any]:
         """In it the current stream is one that waits for it."""
@@ -83,11 +89,12 @@ class Gate:
             self._over = self._streams.line_up_rest(self._then)
         self._then = None
 
-    def hold(self) -> bool:
-        """The current stream waits from here on; False where it cannot."""
-        if self.holds:
-            self._streams.hold(self._over)
-        return self.holds
+    def hold(self) -> None:
+        """The current stream waits from here on."""
+        self._streams.hold(self._over)
+
+    def is_over(self) -> bool:
+        return not self.holds or self._over is None or self._streams.is_over(self._over)
 
     def completed(self, result: list[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that is done: whoever takes its value has his stream wait, and not himself."""
@@ -133,6 +140,16 @@ class _DriverUsers:
     def go(self) -> None:
         with self._lock:
             self._count -= 1
+
+    def busy_with(self, work: SealedWork, queue: Callable[[], None] = lambda: None) -> None:
+        """From before it is queued until it is done."""
+        self.come()
+        try:
+            queue()
+        except BaseException:
+            self.go()
+            raise
+        work.when_done(self.go)
 
     @property
     def any(self) -> bool:

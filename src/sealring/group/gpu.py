@@ -13,6 +13,7 @@ processes get such a GPU in turns, and one whose streams wait keeps it for the w
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,17 +41,26 @@ class CudaStreams:
         return [self._device]
 
     def line_up(self, collective: Collective) -> Collective | None:
-        self._remains.clear()
-        return self._engine.prepare(collective, torch.cuda.current_stream(self._device).cuda_stream)
+        self._tidy()
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream(self._device)
+            return self._engine.prepare(collective, stream.cuda_stream)
 
     def line_up_rest(self, then: Callable[[], None] | None) -> int:
         with torch.cuda.stream(self._shifts):  # its device is the current one, too
             self._engine.prepare_rest()
-            if then is not None:
-                then()
-            return self._engine.mark_over()
+            try:
+                if then is not None:
+                    then()
+            finally:
+                over = self._engine.mark_over()
+            return over
+
+    def is_over(self, over: int) -> bool:
+        return self._engine.is_over(over)
 
     def hold(self, over: int) -> None:
+        self._tidy()
         with torch.cuda.device(self._device):
             self._engine.hold(torch.cuda.current_stream(self._device).cuda_stream, over)
 
@@ -62,6 +72,15 @@ class CudaStreams:
 
     def leave(self, remains: object) -> None:
         self._remains.append(remains)
+
+    def _tidy(self) -> None:
+        """All but the newest, which the group's thread may still be looking at."""
+        while len(self._remains) > 1:
+            self._remains.popleft()
+
+    def close(self) -> None:
+        """The group's thread has ended."""
+        self._remains.clear()
 
     def also_used_by(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """After the call, too: the allocator is told."""
@@ -77,14 +96,24 @@ class GpuCalls:
         self._wait = wait
         self._streams: Streams | None = None
         self._attached = False
+        self._attaching = threading.Lock()
+
+    def close(self) -> None:
+        """Called when the group's thread has ended."""
+        if isinstance(self._streams, CudaStreams):
+            self._streams.close()
 
     def serves(self, device: torch.device) -> bool:
         return device.type == "cuda"
 
     def attach(self, device: torch.device) -> None:
         """Makes ready what every call needs; raises Unsupported, with the reason, if it cannot."""
-        if self._attached:
-            return
+        with self._attaching:
+            if not self._attached:
+                self._attach(device)
+                self._attached = True
+
+    def _attach(self, device: torch.device) -> None:
         try:
             torch.empty(1, device=device)  # torch has begun to use it: there is a context
         except RuntimeError as problem:
@@ -93,7 +122,6 @@ class GpuCalls:
             self._engine.use_gpu(device.index, ahead=self._wait != "host")
             if self._engine.shift_stream:
                 self._streams = CudaStreams(self._engine, device)
-        self._attached = True
 
     def prepare(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
         """The collective as the engine takes it, and what must live until it has been run."""

@@ -37,13 +37,14 @@ class Introduction:
                 return
             if self._refused is not None:
                 raise self._refused
-            problem = ""
+            problem = gpu = ""
             try:
                 self._gpu.attach(device)
+                gpu = self._gpu.name_of(device)
             except Unsupported as unable:
                 problem = str(unable)
             try:
-                run(self._engine.introduce_gpus(self._wanted, problem, self._gpu.name_of(device)))
+                run(self._engine.introduce_gpus(self._wanted, problem, gpu))
             except Unsupported as refusal:
                 self._refused = refusal  # all ranks have it, and need not ask again
                 raise

@@ -132,8 +132,7 @@ class Messages:
         work.memory = memory
         if memory.is_cuda:
             work.ready = self._come_to_the_call(memory.device)
-            driver_users.come()
-            work.when_done(driver_users.go)
+            driver_users.busy_with(work)
         ready = None if work.ready is None else work.ready.cuda_event
         self._recorder.mail.posted(entry)
         # Held while it is posted: a message that is done at once is looked up under its ticket.
@@ -192,6 +191,16 @@ class Messages:
     def fail(self, error: GroupError) -> None:
         """The group saw a failure elsewhere; the messages end with it."""
         self._mailbox.fail(fields_of(error))
+
+    def fail_elsewhere(self, error: GroupError) -> None:
+        """The same on another thread, where it needs CUDA's driver.
+
+        Whoever calls this may have streams to let go on, and CUDA may wait for them.
+        """
+        if self._mailbox.has_gpu:
+            threading.Thread(target=self.fail, args=(error,), daemon=True).start()
+        else:
+            self.fail(error)
 
     def account(self) -> MailAccount:
         return self._mailbox.account()

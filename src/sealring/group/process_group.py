@@ -78,7 +78,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
         def end_messages(error: GroupError) -> GroupError:
             settled = first.settle(error)
-            messages.fail(settled)
+            messages.fail_elsewhere(settled)
             return settled
 
         messages = Messages(mailbox, f"rank {rank}", recorder, on_failure=end_collectives)
@@ -222,6 +222,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._dispatcher.close(abort=abort)
         self._messages.close()
         self._arrivals.close()
+        self._gpu.close()
         self._engine.release_gpu()
 
     # ---- in and out of the queue
@@ -287,8 +288,10 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
             ready,
             gate,
         )
+        if ready is not None and gate is None:
+            driver_users.busy_with(work, lambda: self._dispatcher.submit(job, wait=waits))
+            return work
         self._dispatcher.submit(job, wait=waits)
-        if ready is not None and (gate is None or not gate.holds):
-            driver_users.come()
-            work.when_done(driver_users.go)
+        if gate is not None and not gate.holds:
+            driver_users.busy_with(work)
         return work

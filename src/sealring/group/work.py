@@ -95,10 +95,13 @@ class SealedWork(dist.Work):
             callback()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        stream_waits = self._gate is not None and timeout <= timedelta(0) and not self._done
-        if stream_waits and self._gate is not None and self._gate.hold():
-            return True
-        return self._block(timeout)
+        if self._gate is None or not self._gate.holds:
+            return self._block(timeout)
+        if timeout > timedelta(0) or self._done:
+            self._block(timeout)  # raises its error
+        # Also when it is done: what copies the result may still be to come on the GPU.
+        self._gate.hold()
+        return True
 
     def _block(self, timeout: timedelta) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else -1
@@ -148,10 +151,10 @@ class SealedWork(dist.Work):
         return f" (collective {known})" if known else ""
 
     def is_completed(self) -> bool:
-        return self._done
+        return self._done and (self._gate is None or self._gate.is_over())
 
     def is_success(self) -> bool:
-        return self._done and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         if self._error is not None:
@@ -169,7 +172,7 @@ class SealedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        if self._gate is not None and self._gate.holds and not self._done:
+        if self._gate is not None and self._gate.holds and self._error is None:
             # Its error, if there will be one, is owed: DDP's C++ would not wait for it anyway.
             return self._gate.completed(self._result)
         devices = {tensor.device for tensor in self._result if tensor.is_cuda}

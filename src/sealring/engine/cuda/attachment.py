@@ -79,7 +79,7 @@ class Gpu(Attachment):
         *,
         ahead: bool = False,
     ) -> None:
-        self._ahead = ahead and can_be_told_ahead(ordinal)
+        self._ahead = ahead and can_be_told_ahead()
         super().__init__(engine, ordinal, kernels, ahead=self._ahead)
         self._engine = engine
         self._reductions: set[Reduction] = set()

@@ -13,6 +13,8 @@ from sealring import _native
 from sealring.errors import Unsupported
 
 _MIN_ARCHITECTURE: Final = 90
+_NOT_SUPPORTED: Final = 3
+"""NVML's error."""
 
 
 def _bindings() -> tuple[Any, Any]:
@@ -51,21 +53,26 @@ def architecture(device: int) -> int:
 
 
 @cache
-def can_be_told_ahead(device: int) -> bool:
+def can_be_told_ahead() -> bool:
     """Not in confidential computing's mode: host memory that the GPU reads is not private there.
 
-    What a GPU is told ahead says which key seals what, under which count.
+    What a GPU is told ahead says which key seals what, under which count. Nor where nobody can say
+    whether that is the mode.
     """
     state = (ctypes.c_uint * 3)()  # environment, feature, devtools
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
+            return False
+        try:
+            answer = nvml.nvmlSystemGetConfComputeState(ctypes.byref(state))
+        except AttributeError:  # older than confidential computing
             return True
-        known = nvml.nvmlSystemGetConfComputeState(ctypes.byref(state)) == 0
-        nvml.nvmlShutdown()
-    except (OSError, AttributeError):  # older than confidential computing
-        return True
-    return not (known and state[1])
+        finally:
+            nvml.nvmlShutdown()
+    except OSError:
+        return False
+    return answer == _NOT_SUPPORTED or (answer == 0 and not state[1])
 
 
 @cache

@@ -11,7 +11,7 @@
 
 namespace {
 
-// ---- What the host writes (native/shifts.hpp has the same) -------------------------------------
+// ---- What the host writes (native/gpu_launch.hpp has the same) ---------------------------------
 
 enum Action : u32 {
   kSeal,
@@ -88,10 +88,13 @@ __device__ __forceinline__ void obey(const Command& command, u32 index, u32 bloc
       if (index / parts_of_record() >= records) return;  // all of a cluster, or none
       if (launch.action == kSeal) return Records::seal(launch, index, shared);
       fetch_record(command, place_of(launch, index));
+      if (launch.action == kOpen) return Records::open(launch, index, shared);
 #if SEALRING_REDUCES
-      if (launch.action == kOpenReduce) return Records::open_reduce(launch, index, shared);
+      return Records::open_reduce(launch, index, shared);
+#else
+      *launch.failed = 0;
+      return;
 #endif
-      return Records::open(launch, index, shared);
     }
     case kCopy:
       return copy_bytes(launch.result, launch.local, launch.bytes, index, blocks);
@@ -109,6 +112,8 @@ __device__ __forceinline__ void obey(const Command& command, u32 index, u32 bloc
       return premultiply_elements(reinterpret_cast<Element*>(launch.result), launch.bytes,
                                   __longlong_as_double((long long)command.argument), index, blocks);
 #endif
+    default:  // compiled for a collective without that
+      if (launch.failed != nullptr) *launch.failed = 0;
   }
 }
 
