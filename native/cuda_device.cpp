@@ -15,8 +15,9 @@ constexpr uint32_t kPlainThreads = 256, kPlainBlocks = 1024;
 
 }  // namespace
 
-CudaDevice::CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open)
-    : cuda_(cuda::driver()), ordinal_(ordinal), seal_(seal), open_(open), key_slots_(keys_of_group(world)) {
+CudaDevice::CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint64_t seal,
+                       uint64_t open)
+    : cuda_(driver), ordinal_(ordinal), seal_(seal), open_(open), key_slots_(keys_of_group(world)) {
   check(cuda_.retain_primary(&context_, ordinal), "cuDevicePrimaryCtxRetain");
   try {
     make_current();

@@ -22,7 +22,7 @@ namespace sealring {
 class CudaDevice : public Device {
  public:
   // Kernels of engine/cuda/kernels.cu, loaded in the device's primary context.
-  CudaDevice(int ordinal, int world, uint64_t seal, uint64_t open);
+  CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint64_t seal, uint64_t open);
   // From now on collectives can be prepared. `serve` is for those that reduce nothing.
   void hire(uint64_t serve);
   // The stream in which prepared collectives are done, one after the other.

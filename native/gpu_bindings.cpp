@@ -12,6 +12,7 @@
 #include "engine.hpp"
 #include "gpu_arithmetic.hpp"
 #include "host_device.hpp"
+#include "host_driver.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -75,7 +76,7 @@ void bind_devices(nb::class_<Owner>& owner) {
       .def(
           "attach_cuda",
           [](Owner& self, int ordinal, uint64_t seal, uint64_t open, uint64_t serve) {
-            auto device = std::make_unique<CudaDevice>(ordinal, self.world(), seal, open);
+            auto device = std::make_unique<CudaDevice>(cuda::driver(), ordinal, self.world(), seal, open);
             if (serve != 0) device->hire(serve);
             self.attach(std::move(device));
           },
@@ -103,6 +104,29 @@ void bind_gpu(nb::class_<Engine>& engine) {
       },
       "dtype"_a, "kind"_a, "functions"_a, nb::call_guard<nb::gil_scoped_release>());
   engine
+      // A GPU whose driver this CPU plays, for tests: told ahead what to do, or launched.
+      .def(
+          "attach_host_driver",
+          [](Engine& self, bool ahead) {
+            auto device = std::make_unique<CudaDevice>(host_driver(), 0, self.world(),
+                                                       host_function(HostKernel::seal),
+                                                       host_function(HostKernel::open));
+            for (int dtype = 1; dtype <= 16; ++dtype) {
+              for (int kind = 1; kind <= 9; ++kind) {
+                const auto type = static_cast<DType>(dtype);
+                const auto reduction = static_cast<ReduceKind>(kind);
+                if (!reducible(type, reduction)) continue;
+                const auto of = [&](HostKernel kernel) { return host_function(kernel, type, reduction); };
+                device->add_reduction(type, reduction,
+                                      {of(HostKernel::open_reduce), of(HostKernel::reduce),
+                                       of(HostKernel::average), of(HostKernel::premultiply),
+                                       of(HostKernel::serve)});
+              }
+            }
+            if (ahead) device->hire(host_function(HostKernel::serve));
+            self.attach(std::move(device));
+          },
+          "ahead"_a, nb::call_guard<nb::gil_scoped_release>())
       // Wires: an area for peers to read, in the GPU's memory (with the handle that leads to it) or
       // in a mapped file; then the peers' areas, and, when all ranks have them all, their use.
       .def(

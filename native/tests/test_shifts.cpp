@@ -1,19 +1,14 @@
-// Shifts, with a driver whose streams are threads and whose kernel notes what it is told: every command
-// is obeyed once, those of a queue in order, and what was launched and not needed holds up nobody.
+// Shifts, with a kernel that notes what it is told: every command is obeyed once, those of a queue in order, and what was launched and not needed holds up nobody.
 
 #include <atomic>
-#include <condition_variable>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <functional>
 #include <map>
-#include <mutex>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "../host_driver.hpp"
 #include "../shifts.hpp"
 #include "check.hpp"
 
@@ -21,55 +16,13 @@ using namespace sealring;
 
 namespace {
 
-class Stream {
- public:
-  Stream() : thread_([this] { run(); }) {}
-  ~Stream() {
-    put([this] { ended_ = true; });
-    thread_.join();
-  }
-  // As CUDA's queues do, it takes so much and then keeps its caller waiting.
-  void put(std::function<void()> task) {
-    std::unique_lock<std::mutex> lock(lock_);
-    changed_.wait(lock, [this] { return tasks_.size() < kHolds; });
-    tasks_.push_back(std::move(task));
-    changed_.notify_all();
-  }
-  void synchronize() {
-    std::unique_lock<std::mutex> lock(lock_);
-    changed_.wait(lock, [this] { return tasks_.empty(); });
-  }
-
- private:
-  static constexpr size_t kHolds = 1000;
-  void run() {
-    while (!ended_) {
-      std::function<void()> task;
-      {
-        std::unique_lock<std::mutex> lock(lock_);
-        changed_.wait(lock, [this] { return !tasks_.empty(); });
-        task = tasks_.front();
-      }
-      task();
-      const std::lock_guard<std::mutex> lock(lock_);
-      tasks_.pop_front();
-      changed_.notify_all();
-    }
-  }
-  std::mutex lock_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  bool ended_ = false;
-  std::thread thread_;
-};
+using Stream = HostStream;
 
 std::vector<uint64_t> obeyed;  // the commands' arguments, in the order in which they were
 
 std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at));
 }
-
-Stream& stream_of(cuda::Handle handle) { return *static_cast<Stream*>(handle); }
 
 // What engine/cuda/shifts.hpp does, but for the commands themselves.
 void serve(const gpu::Shift& shift) {
@@ -79,42 +32,18 @@ void serve(const gpu::Shift& shift) {
   number_at(shift.done).store(shift.number, std::memory_order_release);
 }
 
-cuda::Driver fake() {
-  cuda::Driver out{};
-  out.priority_range = [](int* least, int* greatest) { return *least = 0, *greatest = -5, 0; };
-  out.create_stream = [](cuda::Handle* made, unsigned, int) { return *made = new Stream, 0; };
-  out.destroy_stream = [](cuda::Handle gone) { return delete &stream_of(gone), 0; };
-  out.synchronize = [](cuda::Handle stream) { return stream_of(stream).synchronize(), 0; };
-  out.allocate = [](cuda::Pointer* made, size_t bytes) {
-    return *made = cuda::address(std::malloc(bytes)), 0;
-  };
-  out.release = [](cuda::Pointer gone) { return std::free(reinterpret_cast<void*>(gone)), 0; };
-  out.allocate_host = [](void** made, size_t bytes, unsigned) { return *made = std::malloc(bytes), 0; };
-  out.fill = [](cuda::Pointer at, unsigned char with, size_t bytes, cuda::Handle) {
-    return std::memset(reinterpret_cast<void*>(at), with, bytes), 0;
-  };
-  out.wait_value = [](cuda::Handle stream, cuda::Pointer at, uint32_t value, unsigned) {
-    stream_of(stream).put([at, value] {
-      while (static_cast<int32_t>(number_at(at).load(std::memory_order_acquire) - value) < 0) {
-        std::this_thread::yield();
-      }
-    });
-    return 0;
-  };
-  out.write_value = [](cuda::Handle stream, cuda::Pointer at, uint32_t value, unsigned) {
-    stream_of(stream).put([at, value] { number_at(at).store(value, std::memory_order_release); });
-    return 0;
-  };
+cuda::Driver noting() {
+  cuda::Driver out = host_driver();
   out.launch = [](const cuda::LaunchConfig* config, cuda::Handle, void** arguments, void**) {
     const gpu::Shift shift = *static_cast<const gpu::Shift*>(arguments[0]);
-    stream_of(config->stream).put([shift] { serve(shift); });
+    static_cast<Stream*>(config->stream)->put([shift] { serve(shift); });
     return 0;
   };
   return out;
 }
 
 const cuda::Driver& driver() {
-  static const cuda::Driver made = fake();
+  static const cuda::Driver made = noting();
   return made;
 }
 

@@ -11,10 +11,11 @@ import hashlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -114,6 +115,8 @@ class LocalWorld:
     """A number per rank for the host that it says it is on; every rank on its own without it."""
     devices: dict[int, int] = field(default_factory=dict)
     """Ranks whose tensors are on a device, played by the CPU, and how much it lags behind."""
+    driver: Literal["launched", "told", None] = None
+    """The devices are GPUs whose driver the CPU plays: they are launched, or told ahead."""
     contexts: dict[int, bytes] = field(default_factory=dict)
     """Ranks that take themselves to be in another group than the rest."""
 
@@ -151,7 +154,10 @@ class LocalWorld:
             for rank in range(self.world)
         ]
         for rank, lag in self.devices.items():
-            self.engines[rank]._native.attach_host(lag)
+            if self.driver is None:
+                self.engines[rank]._native.attach_host(lag)
+            else:
+                self.engines[rank]._native.attach_host_driver(self.driver == "told")
 
     def wire(self, wanted: Wire, gpus: str | None = None) -> list[BaseException | None]:
         """Lets the devices agree on a way between them, as a group's first call with a GPU does.
@@ -267,13 +273,38 @@ class LocalWorld:
                     continue
                 if rank in self.devices:
                     collective = replace(collective, ready=0)
+                run = self._told if self.driver == "told" else CpuEngine.run
                 try:
-                    self.engines[rank].run(number, collective, patience[rank])
+                    run(self.engines[rank], number, collective, patience[rank])
                 except BaseException as error:
                     return error
             return None
 
         return list(self.pool.map(one, range(self.world)))
+
+    def _told(
+        self, engine: CpuEngine, number: int, collective: Collective, timeout_s: float
+    ) -> None:
+        """As a group runs it for which only a stream waits; returns when that has gone on."""
+        prepared = engine.prepare(collective, engine.shift_stream)
+        assert prepared is not None
+        over: list[int] = []
+
+        def as_its_caller() -> None:
+            engine.prepare_rest()
+            over.append(engine.mark_over())
+
+        caller = threading.Thread(target=as_its_caller)
+        caller.start()
+        try:
+            engine.run(number, prepared, timeout_s)
+        except BaseException:
+            engine.spoil(prepared)
+            raise
+        finally:
+            caller.join()
+            while not engine.is_over(over[0]):
+                time.sleep(0.0001)
 
 
 class LocalMail(LocalWorld):
