@@ -115,7 +115,11 @@ def test_a_witness_whose_messages_saw_it_too(plan: Plan, history: History) -> No
     assert heard.error is not None
     heard.error = replace(heard.error, collective=None)
     assert check(plan, history).violations == []
-    heard.error = replace(heard.error, collective=77)
+    heard.error = replace(heard.error, peer=None)  # it waited for anyone's
+    assert check(plan, history).violations == []
+    heard.error = replace(heard.error, peer=2)
+    assert rules(check(plan, history)) == {"every error has its cause"}
+    heard.error = replace(heard.error, peer=0, collective=77)
     assert rules(check(plan, history)) == {"every error has its cause"}
 
 
