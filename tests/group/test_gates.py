@@ -115,11 +115,14 @@ def closed_gate(streams: HostStreams) -> Gate:
 def test_the_last_gate_stands_for_all_of_one_group() -> None:
     streams = HostStreams()
     gates = [closed_gate(streams) for _ in range(3)]
+    stranger = closed_gate(HostStreams())
     assert last_of(gates) is gates[-1]
     assert last_of([gates[0], None]) is None
-    assert last_of([gates[0], closed_gate(HostStreams())]) is None
+    assert last_of([gates[0], stranger]) is None
     assert last_of([gates[0], Gate(streams, NOTHING)]) is None
     assert last_of([]) is None
+    for gate in (*gates, stranger):
+        gate.open(None)
 
 
 # ---- what fails ---------------------------------------------------------------------------------
