@@ -317,7 +317,9 @@ class _Traffic:
             selection = Selection(_topology(self.hosts, self.groups[group]), fixed=fixed)
             algorithm = selection(operation, elements * dtype.itemsize)
         root = chance.randrange(world) if operation in ROOTED else 0
-        return Case(operation, algorithm, elements, dtype, kind, root)
+        by_torch = self.where == "processes" and operation is Operation.ALL_REDUCE
+        as_reals = by_torch and dtype in COMPLEXES
+        return Case(operation, algorithm, elements, dtype, kind, root, as_reals=as_reals)
 
 
 def _faults(

@@ -166,7 +166,9 @@ class _Worker:
         members = self._plan.groups[call.group]
         rank = members.index(self._rank)
         # Whole tensors, as a script has them: sealring cuts them itself.
-        whole = replace(case, algorithm=Algorithm.DIRECT) if isinstance(case, Case) else case
+        whole = case
+        if isinstance(case, Case):
+            whole = replace(case, algorithm=Algorithm.DIRECT, as_reals=False)
         memory = memory_of(whole, len(members), rank, call.seed)
         self._pipe.send(("began", call, digest(memory.bits()), time.monotonic(), altered))
         try:

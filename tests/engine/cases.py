@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ Array = npt.NDArray[Any]
 PROGRAMS = [
     (operation, algorithm) for operation in Operation for algorithm in ALGORITHMS[operation]
 ]
+_REALS: Final = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class Case:
     kind: ReduceKind = ReduceKind.NONE
     root: int = 0
     factor: float = 0.75
+    as_reals: bool = False
+    """Complex numbers come as twice as many reals, and are cut as such: so does torch hand them to
+    all_reduce."""
+
+    @property
+    def reduced_dtype(self) -> DType:
+        return _REALS[self.dtype] if self.as_reals else self.dtype
 
     def __str__(self) -> str:
         reducing = f"-{self.kind.name}" if self.kind else ""
@@ -58,9 +66,9 @@ class Tensors:
         total: int | None
         match case.operation:
             case Operation.ALL_REDUCE if cuts_into_chunks(case.operation, case.algorithm):
+                item = case.reduced_dtype.itemsize
                 tensor = values(case, n, rank, seed)
-                item = case.dtype.itemsize
-                cuts = chunks(n, world, item)
+                cuts = chunks(len(tensor), world, item)
                 self.slots = [tensor[at // item : (at + size) // item] for at, size in cuts]
                 total = n
             case Operation.ALL_REDUCE | Operation.BROADCAST | Operation.REDUCE:
@@ -97,7 +105,7 @@ class Tensors:
             case.algorithm,
             [slot(array) for array in self.slots],
             self.total,
-            case.dtype,
+            case.reduced_dtype,
             case.kind,
             case.factor,
             case.root,
@@ -142,7 +150,7 @@ def expected(
         ],
         [tensors.slots for tensors in per_rank],
         case.kind,
-        dtype=case.dtype,
+        dtype=case.reduced_dtype,
         segment_bytes=segment_bytes(longest, record_bytes),
         factor=case.factor,
     )
@@ -163,7 +171,8 @@ def values(case: Case, elements: int, rank: int, seed: int) -> Array:
             return (floats.view(np.uint32) >> 16).astype(np.uint16)
         case _ if case.dtype in COMPLEXES:
             both = random.standard_normal(2 * elements)
-            return both.view(np.complex128).astype(case.dtype.name.lower())
+            numbers = both.view(np.complex128).astype(case.dtype.name.lower())
+            return numbers.view(case.reduced_dtype.name.lower())
     kind = np.dtype(case.dtype.name.lower())
     if kind.kind == "f":
         floats = random.standard_normal(elements).astype(kind)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import Unsupported
 from sealring.group.arguments import DTYPES
 from sealring.group.work import SealedWork
+from sealring.limits import RECORD_BYTES
+from sealring.schedule import Algorithm, Operation
+from tests.engine.cases import Case, expected, values
 from tests.workers import Workers
 
 WORLDS = (2, 3, 4)
@@ -70,22 +75,22 @@ def every_op(rank: int, world: int) -> None:
         }
         if dtype.is_floating_point:
             cases[op.AVG] = (stack.sum(0) / world).to(dtype).to(stack.dtype)
-        for kind, expected in cases.items():
+        for kind, wanted in cases.items():
             tensor = inputs[rank].clone()
             dist.all_reduce(tensor, op=kind)
-            assert torch.allclose(wide(tensor), expected, rtol=1e-2 if dtype.itemsize == 2 else 0)
+            assert torch.allclose(wide(tensor), wanted, rtol=1e-2 if dtype.itemsize == 2 else 0)
     for dtype in INTEGER:
         bits = [small_numbers(dtype, 999, r) for r in ranks]
         stack = torch.stack([wide(t) for t in bits])
         for kind, fold in (
             (op.BAND, torch.bitwise_and), (op.BOR, torch.bitwise_or), (op.BXOR, torch.bitwise_xor)
         ):  # fmt: skip
-            expected = stack[0]
+            wanted = stack[0]
             for row in stack[1:]:
-                expected = fold(expected, row)
+                wanted = fold(wanted, row)
             tensor = bits[rank].clone()
             dist.all_reduce(tensor, op=kind)
-            assert torch.equal(wide(tensor), expected), (dtype, kind)
+            assert torch.equal(wide(tensor), wanted), (dtype, kind)
     tensor = torch.full((1000,), float(rank + 1))
     dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(0.5))
     assert torch.equal(tensor, torch.full((1000,), 0.5 * world * (world + 1) / 2))
@@ -110,6 +115,31 @@ def rounded_alike(rank: int, world: int) -> list[bytes]:
 def test_all_ranks_end_bit_identical(workers: Workers) -> None:
     results = workers.run(rounded_alike, world=4)
     assert all(result == results[0] for result in results)
+
+
+COMPLEX = Case(Operation.ALL_REDUCE, Algorithm.RING, 5, DType.COMPLEX128, ReduceKind.SUM)
+
+
+def complex_sums(rank: int, world: int, seeds: int) -> list[bytes]:
+    sums = []
+    for seed in range(seeds):
+        tensor = torch.from_numpy(values(COMPLEX, COMPLEX.elements, rank, seed))
+        dist.all_reduce(tensor)
+        sums.append(tensor.numpy().tobytes())
+    return sums
+
+
+def test_complex_numbers_are_cut_as_the_reals_that_torch_makes_of_them(workers: Workers) -> None:
+    """To the bit what the reference has for reals; for complex numbers it adds in another order."""
+    came, *others = workers.run(complex_sums, 20, world=4, env={"SEALRING_ALGORITHM": "ring"})
+    assert others == [came] * 3
+
+    def right(*, as_reals: bool) -> list[bytes]:
+        case = replace(COMPLEX, as_reals=as_reals)
+        return [b"".join(expected(case, 4, seed, RECORD_BYTES)[0]) for seed in range(20)]
+
+    assert came == right(as_reals=True)
+    assert came != right(as_reals=False)
 
 
 def other_collectives(rank: int, world: int) -> None:
