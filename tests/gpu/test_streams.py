@@ -365,10 +365,17 @@ def test_ddp_and_fsdp2_have_the_losses_of_one_process() -> None:
 # ---- what shows when a group is made ------------------------------------------------------------
 
 
-def refused(rank: int, report: Report, spoil: Callable[[], Any]) -> None:
+def refused(rank: int, report: Report, port: int, spoil: Callable[[], Any]) -> None:
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda")
-    kept = spoil() if rank else None
+    store, kept = TCPStore("127.0.0.1", port, is_master=False), None
+    if rank:
+        store.wait(["rank 0 has a GPU"])
+        kept = spoil()
+        store.set("it is spoilt", "")
+    else:
+        store.set("rank 0 has a GPU", "")
+        store.wait(["it is spoilt"])
     try:
         dist.init_process_group("sealring", timeout=TIMEOUT)
     except Unsupported as error:
@@ -394,7 +401,8 @@ def break_the_kernels() -> None:
     [(leave_no_memory, "memory"), (break_the_kernels, "could not be compiled")],
 )
 def test_a_gpu_that_cannot_serve_shows_on_every_rank(spoil: Any, reason: str) -> None:
-    told = dict(run_workers(2, refused, spoil))
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = dict(run_workers(2, refused, server.port, spoil))
     assert sorted(told) == [0, 1]
     assert all(reason in text.lower() for text in told.values())
     # Both ranks are on one GPU: memory is missing on both.

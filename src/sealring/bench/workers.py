@@ -90,19 +90,20 @@ def _run(
 
 
 def _reports_of(processes: list[Any], reports: Any) -> Iterator[tuple[int, Any]]:
-    running = len(processes)
+    running = set(range(len(processes)))
     while running:
+        # Looked at before the queue: what one of these reported is in it by now.
+        ended = {rank for rank in running if processes[rank].exitcode is not None}
         try:
             kind, rank, value = reports.get(timeout=0.5)
         except queue.Empty:
-            for rank, process in enumerate(processes):
-                if process.exitcode not in (None, 0):
-                    raise WorkerFailed(
-                        f"worker {rank} ended with exit status {process.exitcode}"
-                    ) from None
+            for rank in ended:
+                if status := processes[rank].exitcode:
+                    raise WorkerFailed(f"worker {rank} ended with exit status {status}") from None
+            running -= ended
             continue
         if kind == "done":
-            running -= 1
+            running.discard(rank)
         elif kind == "failed":
             raise WorkerFailed(f"worker {rank} failed:\n{value}")
         else:
