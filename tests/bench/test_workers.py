@@ -1,0 +1,35 @@
+"""Processes that measurements and the demo run on this machine."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sealring.bench.workers import Report, run_workers
+from sealring.errors import WorkerFailed
+
+
+def leaves(rank: int, report: Report, status: int) -> None:
+    """Rank 1 is gone without a word: no `finally`, no flush."""
+    if rank:
+        os._exit(status)
+    report("here")
+
+
+def test_a_worker_that_leaves_without_a_word_has_ended() -> None:
+    assert list(run_workers(2, leaves, 0)) == [(0, "here")]
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    with pytest.raises(WorkerFailed, match="worker 1 ended with exit status 3"):
+        list(run_workers(2, leaves, 3))
+
+
+def objects(rank: int, report: Report) -> None:
+    raise ValueError(f"rank {rank} objects")
+
+
+def test_a_worker_that_raises_is_told_with_its_traceback() -> None:
+    with pytest.raises(WorkerFailed, match="ValueError: rank 0 objects"):
+        list(run_workers(1, objects))
