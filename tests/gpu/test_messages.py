@@ -208,6 +208,10 @@ def past_a_busy_stream(rank: int) -> bool:
     around_the_ring(rank)  # so that no memory is to be made meanwhile, for which CUDA may wait
     slow, quick = torch.cuda.Stream(), torch.cuda.Stream()
     large, small = torch.zeros(1_000_000, device="cuda"), torch.zeros(1000, device="cuda")
+    for tensor in (large, small):
+        tensor += 1  # nor code to be loaded, for which it does
+        tensor -= 1
+    torch.cuda._sleep(1)
     torch.cuda.synchronize()
     if rank == 0:
         with torch.cuda.stream(slow):
