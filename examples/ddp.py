@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gpt
 
 
-def train(steps: int) -> list[float]:
-    model = DistributedDataParallel(gpt.make_model())
+def train(steps: int, device: str = "cpu") -> list[float]:
+    model = DistributedDataParallel(gpt.make_model(device))
     optimizer = gpt.make_optimizer(model.parameters())
     losses = gpt.fit(model, optimizer, steps, dist.get_rank(), dist.get_world_size())
     return gpt.mean_over_ranks(losses)
@@ -20,8 +20,8 @@ def train(steps: int) -> list[float]:
 
 def main() -> None:
     options = gpt.options(__doc__).parse_args()
-    dist.init_process_group(options.backend)
-    gpt.report(train(options.steps), as_json=options.json)
+    gpt.join(options)
+    gpt.report(train(options.steps, device=options.device), as_json=options.json)
     dist.destroy_process_group()
 
 

@@ -18,8 +18,8 @@ EXACT_STEPS = 4
 """PowerSGD starts from gradients that are already past their first, wildest steps."""
 
 
-def train(steps: int, hook: str = "bf16") -> list[float]:
-    model = DistributedDataParallel(gpt.make_model())
+def train(steps: int, hook: str = "bf16", device: str = "cpu") -> list[float]:
+    model = DistributedDataParallel(gpt.make_model(device))
     if hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(
             process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=EXACT_STEPS
@@ -41,8 +41,8 @@ def main() -> None:
     parser = gpt.options(__doc__)
     parser.add_argument("--hook", choices=HOOKS, default=HOOKS[0])
     options = parser.parse_args()
-    dist.init_process_group(options.backend)
-    gpt.report(train(options.steps, options.hook), as_json=options.json)
+    gpt.join(options)
+    gpt.report(train(options.steps, options.hook, device=options.device), as_json=options.json)
     dist.destroy_process_group()
 
 

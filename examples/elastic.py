@@ -21,15 +21,17 @@ from torch.nn.parallel import DistributedDataParallel
 import gpt
 
 
-def train(steps: int, checkpoint: Path, kill_at: int | None = None) -> tuple[list[float], int]:
+def train(
+    steps: int, checkpoint: Path, kill_at: int | None = None, device: str = "cpu"
+) -> tuple[list[float], int]:
     """The losses of all steps, and the step from which this attempt trained on."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = gpt.make_model()
+    model = gpt.make_model(device)
     optimizer = gpt.make_optimizer(model.parameters())
     losses: list[float] = []
     if checkpoint.exists():
         # A file that others may have written: only tensors and plain values are let in.
-        state = torch.load(checkpoint, weights_only=True)
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         losses = state["losses"]
@@ -39,7 +41,7 @@ def train(steps: int, checkpoint: Path, kill_at: int | None = None) -> tuple[lis
     for step in range(resumed_at, steps):
         if step == kill_at and rank == 1 and _restarts() == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        inputs, targets = gpt.batch(step, rank, world)
+        inputs, targets = gpt.batch(step, rank, world, device)
         loss = gpt.loss_of(ddp(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -69,8 +71,8 @@ def main() -> None:
     )
     parser.add_argument("--kill-at", type=int, metavar="STEP")
     options = parser.parse_args()
-    dist.init_process_group(options.backend)
-    losses, resumed_at = train(options.steps, options.checkpoint, options.kill_at)
+    gpt.join(options)
+    losses, resumed_at = train(options.steps, options.checkpoint, options.kill_at, options.device)
     gpt.report(losses, as_json=options.json, restarts=_restarts(), resumed_at=resumed_at)
     dist.destroy_process_group()
 

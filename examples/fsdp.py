@@ -12,10 +12,10 @@ from torch.distributed.fsdp import fully_shard
 import gpt
 
 
-def train(steps: int) -> list[float]:
+def train(steps: int, device: str = "cpu") -> list[float]:
     rank, world = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (world,))
-    model = gpt.make_model()
+    mesh = init_device_mesh(device, (world,))
+    model = gpt.make_model(device)
     # Block by block, so that no more than one block is whole at a time.
     for part in model:
         fully_shard(part, mesh=mesh)
@@ -26,8 +26,8 @@ def train(steps: int) -> list[float]:
 
 def main() -> None:
     options = gpt.options(__doc__).parse_args()
-    dist.init_process_group(options.backend)
-    gpt.report(train(options.steps), as_json=options.json)
+    gpt.join(options)
+    gpt.report(train(options.steps, device=options.device), as_json=options.json)
     dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sysconfig
 from collections.abc import Iterable
 from functools import cache
@@ -79,14 +80,17 @@ class Head(nn.Module):
         return self.logits(self.norm(x))
 
 
-def make_model() -> nn.Sequential:
-    """Embedding, blocks, head: a Sequential, so that a pipeline can cut it anywhere."""
+def make_model(device: str = "cpu") -> nn.Sequential:
+    """Embedding, blocks, head: a Sequential, so that a pipeline can cut it anywhere.
+
+    Its weights come from the CPU's random numbers, so they are the same on every device.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(Embed(), *(Block() for _ in range(LAYERS)), Head())
     for parameter in model.parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.02)
-    return model
+    return model.to(device)
 
 
 OPTIMIZER = {"lr": 2e-3, "betas": (0.9, 0.95)}
@@ -109,14 +113,16 @@ def text() -> Tensor:
     return torch.frombuffer(source, dtype=torch.uint8).long()
 
 
-def batch(step: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
+def batch(
+    step: int, rank: int = 0, world: int = 1, device: str | torch.device = "cpu"
+) -> tuple[Tensor, Tensor]:
     """One rank's share of a step's batch: (inputs, targets), which are one byte further on."""
     if BATCH % world:
         raise SystemExit(f"{world} ranks cannot share a batch of {BATCH} equally")
     starts = torch.randint(
         len(text()) - CONTEXT, (BATCH, 1), generator=torch.Generator().manual_seed(step)
     )
-    windows = text()[starts + torch.arange(CONTEXT + 1)].chunk(world)[rank]
+    windows = text()[starts + torch.arange(CONTEXT + 1)].chunk(world)[rank].to(device)
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -131,9 +137,9 @@ def fit(
 
     Rank and world say which share of every batch is ours.
     """
-    losses = []
+    losses, device = [], next(model.parameters()).device
     for step in range(steps):
-        inputs, targets = batch(step, rank, world)
+        inputs, targets = batch(step, rank, world, device)
         loss = loss_of(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -148,9 +154,9 @@ def mean_over_ranks(losses: list[Tensor]) -> list[float]:
     return (mean / dist.get_world_size()).tolist()
 
 
-def train(steps: int) -> list[float]:
+def train(steps: int, device: str = "cpu") -> list[float]:
     """In one process, without torch.distributed: what all the others are compared with."""
-    model = make_model()
+    model = make_model(device)
     return [loss.item() for loss in fit(model, make_optimizer(model.parameters()), steps)]
 
 
@@ -159,9 +165,17 @@ def options(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--backend", default="sealring", help="to compare with: gloo, plaintext")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def join(options: argparse.Namespace) -> None:
+    """Takes this process's share of the machine's GPUs, if it is to have one; joins the group."""
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group(options.backend)
 
 
 def report(losses: list[float], *, as_json: bool, **more: Any) -> None:
@@ -180,4 +194,4 @@ def report(losses: list[float], *, as_json: bool, **more: Any) -> None:
 
 if __name__ == "__main__":
     chosen = options(__doc__).parse_args()
-    report(train(chosen.steps), as_json=chosen.json)
+    report(train(chosen.steps, chosen.device), as_json=chosen.json)

@@ -12,12 +12,12 @@ from torch.distributed.fsdp import fully_shard
 import gpt
 
 
-def train(steps: int, replicas: int = 2) -> list[float]:
+def train(steps: int, replicas: int = 2, device: str = "cpu") -> list[float]:
     rank, world = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(
-        "cpu", (replicas, world // replicas), mesh_dim_names=("replicate", "shard")
+        device, (replicas, world // replicas), mesh_dim_names=("replicate", "shard")
     )
-    model = gpt.make_model()
+    model = gpt.make_model(device)
     for part in model:
         fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -29,8 +29,8 @@ def main() -> None:
     parser = gpt.options(__doc__)
     parser.add_argument("--replicas", type=int, default=2, help="they divide the number of ranks")
     options = parser.parse_args()
-    dist.init_process_group(options.backend)
-    gpt.report(train(options.steps, options.replicas), as_json=options.json)
+    gpt.join(options)
+    gpt.report(train(options.steps, options.replicas, device=options.device), as_json=options.json)
     dist.destroy_process_group()
 
 

@@ -1,13 +1,9 @@
 """Pipeline parallel: each rank holds some of the layers, and micro-batches flow through the ranks.
 
 sealring run -n 4 examples/pipeline.py --schedule 1f1b
-
-With --device cuda the stages share out the machine's GPUs, which seal what they send each other.
 """
 
 from __future__ import annotations
-
-import os
 
 import torch
 import torch.distributed as dist
@@ -21,8 +17,6 @@ MICRO_BATCHES = 4
 
 def train(steps: int, schedule: str = "gpipe", device: str = "cpu") -> list[float]:
     rank, world = dist.get_rank(), dist.get_world_size()
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     model = gpt.make_model()
     own = model[rank * len(model) // world : (rank + 1) * len(model) // world].to(device)
     stage = PipelineStage(own, rank, world, torch.device(device))
@@ -31,7 +25,7 @@ def train(steps: int, schedule: str = "gpipe", device: str = "cpu") -> list[floa
 
     means = torch.zeros(steps)
     for step in range(steps):
-        inputs, targets = (part.to(device).contiguous() for part in gpt.batch(step))
+        inputs, targets = (part.contiguous() for part in gpt.batch(step, device=device))
         losses: list[torch.Tensor] = []  # of the micro-batches; only the last stage has them
         optimizer.zero_grad()
         if stage.is_last:
@@ -47,10 +41,9 @@ def train(steps: int, schedule: str = "gpipe", device: str = "cpu") -> list[floa
 def main() -> None:
     parser = gpt.options(__doc__)
     parser.add_argument("--schedule", choices=SCHEDULES, default="gpipe")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    dist.init_process_group(options.backend)
-    gpt.report(train(options.steps, options.schedule, options.device), as_json=options.json)
+    gpt.join(options)
+    gpt.report(train(options.steps, options.schedule, device=options.device), as_json=options.json)
     dist.destroy_process_group()
 
 

@@ -13,13 +13,13 @@ import gpt
 from tensor_parallel import cut_blocks
 
 
-def train(steps: int, tensor_ranks: int = 2) -> list[float]:
+def train(steps: int, tensor_ranks: int = 2, device: str = "cpu") -> list[float]:
     mesh = init_device_mesh(
-        "cpu",
+        device,
         (dist.get_world_size() // tensor_ranks, tensor_ranks),
         mesh_dim_names=("data", "tensor"),
     )
-    model = gpt.make_model()
+    model = gpt.make_model(device)
     cut_blocks(model, mesh["tensor"])
     # What one rank holds of a block is cut once more, between the groups.
     for part in model:
@@ -35,8 +35,10 @@ def main() -> None:
     parser = gpt.options(__doc__)
     parser.add_argument("--tensor-ranks", type=int, default=2, help="ranks that share a matrix")
     options = parser.parse_args()
-    dist.init_process_group(options.backend)
-    gpt.report(train(options.steps, options.tensor_ranks), as_json=options.json)
+    gpt.join(options)
+    gpt.report(
+        train(options.steps, options.tensor_ranks, device=options.device), as_json=options.json
+    )
     dist.destroy_process_group()
 
 

@@ -32,9 +32,9 @@ def cut_blocks(model: nn.Sequential, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, PLAN)
 
 
-def train(steps: int) -> list[float]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model = gpt.make_model()
+def train(steps: int, device: str = "cpu") -> list[float]:
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    model = gpt.make_model(device)
     cut_blocks(model, mesh)
     optimizer = gpt.make_optimizer(model.parameters())
     # Not told of rank and world: all ranks see the whole batch.
@@ -43,8 +43,8 @@ def train(steps: int) -> list[float]:
 
 def main() -> None:
     options = gpt.options(__doc__).parse_args()
-    dist.init_process_group(options.backend)
-    gpt.report(train(options.steps), as_json=options.json)
+    gpt.join(options)
+    gpt.report(train(options.steps, device=options.device), as_json=options.json)
     dist.destroy_process_group()
 
 

@@ -13,8 +13,8 @@ from torch.optim import AdamW
 import gpt
 
 
-def train(steps: int) -> list[float]:
-    model = DistributedDataParallel(gpt.make_model())
+def train(steps: int, device: str = "cpu") -> list[float]:
+    model = DistributedDataParallel(gpt.make_model(device))
     # Each rank updates its part of the parameters and broadcasts them to the others.
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=AdamW, **gpt.OPTIMIZER)
     losses = gpt.fit(model, optimizer, steps, dist.get_rank(), dist.get_world_size())
@@ -23,8 +23,8 @@ def train(steps: int) -> list[float]:
 
 def main() -> None:
     options = gpt.options(__doc__).parse_args()
-    dist.init_process_group(options.backend)
-    gpt.report(train(options.steps), as_json=options.json)
+    gpt.join(options)
+    gpt.report(train(options.steps, device=options.device), as_json=options.json)
     dist.destroy_process_group()
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import threading
 import time
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +13,6 @@ from sealring.bench.workers import Report, run_workers
 from sealring.errors import GroupClosed, OutOfStep, PeerLost
 from tests.gpu.test_group import in_group
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = (0, 1, 1000, 300_001, 5_000_000)
 """Elements: in one record, and in many."""
 
@@ -235,23 +230,6 @@ def past_a_busy_stream(rank: int) -> bool:
 
 def test_a_busy_stream_holds_up_no_other_message() -> None:
     assert in_group(2, past_a_busy_stream) == [True, True]
-
-
-# ---- training -----------------------------------------------------------------------------------
-
-
-def piped(rank: int, schedule: str, device: str) -> list[float]:
-    sys.path.insert(0, str(EXAMPLES))
-    losses: list[float] = importlib.import_module("pipeline").train(8, schedule, device)
-    return losses
-
-
-@pytest.mark.parametrize(("ranks", "schedule"), [(2, "gpipe"), (4, "1f1b")])
-def test_pipeline(ranks: int, schedule: str) -> None:
-    on_cpu = in_group(ranks, partial(piped, schedule=schedule, device="cpu"))[0]
-    assert on_cpu[-1] < 0.8 * on_cpu[0]  # it learns, so that equal losses mean something
-    for losses in in_group(ranks, partial(piped, schedule=schedule, device="cuda")):
-        assert losses == pytest.approx(on_cpu, rel=1e-4)
 
 
 # ---- what goes wrong ----------------------------------------------------------------------------
