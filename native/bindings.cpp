@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -71,6 +72,8 @@ nb::dict header_fields(const Header& header) {
 }
 
 // What Python needs to build its own exception: (code, peer, collective, reported_by, text).
+using FailureFields = std::tuple<int, int, uint64_t, int, std::string>;
+
 nb::tuple failure_fields(const Failure& failure) {
   std::string text = failure.what();
   for (const auto& [rank, view] : failure.views) {
@@ -86,7 +89,7 @@ bool script_wants_out() {
   return PyErr_CheckSignals() != 0;
 }
 
-Failure failure_from(const std::tuple<int, int, uint64_t, int, std::string>& fields) {
+Failure failure_from(const FailureFields& fields) {
   const auto& [code, peer, collective, reported_by, text] = fields;
   Failure failure(static_cast<FailureCode>(code), peer, text);
   failure.collective = collective;
@@ -175,21 +178,32 @@ NB_MODULE(_native, m) {
           },
           "file"_a, "ring_bytes"_a, "writable"_a);
 
+  nb::class_<FirstFailure>(m, "FirstFailure")
+      .def(nb::init<>())
+      .def(
+          "settle",
+          [](FirstFailure& self, const FailureFields& failure) {
+            return failure_fields(self.settle(failure_from(failure)));
+          },
+          "failure"_a);
+
   nb::class_<Engine> engine(m, "Engine");
   bind_gpu(engine);
   engine
       .def(
           "__init__",
           [](Engine* self, int rank, int world, const nb::bytes& context, const nb::bytes& group_key,
-             size_t record_bytes, uint64_t rekey_bytes) {
+             size_t record_bytes, uint64_t rekey_bytes, std::shared_ptr<FirstFailure> first_failure) {
             if (world < 1 || rank < 0 || rank >= world) throw nb::value_error("rank outside the world");
             if (record_bytes < 16 || record_bytes > kMaxPayload || record_bytes % 16 != 0) {
               throw nb::value_error("record_bytes must be a multiple of 16, at most 1 MiB");
             }
             new (self) Engine(rank, world, exactly<Context>(context, "context"),
-                              exactly<KeyBytes>(group_key, "group_key"), record_bytes, rekey_bytes);
+                              exactly<KeyBytes>(group_key, "group_key"), record_bytes, rekey_bytes,
+                              std::move(first_failure));
           },
-          "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a)
+          "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a,
+          "first_failure"_a)
       .def(
           "add_tcp_link",
           [](Engine& self, int peer, int socket, const nb::bytes& send_key,
@@ -275,7 +289,7 @@ NB_MODULE(_native, m) {
       .def("interrupt", &Engine::interrupt)
       .def(
           "fail",
-          [](Engine& self, const std::tuple<int, int, uint64_t, int, std::string>& failure) {
+          [](Engine& self, const FailureFields& failure) {
             const nb::gil_scoped_release released;
             self.fail(failure_from(failure));
           },
@@ -311,16 +325,17 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Mailbox* self, int rank, int world, const nb::bytes& context, size_t record_bytes,
-             uint64_t rekey_bytes, size_t gpu_record_bytes) {
+             uint64_t rekey_bytes, size_t gpu_record_bytes,
+             std::shared_ptr<FirstFailure> first_failure) {
             if (gpu_record_bytes < 16 || gpu_record_bytes > kGpuPayload ||
                 gpu_record_bytes % 16 != 0) {
               throw nb::value_error("gpu_record_bytes must be a multiple of 16, at most 256 KiB");
             }
             new (self) Mailbox(rank, world, exactly<Context>(context, "context"), record_bytes,
-                               rekey_bytes, gpu_record_bytes);
+                               rekey_bytes, gpu_record_bytes, std::move(first_failure));
           },
           "rank"_a, "world"_a, "context"_a, "record_bytes"_a, "rekey_bytes"_a,
-          "gpu_record_bytes"_a)
+          "gpu_record_bytes"_a, "first_failure"_a)
       .def(
           "add_tcp_link",
           [](Mailbox& self, int peer, int socket, const nb::bytes& send_key,
@@ -369,7 +384,7 @@ NB_MODULE(_native, m) {
       .def("close", &Mailbox::close, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "fail",
-          [](Mailbox& self, const std::tuple<int, int, uint64_t, int, std::string>& failure) {
+          [](Mailbox& self, const FailureFields& failure) {
             const nb::gil_scoped_release released;
             self.fail(failure_from(failure));
           },

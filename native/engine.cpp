@@ -22,7 +22,8 @@ constexpr size_t kInHand = 40, kLink = 16, kForwardingLink = 48;
 }  // namespace
 
 Engine::Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
-               size_t record_bytes, uint64_t rekey_bytes)
+               size_t record_bytes, uint64_t rekey_bytes,
+               std::shared_ptr<FirstFailure> first_failure)
     : rank_(rank),
       rekey_bytes_(rekey_bytes),
       // An alert must fit into a buffer whatever the records' size.
@@ -35,7 +36,8 @@ Engine::Engine(int rank, int world, const Context& context, const KeyBytes& grou
                std::make_unique<SealingKey>(gpu_key(group_key), rekey_bytes, Suite::chacha20_poly1305),
                {},
                &gpu_pool_},
-      links_(static_cast<size_t>(world)) {
+      links_(static_cast<size_t>(world)),
+      first_failure_(std::move(first_failure)) {
   keyring_.groups.resize(static_cast<size_t>(world));
   keyring_.groups_gpu.resize(static_cast<size_t>(world));
   update_account();
@@ -180,13 +182,10 @@ void Engine::run(const Call& call) {
   try {
     run_collective(call, pool);
   } catch (Failure& failure) {
-    std::optional<Failure> imposed = imposed_failure();
     // What another rank reports of a message happened in none of our collectives.
-    if (!imposed && failure.collective == 0 && failure.reported_by < 0) {
-      failure.collective = call.number;
-    }
-    if (!imposed) say_where_last_seen(failure);
-    Failure& ends = imposed ? *imposed : failure;
+    if (failure.collective == 0 && failure.reported_by < 0) failure.collective = call.number;
+    say_where_last_seen(failure);
+    Failure ends = first_failure_->settle(failure);
     end_with(ends, view_of(call));
     throw ends;
   }
@@ -240,16 +239,12 @@ void Engine::run_collective(const Call& call, BufferPool& pool) {
 }
 
 void Engine::fail(const Failure& failure) {
-  {
-    // A run under way ends with this failure, not with the interruption it sees.
-    const std::lock_guard<std::mutex> lock(imposing_);
-    imposed_ = failure;
-  }
+  // First: a run under way ends with it, not with the interruption that it sees.
+  Failure ends = first_failure_->settle(failure);
   interrupted_ = true;
   const std::lock_guard<std::mutex> lock(running_);
   if (closed_ || failure_) return;
-  Failure seen = failure;
-  end_with(seen, {});
+  end_with(ends, {});
 }
 
 // Of a rank that is gone or silent: what it was doing when it was last heard of.
@@ -264,11 +259,6 @@ void Engine::say_where_last_seen(Failure& failure) const {
                    (seen.number == 0 ? "before its first collective" : "in " + seen.text()));
   said.collective = failure.collective;
   failure = said;
-}
-
-std::optional<Failure> Engine::imposed_failure() {
-  const std::lock_guard<std::mutex> lock(imposing_);
-  return imposed_;
 }
 
 void Engine::end_with(Failure& failure, const View& view) {

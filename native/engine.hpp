@@ -14,6 +14,7 @@
 #include "buffers.hpp"
 #include "collective.hpp"
 #include "device.hpp"
+#include "first_failure.hpp"
 #include "link.hpp"
 #include "mapped_file.hpp"
 #include "wires.hpp"
@@ -23,7 +24,8 @@ namespace sealring {
 class Engine {
  public:
   Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
-         size_t record_bytes, uint64_t rekey_bytes);
+         size_t record_bytes, uint64_t rekey_bytes,
+         std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
   ~Engine();
 
   void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
@@ -83,7 +85,6 @@ class Engine {
   uint64_t most_replaced_keys(const Cut& cut);
   void run_collective(const Call& call, BufferPool& pool);
   void end_with(Failure& failure, const View& view);
-  std::optional<Failure> imposed_failure();
   void say_where_last_seen(Failure& failure) const;
   void wipe();
   void update_account();
@@ -99,9 +100,8 @@ class Engine {
   Links links_;
   std::mutex running_;
   std::atomic<bool> interrupted_{false};
+  const std::shared_ptr<FirstFailure> first_failure_;
   std::optional<Failure> failure_;
-  std::mutex imposing_;
-  std::optional<Failure> imposed_;
   bool closed_ = false;
   std::atomic<uint64_t> device_bytes_{0};   // that it sealed and opened, at most
   Stats stats_;

@@ -33,6 +33,12 @@ struct Failure : std::runtime_error {
   uint64_t collective = 0;  // filled in by the engine
   int reported_by = -1;     // the rank that saw it, -1 if this one did
   std::map<int, std::string> views;  // what each rank says it was doing, by rank
+
+  // Whatever words it has, and however many views were heard.
+  bool says_the_same_as(const Failure& other) const {
+    return code == other.code && peer == other.peer && collective == other.collective &&
+           reported_by == other.reported_by;
+  }
 };
 
 }  // namespace sealring

@@ -37,9 +37,11 @@ auto Mailbox::with_device(Work work) {
 }
 
 Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_bytes,
-                 uint64_t rekey_bytes, size_t gpu_record_bytes)
+                 uint64_t rekey_bytes, size_t gpu_record_bytes,
+                 std::shared_ptr<FirstFailure> first_failure)
     : rank_(rank),
       rekey_bytes_(rekey_bytes),
+      first_failure_(std::move(first_failure)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       pool_(std::max(record_bytes, std::max(kShortBytes, kMaxAlertText + 64))),
       gpu_pool_(gpu_record_bytes),
@@ -101,8 +103,7 @@ Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_
     // A short message is gone before the call returns, if its link has room.
     if (!driving_) with_device([&] { return write(*links_[peer]); });
   } catch (const Failure& failure) {
-    end_with(failure);
-    throw;
+    throw end_with(failure);
   }
   wake();
   return ticket;
@@ -122,8 +123,7 @@ Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t b
   try {
     if (!driving_) with_device([&] { match_arrivals(); });
   } catch (const Failure& failure) {
-    end_with(failure);
-    throw;
+    throw end_with(failure);
   }
   wake();
   return ticket;
@@ -218,7 +218,7 @@ void Mailbox::release_device() {
 void Mailbox::fail(const Failure& failure) {
   Lock lock(lock_);
   if (closed_ || failure_) return;
-  failure_ = failure;
+  failure_ = first_failure_->settle(failure);
   abandon_given();
   wait_for_driver(lock);
   end_with(failure);
@@ -230,11 +230,12 @@ void Mailbox::wait_for_driver(Lock& lock) {
   while (driving_) changed_.wait(lock);
 }
 
-void Mailbox::end_with(const Failure& failure) {
-  failure_ = failure;
+const Failure& Mailbox::end_with(const Failure& failure) {
+  failure_ = first_failure_->settle(failure);
   abandon_given();
-  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_), {});
+  say_and_leave(links_, Kind::alert, encode_alert(*failure_, rank_), {});
   wipe();
+  return *failure_;
 }
 
 // The keys' destructors overwrite them.

@@ -24,6 +24,7 @@
 #include "buffers.hpp"
 #include "device.hpp"
 #include "farewell.hpp"
+#include "first_failure.hpp"
 #include "link.hpp"
 #include "waiting.hpp"
 
@@ -37,7 +38,8 @@ class Mailbox {
   static constexpr size_t kShortBytes = 32u << 10;
 
   Mailbox(int rank, int world, const Context& context, size_t record_bytes, uint64_t rekey_bytes,
-          size_t gpu_record_bytes = kGpuPayload);
+          size_t gpu_record_bytes = kGpuPayload,
+          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
   ~Mailbox();
 
   void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
@@ -176,7 +178,7 @@ class Mailbox {
   void require_device(const std::optional<uint64_t>& ready) const;
   bool pending() const;
   void done(Ticket ticket, int peer);
-  void end_with(const Failure& failure);
+  const Failure& end_with(const Failure& failure);
   void wait_for_driver(Lock& lock);
   void wipe();
   void wake();
@@ -187,6 +189,7 @@ class Mailbox {
   std::condition_variable changed_;
   bool driving_ = false;
   bool closed_ = false;
+  const std::shared_ptr<FirstFailure> first_failure_;
   std::optional<Failure> failure_;
   int wake_;  // an eventfd
 

@@ -43,9 +43,9 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
     }
   } catch (const Failure& failure) {
     driving_ = false;
-    if (!failure_ && !closed_) end_with(failure);
+    const Failure ends = failure_ ? *failure_ : closed_ ? failure : end_with(failure);
     changed_.notify_all();
-    throw;
+    throw ends;
   } catch (...) {
     driving_ = false;
     changed_.notify_all();

@@ -38,6 +38,11 @@ class LinkMemory:
     """Mapped once, given to one link, unmapped with it (or with this object)."""
     def __init__(self, file: int, ring_bytes: int, writable: bool) -> None: ...
 
+class FirstFailure:
+    """The one failure of a group, which its engine and its mailbox share."""
+    def __init__(self) -> None: ...
+    def settle(self, failure: tuple[int, int, int, int, str]) -> tuple[int, int, int, int, str]: ...
+
 class Engine:
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Engine:
         group_key: bytes,
         record_bytes: int,
         rekey_bytes: int,
+        first_failure: FirstFailure,
     ) -> None: ...
     def add_tcp_link(
         self, peer: int, socket: int, send_key: bytes, receive_key: bytes, peer_group_key: bytes
@@ -148,6 +154,7 @@ class Mailbox:
         record_bytes: int,
         rekey_bytes: int,
         gpu_record_bytes: int,
+        first_failure: FirstFailure,
     ) -> None: ...
     def attach_cuda(self, ordinal: int, seal: int, open: int, serve: int = 0) -> None: ...
     def attach_host(self, lag: int) -> None:

@@ -42,20 +42,8 @@ class SeenError:
         )
 
     def agrees_with(self, other: SeenError) -> bool:
-        """What all who heard of one failure must agree on.
-
-        A rank's collectives and its messages have links of their own. Both may see one disaster at
-        the same moment and tell the others, each over its own: one names a collective, the other
-        none. Nor does it name a rank if it waited for a message from anyone.
-        """
-        if (self.collective is None) == (other.collective is None):
-            return (self.name, self.peer, self.collective) == (
-                other.name,
-                other.peer,
-                other.collective,
-            )
-        message = self if self.collective is None else other
-        return self.name == other.name and (message.peer is None or self.peer == other.peer)
+        """What all who heard of one failure must agree on, whichever of a rank's links told it."""
+        return self.facts[:3] == other.facts[:3]
 
 
 @dataclass(slots=True)

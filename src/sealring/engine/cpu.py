@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.engine.failures import Fields, Names, error_from
+from sealring.engine.failures import Fields, Names, error_from, fields_of
 from sealring.errors import GroupError, Unsupported
 from sealring.links.memory import SharedMemory
 from sealring.schedule import (
@@ -88,7 +88,9 @@ class CpuEngine:
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
         gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
+        first_failure: _native.FirstFailure | None = None,
     ) -> None:
+        """`first_failure` is shared with the group's mailbox, if it has one."""
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
@@ -100,7 +102,10 @@ class CpuEngine:
         """The script's thread and its backward pass's may both come with a first tensor."""
         self._names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
-        self._native = _native.Engine(rank, world, context, group_key, record_bytes, rekey_bytes)
+        self._first_failure = first_failure or _native.FirstFailure()
+        self._native = _native.Engine(
+            rank, world, context, group_key, record_bytes, rekey_bytes, self._first_failure
+        )
         for peer, link in links:
             self._names.hosts[peer] = link.host
             keys = (link.send_key, link.receive_key, link.peer_group_key)
@@ -276,6 +281,12 @@ class CpuEngine:
     def fail(self, failure: Fields) -> None:
         """End with a failure that the group saw elsewhere, and tell the other ranks."""
         self._native.fail(failure)
+
+    def settle(self, error: GroupError) -> GroupError:
+        """The group's error: this one if it is the first or says the same, else the first."""
+        fields = fields_of(error)
+        first = self._first_failure.settle(fields)
+        return error if first == fields else self.error_of(first)
 
     def error_of(self, failure: Fields) -> GroupError:
         return error_from(failure, self._names)

@@ -109,7 +109,7 @@ def error_from(
         peer=about,
         host=host,
         operation=called,
-        collective=collective,
+        collective=collective or None,
         reported_by=told_by,
     )
     error.native = fields

@@ -34,11 +34,14 @@ class Mailbox:
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
         gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
+        first_failure: _native.FirstFailure | None = None,
     ) -> None:
+        """`first_failure` is shared with the group's engine, if it has one."""
         self._names = Names(rank, tuple(range(world) if members is None else members))
         self._gpu: Attachment | None = None
         self._preparing = threading.Lock()
         """Several threads may come with a first tensor."""
+        self._first_failure = first_failure or _native.FirstFailure()
         self._native = _native.Mailbox(
             rank,
             world,
@@ -46,6 +49,7 @@ class Mailbox:
             min(record_bytes, largest_segment(world)),
             rekey_bytes,
             min(gpu_record_bytes, largest_segment(world)),
+            self._first_failure,
         )
         for peer, link in links:
             self._names.hosts[peer] = link.host

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from sealring import limits
+from sealring import _native, limits
 from sealring.engine.cpu import CpuEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import SealringError, Unsupported
@@ -78,6 +78,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         # they have links and keys of their own.
         message_terms = replace(terms, epoch=f"{epoch}.messages")
         links = links_for(terms)
+        first_failure = _native.FirstFailure()
         engine = CpuEngine(
             group_rank,
             group_world,
@@ -88,6 +89,7 @@ def create_group(options: Any) -> SealedProcessGroup:
             members=members,
             record_bytes=settings.record_bytes,
             rekey_bytes=settings.rekey_bytes,
+            first_failure=first_failure,
         )
         gpu = GpuCalls(engine, settings.cuda_wait)
         try:
@@ -99,6 +101,7 @@ def create_group(options: Any) -> SealedProcessGroup:
                 members=members,
                 record_bytes=settings.record_bytes,
                 rekey_bytes=settings.rekey_bytes,
+                first_failure=first_failure,
             )
         except BaseException:
             engine.close()  # the error's traceback may keep it, with its links and keys

@@ -24,7 +24,6 @@ from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
-from sealring.group.first_failure import FirstFailure
 from sealring.group.gates import driver_users
 from sealring.group.gpu import GpuCalls
 from sealring.group.introduction import Introduction
@@ -67,17 +66,16 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._introduction = introduction
         self.recorder = recorder
         """What the last calls were: recorder.collective(number), recorder.account()."""
+
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
         # itself, so that it goes, with its store, as soon as nobody holds it any more.
-        first = FirstFailure()
-
         def end_collectives(error: GroupError) -> GroupError:
-            settled = first.settle(error)
+            settled = engine.settle(error)
             engine.fail(fields_of(settled))
             return settled
 
         def end_messages(error: GroupError) -> GroupError:
-            settled = first.settle(error)
+            settled = engine.settle(error)
             messages.fail_elsewhere(settled)
             return settled
 
