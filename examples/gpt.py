@@ -93,7 +93,9 @@ def make_model(device: str = "cpu") -> nn.Sequential:
     return model.to(device)
 
 
-OPTIMIZER = {"lr": 2e-3, "betas": (0.9, 0.95)}
+OPTIMIZER = {"lr": 2e-3, "betas": (0.9, 0.95), "foreach": False}
+"""One parameter at a time: on a GPU torch would take lists of them, in which those that tensor
+parallelism has cut cannot be beside whole ones."""
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
