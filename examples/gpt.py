@@ -2,7 +2,8 @@
 
     python examples/gpt.py
 
-Every example trains the same weights on the same batches, so each prints these losses.
+Every example trains the same weights on the same batches, so each prints these losses, but for the
+hooks, which round on purpose.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ CudaDevice::CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint6
     allocate_berths(kGpuPayload);
     check(cuda_.allocate(&keys_, whole_blocks(key_bytes())), "cuMemAlloc");
     verdicts_ = reinterpret_cast<uint64_t*>(take_host_memory(kRoom * sizeof(uint64_t)));
+    held_ += whole_blocks(key_bytes()) + kRoom * sizeof(uint64_t);
   } catch (...) {
     release();
     throw;
@@ -138,6 +139,13 @@ void CudaDevice::give_host_memory(uint8_t* memory) {
   cuda_.release_host(memory);
 }
 
+size_t CudaDevice::memory_bytes() const {
+  size_t bytes = berth_bytes_ + held_ + (shifts_ ? Shifts::memory_bytes() : 0);
+  const std::lock_guard<std::mutex> lock(stocking_);
+  for (const auto& [size, memory] : stock_) bytes += size;
+  return bytes;
+}
+
 // ---- berths ------------------------------------------------------------------------------------
 
 // Nothing is under way between two collectives.
@@ -152,6 +160,7 @@ void CudaDevice::allocate_berths(size_t payload) {
   cuda::Pointer memory = 0;
   check(cuda_.allocate(&memory, kRoom * run_stride(payload)), "cuMemAlloc");
   berth_memory_ = memory;
+  berth_bytes_ = kRoom * run_stride(payload);
   for (size_t i = 0; i < kRoom; ++i) berths_[i].record = berth_memory_ + i * run_stride(payload);
 }
 

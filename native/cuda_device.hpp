@@ -48,6 +48,7 @@ class CudaDevice : public Device {
   void stock_host_memory(size_t bytes, size_t pieces) override;
   uint8_t* take_host_memory(size_t bytes) override;
   void give_host_memory(uint8_t* memory) override;
+  size_t memory_bytes() const override;
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;
   Area reach(std::span<const uint8_t> handle) override;
   Area reach_host(uint8_t* memory, size_t bytes) override;
@@ -143,7 +144,9 @@ class CudaDevice : public Device {
   uint64_t serve_ = 0;
   std::vector<cuda::Pointer> scratches_;  // for prepared collectives; the last one is the largest
   size_t scratches_bytes_ = 0;
-  std::mutex stocking_;
+  std::atomic<size_t> berth_bytes_{0};
+  std::atomic<size_t> held_{0};  // for keys and their wrapping, and verdicts
+  mutable std::mutex stocking_;
   std::multimap<size_t, uint8_t*> stock_;  // host memory that nobody has taken, by size
   std::map<size_t, size_t> stocked_;       // pieces of a size that there ever were
   // Keys reach a GPU at work as records under a key of the device's own: host memory that it reads is

@@ -29,6 +29,7 @@ void CudaDevice::hire(uint64_t serve) {
   const size_t wrapped = static_cast<size_t>(key_slots_) * kWrappedStride;
   wrapped_ = take_host_memory(wrapped);
   check(cuda_.allocate(&unwrapping_, whole_blocks(wrapped)), "cuMemAlloc");
+  held_ += wrapped + whole_blocks(wrapped);
   KeyBytes key;
   if (RAND_bytes(key.data(), static_cast<int>(key.size())) != 1) {
     throw std::runtime_error("OpenSSL has no random bytes");

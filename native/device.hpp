@@ -82,6 +82,8 @@ class Device {
   virtual void stock_host_memory(size_t bytes, size_t pieces) = 0;
   virtual uint8_t* take_host_memory(size_t bytes) = 0;
   virtual void give_host_memory(uint8_t* memory) = 0;
+  // What it has for itself, there and here, besides what was taken from it or is a collective's scratch.
+  virtual size_t memory_bytes() const = 0;
 
   // Memory of this device that other processes' devices can read, and the handle by which they find
   // it; what such a handle leads to; host memory that several processes share. All lives as long as

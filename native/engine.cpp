@@ -164,8 +164,9 @@ void Engine::spoil(const Call& call) {
   if (call.prepared.commands == 0 || !device_) return;
   // The keys go with it, so the group must have ended.
   if (!failure_ && !closed_) {
-    Failure ended(FailureCode::closed, -1, "a collective on rank " + std::to_string(rank_) + " was not run");
-    end_with(ended, {});
+    Failure ends = first_failure_->settle(
+        Failure(FailureCode::closed, -1, "a collective on rank " + std::to_string(rank_) + " was not run"));
+    end_with(ends, {});
   }
   device_->spoil(call.prepared, Cut(call, call.wired ? wires_.get() : nullptr).results());
 }
@@ -308,6 +309,7 @@ void Engine::update_account() {
   account_.rekeys.resize(links_.size(), 0);
   if (keyring_.own_group) account_.rekeys[rank_] = keyring_.own_group->rekeys();
   account_.memory_bytes = pool_.bytes() + gpu_pool_.bytes() + stats_.scratch_bytes;
+  if (device_) account_.memory_bytes += device_->memory_bytes();
   if (wires_) account_.memory_bytes += Wires::area_bytes(wires_->slots(), wires_->payload());
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;

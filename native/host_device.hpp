@@ -23,6 +23,7 @@ class HostDevice : public Device {
   void stock_host_memory(size_t, size_t) override {}
   uint8_t* take_host_memory(size_t bytes) override;
   void give_host_memory(uint8_t* memory) override;
+  size_t memory_bytes() const override { return 0; }
   // Its peers are in the same process: a handle is an address.
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;
   Area reach(std::span<const uint8_t> handle) override;

@@ -260,7 +260,7 @@ void Mailbox::wake() {
 Mailbox::Stats Mailbox::stats() const {
   const Lock lock(lock_);
   Stats out = stats_;
-  out.memory_bytes = pool_.bytes() + gpu_pool_.bytes();
+  out.memory_bytes = pool_.bytes() + gpu_pool_.bytes() + (device_ ? device_->memory_bytes() : 0);
   for (const auto& link : links_) {
     if (link) out.memory_bytes += link->memory_bytes();
   }

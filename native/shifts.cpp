@@ -52,7 +52,6 @@ Shifts::Shifts(const cuda::Driver& driver) : cuda_(driver) {
   int least = 0, greatest = 0;
   check(cuda_.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
   check(cuda_.create_stream(&stream_, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
-  const size_t line = 128, words = 3 * line + kCalls * sizeof(uint32_t);  // numbers have lines of their own
   Numbers numbers;
   {
     const std::lock_guard<std::mutex> lock(unused().lock);
@@ -63,9 +62,8 @@ Shifts::Shifts(const cuda::Driver& driver) : cuda_(driver) {
   }
   if (numbers.memory == nullptr) {
     void* memory = nullptr;
-    check(cuda_.allocate_host(&memory, words + kBatches * sizeof(gpu::Batch), cuda::kPortable),
-          "cuMemHostAlloc");
-    std::memset(memory, 0, words + kBatches * sizeof(gpu::Batch));
+    check(cuda_.allocate_host(&memory, memory_bytes(), cuda::kPortable), "cuMemHostAlloc");
+    std::memset(memory, 0, memory_bytes());
     numbers.memory = static_cast<uint8_t*>(memory);
   }
   calls_ = begun_calls_ = numbers.calls;
@@ -74,10 +72,10 @@ Shifts::Shifts(const cuda::Driver& driver) : cuda_(driver) {
   limit_ = last_ = seen_done_ = launched_;
   uint8_t* const start = numbers.memory;
   let_by_ = reinterpret_cast<uint32_t*>(start);
-  done_ = reinterpret_cast<uint32_t*>(start + line);
-  over_ = reinterpret_cast<uint32_t*>(start + 2 * line);
-  ready_ = reinterpret_cast<uint32_t*>(start + 3 * line);
-  batches_ = reinterpret_cast<gpu::Batch*>(start + words);
+  done_ = reinterpret_cast<uint32_t*>(start + kLine);
+  over_ = reinterpret_cast<uint32_t*>(start + 2 * kLine);
+  ready_ = reinterpret_cast<uint32_t*>(start + 3 * kLine);
+  batches_ = reinterpret_cast<gpu::Batch*>(start + kWords);
   check(cuda_.allocate(&arrived_, sizeof(uint32_t)), "cuMemAlloc");
   check(cuda_.fill(arrived_, 0, sizeof(uint32_t), stream_), "cuMemsetD8Async");
   // Not every GPU can wait at host memory in every mode. Now is the time to see.

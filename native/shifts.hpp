@@ -26,6 +26,9 @@ class Shifts {
   Shifts(const Shifts&) = delete;
   Shifts& operator=(const Shifts&) = delete;
 
+  // In host memory: those numbers, and the batches of commands.
+  static size_t memory_bytes() { return kWords + kBatches * sizeof(gpu::Batch); }
+
   // Numbers in host memory that streams wait for. One may come to a wait long after its group has gone:
   // so they stay, and the next group counts on.
   struct Numbers {
@@ -76,6 +79,8 @@ class Shifts {
   static constexpr uint64_t kBusy = 2;  // batches: one that is obeyed, and the next
   // More collectives than CUDA's queues hold. Streams come to theirs in any order.
   static constexpr uint32_t kCalls = 1024;
+  static constexpr size_t kLine = 128;  // numbers have lines of their own
+  static constexpr size_t kWords = 3 * kLine + kCalls * sizeof(uint32_t);
 
   uint64_t handed_over() const { return next_ - 1; }
   uint64_t done() const;

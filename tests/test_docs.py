@@ -79,6 +79,13 @@ def test_no_path_of_one_machine(path: Path) -> None:
     assert not re.findall(r"\b[A-Z]:\\", text)
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs" / "results").iterdir()), ids=lambda p: p.name
+)
+def test_no_path_of_the_machine_that_was_measured(path: Path) -> None:
+    test_no_path_of_one_machine(path)
+
+
 def test_every_setting_is_documented_and_no_other() -> None:
     sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
     known = set(re.findall(r"\bSEALRING_[A-Z_]+\b", "\n".join(sources)))

@@ -400,7 +400,7 @@ class GroupError(SealringError):
         self.operation = operation
         """What was called there (`all_reduce`), where this rank is in the same collective."""
         self.collective = collective
-        """The number of the collective in which it happened; None in a message."""
+        """The number of the collective in which it happened; None outside of any (a message)."""
         self.reported_by = reported_by
         """The rank that saw it, where that was not this one."""
         self.native: tuple[int, int, int, int, str] | None = None

@@ -94,6 +94,15 @@ def test_every_byte_of_a_message_flipped_in_turn() -> None:
         assert letters.sender.reported_by == 1
 
 
+@pytest.mark.parametrize("kind", [kind for kind in attacker.Kind if kind < attacker.Kind.ANNOUNCE])
+def test_a_message_that_claims_to_be_of_a_collective(kind: attacker.Kind) -> None:
+    """Nor its answer: what tells them apart is in the header's fourth byte."""
+    letters = Letters({(0, 1): attacker.Flip(3, attacker.Kind.ANNOUNCE ^ kind)})
+    assert_seen_by(letters.receiver, TamperedRecord, about=0)
+    letters = Letters({(1, 0): attacker.Flip(3, attacker.Kind.ACCEPT ^ kind)}, sizes=(100_000,))
+    assert_seen_by(letters.sender, TamperedRecord, about=1)
+
+
 def test_a_long_message_changed_in_its_middle() -> None:
     flip = attacker.Flip(150_000, 1)
     letters = Letters({(0, 1): flip}, sizes=(200_000,))

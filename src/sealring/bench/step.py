@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from sealring.bench import cc
 from sealring.bench.exchange import Progress
+from sealring.bench.gpu.groups import environment_for
 from sealring.bench.measure import Samples, alternate, of_slowest
 from sealring.bench.noise import Comparison, compare
 from sealring.bench.place import CPU, Place
@@ -63,8 +64,10 @@ class Work:
         return "gpu" if self.wire == "auto" else self.wire
 
     def environment(self) -> dict[str, str]:
-        wire = {"SEALRING_GPU_WIRE": self.wire} if self.place.kind == "cuda" else {}
-        return {"SEALRING_TRANSPORT": self.transport, **wire}
+        environment = {"SEALRING_TRANSPORT": self.transport}
+        if self.place.kind == "cuda":
+            environment |= {"SEALRING_GPU_WIRE": self.wire, **environment_for(self.wire)}
+        return environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The command line: one file per verb."""
+"""The command line: one file or package per verb."""
 
 from __future__ import annotations
 

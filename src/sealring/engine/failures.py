@@ -98,7 +98,7 @@ def error_from(
     called = operation.name.lower() if operation is not None and number == collective else None
     numbered = f"collective {collective}" if collective else "a message"
     where = [f"{called}, {numbered}" if called else numbered]
-    if kind is NoLongerAdmitted:  # it happened outside of any of them
+    if not collective and kind in (NoLongerAdmitted, GroupClosed):  # outside of any of them
         where = []
     if about is not None and kind is not OutOfStep:
         where.insert(0, f"rank {about} on {host}" if host else f"rank {about}")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, fields_of
+from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, Fields, fields_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupError, Unsupported
 from sealring.group import arguments, monitored
@@ -150,8 +150,8 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         try:
             self._gpu.attach(device)
         except Unsupported as problem:
-            # The others are done with making the group: they hear it in their first collective.
-            self._engine.fail((CLOSED, self._rank, 0, -1, str(problem)))
+            # The others are done with making the group: they hear it in their first call.
+            self._end_with((CLOSED, self._rank, 0, -1, str(problem)))
             raise
 
     # ---- several at once: what is called between the two is what the returned work stands for
@@ -203,7 +203,9 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     def expel(self, member: int, why: str) -> None:
         """Ends the group on every rank, because a member (by its rank here) has no place in it."""
-        failure = (NO_LONGER_ADMITTED, member, 0, -1, why)
+        self._end_with((NO_LONGER_ADMITTED, member, 0, -1, why))
+
+    def _end_with(self, failure: Fields) -> None:
         self._engine.fail(failure)
         self._messages.fail(self._engine.error_of(failure))
 

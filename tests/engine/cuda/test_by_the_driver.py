@@ -110,3 +110,14 @@ def test_ranks_that_disagree_and_one_that_does_not_come() -> None:
         (error, _) = local.run([alone.collective(), None], timeout_s=0.5)
         assert isinstance(error, PeerSilent)
         assert spoilt(alone)
+
+
+def test_the_devices_own_memory_is_counted() -> None:
+    """What it opens records in, and what it is told by."""
+    held = {}
+    for how in (None, *HOW):
+        with driven(how, 2) as local:
+            check(local, SUM)
+            held[how] = local.engines[0].account()["memory_bytes"]
+    assert held["launched"] > held[None] + 16 * GPU_PAYLOAD_BYTES
+    assert held["told"] > held["launched"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sealring.bench.exchange import Progress
-from sealring.bench.gpu.groups import sealed_over, unsealed_over
+from sealring.bench.gpu.groups import environment_for, sealed_over, unsealed_over
 from sealring.bench.measure import Samples, alternate, of_slowest
 from sealring.bench.place import Place, settle
 from sealring.bench.workers import Report, run_workers
@@ -82,10 +82,8 @@ def measure_allreduces(
     progress: Progress | None = None,
 ) -> Iterator[GpuExchange]:
     ways = ways_over(wires)
-    # What our wire over NCCL needs, for all ways alike: they are compared.
-    environment = {"CUDA_MODULE_LOADING": "EAGER"} if "nccl" in wires else {}
     arguments = (place, ranks, size, ways, blocks)
-    for _, report in run_workers(ranks, _worker, *arguments, environment=environment):
+    for _, report in run_workers(ranks, _worker, *arguments, environment=environment_for(*wires)):
         if isinstance(report, GpuExchange):
             yield report
         elif progress is not None:

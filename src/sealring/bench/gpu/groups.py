@@ -18,6 +18,11 @@ WIRES: Final = ("host", "peer", "nccl")
 _SETTING: Final = "SEALRING_GPU_WIRE"
 
 
+def environment_for(*wires: str) -> dict[str, str]:
+    """What workers need that use these: NCCL's wire would wait for kernels that are loaded late."""
+    return {"CUDA_MODULE_LOADING": "EAGER"} if "nccl" in wires else {}
+
+
 @contextmanager
 def over(wire: str) -> Iterator[None]:
     before = os.environ.get(_SETTING)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from sealring.bench.exchange import Progress
-from sealring.bench.gpu.groups import sealed_over, unsealed_over
+from sealring.bench.gpu.groups import environment_for, sealed_over, unsealed_over
 from sealring.bench.measure import Samples, alternate, of_slowest
 from sealring.bench.place import Place, settle
 from sealring.bench.workers import Report, run_workers
@@ -89,7 +89,8 @@ def measure_step(
     most: int = _MOST,
     progress: Progress | None = None,
 ) -> Iterator[GpuStep]:
-    for _, report in run_workers(ranks, _worker, place, model, ranks, wire, most):
+    arguments = (place, model, ranks, wire, most)
+    for _, report in run_workers(ranks, _worker, *arguments, environment=environment_for(wire)):
         if isinstance(report, GpuStep):
             yield report
         elif progress is not None:
