@@ -93,14 +93,14 @@ def _reports_of(processes: list[Any], reports: Any) -> Iterator[tuple[int, Any]]
     running = set(range(len(processes)))
     while running:
         # Looked at before the queue: what one of these reported is in it by now.
-        ended = {rank for rank in running if processes[rank].exitcode is not None}
+        ended = {rank: each.exitcode for rank, each in enumerate(processes) if not each.is_alive()}
         try:
             kind, rank, value = reports.get(timeout=0.5)
         except queue.Empty:
-            for rank in ended:
-                if status := processes[rank].exitcode:
+            for rank, status in ended.items():
+                if status:
                     raise WorkerFailed(f"worker {rank} ended with exit status {status}") from None
-            running -= ended
+            running -= ended.keys()
             continue
         if kind == "done":
             running.discard(rank)
