@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -69,5 +71,7 @@ def test_a_wire_is_for_tensors_on_gpus() -> None:
     assert on_cpu.sealed_transport == "shm"
     on_gpu = Work(2, settings, place=TWO, wire="peer")
     assert on_gpu.environment()["SEALRING_GPU_WIRE"] == "peer"
+    assert "CUDA_MODULE_LOADING" not in on_gpu.environment()
+    assert replace(on_gpu, wire="nccl").environment()["CUDA_MODULE_LOADING"] == "EAGER"
     assert on_gpu.sealed_transport == "peer"
     assert Work(2, settings, place=TWO).sealed_transport == "gpu"
