@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from sealring.engine.cpu import Collective
 from sealring.engine.datatypes import COMPLEXES, DType, ReduceKind
@@ -29,6 +30,9 @@ Array = npt.NDArray[Any]
 PROGRAMS = [
     (operation, algorithm) for operation in Operation for algorithm in ALGORITHMS[operation]
 ]
+each_program = pytest.mark.parametrize(
+    ("operation", "algorithm"), PROGRAMS, ids=[f"{o.name}-{a.name}".lower() for o, a in PROGRAMS]
+)
 _REALS: Final = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
 

@@ -39,7 +39,7 @@ from tests.engine.attacker import (
     Record,
     Tap,
 )
-from tests.engine.cases import PROGRAMS, Case, expected, tensors_of
+from tests.engine.cases import Case, each_program, expected, tensors_of
 from tests.engine.local_world import Change, LocalWorld
 
 TRANSPORTS = ("tcp", "shm")
@@ -496,9 +496,7 @@ def test_root_that_only_sends_learns_that_a_rank_is_gone(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    ("operation", "algorithm"), PROGRAMS, ids=[f"{o.name}-{a.name}".lower() for o, a in PROGRAMS]
-)
+@each_program
 def test_nothing_of_the_tensor_is_seen(
     operation: Operation, algorithm: Algorithm, transport: str
 ) -> None:

@@ -15,7 +15,7 @@ from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
 from sealring.limits import RECORD_BYTES
 from sealring.schedule import ALGORITHMS, REDUCING, ROOTED, Algorithm, Operation
 from tests.engine.attacker import EVERYONE, Record, Tap, triples
-from tests.engine.cases import PROGRAMS, Case, expected, tensors_of
+from tests.engine.cases import PROGRAMS, Case, each_program, expected, tensors_of
 from tests.engine.local_world import LocalWorld, slot
 
 SMALL_RECORD_BYTES = 256
@@ -79,9 +79,7 @@ def kinds(operation: Operation, dtype: DType) -> list[ReduceKind]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    ("operation", "algorithm"), PROGRAMS, ids=[f"{o.name}-{a.name}".lower() for o, a in PROGRAMS]
-)
+@each_program
 def test_every_dtype_and_reduction(
     worlds: Worlds, operation: Operation, algorithm: Algorithm, transport: str
 ) -> None:
@@ -93,9 +91,7 @@ def test_every_dtype_and_reduction(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize(
-    ("operation", "algorithm"), PROGRAMS, ids=[f"{o.name}-{a.name}".lower() for o, a in PROGRAMS]
-)
+@each_program
 def test_ragged_sizes(
     worlds: Worlds, operation: Operation, algorithm: Algorithm, world: int, transport: str
 ) -> None:

@@ -18,7 +18,7 @@ from sealring.errors import GroupClosed, OutOfStep, TamperedRecord
 from sealring.limits import HEADER_BYTES, TAG_BYTES
 from sealring.schedule import REDUCING, Action, Algorithm, Operation, program_for
 from tests.engine.attacker import Flip, Tap
-from tests.engine.cases import PROGRAMS, Case, expected, tensors_of
+from tests.engine.cases import PROGRAMS, Case, each_program, expected, tensors_of
 from tests.engine.local_world import LocalWorld
 from tests.engine.test_attacks import SUM, assert_all, attack
 
@@ -39,6 +39,13 @@ def check(local: LocalWorld, case: Case, seed: int = 0) -> None:
         assert each.bits() == right[rank], f"{case} on rank {rank}"
 
 
+def check_sizes(local: LocalWorld, operation: Operation, algorithm: Algorithm) -> None:
+    """Nothing, less than there are ranks, one segment, and many."""
+    kind = ReduceKind.SUM if operation in REDUCING else ReduceKind.NONE
+    for elements in (0, 1, 3, 65, 2000):
+        check(local, Case(operation, algorithm, elements, DType.FLOAT32, kind), seed=elements)
+
+
 @pytest.fixture(scope="module", params=[("tcp", 0), ("shm", 5)])
 def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
     transport, lag = request.param
@@ -49,14 +56,10 @@ def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
         yield local
 
 
-@pytest.mark.parametrize(
-    ("operation", "algorithm"), PROGRAMS, ids=[f"{o.name}-{a.name}".lower() for o, a in PROGRAMS]
-)
+@each_program
 def test_every_program(four: LocalWorld, operation: Operation, algorithm: Algorithm) -> None:
     """Bit for bit what the reference has, through many segments and several generations of keys."""
-    kind = ReduceKind.SUM if operation in REDUCING else ReduceKind.NONE
-    for elements in (0, 1, 3, 65, 2000):
-        check(four, Case(operation, algorithm, elements, DType.FLOAT32, kind), seed=elements)
+    check_sizes(four, operation, algorithm)
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.INT32, DType.COMPLEX64])

@@ -19,10 +19,10 @@ from sealring.engine.cuda.wires import Wire
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import OutOfStep, PeerLost, PeerSilent, TamperedRecord, Unsupported
 from sealring.limits import GPU_PAYLOAD_BYTES, HEADER_BYTES, TAG_BYTES, WIRE_PAYLOAD_BYTES
-from sealring.schedule import ALGORITHMS, REDUCING, Action, Algorithm, Operation, program_for
+from sealring.schedule import ALGORITHMS, Action, Algorithm, Operation, program_for
 from tests.engine.attacker import WIRE_LANE, Tap, split
-from tests.engine.cases import PROGRAMS, Case, tensors_of
-from tests.engine.cuda.test_on_a_device import all_on_devices, check
+from tests.engine.cases import Case, each_program, tensors_of
+from tests.engine.cuda.test_on_a_device import all_on_devices, check, check_sizes
 from tests.engine.local_world import LocalWorld
 from tests.engine.test_attacks import SUM, assert_all
 
@@ -48,14 +48,10 @@ def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
         yield local
 
 
-@pytest.mark.parametrize(
-    ("operation", "algorithm"), PROGRAMS, ids=[f"{o.name}-{a.name}".lower() for o, a in PROGRAMS]
-)
+@each_program
 def test_every_program(four: LocalWorld, operation: Operation, algorithm: Algorithm) -> None:
     """Bit for bit what the reference has; programs that pass records on take the links."""
-    kind = ReduceKind.SUM if operation in REDUCING else ReduceKind.NONE
-    for elements in (0, 1, 65, 3000):
-        check(four, Case(operation, algorithm, elements, DType.FLOAT32, kind), seed=elements)
+    check_sizes(four, operation, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.DIRECT, Algorithm.HIERARCHICAL])
