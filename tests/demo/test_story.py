@@ -93,6 +93,15 @@ def test_a_step_counts_over_all_ranks() -> None:
     assert result.sealed_rate() == 400
 
 
+def test_the_demo_as_it_is_by_default() -> None:
+    """But for its length: with the number of ranks, algorithms change."""
+    result = CliRunner().invoke(app, ["demo", "--steps", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["as_promised"]
+    assert len(told["attack"]["endings"]) == 4
+
+
 def test_the_demo_itself() -> None:
     result = CliRunner().invoke(app, ["demo", "--steps", "2", "--ranks", "2", "--json"])
     assert result.exit_code == 0, result.output

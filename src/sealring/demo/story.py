@@ -33,6 +33,8 @@ from sealring.schedule import chunks, segment_bytes
 BATCH: Final = 2
 FLIP: Final = Flip(gradient=4)
 """DDP sends one bucket in its first step and two in each that follows: this is the third's."""
+_RING: Final = {"SEALRING_ALGORITHM": "ring"}
+"""In a ring it is known which record carries a rank's own gradient, whatever the table chooses."""
 EARLY_STEPS: Final = 20
 EARLY_TOLERANCE: Final = 1e-3
 FINAL_TOLERANCE: Final = 0.05
@@ -213,7 +215,7 @@ def perform(ranks: int, steps: int) -> Generator[Training | Tapped | Attacked]:
         gradients = Gradients()
         leaving: set[int] = set()
         endings: dict[int, Ending] = {}
-        for rank, report in run_workers(ranks, work, plan):
+        for rank, report in run_workers(ranks, work, plan, environment=_RING):
             match report:
                 case Step():
                     if training.add(report):
