@@ -152,6 +152,12 @@ Device::Prepared prepared_from(const PreparedFields& fields) {
   return {first, commands, kept, reinterpret_cast<uint8_t*>(scratch)};
 }
 
+std::optional<Mailbox::OnDevice> on_device(const std::optional<uint64_t>& ready, uint64_t stream,
+                                           bool streams_wait) {
+  if (!ready) return std::nullopt;
+  return Mailbox::OnDevice{*ready, stream, streams_wait};
+}
+
 std::vector<Slot> slots_from(const std::vector<std::pair<uintptr_t, size_t>>& slots) {
   std::vector<Slot> out;
   for (const auto& [address, bytes] : slots) out.push_back({reinterpret_cast<uint8_t*>(address), bytes});
@@ -356,23 +362,26 @@ NB_MODULE(_native, m) {
       .def(
           "send",
           [](Mailbox& self, int peer, uint32_t tag, uintptr_t from, size_t bytes, double timeout_s,
-             std::optional<uint64_t> ready) {
+             std::optional<uint64_t> ready, uint64_t stream, bool streams_wait) {
             return without_gil([&] {
               return self.send(peer, tag, reinterpret_cast<const uint8_t*>(from), bytes, timeout_s,
-                               ready);
+                               on_device(ready, stream, streams_wait));
             });
           },
-          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a, "ready"_a.none())
+          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a, "ready"_a.none(), "stream"_a = 0,
+          "streams_wait"_a = false)
       .def(
           "receive",
           [](Mailbox& self, int peer, uint32_t tag, uintptr_t into, size_t bytes, double timeout_s,
-             std::optional<uint64_t> ready) {
+             std::optional<uint64_t> ready, uint64_t stream, bool streams_wait) {
             return without_gil([&] {
               return self.receive(peer, tag, reinterpret_cast<uint8_t*>(into), bytes, timeout_s,
-                                  ready);
+                                  on_device(ready, stream, streams_wait));
             });
           },
-          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a, "ready"_a.none())
+          "peer"_a, "tag"_a, "address"_a, "bytes"_a, "timeout_s"_a, "ready"_a.none(), "stream"_a = 0,
+          "streams_wait"_a = false)
+      .def("number_of", &Mailbox::number_of, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "wait",
           [](Mailbox& self, Mailbox::Ticket ticket) {
@@ -382,6 +391,7 @@ NB_MODULE(_native, m) {
       .def("finished",
            [](Mailbox& self) { return without_gil([&] { return self.finished(); }); })
       .def("close", &Mailbox::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("let_streams_go_on", &Mailbox::let_streams_go_on, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "fail",
           [](Mailbox& self, const FailureFields& failure) {

@@ -51,6 +51,7 @@ CudaDevice::~CudaDevice() {
 void CudaDevice::release() noexcept {
   cuda_.set_current(context_);
   shifts_.reset();
+  porter_.reset();
   if (keys_ != 0) {
     cuda_.fill(keys_, 0, key_bytes(), in_);
     cuda_.synchronize(in_);
@@ -84,6 +85,7 @@ void CudaDevice::release() noexcept {
 void CudaDevice::make_current() const { check(cuda_.set_current(context_), "cuCtxSetCurrent"); }
 
 bool CudaDevice::reached(uint64_t event) {
+  if (porter_ && porter_->is_in()) return porter_->has_come(static_cast<uint32_t>(event));
   const cuda::Result result = cuda_.query_event(reinterpret_cast<cuda::Handle>(event));
   if (result == cuda::kNotReady) return false;
   check(result, "cuEventQuery");
@@ -140,7 +142,8 @@ void CudaDevice::give_host_memory(uint8_t* memory) {
 }
 
 size_t CudaDevice::memory_bytes() const {
-  size_t bytes = berth_bytes_ + held_ + (shifts_ ? Shifts::memory_bytes() : 0);
+  size_t bytes = berth_bytes_ + held_ + (shifts_ ? Shifts::memory_bytes() : 0) +
+                 (porter_ ? Porter::memory_bytes() : 0);
   const std::lock_guard<std::mutex> lock(stocking_);
   for (const auto& [size, memory] : stock_) bytes += size;
   return bytes;
@@ -174,7 +177,7 @@ int CudaDevice::add_key(const KeyBytes& key) {
 
 // Seldom enough to wait for everything that may still use the old one.
 void CudaDevice::replace_key(int slot, const KeyBytes& key) {
-  if (prepared()) return command_key(slot, key);
+  if (told() != nullptr) return command_key(slot, key);
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
   put_key(slot, key);
 }
@@ -190,7 +193,7 @@ void CudaDevice::wipe() {
   if (wrapped_ != nullptr) OPENSSL_cleanse(wrapped_, static_cast<size_t>(key_slots_) * kWrappedStride);
   // Streams wait for what is still to come, and CUDA may wait for them. It will be spoilt, and the
   // keys with it.
-  if (unfinished_ != 0) return;
+  if (unfinished_ != 0 || (porter_ && porter_->is_in())) return;
   abandon();
   // Their owners may give them back from now on.
   for (cuda::Pointer area : reached_) cuda_.close_shared(area);
@@ -234,8 +237,8 @@ void CudaDevice::end() {
 }
 
 void CudaDevice::abandon() noexcept {
-  if (prepared()) {
-    shifts_->abandon();
+  if (Commands* const commands = told()) {
+    commands->abandon();
     settled_ = begun_;
     return;
   }
@@ -257,7 +260,7 @@ CudaDevice::Berth& CudaDevice::next_berth() {
 }
 
 Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint8_t* plain) {
-  if (prepared()) return command(queue, gpu::Action::seal, record, plain, nullptr);
+  if (told() != nullptr) return command(queue, gpu::Action::seal, record, plain, nullptr);
   Berth& berth = next_berth();
   const cuda::Handle stream = stream_of(queue);
   // Its last user is settled, so the berth is free. In a device's memory a run may be put together
@@ -281,7 +284,7 @@ Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint
 }
 
 Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) {
-  if (prepared()) {
+  if (told() != nullptr) {
     return command(queue, reduces ? gpu::Action::open_reduce : gpu::Action::open, record,
                    reduces ? into : nullptr, into);
   }
@@ -308,9 +311,9 @@ Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* i
 Device::State CudaDevice::settle(Ticket ticket) {
   if (ticket != settled_) throw std::logic_error("tickets are settled in order");
   const Berth& berth = berths_[ticket % kRoom];
-  if (prepared()) {
-    shifts_->hand_over();
-    if (!shifts_->done(berth.shift)) return State::pending;
+  if (Commands* const commands = told()) {
+    commands->hand_over();
+    if (!commands->done(berth.batch)) return State::pending;
   } else {
     const cuda::Result result = cuda_.query_event(berth.done);
     if (result == cuda::kNotReady) return State::pending;

@@ -2,6 +2,7 @@
 // in and one that takes them out. So sealing, opening and both directions of the bus overlap.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <map>
@@ -14,6 +15,7 @@
 #include "device.hpp"
 #include "gpu_launch.hpp"
 #include "nccl.hpp"
+#include "porter.hpp"
 #include "record.hpp"
 #include "shifts.hpp"
 
@@ -25,6 +27,8 @@ class CudaDevice : public Device {
   CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint64_t seal, uint64_t open);
   // From now on collectives can be prepared. `serve` is for those that reduce nothing.
   void hire(uint64_t serve);
+  // From now on streams can wait for messages. `carry` is the porter's kernel.
+  void employ_porter(uint64_t carry);
   // The stream in which prepared collectives are done, one after the other.
   uint64_t shift_stream() const {
     return shifts_ ? reinterpret_cast<uint64_t>(shifts_->stream()) : 0;
@@ -43,7 +47,12 @@ class CudaDevice : public Device {
   };
   void add_reduction(DType dtype, ReduceKind kind, const Reduction& functions);
 
-  void enter() override { make_current(); }
+  // Whoever tells it what to do needs no context.
+  void enter() override {
+    if (told() == nullptr) make_current();
+  }
+  Porter* porter() override { return porter_.get(); }
+  void spoil_messages(std::span<const std::span<uint8_t>> results) noexcept override;
   bool reached(uint64_t event) override;
   void stock_host_memory(size_t bytes, size_t pieces) override;
   uint8_t* take_host_memory(size_t bytes) override;
@@ -70,7 +79,7 @@ class CudaDevice : public Device {
     return prepared() ? setting_.prepared.scratch : reinterpret_cast<uint8_t*>(scratch_);
   }
   bool has_room() const override {
-    return begun_ - settled_ < kRoom && (!prepared() || shifts_->has_room());
+    return begun_ - settled_ < kRoom && (told() == nullptr || told()->has_room());
   }
   Ticket seal(uint64_t queue, const Record& record, const uint8_t* plain) override;
   Ticket open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) override;
@@ -94,7 +103,7 @@ class CudaDevice : public Device {
     cuda::Handle copied = nullptr;    // it has been copied in or out
     cuda::Handle computed = nullptr;  // a kernel is done with it
     cuda::Handle done = nullptr;      // one of the two: the one to wait for
-    uint64_t shift = 0;               // or the shift
+    uint64_t batch = 0;               // or the batch of commands that it is in
     bool opens = false;
   };
 
@@ -111,8 +120,17 @@ class CudaDevice : public Device {
                         const uint8_t* local, uint8_t* result, uint32_t parts) const;
   void run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
                   cuda::Pointer sealed, bool opens, const uint8_t* local, uint8_t* result);
-  // With shifts (cuda_shifts.cpp).
+  // With commands (cuda_shifts.cpp).
   bool prepared() const { return setting_.prepared.commands != 0; }
+  // Where commands go; null where kernels are launched.
+  Commands* told() const {
+    if (prepared()) return shifts_.get();
+    return porter_ && porter_->is_in() ? porter_.get() : nullptr;
+  }
+  uint32_t parts_of_command() const {
+    return prepared() ? gpu::parts_of(std::min(setting_.segment_bytes, kGpuPayload)) : porter_->parts();
+  }
+  void make_wrapping();
   Ticket command(uint64_t queue, gpu::Action action, const Record& record, const uint8_t* local,
                  uint8_t* result);
   void command_plain(uint64_t queue, gpu::Action action, uint8_t* into, const uint8_t* from,
@@ -140,6 +158,7 @@ class CudaDevice : public Device {
   std::vector<std::unique_ptr<nccl::Channel>> channels_;
   uint64_t* verdicts_ = nullptr;  // by berth, in host memory: kernels write there what was bad
   std::unique_ptr<Shifts> shifts_;
+  std::unique_ptr<Porter> porter_;
   std::mutex preparing_;
   uint64_t serve_ = 0;
   std::vector<cuda::Pointer> scratches_;  // for prepared collectives; the last one is the largest

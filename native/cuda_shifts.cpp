@@ -1,4 +1,5 @@
-// Collectives that the GPU was given ahead: its part is told to it through memory (shifts.hpp).
+// Collectives that the GPU was given ahead, and messages that streams wait for: its part is told to it
+// through memory (commands.hpp).
 #include <openssl/rand.h>
 #include <unistd.h>
 
@@ -26,6 +27,16 @@ void CudaDevice::hire(uint64_t serve) {
   make_current();
   serve_ = serve;
   shifts_ = std::make_unique<Shifts>(cuda_);
+  make_wrapping();
+}
+
+void CudaDevice::employ_porter(uint64_t carry) {
+  make_current();
+  porter_ = std::make_unique<Porter>(cuda_, carry, gpu::parts_of(kGpuPayload));
+  make_wrapping();
+}
+
+void CudaDevice::make_wrapping() {
   const size_t wrapped = static_cast<size_t>(key_slots_) * kWrappedStride;
   wrapped_ = take_host_memory(wrapped);
   check(cuda_.allocate(&unwrapping_, whole_blocks(wrapped)), "cuMemAlloc");
@@ -89,14 +100,13 @@ Device::Ticket CudaDevice::command(uint64_t queue, gpu::Action action, const Rec
   Berth& berth = next_berth();
   berth.opens = action != gpu::Action::seal;
   verdicts_[begun_ % kRoom] = kNothingFailed;
-  const uint32_t parts = gpu::parts_of(std::min(setting_.segment_bytes, kGpuPayload));
   // Sealed where it is to lie: a seal reads back nothing of what it wrote. Opened in private memory.
   const cuda::Pointer sealed = berth.opens ? berth.record : address(record.area.at);
   gpu::Command made{};
-  made.launch = launch_of(record, sealed, berth.opens, local, result, parts);
+  made.launch = launch_of(record, sealed, berth.opens, local, result, parts_of_command());
   made.launch.action = action;
   if (berth.opens) made.wire = address(record.area.at);
-  berth.shift = shifts_->add(queue, made);
+  berth.batch = told()->add(queue, made);
   return begun_++;
 }
 
@@ -108,7 +118,7 @@ void CudaDevice::command_plain(uint64_t queue, gpu::Action action, uint8_t* into
   made.launch.bytes = bytes;
   made.launch.action = action;
   made.argument = argument;
-  shifts_->add(queue, made);
+  told()->add(queue, made);
 }
 
 // All that was begun with the old one has been settled. If the record does not prove authentic the
@@ -124,14 +134,13 @@ void CudaDevice::command_key(int slot, const KeyBytes& key) {
   uint8_t encoded[kHeaderBytes];
   header.encode(encoded);
   gpu::Command made{};
-  const uint32_t parts = gpu::parts_of(std::min(setting_.segment_bytes, kGpuPayload));
   made.launch = launch_of({key_slots_, encoded, context, kKeyBytes, {}}, unwrapping_ + at, true, nullptr,
                           reinterpret_cast<uint8_t*>(keys_ + static_cast<size_t>(slot) * kKeyBytes),
-                          parts);
+                          parts_of_command());
   made.launch.action = gpu::Action::open;
   made.wire = address(wrapped_ + at);
-  shifts_->add(kNoQueue, made);
-  shifts_->hand_over_now();
+  told()->add(kNoQueue, made);
+  told()->hand_over_now();
 }
 
 void CudaDevice::spoil(const Prepared& prepared,
@@ -153,6 +162,18 @@ void CudaDevice::spoil(const Prepared& prepared,
                 key_bytes(), 0);
   shifts_->end();
   leave();
+}
+
+void CudaDevice::spoil_messages(std::span<const std::span<uint8_t>> results) noexcept {
+  if (!porter_ || !porter_->is_in()) return;
+  uint64_t queue = kNoQueue;
+  for (const std::span<uint8_t>& result : results) {
+    command_plain(queue--, gpu::Action::fill, result.data(), nullptr, result.size(), kAllOnes);
+  }
+  command_plain(queue, gpu::Action::fill, reinterpret_cast<uint8_t*>(keys_), nullptr, key_bytes(), 0);
+  porter_->hand_over_now();
+  porter_->abandon();
+  porter_->leave();
 }
 
 void CudaDevice::leave() noexcept {

@@ -16,6 +16,8 @@
 
 namespace sealring {
 
+class Porter;
+
 // What it cannot do it says with an exception; the group then ends, on all ranks.
 class Device {
  public:
@@ -75,8 +77,15 @@ class Device {
 
   // Work for the device comes from the calling thread now.
   virtual void enter() = 0;
-  // Whether an event has been reached. The memory that it guards may then be used.
+  // Whether an event has been reached, or a message's number where the porter is in. The memory that
+  // it guards may then be used.
   virtual bool reached(uint64_t event) = 0;
+
+  // Who does a message's part while streams wait for it, if the device has one.
+  virtual Porter* porter() { return nullptr; }
+  // What streams would take for the results of messages that ended with the group is overwritten with
+  // ones, which are NaN in every float type. Then the porter leaves; the keys are gone.
+  virtual void spoil_messages(std::span<const std::span<uint8_t>> /*results*/) noexcept {}
 
   // Host memory that the device reads and writes by itself.
   virtual void stock_host_memory(size_t bytes, size_t pieces) = 0;

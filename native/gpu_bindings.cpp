@@ -72,15 +72,6 @@ CudaDevice& cuda_device(Engine& engine) {
 template <typename Owner>
 void bind_devices(nb::class_<Owner>& owner) {
   owner
-      // With a kernel `serve`, collectives can be prepared.
-      .def(
-          "attach_cuda",
-          [](Owner& self, int ordinal, uint64_t seal, uint64_t open, uint64_t serve) {
-            auto device = std::make_unique<CudaDevice>(cuda::driver(), ordinal, self.world(), seal, open);
-            if (serve != 0) device->hire(serve);
-            self.attach(std::move(device));
-          },
-          "ordinal"_a, "seal"_a, "open"_a, "serve"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       // The GPU's part played by this CPU, for tests.
       .def(
           "attach_host", [](Owner& self, int lag) { self.attach(std::make_unique<HostDevice>(lag, self.world())); },
@@ -92,10 +83,45 @@ void bind_devices(nb::class_<Owner>& owner) {
 
 }  // namespace
 
-void bind_gpu(nb::class_<Mailbox>& mailbox) { bind_devices(mailbox); }
+void bind_gpu(nb::class_<Mailbox>& mailbox) {
+  bind_devices(mailbox);
+  mailbox
+      // With a kernel `carry`, streams can wait for messages.
+      .def(
+          "attach_cuda",
+          [](Mailbox& self, int ordinal, uint64_t seal, uint64_t open, uint64_t carry) {
+            auto device = std::make_unique<CudaDevice>(cuda::driver(), ordinal, self.world(), seal, open);
+            if (carry != 0) device->employ_porter(carry);
+            self.attach(std::move(device));
+          },
+          "ordinal"_a, "seal"_a, "open"_a, "carry"_a = 0, nb::call_guard<nb::gil_scoped_release>())
+      // A GPU whose driver this CPU plays, for tests.
+      .def(
+          "attach_host_driver",
+          [](Mailbox& self) {
+            auto device = std::make_unique<CudaDevice>(host_driver(), 0, self.world(),
+                                                       host_function(HostKernel::seal),
+                                                       host_function(HostKernel::open));
+            device->employ_porter(host_function(HostKernel::carry));
+            self.attach(std::move(device));
+          },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("hold", &Mailbox::hold, "stream"_a, "number"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("is_over", &Mailbox::is_over, "number"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("porter_is_in", &Mailbox::porter_is_in);
+}
 
 void bind_gpu(nb::class_<Engine>& engine) {
   bind_devices(engine);
+  // With a kernel `serve`, collectives can be prepared.
+  engine.def(
+      "attach_cuda",
+      [](Engine& self, int ordinal, uint64_t seal, uint64_t open, uint64_t serve) {
+        auto device = std::make_unique<CudaDevice>(cuda::driver(), ordinal, self.world(), seal, open);
+        if (serve != 0) device->hire(serve);
+        self.attach(std::move(device));
+      },
+      "ordinal"_a, "seal"_a, "open"_a, "serve"_a = 0, nb::call_guard<nb::gil_scoped_release>());
   engine.def(
       "add_reduction",
       [](Engine& self, uint8_t dtype, uint8_t kind, const std::array<uint64_t, 5>& functions) {

@@ -1,4 +1,4 @@
-// What a GPU's kernels are handed: the structs of engine/cuda/gpu_record.hpp and shifts.hpp.
+// What a GPU's kernels are handed: the structs of engine/cuda/gpu_record.hpp and commands.hpp.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,8 @@ struct Command {
 };
 
 inline constexpr uint32_t kCommands = 8;  // of one batch
+// In place of a number of commands: there will be no more batches (engine/cuda/porter.hpp).
+inline constexpr uint32_t kDismissed = ~0u;
 
 struct Batch {
   uint32_t number;

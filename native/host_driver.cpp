@@ -91,6 +91,17 @@ void serve(const gpu::Shift& shift, const Function& function) {
   number_at(shift.done).store(shift.number, std::memory_order_release);
 }
 
+void carry(const gpu::Shift& shift, const Function& function) {
+  const auto* const batch = reinterpret_cast<const gpu::Batch*>(shift.batch);
+  for (uint32_t number = shift.number;; ++number) {
+    while (number_at(shift.batch).load(std::memory_order_acquire) != number) glance();
+    const bool dismissed = batch->count == gpu::kDismissed;
+    for (uint32_t i = 0; !dismissed && i < batch->count; ++i) obey(batch->commands[i], function);
+    number_at(shift.done).store(number, std::memory_order_release);
+    if (dismissed) return;
+  }
+}
+
 template <typename Value>
 Value argument(void** arguments, size_t index) {
   Value out;
@@ -126,6 +137,9 @@ cuda::Result launch(const cuda::LaunchConfig* config, cuda::Handle handle, void*
       break;
     case HostKernel::serve:
       stream.put([function, shift = argument<gpu::Shift>(arguments, 0)] { serve(shift, function); });
+      break;
+    case HostKernel::carry:
+      stream.put([function, shift = argument<gpu::Shift>(arguments, 0)] { carry(shift, function); });
       break;
   }
   return cuda::kSuccess;

@@ -9,6 +9,8 @@
 #include <string>
 
 #include "alert.hpp"
+#include "porter.hpp"
+#include "sealing_on_device.hpp"
 
 namespace sealring {
 namespace {
@@ -70,6 +72,12 @@ void Mailbox::attach(std::unique_ptr<Device> device) {
   if (device_) throw std::invalid_argument("the mailbox has a device already");
   device_ = std::move(device);
   gpu_pool_.take_memory_of(device_.get());
+  // All keys now: later a GPU is at work, and streams wait for it.
+  for (const auto& link : links_) {
+    if (!link) continue;
+    slot_of(*device_, link->gpu_send_key());
+    slot_of(*device_, link->gpu_receive_key());
+  }
 }
 
 // ---- what the caller sees ----------------------------------------------------------------------
@@ -85,20 +93,20 @@ void Mailbox::require_link(int peer) const {
   }
 }
 
-void Mailbox::require_device(const std::optional<uint64_t>& ready) const {
-  if (ready && !device_) throw std::invalid_argument("there is no device attached");
+void Mailbox::require_device(const std::optional<OnDevice>& place) const {
+  if (place && !device_) throw std::invalid_argument("there is no device attached");
 }
 
 Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_t bytes,
-                              double timeout_s, std::optional<uint64_t> ready) {
-  const Lock lock(lock_);
+                              double timeout_s, std::optional<OnDevice> place) {
+  Lock lock(lock_);
   require_alive();
   require_link(peer);
-  require_device(ready);
-  const Ticket ticket = ++last_ticket_;
-  tickets_[ticket] = std::nullopt;
-  posted_ = Clock::now();
-  peers_[peer].unannounced.push_back({ticket, tag, from, bytes, ready, timeout_s, posted_});
+  require_device(place);
+  const uint32_t number = number_for(lock, place);
+  const Ticket ticket = new_ticket(place, number, {});
+  peers_[peer].unannounced.push_back(
+      {ticket, tag, from, bytes, ready_of(place, number), timeout_s, Clock::now()});
   try {
     // A short message is gone before the call returns, if its link has room.
     if (!driving_) with_device([&] { return write(*links_[peer]); });
@@ -110,15 +118,15 @@ Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_
 }
 
 Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t bytes,
-                                 double timeout_s, std::optional<uint64_t> ready) {
-  const Lock lock(lock_);
+                                 double timeout_s, std::optional<OnDevice> place) {
+  Lock lock(lock_);
   require_alive();
   if (peer != kAnyone) require_link(peer);
-  require_device(ready);
-  const Ticket ticket = ++last_ticket_;
-  tickets_[ticket] = std::nullopt;
-  posted_ = Clock::now();
-  waiting_.push_back({ticket, peer, tag, into, bytes, ready, timeout_s, posted_});
+  require_device(place);
+  const uint32_t number = number_for(lock, place);
+  const Ticket ticket = new_ticket(place, number, {into, bytes});
+  waiting_.push_back(
+      {ticket, peer, tag, into, bytes, ready_of(place, number), timeout_s, Clock::now()});
   new_receives_ = true;
   try {
     if (!driving_) with_device([&] { match_arrivals(); });
@@ -126,6 +134,16 @@ Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t b
     throw end_with(failure);
   }
   wake();
+  return ticket;
+}
+
+Mailbox::Ticket Mailbox::new_ticket(const std::optional<OnDevice>& place, uint32_t number,
+                                    std::span<uint8_t> into) {
+  const Ticket ticket = ++last_ticket_;
+  tickets_[ticket] = std::nullopt;
+  if (place) on_device_[ticket] = {number, into};
+  // Whoever does not wait for it himself has no reason to be waited for.
+  if (number == 0) posted_ = Clock::now();
   return ticket;
 }
 
@@ -193,6 +211,11 @@ bool Mailbox::pending() const {
 
 void Mailbox::done(Ticket ticket, int peer) {
   tickets_[ticket] = peer;
+  if (const auto found = on_device_.find(ticket); found != on_device_.end()) {
+    if (found->second.number != 0) device_->porter()->let_go(found->second.number);
+    on_device_.erase(found);
+    dismiss_porter();
+  }
   news_.push_back(ticket);
   changed_.notify_all();
 }
@@ -211,6 +234,8 @@ void Mailbox::release_device() {
   Lock lock(lock_);
   if (!device_ || (!closed_ && !failure_)) return;
   wait_for_driver(lock);
+  spoil();
+  changed_.wait(lock, [this] { return calling_ == 0; });
   gpu_pool_.clear();
   device_.reset();
 }

@@ -6,7 +6,8 @@
 // receiver accepts it. So a link never carries what nobody has room for, and never blocks.
 //
 // A message in a GPU's memory is sealed and opened by the GPU (mailbox_on_device.cpp) and always waits
-// to be accepted: no CPU sees its plaintext, however short it is.
+// to be accepted: no CPU sees its plaintext, however short it is. Streams can wait for it, with a number
+// (porter.hpp).
 #pragma once
 
 #include <condition_variable>
@@ -18,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -52,12 +54,25 @@ class Mailbox {
   void release_device();
   int world() const { return static_cast<int>(links_.size()); }
 
-  // The memory must stay until the message is done, or the mailbox closed. With `ready` it is the
-  // device's, and not touched before that event of its (0: at once).
+  // Memory of the device's, and when it may be touched: after an event of its (0: at once).
+  struct OnDevice {
+    OnDevice(uint64_t ready, uint64_t stream = 0, bool streams_wait = false)
+        : ready(ready), stream(stream), streams_wait(streams_wait) {}
+    uint64_t ready;
+    uint64_t stream;    // the caller's, which comes to that event
+    bool streams_wait;  // for the message, if that is possible now
+  };
+  // The memory must stay until the message is done, or the mailbox closed.
   Ticket send(int peer, uint32_t tag, const uint8_t* from, size_t bytes, double timeout_s,
-              std::optional<uint64_t> ready = std::nullopt);
+              std::optional<OnDevice> place = std::nullopt);
   Ticket receive(int peer, uint32_t tag, uint8_t* into, size_t bytes, double timeout_s,
-                 std::optional<uint64_t> ready = std::nullopt);
+                 std::optional<OnDevice> place = std::nullopt);
+  // What streams can wait for, if they can and the message is not done.
+  uint32_t number_of(Ticket ticket) const;
+  // What the stream is given from now on waits for the message, in the calling thread's context.
+  void hold(uint64_t stream, uint32_t number);
+  bool is_over(uint32_t number) const;
+  bool porter_is_in() const;
 
   // Drives the traffic until this message is done; returns the rank at its other end, or nothing if
   // finished() has handed it out already.
@@ -70,6 +85,9 @@ class Mailbox {
   void close();
   // Ends with a failure that was seen elsewhere.
   void fail(const Failure& failure);
+  // When it has ended: streams go on that wait for messages which will not come. They find their
+  // results overwritten with ones.
+  void let_streams_go_on();
 
   struct Stats {
     uint64_t sealed_bytes = 0;
@@ -89,7 +107,7 @@ class Mailbox {
     uint32_t tag;
     const uint8_t* from;
     size_t bytes;
-    std::optional<uint64_t> ready;  // of a device's memory: the event to wait for, 0 when it was reached
+    std::optional<uint64_t> ready;  // of a device's memory: what to wait for, 0 when it was reached
     double timeout_s;
     Clock::time_point moved;
     uint64_t id = 0;
@@ -118,6 +136,11 @@ class Mailbox {
   struct Meeting {
     Incoming incoming;
     Arrival arrival;
+  };
+  // A message of the device's that is not done.
+  struct UnderWay {
+    uint32_t number;          // 0 where no stream can wait for it
+    std::span<uint8_t> into;  // of one that is received
   };
   // A record that the device was given, to seal or to open, in the order in which it will be done.
   struct Given {
@@ -163,6 +186,12 @@ class Mailbox {
   template <typename Work>
   auto with_device(Work work);
   // With a device (mailbox_on_device.cpp).
+  uint32_t number_for(Lock& lock, const std::optional<OnDevice>& place);
+  static std::optional<uint64_t> ready_of(const std::optional<OnDevice>& place, uint32_t number);
+  template <typename Call>
+  void call_without(Lock& lock, Call call);
+  void spoil() noexcept;
+  void dismiss_porter();
   bool reached(std::optional<uint64_t>& ready);
   void seal_on_device(Link& link, Header& header, const Outgoing& message);
   void open_on_device(Link& link, const Incoming& incoming, bool last);
@@ -175,8 +204,9 @@ class Mailbox {
   void check_device_patience() const;
   void require_alive() const;
   void require_link(int peer) const;
-  void require_device(const std::optional<uint64_t>& ready) const;
+  void require_device(const std::optional<OnDevice>& place) const;
   bool pending() const;
+  Ticket new_ticket(const std::optional<OnDevice>& place, uint32_t number, std::span<uint8_t> into);
   void done(Ticket ticket, int peer);
   const Failure& end_with(const Failure& failure);
   void wait_for_driver(Lock& lock);
@@ -204,6 +234,9 @@ class Mailbox {
   std::list<Meeting> met_;       // not accepted before their memory may be written
   std::deque<Given> given_;
   uint64_t given_count_ = 0;
+  std::map<Ticket, UnderWay> on_device_;
+  size_t posting_ = 0;  // messages that have a number, and are not under way yet
+  size_t calling_ = 0;  // threads that call CUDA for the porter
   bool awaits_stream_ = false;   // in the last step some memory was still in use
   bool new_receives_ = false;  // that have not looked among the arrivals yet
   std::map<Ticket, std::optional<int>> tickets_;  // all that are not yet handed out

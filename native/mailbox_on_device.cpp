@@ -2,12 +2,127 @@
 //
 // A record is given to the device only when its memory may be used. So no record waits on the device
 // for a stream of the caller's, and none behind it does.
+#include <stdexcept>
 #include <string>
 
 #include "mailbox.hpp"
+#include "porter.hpp"
 #include "sealing_on_device.hpp"
 
 namespace sealring {
+namespace {
+
+// Buffers for records: what the device has in hand, and what a link can have.
+constexpr size_t kInHand = 40, kOnALink = 16;
+
+}  // namespace
+
+// ---- messages that streams wait for ------------------------------------------------------------
+
+// The porter comes in with the first of them, and does then what all messages need. While there are
+// others, for which kernels are launched, it cannot.
+uint32_t Mailbox::number_for(Lock& lock, const std::optional<OnDevice>& place) {
+  Porter* const porter = place ? device_->porter() : nullptr;
+  if (porter == nullptr) return 0;
+  if (!porter->is_in()) {
+    if (!place->streams_wait || !on_device_.empty()) return 0;
+    device_->enter();
+    // So that nobody has to ask CUDA for memory while it is in.
+    device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + kOnALink * (links_.size() - 1));
+    porter->come_in();
+  }
+  const uint32_t number = porter->take_number();
+  if (number == 0) {
+    throw std::runtime_error("more than " + std::to_string(Porter::kNumbers) +
+                             " messages of a GPU are under way: wait for some of them first");
+  }
+  ++posting_;
+  try {
+    call_without(lock, [&] { porter->mark(reinterpret_cast<cuda::Handle>(place->stream), number); });
+    require_alive();
+  } catch (...) {
+    --posting_;
+    porter->let_go(number);
+    dismiss_porter();
+    throw;
+  }
+  --posting_;
+  return number;
+}
+
+// CUDA may keep the caller waiting until the GPU has come further. Whoever moves messages must not wait
+// for that.
+template <typename Call>
+void Mailbox::call_without(Lock& lock, Call call) {
+  ++calling_;
+  const auto called = [this, &lock] {
+    lock.lock();
+    --calling_;
+    changed_.notify_all();
+  };
+  lock.unlock();
+  try {
+    call();
+  } catch (...) {
+    called();
+    throw;
+  }
+  called();
+}
+
+uint32_t Mailbox::number_of(Ticket ticket) const {
+  const Lock lock(lock_);
+  const auto found = on_device_.find(ticket);
+  return found == on_device_.end() ? 0 : found->second.number;
+}
+
+void Mailbox::hold(uint64_t stream, uint32_t number) {
+  Lock lock(lock_);
+  if (!device_) return;  // all were let go
+  Porter* const porter = device_->porter();
+  call_without(lock, [&] { porter->hold(reinterpret_cast<cuda::Handle>(stream), number); });
+}
+
+bool Mailbox::is_over(uint32_t number) const {
+  const Lock lock(lock_);
+  return !device_ || device_->porter()->is_over(number);
+}
+
+bool Mailbox::porter_is_in() const {
+  const Lock lock(lock_);
+  return device_ && device_->porter() != nullptr && device_->porter()->is_in();
+}
+
+std::optional<uint64_t> Mailbox::ready_of(const std::optional<OnDevice>& place, uint32_t number) {
+  if (!place) return std::nullopt;
+  return number != 0 ? number : place->ready;
+}
+
+// It leaves with the last message.
+void Mailbox::dismiss_porter() {
+  Porter* const porter = device_->porter();
+  if (porter != nullptr && porter->is_in() && on_device_.empty() && posting_ == 0) porter->leave();
+}
+
+void Mailbox::let_streams_go_on() {
+  Lock lock(lock_);
+  if (!closed_ && !failure_) return;
+  wait_for_driver(lock);
+  spoil();
+}
+
+void Mailbox::spoil() noexcept {
+  if (!device_ || device_->porter() == nullptr) return;
+  std::vector<std::span<uint8_t>> results;
+  for (const auto& [ticket, message] : on_device_) {
+    if (message.number != 0 && !message.into.empty()) results.push_back(message.into);
+  }
+  device_->spoil_messages(results);
+  for (const auto& [ticket, message] : on_device_) {
+    if (message.number != 0) device_->porter()->let_go(message.number);
+  }
+  on_device_.clear();
+}
 
 // Whether the caller's stream has come to the call, whose memory may then be used.
 bool Mailbox::reached(std::optional<uint64_t>& ready) {

@@ -35,15 +35,15 @@ Unused& unused() {
   return made;
 }
 
-[[noreturn]] void end_process() {
+}  // namespace
+
+void end_process_of_a_dead_gpu() {
   std::fputs(
-      "sealring: the GPU has not done what a collective gave it for ten minutes. What streams wait "
-      "for will never come. The process ends here.\n",
+      "sealring: the GPU has not done what it was told for ten minutes. What streams wait for will "
+      "never come. The process ends here.\n",
       stderr);
   std::_Exit(1);
 }
-
-}  // namespace
 
 Shifts::Shifts(const cuda::Driver& driver) : cuda_(driver) {
   if (cuda_.wait_value == nullptr || cuda_.write_value == nullptr) {
@@ -196,7 +196,7 @@ void Shifts::wait_until_done() {
         std::atomic_ref<uint32_t>(ready_[begun_calls_ % kCalls]).load(std::memory_order_acquire);
     const auto now = std::chrono::steady_clock::now();
     if (ready != begun_calls_ || done() != before) since = now;
-    if (now - since > kLongestKernel) end_process();
+    if (now - since > kLongestKernel) end_process_of_a_dead_gpu();
     before = done();
     ::usleep(kGlanceUs);
   }

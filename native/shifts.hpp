@@ -1,8 +1,6 @@
 // Shifts: a GPU's part of a collective, launched before it is known what it will be.
 //
-// While a stream waits for a collective, a thread that calls CUDA may have to wait for the stream: a
-// script that launches more than a queue holds, frees memory or loads a kernel keeps the driver's
-// lock until the GPU has come further. So whoever works for the collective must not need the driver.
+// Whoever works for a collective that streams wait for must not need CUDA's driver (commands.hpp).
 // The caller launches kernels ahead, each behind a wait for its number (engine/cuda/shifts.hpp); the
 // group's thread only writes to memory: commands, in batches, and how far the kernels may go.
 //
@@ -13,16 +11,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "commands.hpp"
 #include "cuda_driver.hpp"
-#include "gpu_launch.hpp"
 
 namespace sealring {
 
-class Shifts {
+class Shifts : public Commands {
  public:
   // In the calling thread's context.
   explicit Shifts(const cuda::Driver& driver);
-  ~Shifts();
+  ~Shifts() override;
   Shifts(const Shifts&) = delete;
   Shifts& operator=(const Shifts&) = delete;
 
@@ -60,17 +58,12 @@ class Shifts {
   void begin(uint64_t first, uint32_t count, uint32_t kept);
   // From now on those are for use, too.
   void use_kept() { limit_ = last_; }
-  bool has_room() const;
-  // Commands of one queue are obeyed one after the other, others together. Returns the number of the
-  // shift that will obey it.
-  uint64_t add(uint64_t queue, const gpu::Command& command);
-  // Hands over what was added, unless the GPU has enough to do.
-  void hand_over();
-  // In any case: what is added next comes after it.
-  void hand_over_now();
-  bool done(uint64_t shift) const;
-  // Forgets what was added and not handed over; returns when all else is done.
-  void abandon();
+  bool has_room() const override;
+  uint64_t add(uint64_t queue, const gpu::Command& command) override;
+  void hand_over() override;
+  void hand_over_now() override;
+  bool done(uint64_t shift) const override;
+  void abandon() override;
   // Hands over all; returns when it is done. The shifts that are left have nothing to do.
   void end();
 

@@ -25,6 +25,8 @@ SOURCES: Final = (
     "gpu_record.hpp",
     "reductions.hpp",
     "plain_elements.hpp",
+    "commands.hpp",
+    "porter.hpp",
     "shifts.hpp",
     "kernels.cu",
 )

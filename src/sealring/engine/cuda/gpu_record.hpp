@@ -32,7 +32,7 @@ struct Launch {
   u32 record_bytes;
   u32 log_turns;
   u32 one;
-  u32 action;  // of a command (shifts.hpp)
+  u32 action;  // of a command (commands.hpp)
 };
 static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240);
 

@@ -6,8 +6,8 @@
 // nobody but this worker can write; what comes from elsewhere is copied there first.
 //
 // The host compiles this once with SEALRING_REDUCES 0 for `seal` and `open`, and once per element
-// type and reduction for those that compute. The same again with SEALRING_SERVES 1 for `serve`, which
-// does all of it (shifts.hpp).
+// type and reduction for those that compute. The same again with SEALRING_SERVES 1 for `serve` and
+// `carry`, which do all of it (shifts.hpp, porter.hpp).
 
 // What was found best on an H200 (docs/performance.md): double rounds written out at a time, and how
 // many blocks of threads a multiprocessor must have room for, which bounds their registers.
@@ -22,6 +22,7 @@
 #if SEALRING_REDUCES
 #include "reductions.hpp"
 #endif
+#include "porter.hpp"
 #include "shifts.hpp"
 
 namespace {
@@ -140,6 +141,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
     serve(const __grid_constant__ Shift shift) {
   serve_shift<Sealing>(shift);
 }
+
+#if !SEALRING_REDUCES
+extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
+    carry(const __grid_constant__ Shift shift) {
+  carry_until_dismissed<Sealing>(shift);
+}
+#endif
 
 #elif SEALRING_REDUCES
 

@@ -1,0 +1,138 @@
+// What a kernel is told while nobody calls CUDA: commands, in batches, through host memory.
+//
+// A batch's commands run together, each by so many blocks of threads. Shifts obey one batch each
+// (shifts.hpp), the porter one after the other (porter.hpp).
+#pragma once
+
+#include "gpu_record.hpp"
+#include "plain_elements.hpp"
+
+namespace {
+
+// ---- What the host writes (native/gpu_launch.hpp has the same) ---------------------------------
+
+enum Action : u32 {
+  kSeal,
+  kOpen,
+  kOpenReduce,
+  kCopy,
+  kFill,
+  kReduce,
+  kAverage,
+  kPremultiply,
+};
+
+struct Command {
+  Launch launch;
+  const u8* wire;  // where the records to open lie; they are copied to launch.in.records first
+  u64 argument;    // a byte to fill with, a world to divide by, the bits of a factor
+};
+
+constexpr u32 kCommands = 8;
+
+struct Batch {
+  u32 number;  // of the shift that it is for, or where the porter is
+  u32 count;
+  u32 unused[14];
+  Command commands[kCommands];
+};
+
+// The kernel's argument.
+struct Shift {
+  const Batch* batch;
+  u32* arrived;  // blocks of threads that are done; between batches 0
+  u32* done;     // in host memory: the last batch that is
+  u32 number;    // of its batch, or of its first
+  u32 blocks;  // of threads, for each command
+};
+static_assert(sizeof(Command) == 256 && sizeof(Batch) == 64 + kCommands * 256);
+static_assert(sizeof(Shift) == 32);
+
+// ---- One command -------------------------------------------------------------------------------
+
+// Every byte is read once: what is checked and used is the copy, which only this worker can write.
+__device__ __forceinline__ void fetch_record(const Command& command, const Place& at) {
+  const u64 from = at.record * ((u64)command.launch.record_bytes + kOverhead);
+  const u8* const wire = command.wire + from;
+  u8* const own = command.launch.in.records + from;
+  const u32 bytes = at.bytes + kOverhead, wide = bytes / 16;
+  const u32 step = at.parts * kThreads;
+#pragma unroll 4
+  for (u32 i = at.part * kThreads + threadIdx.x; i < wide; i += step) {
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(wire + 16 * (u64)i));
+    reinterpret_cast<uint4*>(own)[i] = v;
+  }
+  const u32 rest = bytes - wide * 16;
+  if (at.part == 0 && threadIdx.x < rest) {
+    const u64 i = (u64)wide * 16 + threadIdx.x;
+    own[i] = *reinterpret_cast<const volatile u8*>(wire + i);
+  }
+  meet();
+}
+
+template <class Records>
+__device__ __forceinline__ void obey(const Command& command, u32 index, u32 blocks,
+                                     Shared& shared) {
+  const Launch& launch = command.launch;
+  switch (launch.action) {
+    case kSeal:
+    case kOpen:
+    case kOpenReduce: {
+      const u64 records =
+          launch.bytes == 0 ? 1 : (launch.bytes + launch.record_bytes - 1) / launch.record_bytes;
+      if (index / parts_of_record() >= records) return;  // all of a cluster, or none
+      if (launch.action == kSeal) return Records::seal(launch, index, shared);
+      fetch_record(command, place_of(launch, index));
+      if (launch.action == kOpen) return Records::open(launch, index, shared);
+#if SEALRING_REDUCES
+      return Records::open_reduce(launch, index, shared);
+#else
+      *launch.failed = 0;
+      return;
+#endif
+    }
+    case kCopy:
+      return copy_bytes(launch.result, launch.local, launch.bytes, index, blocks);
+    case kFill:
+      return fill_bytes(launch.result, (u8)command.argument, launch.bytes, index, blocks);
+#if SEALRING_REDUCES
+    case kReduce:
+      return reduce_elements(reinterpret_cast<Element*>(launch.result),
+                             reinterpret_cast<const Element*>(launch.local), launch.bytes, index,
+                             blocks);
+    case kAverage:
+      return average_elements(reinterpret_cast<Element*>(launch.result), launch.bytes,
+                              (u32)command.argument, index, blocks);
+    case kPremultiply:
+      return premultiply_elements(reinterpret_cast<Element*>(launch.result), launch.bytes,
+                                  __longlong_as_double((long long)command.argument), index, blocks);
+#endif
+    default:  // compiled for a collective without that
+      if (launch.failed != nullptr) *launch.failed = 0;
+  }
+}
+
+__device__ __forceinline__ void take_command(const Batch* batch, u32 which, Command& command) {
+  const volatile u32* const words = reinterpret_cast<const u32*>(&batch->commands[which]);
+  for (u32 i = threadIdx.x; i < sizeof(Command) / 4; i += blockDim.x) {
+    reinterpret_cast<u32*>(&command)[i] = words[i];
+  }
+  __syncthreads();
+}
+
+// By all threads, when their block is done with its part.
+__device__ __forceinline__ void report(const Shift& shift, u32 number) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  // What this block wrote is seen by whoever sees that the batch is done.
+  __threadfence_system();
+  if (atomicAdd(shift.arrived, 1) != gridDim.x - 1) return;
+  *shift.arrived = 0;
+  __threadfence_system();
+  *reinterpret_cast<volatile u32*>(shift.done) = number;
+}
+
+}  // namespace
