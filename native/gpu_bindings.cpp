@@ -95,7 +95,7 @@ void bind_gpu(nb::class_<Mailbox>& mailbox) {
             self.attach(std::move(device));
           },
           "ordinal"_a, "seal"_a, "open"_a, "carry"_a = 0, nb::call_guard<nb::gil_scoped_release>())
-      // A GPU whose driver this CPU plays, for tests.
+      // A GPU whose driver this CPU plays, for tests; returns a stream of its.
       .def(
           "attach_host_driver",
           [](Mailbox& self) {
@@ -104,6 +104,7 @@ void bind_gpu(nb::class_<Mailbox>& mailbox) {
                                                        host_function(HostKernel::open));
             device->employ_porter(host_function(HostKernel::carry));
             self.attach(std::move(device));
+            return reinterpret_cast<uint64_t>(new HostStream);
           },
           nb::call_guard<nb::gil_scoped_release>())
       .def("hold", &Mailbox::hold, "stream"_a, "number"_a, nb::call_guard<nb::gil_scoped_release>())

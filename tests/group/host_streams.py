@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.group.gates import Streams
-from sealring.group.gpu import GpuCalls
+from sealring.engine.mailbox import Mailbox
+from sealring.group.gates import MessageStreams, Streams
+from sealring.group.gpu import GpuCalls, Place
 
 PATIENCE_S = 60
 """Ends a hang."""
@@ -90,12 +92,51 @@ class HostStreams:
             self._changed.notify_all()
 
 
+class HostMessageStreams:
+    """The same for messages; they are told to a GPU whose driver the CPU plays."""
+
+    def __init__(self, mailbox: Mailbox, streams: HostStreams) -> None:
+        self._native = mailbox._native
+        self._streams = streams
+        self.stream = mailbox._native.attach_host_driver()
+        """Of the script's, and always free."""
+
+    @property
+    def devices(self) -> list[int | str | torch.device]:
+        return []
+
+    def hold(self, number: int) -> None:
+        def over() -> None:
+            given_up = time.monotonic() + PATIENCE_S
+            while not self._native.is_over(number):
+                assert time.monotonic() < given_up
+                time.sleep(1e-4)
+
+        self._streams.current.put(over)
+
+    def is_over(self, number: int) -> bool:
+        return self._native.is_over(number)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        before, self._streams.current = self._streams.current, self._streams.side
+        yield
+        self._streams.current = before
+
+    def do(self, task: Callable[[], None]) -> Future[Any]:
+        return self._streams.current.put(task)
+
+    def wait_for(self, done: Future[Any]) -> None:
+        self._streams.current.put(lambda: done.result(PATIENCE_S))
+
+
 class HostCalls(GpuCalls):
     def __init__(self, engine: CpuEngine) -> None:
         super().__init__(engine, "stream")
         self.streams = HostStreams(engine)
         self.serving = True
         """Off for calls with "CPU tensors"."""
+        self.messages: HostMessageStreams | None = None
         engine._native.attach_host(3)
 
     def serves(self, device: torch.device) -> bool:
@@ -113,6 +154,14 @@ class HostCalls(GpuCalls):
     ) -> Callable[[], None] | None:
         return copy_back
 
+    def come_to_message(self, mailbox: Mailbox, device: torch.device) -> Place:
+        if self.messages is None:
+            self.messages = HostMessageStreams(mailbox, self.streams)
+        return Place(0, self.messages.stream, self.messages)
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        pass
+
     @contextmanager
     def on_cpu(self) -> Iterator[None]:
         self.serving = False
@@ -121,10 +170,11 @@ class HostCalls(GpuCalls):
 
 
 _: type[Streams] = HostStreams
+__: type[MessageStreams] = HostMessageStreams
 
 
 def taken_for_a_gpu() -> HostCalls:
     """The default group, from now on with streams."""
     group: Any = dist.group.WORLD
-    group._gpu = calls = HostCalls(group._engine)
+    group._gpu = group._messages.gpu = calls = HostCalls(group._engine)
     return calls

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _get_default
 from sealring.engine.cpu import Collective
 from sealring.engine.datatypes import DType
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent
-from sealring.group.gates import Gate, driver_users, last_of
+from sealring.group.gates import Gate, SeveralGates, all_of, driver_users
 from sealring.group.owed import OwedError, raise_what_is_owed
 from sealring.schedule import Algorithm, Operation
 from tests.group.host_streams import PATIENCE_S, HostStreams, taken_for_a_gpu
@@ -116,11 +116,13 @@ def test_the_last_gate_stands_for_all_of_one_group() -> None:
     streams = HostStreams()
     gates = [closed_gate(streams) for _ in range(3)]
     stranger = closed_gate(HostStreams())
-    assert last_of(gates) is gates[-1]
-    assert last_of([gates[0], None]) is None
-    assert last_of([gates[0], stranger]) is None
-    assert last_of([gates[0], Gate(streams, NOTHING)]) is None
-    assert last_of([]) is None
+    assert all_of(gates) is gates[-1]
+    assert all_of([gates[0], None]) is None
+    assert all_of([gates[0], Gate(streams, NOTHING)]) is None
+    assert all_of([]) is None
+    strangers_too = all_of([gates[0], stranger])
+    assert isinstance(strangers_too, SeveralGates)
+    assert not strangers_too.is_over()
     for gate in (*gates, stranger):
         gate.open(None)
 

@@ -96,8 +96,8 @@ class CpuEngine:
         self._record_bytes = min(record_bytes, largest_segment(world))
         self._gpu_record_bytes = min(gpu_record_bytes, largest_segment(world))
         self._gpu: Gpu | None = None
-        self.shares_gpu = False
-        """Two of the group's ranks are on one GPU."""
+        self.shares_gpu: bool | None = None
+        """Two of the group's ranks are on one GPU; None until the ranks have said."""
         self._preparing = threading.Lock()
         """The script's thread and its backward pass's may both come with a first tensor."""
         self._names = Names(rank, tuple(members if members is not None else range(world)))

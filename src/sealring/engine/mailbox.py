@@ -60,13 +60,18 @@ class Mailbox:
                 own, theirs = link.memory
                 self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
 
-    def use_gpu(self, ordinal: int) -> None:
-        """Makes ready what messages of this GPU's need; raises Unsupported if it cannot be."""
+    def use_gpu(self, ordinal: int, *, streams_wait: bool = False) -> None:
+        """Makes ready what messages of this GPU's need; raises Unsupported if it cannot be.
+
+        `streams_wait`, when it comes first: so that streams can wait for them, where that can be.
+        """
         from sealring.engine.cuda.attachment import Attachment
 
         with self._preparing:
             if self._gpu is None:
-                self._gpu = Attachment(self._native, ordinal)
+                self._gpu = Attachment(
+                    self._native, ordinal, told_by="carry" if streams_wait else None
+                )
             if self._gpu.ordinal != ordinal:
                 raise Unsupported(
                     f"this group's messages have been on cuda:{self._gpu.ordinal}, this one is on "
@@ -84,12 +89,17 @@ class Mailbox:
         memory: tuple[int, int],
         timeout_s: float,
         ready: int | None = None,
+        stream: int = 0,
+        streams_wait: bool = False,
     ) -> int:
         """A ticket for the message. The memory must stay as it is until that is done.
 
-        With `ready` the memory is a GPU's, and this CUDA event says when it may be used.
+        With `ready` the memory is a GPU's, and this CUDA event, which the caller's stream comes to,
+        says when it may be used. With `streams_wait` streams can wait for the message, if they can
+        now: it then has a number. This may wait until the GPU has come further.
         """
-        ticket: int = self._good(self._native.send(peer, tag, *memory, timeout_s, ready))
+        where = (*memory, timeout_s, ready, stream, streams_wait)
+        ticket: int = self._good(self._native.send(peer, tag, *where))
         return ticket
 
     def receive(
@@ -99,9 +109,27 @@ class Mailbox:
         memory: tuple[int, int],
         timeout_s: float,
         ready: int | None = None,
+        stream: int = 0,
+        streams_wait: bool = False,
     ) -> int:
-        ticket: int = self._good(self._native.receive(peer, tag, *memory, timeout_s, ready))
+        where = (*memory, timeout_s, ready, stream, streams_wait)
+        ticket: int = self._good(self._native.receive(peer, tag, *where))
         return ticket
+
+    def number_of(self, ticket: int) -> int:
+        """What streams can wait for; 0 where they cannot, or the message is done."""
+        return self._native.number_of(ticket)
+
+    def hold(self, stream: int, number: int) -> None:
+        """What the stream is given from now on waits until the message is done."""
+        self._native.hold(stream, number)
+
+    def is_over(self, number: int) -> bool:
+        return self._native.is_over(number)
+
+    def let_streams_go_on(self) -> None:
+        """When it has ended. What they waited for is overwritten with ones, which are NaN."""
+        self._native.let_streams_go_on()
 
     def wait(self, ticket: int) -> int | None:
         """The rank at the other end, once the message is done; None if finished() has told it."""

@@ -16,15 +16,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.mailbox import Mailbox
 from sealring.errors import Unsupported
-from sealring.group.gates import Gate, Streams, driver_users
+from sealring.group.gates import Gate, MessageStreams, Streams, driver_users
 from sealring.group.settings import CudaWait
 
 
@@ -88,6 +89,49 @@ class CudaStreams:
             tensor.record_stream(self._shifts)
 
 
+class CudaMessageStreams:
+    """What streams wait for with one group's messages (gates.MessageStreams)."""
+
+    def __init__(self, mailbox: Mailbox, device: torch.device) -> None:
+        self._mailbox = mailbox
+        self._device = device
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @property
+    def devices(self) -> list[int | str | torch.device]:
+        return [self._device]
+
+    def hold(self, number: int) -> None:
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream(self._device)
+            self._mailbox.hold(stream.cuda_stream, number)
+
+    def is_over(self, number: int) -> bool:
+        return self._mailbox.is_over(number)
+
+    def beside(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._side)
+
+    def do(self, task: Callable[[], None]) -> torch.cuda.Event:
+        task()
+        done: torch.cuda.Event = torch.cuda.current_stream(self._device).record_event()
+        return done
+
+    def wait_for(self, done: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._device).wait_event(done)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A message's memory on a GPU, and when it may be used."""
+
+    ready: int
+    stream: int
+    streams: MessageStreams
+    event: object = None
+    """Kept until it has been reached."""
+
+
 class GpuCalls:
     """One group's calls with CUDA tensors."""
 
@@ -95,6 +139,7 @@ class GpuCalls:
         self._engine = engine
         self._wait = wait
         self._streams: Streams | None = None
+        self._message_streams: MessageStreams | None = None
         self._attached = False
         self._attaching = threading.Lock()
 
@@ -140,6 +185,29 @@ class GpuCalls:
     def streams_wait(self) -> bool:
         shared = self._wait == "auto" and self._engine.shares_gpu
         return self._streams is not None and not shared and not self._engine.channelled
+
+    @property
+    def streams_wait_for_messages(self) -> bool:
+        """Where ranks say nothing of their GPUs, as long as they call no collective, hosts wait."""
+        known_to_be_alone = self._engine.shares_gpu is False
+        return not self._engine.channelled and (
+            self._wait == "stream" or (self._wait == "auto" and known_to_be_alone)
+        )
+
+    def come_to_message(self, mailbox: Mailbox, device: torch.device) -> Place:
+        """Makes ready what it needs, and says where the caller's stream is."""
+        with torch.cuda.device(device):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            mailbox.use_gpu(device.index, streams_wait=self._wait != "host")
+            if self._message_streams is None:
+                self._message_streams = CudaMessageStreams(mailbox, device)
+            stream = torch.cuda.current_stream(device).cuda_stream
+        return Place(event.cuda_event, stream, self._message_streams, event)
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        """Where a copy is made: the allocator is told, as the tensor may be another stream's."""
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def gate(
         self,

@@ -3,13 +3,15 @@
 Whoever waits for a message drives the traffic on its own thread. A thread of the group's looks
 after those that nobody waits for, and starts with the first message.
 
-A message of a CUDA tensor begins when the caller's stream has come to the call. It is done, and
-wait() returns, when the GPU has sealed the last byte, or checked and written it.
+A message of a CUDA tensor begins when the caller's stream has come to the call. It is done when the
+GPU has sealed the last byte, or checked and written it. wait() returns then; or at once, and the
+current stream waits, where it can (gates.py).
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -18,11 +20,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from sealring.engine.failures import fields_of
-from sealring.engine.mailbox import Mailbox
+from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
-from sealring.group.gates import driver_users
-from sealring.group.gpu import done_by_the_gpu
+from sealring.group.gates import MessageGate, driver_users
+from sealring.group.gpu import GpuCalls, Place
+from sealring.group.owed import OwedError
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.recorder.mail import MessageEntry
@@ -38,23 +41,37 @@ class MessageWork(SealedWork):
         self,
         messages: Messages,
         result: list[torch.Tensor],
-        on_success: Callable[[], None] | None,
         entry: MessageEntry,
     ) -> None:
-        super().__init__(result, give_up=messages.give_up)
+        super().__init__(result, give_up=messages.give_up, owed=messages.owed)
         self.entry = entry
         self._messages = messages
-        self._on_success = on_success
+        self.on_success: Callable[[], None] | None = None
+        """Copies the message to where the user wants it, if it could not be written there."""
         self._source = -1
         self.ticket = 0
         self.memory: torch.Tensor | None = None
         """Kept until the work goes: it may be read or written until it is done."""
-        self.ready: torch.cuda.Event | None = None
-        """What says when memory of a GPU may be used; asked until it has been reached."""
+        self.place: Place | None = None
+        """Of memory on a GPU; kept until it has been reached."""
+
+    def held_at(self, gate: MessageGate) -> None:
+        """Streams wait there for the message, and the host only where it is given a time."""
+        self._gate = gate
+
+    @property
+    def holds_streams(self) -> bool:
+        return self._gate is not None
+
+    @property
+    def is_done_for_the_script(self) -> bool:
+        """It has waited for it, as far as it could see."""
+        return isinstance(self._gate, MessageGate) and self._gate.held
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._messages.tidy()
         # With a limit of its own it only watches: the group's thread drives the traffic.
-        if timeout <= timedelta(0) and not self.is_completed():
+        if self._gate is None and timeout <= timedelta(0) and not self.is_completed():
             with profiles.message_shown(self.entry, waiting=True):
                 self._messages.drive(self)
         return super().wait(timeout)
@@ -63,8 +80,8 @@ class MessageWork(SealedWork):
         self._source = peer
         problem: BaseException | None = None
         try:
-            if self._on_success is not None:
-                self._on_success()
+            if self.on_success is not None:
+                self.on_success()
         except Exception as raised:  # whatever it is belongs to the one who waits
             problem = raised
         self.finish(problem)
@@ -82,14 +99,23 @@ class Messages:
         label: str,
         recorder: FlightRecorder,
         on_failure: Callable[[GroupError], GroupError],
+        gpu: GpuCalls,
+        owed: OwedError,
     ) -> None:
         """`on_failure` ends the rest of the group, and returns the error that it ended with."""
+        self.gpu = gpu
+        self.owed = owed
         self._mailbox = mailbox
         self._label = label
         self._recorder = recorder
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._under_way: dict[int, MessageWork] = {}
+        self._early: dict[int, int] = {}
+        """Peers of messages that were done before their caller knew their tickets."""
+        self._ended: GroupError | None = None
+        self._remains: deque[MessageWork] = deque()
+        """Done, and not to be let go by the thread that moves messages: see Streams.leave."""
         self._thread: threading.Thread | None = None
 
     def send(
@@ -115,48 +141,91 @@ class Messages:
     ) -> MessageWork:
         dtype = arguments.moved_dtype(memory)
         entry = MessageEntry("recv", peer, tag, memory.nbytes, dtype)
-        if on_success is not None and memory.is_cuda:
-            on_success = done_by_the_gpu(on_success, memory.device)
         return self._post(self._mailbox.receive, entry, memory, timeout_s, result, on_success)
 
     def _post(
         self,
-        call: Callable[[int, int, tuple[int, int], float, int | None], int],
+        call: Callable[[int, int, tuple[int, int], float, int | None, int, bool], int],
         entry: MessageEntry,
         memory: torch.Tensor,
         timeout_s: float,
         result: list[torch.Tensor],
         on_success: Callable[[], None] | None,
     ) -> MessageWork:
-        work = MessageWork(self, result, on_success, entry)
+        if (owed := self.owed.collect()) is not None:
+            raise owed
+        self.tidy()
+        work = MessageWork(self, result, entry)
         work.memory = memory
-        if memory.is_cuda:
-            work.ready = self._come_to_the_call(memory.device)
-            driver_users.busy_with(work)
-        ready = None if work.ready is None else work.ready.cuda_event
+        where = (memory.data_ptr(), memory.nbytes)
         self._recorder.mail.posted(entry)
-        # Held while it is posted: a message that is done at once is looked up under its ticket.
-        with profiles.message_shown(entry), self._current_device_kept(), self._lock:
-            try:
-                where = (memory.data_ptr(), memory.nbytes)
-                work.ticket = call(entry.peer, entry.tag, where, timeout_s, ready)
-            except GroupError as error:
-                failed: GroupError | None = error
-            else:
-                failed = None
-                self._under_way[work.ticket] = work
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._look_after,
-                        name=f"sealring messages {self._label}",
-                        daemon=True,
-                    )
-                    self._thread.start()
-        if failed is not None:
-            settled = self._fail(failed)
+        try:
+            with profiles.message_shown(entry), self._current_device_kept():
+                if self.gpu.serves(memory.device):
+                    self._post_on_gpu(work, call, where, timeout_s, on_success)
+                else:
+                    work.on_success = on_success
+                    work.ticket = call(entry.peer, entry.tag, where, timeout_s, None, 0, False)
+        except GroupError as error:
+            settled = self._fail(error)
             self._recorder.message_ended(entry, None, settled)
-            raise settled
+            raise settled from None
+        self._look_for(work)
         return work
+
+    def _post_on_gpu(
+        self,
+        work: MessageWork,
+        call: Callable[[int, int, tuple[int, int], float, int | None, int, bool], int],
+        where: tuple[int, int],
+        timeout_s: float,
+        copy_back: Callable[[], None] | None,
+    ) -> None:
+        memory, entry = work.memory, work.entry
+        assert memory is not None
+        work.place = place = self.gpu.come_to_message(self._mailbox, memory.device)
+        streams_wait = self.gpu.streams_wait_for_messages and not driver_users.any
+        driver_users.come()
+        try:
+            ready, stream = place.ready, place.stream
+            work.ticket = call(entry.peer, entry.tag, where, timeout_s, ready, stream, streams_wait)
+            number = self._mailbox.number_of(work.ticket)
+        except BaseException:
+            driver_users.go()
+            raise
+        if number == 0:
+            work.when_done(driver_users.go)
+        else:
+            driver_users.go()
+        # Whoever asks for a message from anyone wants to know from whom it came.
+        if number != 0 and entry.peer != ANYONE:
+            then = copy_back and self._copying(copy_back, memory)
+            work.held_at(MessageGate(place.streams, number, then))
+        elif copy_back is not None:
+            work.on_success = self.gpu.finished(copy_back, memory.device)
+
+    def _copying(self, copy_back: Callable[[], None], memory: torch.Tensor) -> Callable[[], None]:
+        def copy() -> None:
+            copy_back()
+            self.gpu.used_here(memory)
+
+        return copy
+
+    def _look_for(self, work: MessageWork) -> None:
+        """It is under way, unless it is done already, or the group has ended meanwhile."""
+        with self._lock:
+            peer, ended = self._early.pop(work.ticket, None), self._ended
+            if peer is None and ended is None:
+                self._under_way[work.ticket] = work
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._look_after, name=f"sealring messages {self._label}", daemon=True
+                )
+                self._thread.start()
+        if peer is not None:
+            self._finish(work, peer)
+        elif ended is not None:
+            self._let_go([work], ended)
 
     def drive(self, work: MessageWork) -> None:
         try:
@@ -170,13 +239,6 @@ class Messages:
             raise
         if peer is not None:
             self._deliver(work.ticket, peer)
-
-    def _come_to_the_call(self, device: torch.device) -> torch.cuda.Event:
-        with torch.cuda.device(device):
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
-            self._mailbox.use_gpu(device.index)
-        return ready
 
     def _current_device_kept(self) -> AbstractContextManager[object]:
         """Whoever moves the messages works on the group's GPU, which need not be its own."""
@@ -205,11 +267,22 @@ class Messages:
     def account(self) -> MailAccount:
         return self._mailbox.account()
 
-    def close(self) -> None:
+    def close(self, *, abort: bool = False) -> None:
+        """What streams wait for is done for the script: unless aborting, it comes first."""
+        if not abort:
+            with self._lock:
+                held = [work for work in self._under_way.values() if work.is_done_for_the_script]
+            for work in held:
+                work.settle()
         self._mailbox.close()
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
         self._mailbox.release_gpu()
+        self._remains.clear()
+
+    def tidy(self) -> None:
+        while self._remains:
+            self._remains.popleft()
 
     def _look_after(self) -> None:
         try:
@@ -224,9 +297,16 @@ class Messages:
     def _deliver(self, ticket: int, peer: int) -> None:
         with self._lock:
             work = self._under_way.pop(ticket, None)
+            if work is None and self._ended is None:
+                self._early[ticket] = peer
         if work is not None:
-            self._recorder.message_ended(work.entry, peer, None)
-            work.arrived(peer)
+            self._finish(work, peer)
+
+    def _finish(self, work: MessageWork, peer: int) -> None:
+        self._recorder.message_ended(work.entry, peer, None)
+        work.arrived(peer)
+        if work.holds_streams:
+            self._remains.append(work)
 
     def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: whoever gets the error may use the message's memory for something else.
@@ -237,7 +317,16 @@ class Messages:
 
     def _end(self, error: GroupError) -> None:
         with self._lock:
+            self._ended = self._ended or error
             orphans, self._under_way = list(self._under_way.values()), {}
+        self._let_go(orphans, error)
+
+    def _let_go(self, orphans: list[MessageWork], error: GroupError) -> None:
+        """Those who wait for them: with the error, or with what nobody can take for a message."""
+        if any(work.holds_streams for work in orphans):
+            self.owed.owe(error)  # first: whoever sees that there is no message can ask why
+        self._mailbox.let_streams_go_on()
         for work in orphans:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)
+        self._remains.extend(work for work in orphans if work.holds_streams)

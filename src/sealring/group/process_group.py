@@ -79,9 +79,11 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
             messages.fail_elsewhere(settled)
             return settled
 
-        messages = Messages(mailbox, f"rank {rank}", recorder, on_failure=end_collectives)
-        self._messages = messages
         self._owed = OwedError()
+        messages = Messages(
+            mailbox, f"rank {rank}", recorder, on_failure=end_collectives, gpu=gpu, owed=self._owed
+        )
+        self._messages = messages
         self._dispatcher = Dispatcher(
             engine, f"rank {rank}", recorder, on_failure=end_messages, owed=self._owed
         )
@@ -220,7 +222,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     def _close(self, *, abort: bool = False) -> None:
         self._dispatcher.close(abort=abort)
-        self._messages.close()
+        self._messages.close(abort=abort)
         self._arrivals.close()
         self._gpu.close()
         self._engine.release_gpu()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.errors import GroupError, PeerSilent
-from sealring.group.gates import Gate, last_of
+from sealring.group.gates import AnyGate, all_of
 from sealring.group.owed import OwedError
 
 
@@ -26,7 +26,7 @@ class SealedWork(dist.Work):
         self,
         result: list[torch.Tensor],
         give_up: Callable[[], None],
-        gate: Gate | None = None,
+        gate: AnyGate | None = None,
         owed: OwedError | None = None,
     ) -> None:
         """With a gate, streams wait for the work, and the host only where it is given a time."""
@@ -51,7 +51,7 @@ class SealedWork(dist.Work):
         together = SealedWork(
             [tensor for work in works for tensor in work._result],
             give_up,
-            last_of(work._gate for work in works),
+            all_of(work._gate for work in works),
             next((work._owed for work in works if work._owed is not None), None),
         )
         unfinished = [len(works)]
@@ -124,6 +124,11 @@ class SealedWork(dist.Work):
             self._tell()
             raise self._error
         return True
+
+    def settle(self) -> None:
+        """Returns when it is done, however it ended."""
+        with self._pending:
+            pass
 
     def _tell(self) -> None:
         """The script gets the error now, so nobody owes it to him any more."""

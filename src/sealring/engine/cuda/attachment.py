@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from sealring import _native
 from sealring.engine.cuda import compiler
@@ -15,7 +15,7 @@ from sealring.errors import Unsupported
 
 _AT_START: Final = (DType.FLOAT32, ReduceKind.SUM)
 _MEMORY_MIB: Final = 16
-_ON_RECORDS: Final = frozenset({"seal", "open", "open_reduce", "serve"})
+_ON_RECORDS: Final = frozenset({"seal", "open", "open_reduce", "serve", "carry"})
 _OF_A_REDUCTION: Final = ("open_reduce", "reduce", "average", "premultiply")
 
 
@@ -39,17 +39,21 @@ class Attachment:
         ordinal: int,
         kernels: Kernels | None = None,
         *,
-        ahead: bool = False,
+        told_by: Literal["serve", "carry"] | None = None,
     ) -> None:
-        """`ahead`: it may be given its part of collectives before they are run."""
+        """With `told_by`, if that can be, it learns through memory what to do: streams may wait.
+
+        `serve` is for collectives, `carry` for messages.
+        """
         self.ordinal = ordinal
+        self._told = told_by is not None and can_be_told_ahead()
         self._text = kernels or SHIPPED
         self._kernels: list[Kernel] = []
         """Kept: the owner has only their handles."""
         seal, open_ = self._load(None, ("seal", "open"))
-        (serve,) = self._load(None, ("serve",), serves=True) if ahead else (0,)
+        (told,) = self._load(None, (told_by,), serves=True) if told_by and self._told else (0,)
         try:
-            owner.attach_cuda(ordinal, seal, open_, serve)
+            owner.attach_cuda(ordinal, seal, open_, told)
         except RuntimeError as problem:
             raise Unsupported(
                 f"cuda:{ordinal} cannot seal: {problem}. A group's collectives and its messages "
@@ -79,8 +83,8 @@ class Gpu(Attachment):
         *,
         ahead: bool = False,
     ) -> None:
-        self._ahead = ahead and can_be_told_ahead()
-        super().__init__(engine, ordinal, kernels, ahead=self._ahead)
+        """`ahead`: it may be given its part of collectives before they are run."""
+        super().__init__(engine, ordinal, kernels, told_by="serve" if ahead else None)
         self._engine = engine
         self._reductions: set[Reduction] = set()
         # What cannot be built is to show now, not at the first gradient.
@@ -95,6 +99,6 @@ class Gpu(Attachment):
         if self.has(dtype, kind):
             return
         kernels = self._load(reduction, _OF_A_REDUCTION)
-        (serve,) = self._load(reduction, ("serve",), serves=True) if self._ahead else (0,)
+        (serve,) = self._load(reduction, ("serve",), serves=True) if self._told else (0,)
         self._engine.add_reduction(dtype, kind, [*kernels, serve])
         self._reductions.add(reduction)
