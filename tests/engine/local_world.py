@@ -323,12 +323,18 @@ class LocalMail(LocalWorld):
             )
             for rank in range(self.world)
         ]
+        self.streams: dict[int, int] = {}
         for rank, lag in self.devices.items():
-            self.mailboxes[rank]._native.attach_host(lag)
+            if self.driver is None:
+                self.mailboxes[rank]._native.attach_host(lag)
+            else:
+                self.streams[rank] = self.mailboxes[rank]._native.attach_host_driver()
 
-    def ready(self, rank: int) -> int | None:
+    def place(self, rank: int) -> tuple[int | None, int, bool]:
         """What to say of a rank's memory: it is a device's, and free; or it is the CPU's."""
-        return 0 if rank in self.devices else None
+        if rank not in self.devices:
+            return None, 0, False
+        return 0, self.streams.get(rank, 0), self.driver == "told"
 
     def ends(self) -> Sequence[CpuEngine | Mailbox]:
         return self.mailboxes

@@ -49,7 +49,7 @@ class Letters:
 
             def sends() -> None:
                 tickets = [
-                    zero.send(1, tag, slot(message), patience, mail.ready(0))
+                    zero.send(1, tag, slot(message), patience, *mail.place(0))
                     for tag, message in enumerate(self.sent)
                 ]
                 for ticket in (*tickets, zero.receive(1, 99, slot(answer), patience)):
@@ -57,11 +57,13 @@ class Letters:
 
             def receives() -> None:
                 for tag, memory in enumerate(self.got):
-                    one.wait(one.receive(0, tag, slot(memory), timeout_s, mail.ready(1)))
+                    one.wait(one.receive(0, tag, slot(memory), timeout_s, *mail.place(1)))
                 one.wait(one.send(0, 99, slot(answer), timeout_s))
 
             futures = [mail.pool.submit(part) for part in (sends, receives)]
             self.sender, self.receiver = (future.exception() for future in futures)
+            for mailbox in mail.mailboxes:
+                mailbox.let_streams_go_on()
 
     def untouched(self, message: int) -> bool:
         return bool((self.got[message] == FILL).all())

@@ -13,6 +13,13 @@ from sealring.bench.workers import Report, run_workers
 from sealring.errors import GroupClosed, OutOfStep, PeerLost
 from tests.gpu.test_group import in_group
 
+
+@pytest.fixture(params=["host", "stream"])
+def waiting(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Whoever waits for messages, the host or streams, they are the same."""
+    return {"SEALRING_CUDA_WAIT": request.param}
+
+
 SIZES = (0, 1, 1000, 300_001, 5_000_000)
 """Elements: in one record, and in many."""
 
@@ -42,12 +49,13 @@ def around_the_ring(rank: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("ranks", "transport"), [(2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp")])
-def test_messages_of_every_length(ranks: int, transport: str) -> None:
-    assert in_group(ranks, around_the_ring, SEALRING_TRANSPORT=transport) == [[]] * ranks
+def test_messages_of_every_length(ranks: int, transport: str, waiting: dict[str, str]) -> None:
+    found = in_group(ranks, around_the_ring, SEALRING_TRANSPORT=transport, **waiting)
+    assert found == [[]] * ranks
 
 
-def test_keys_go_forward_on_the_gpu_too() -> None:
-    assert in_group(2, around_the_ring, SEALRING_REKEY_BYTES="1000000") == [[]] * 2
+def test_keys_go_forward_on_the_gpu_too(waiting: dict[str, str]) -> None:
+    assert in_group(2, around_the_ring, SEALRING_REKEY_BYTES="1000000", **waiting) == [[]] * 2
 
 
 def batched(rank: int) -> bool:
@@ -64,8 +72,8 @@ def batched(rank: int) -> bool:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_batch_of_sends_and_receives(ranks: int) -> None:
-    assert in_group(ranks, batched) == [True] * ranks
+def test_batch_of_sends_and_receives(ranks: int, waiting: dict[str, str]) -> None:
+    assert in_group(ranks, batched, **waiting) == [True] * ranks
 
 
 def from_anybody(rank: int) -> bool:
@@ -86,8 +94,8 @@ def from_anybody(rank: int) -> bool:
     return True
 
 
-def test_receive_from_any_source_says_which() -> None:
-    assert in_group(4, from_anybody) == [True] * 4
+def test_receive_from_any_source_says_which(waiting: dict[str, str]) -> None:
+    assert in_group(4, from_anybody, **waiting) == [True] * 4
 
 
 def tags_in_any_order(rank: int) -> bool:
@@ -117,8 +125,8 @@ def tags_in_any_order(rank: int) -> bool:
     return good
 
 
-def test_tags_match_beside_other_traffic() -> None:
-    assert in_group(2, tags_in_any_order) == [True, True]
+def test_tags_match_beside_other_traffic(waiting: dict[str, str]) -> None:
+    assert in_group(2, tags_in_any_order, **waiting) == [True, True]
 
 
 def not_in_one_piece(rank: int) -> bool:
@@ -131,8 +139,8 @@ def not_in_one_piece(rank: int) -> bool:
     return torch.equal(wide[:, ::2], values) and not wide[:, 1::2].any()
 
 
-def test_tensors_that_are_not_contiguous() -> None:
-    assert in_group(2, not_in_one_piece) == [True, True]
+def test_tensors_that_are_not_contiguous(waiting: dict[str, str]) -> None:
+    assert in_group(2, not_in_one_piece, **waiting) == [True, True]
 
 
 def nobody_waits(rank: int) -> bool:
@@ -147,8 +155,8 @@ def nobody_waits(rank: int) -> bool:
     return rank == 0 or torch.equal(got, numbers(3_000_001, 1))
 
 
-def test_messages_move_though_nobody_waits() -> None:
-    assert in_group(2, nobody_waits) == [True, True]
+def test_messages_move_though_nobody_waits(waiting: dict[str, str]) -> None:
+    assert in_group(2, nobody_waits, **waiting) == [True, True]
 
 
 def from_a_thread(rank: int) -> bool:
@@ -167,8 +175,8 @@ def from_a_thread(rank: int) -> bool:
     return torch.equal(got, numbers(100_000, 1 - rank))
 
 
-def test_any_thread_may_send() -> None:
-    assert in_group(2, from_a_thread) == [True, True]
+def test_any_thread_may_send(waiting: dict[str, str]) -> None:
+    assert in_group(2, from_a_thread, **waiting) == [True, True]
 
 
 # ---- streams ------------------------------------------------------------------------------------
@@ -194,8 +202,8 @@ def after_the_callers_stream(rank: int) -> bool:
     return good
 
 
-def test_streams() -> None:
-    assert in_group(2, after_the_callers_stream) == [True, True]
+def test_streams(waiting: dict[str, str]) -> None:
+    assert in_group(2, after_the_callers_stream, **waiting) == [True, True]
 
 
 def past_a_busy_stream(rank: int) -> bool:
@@ -216,20 +224,22 @@ def past_a_busy_stream(rank: int) -> bool:
         with torch.cuda.stream(quick):
             small += 2
             dist.send(small, 1, tag=2)
+        quick.synchronize()
         overtaken = late is not None and not late.is_completed()
         assert late is not None
         late.wait()
         return overtaken
     late = dist.irecv(large, 0, tag=1)
     dist.recv(small, 0, tag=2)
+    torch.cuda.current_stream().synchronize()
     overtaken = late is not None and not late.is_completed()
     assert late is not None
     late.wait()
     return overtaken and bool((small == 2).all()) and bool((large == 1).all())
 
 
-def test_a_busy_stream_holds_up_no_other_message() -> None:
-    assert in_group(2, past_a_busy_stream) == [True, True]
+def test_a_busy_stream_holds_up_no_other_message(waiting: dict[str, str]) -> None:
+    assert in_group(2, past_a_busy_stream, **waiting) == [True, True]
 
 
 # ---- what goes wrong ----------------------------------------------------------------------------

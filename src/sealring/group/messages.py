@@ -74,7 +74,9 @@ class MessageWork(SealedWork):
         if self._gate is None and timeout <= timedelta(0) and not self.is_completed():
             with profiles.message_shown(self.entry, waiting=True):
                 self._messages.drive(self)
-        return super().wait(timeout)
+        super().wait(timeout)
+        # When it has failed meanwhile, nobody may have seen that a stream waits for it.
+        return not self.holds_streams or not self._done or self._block(timeout)
 
     def arrived(self, peer: int) -> None:
         self._source = peer
@@ -323,10 +325,14 @@ class Messages:
 
     def _let_go(self, orphans: list[MessageWork], error: GroupError) -> None:
         """Those who wait for them: with the error, or with what nobody can take for a message."""
-        if any(work.holds_streams for work in orphans):
-            self.owed.owe(error)  # first: whoever sees that there is no message can ask why
+        self._owe(orphans, error)  # first: whoever sees that there is no message can ask why
         self._mailbox.let_streams_go_on()
         for work in orphans:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)
+        self._owe(orphans, error)  # to whoever came to wait() just before it was done
         self._remains.extend(work for work in orphans if work.holds_streams)
+
+    def _owe(self, orphans: list[MessageWork], error: GroupError) -> None:
+        if any(work.is_done_for_the_script for work in orphans):
+            self.owed.owe(error)

@@ -29,6 +29,8 @@ from tests.engine.test_message_attacks import FILL, Letters, assert_seen_by, val
 RECORD_BYTES = 256
 GPU_LANE = 1
 OVERHEAD = HEADER_BYTES + 2 * TAG_BYTES
+HOW = (None, "launched", "told")
+"""The device itself is played by the CPU, or the driver of a GPU that is launched or told."""
 BOTH = {0: 2, 1: 3}
 """Devices of two ranks, and how much they lag behind."""
 
@@ -154,11 +156,14 @@ def records_of(letters: Letters, tap: attacker.Tap) -> list[Record]:
     return tap.records()
 
 
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("size", [0, 4, 5000])
-def test_records_are_the_gpus_own(size: int) -> None:
+def test_records_are_the_gpus_own(size: int, how: str | None) -> None:
     """Announced without a byte of it, then lane 1 under a key of its own, however short it is."""
     tap = attacker.Tap()
-    letters = Letters({(0, 1): tap}, sizes=(size, size), record_bytes=RECORD_BYTES, devices=BOTH)
+    letters = Letters(
+        {(0, 1): tap}, sizes=(size, size), record_bytes=RECORD_BYTES, devices=BOTH, driver=how
+    )
     records = records_of(letters, tap)
     announced = [record for record in records if record.kind is Kind.ANNOUNCE]
     assert [record.fields["length"] for record in announced] == [0, 0]
@@ -178,12 +183,13 @@ def test_records_are_the_gpus_own(size: int) -> None:
     assert plain == b"".join(message.tobytes() for message in letters.sent)
 
 
-def test_no_key_and_nonce_seal_two_records() -> None:
+@pytest.mark.parametrize("how", HOW)
+def test_no_key_and_nonce_seal_two_records(how: str | None) -> None:
     """Through several generations of both lanes' keys."""
     tap = attacker.Tap()
     letters = Letters(
         {(0, 1): tap}, sizes=(4000,) * 20, record_bytes=RECORD_BYTES, rekey_bytes=3_000,
-        devices=BOTH,
+        devices=BOTH, driver=how,
     )  # fmt: skip
     records = records_of(letters, tap)
     assert all((a == b).all() for a, b in zip(letters.got, letters.sent, strict=True))
@@ -229,6 +235,15 @@ def test_a_changed_byte_is_seen(which: int, at: int) -> None:
     assert ((letters.got[0] == FILL) | (letters.got[0] == letters.sent[0])).all()
     assert type(letters.sender) is TamperedRecord
     assert letters.sender.reported_by == 1
+
+
+@pytest.mark.parametrize("at", [0, 64, 80, 335, 336, 351])
+def test_streams_that_wait_for_a_changed_record_get_nothing(at: int) -> None:
+    """They go on when everybody can know why, and find ones wherever they look."""
+    letters = forged(attacker.Flip(2 * OVERHEAD + RECORD_BYTES + at, 0x40), driver="told")
+    assert_seen_by(letters.receiver, TamperedRecord, about=0)
+    assert (letters.got[0] == 0xFF).all()
+    assert type(letters.sender) is TamperedRecord
 
 
 @pytest.mark.parametrize("at", range(0, OVERHEAD, 7))
