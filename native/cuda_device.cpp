@@ -195,9 +195,11 @@ void CudaDevice::wipe() {
   // keys with it.
   if (unfinished_ != 0 || (porter_ && porter_->is_in())) return;
   abandon();
-  // Their owners may give them back from now on.
-  for (cuda::Pointer area : reached_) cuda_.close_shared(area);
-  reached_.clear();
+  // Their owners may give them back from now on. To close them CUDA waits until the GPU is idle.
+  if (!Porter::any_is_in()) {
+    for (cuda::Pointer area : reached_) cuda_.close_shared(area);
+    reached_.clear();
+  }
   cuda_.fill(keys_, 0, key_bytes(), in_);
   cuda_.synchronize(in_);
 }

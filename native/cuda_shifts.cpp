@@ -121,9 +121,11 @@ void CudaDevice::command_plain(uint64_t queue, gpu::Action action, uint8_t* into
   told()->add(queue, made);
 }
 
-// All that was begun with the old one has been settled. If the record does not prove authentic the
-// old key stays, and nothing that comes under the new one opens.
+// All that was begun with the old one has been settled, or here, with messages, handed over in front of
+// it. If the record does not prove authentic the old key stays, and nothing that comes under the new one
+// opens.
 void CudaDevice::command_key(int slot, const KeyBytes& key) {
+  if (!prepared()) porter_->hand_over_all();
   const size_t at = static_cast<size_t>(slot) * kWrappedStride;
   Header header;
   header.kind = Kind::data;

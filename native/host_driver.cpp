@@ -84,10 +84,15 @@ void obey(const gpu::Command& command, const Function& function) {
   }
 }
 
+// They run together, so in any order: here in the one that nobody had in mind.
+void obey_all(const gpu::Batch& batch, const Function& function) {
+  for (uint32_t i = batch.count; i-- > 0;) obey(batch.commands[i], function);
+}
+
 void serve(const gpu::Shift& shift, const Function& function) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(shift.batch);
   if (batch->number != shift.number) return;
-  for (uint32_t i = 0; i < batch->count; ++i) obey(batch->commands[i], function);
+  obey_all(*batch, function);
   number_at(shift.done).store(shift.number, std::memory_order_release);
 }
 
@@ -96,7 +101,7 @@ void carry(const gpu::Shift& shift, const Function& function) {
   for (uint32_t number = shift.number;; ++number) {
     while (number_at(shift.batch).load(std::memory_order_acquire) != number) glance();
     const bool dismissed = batch->count == gpu::kDismissed;
-    for (uint32_t i = 0; !dismissed && i < batch->count; ++i) obey(batch->commands[i], function);
+    if (!dismissed) obey_all(*batch, function);
     number_at(shift.done).store(number, std::memory_order_release);
     if (dismissed) return;
   }

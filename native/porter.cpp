@@ -30,6 +30,8 @@ struct Unused {
   std::vector<Left> all;
 };
 
+std::atomic<int> all_that_are_in{0};
+
 Unused& unused() {
   static Unused& made = *new Unused;
   return made;
@@ -96,7 +98,10 @@ void Porter::come_in() {
   const gpu::Shift shift{address(told_), arrived_, address(done_), static_cast<uint32_t>(next_), parts_};
   gpu::launch(cuda_, function_, gpu::kCommands * parts_, gpu::kThreads, parts_, &shift, stream_);
   in_ = true;
+  ++all_that_are_in;
 }
+
+bool Porter::any_is_in() { return all_that_are_in != 0; }
 
 // A number's place is free when the message that had it before is done.
 uint32_t Porter::take_number() {
@@ -149,6 +154,10 @@ void Porter::hand_over_now() {
   write_batch();
 }
 
+void Porter::hand_over_all() {
+  if (batch_.count != 0) hand_over_now();
+}
+
 // All of the kernel's blocks have read the one before.
 void Porter::write_batch() {
   const bool leaves = batch_.count == gpu::kDismissed;
@@ -174,10 +183,11 @@ void Porter::abandon() {
 }
 
 void Porter::leave() {
-  if (batch_.count != 0) hand_over_now();
+  hand_over_all();
   batch_.count = gpu::kDismissed;
   hand_over_now();
   in_ = false;
+  --all_that_are_in;
 }
 
 }  // namespace sealring

@@ -37,6 +37,8 @@ class Porter : public Commands {
   // Launches it, in the calling thread's context, when nothing is under way.
   void come_in();
   bool is_in() const { return in_; }
+  // Whether one of this process's is: CUDA would wait for it where it waits until the GPU is idle.
+  static bool any_is_in();
   // The next message's number, never 0; 0 when too many are under way.
   uint32_t take_number();
   // The stream will say when it has come here. CUDA may keep the caller waiting.
@@ -52,6 +54,8 @@ class Porter : public Commands {
   uint64_t add(uint64_t queue, const gpu::Command& command) override;
   void hand_over() override;
   void hand_over_now() override;
+  // What there is: what is added next comes after it.
+  void hand_over_all();
   bool done(uint64_t batch) const override;
   void abandon() override;
   // Hands over the rest, and that there will be no more. The kernel ends in its own time.

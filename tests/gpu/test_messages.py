@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +13,28 @@ import torch.distributed as dist
 
 from sealring.bench.workers import Report, run_workers
 from sealring.errors import GroupClosed, OutOfStep, PeerLost
-from tests.gpu.test_group import in_group
+from tests.gpu.test_streams import introduced
 
 
 @pytest.fixture(params=["host", "stream"])
 def waiting(request: pytest.FixtureRequest) -> dict[str, str]:
     """Whoever waits for messages, the host or streams, they are the same."""
     return {"SEALRING_CUDA_WAIT": request.param}
+
+
+def in_group(ranks: int, body: Callable[..., Any], **environment: str) -> list[Any]:
+    """What body(rank) returns on each rank of a group on one GPU."""
+    found = dict(run_workers(ranks, _member, body, environment=environment))
+    return [found[rank] for rank in range(ranks)]
+
+
+def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
+    torch.cuda.set_device(0)
+    dist.init_process_group("sealring")
+    introduced()  # before that, no stream can wait for a message
+    report(body(rank))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 SIZES = (0, 1, 1000, 300_001, 5_000_000)

@@ -137,6 +137,7 @@ class HostCalls(GpuCalls):
         self.serving = True
         """Off for calls with "CPU tensors"."""
         self.messages: HostMessageStreams | None = None
+        engine.shares_gpu = True
         engine._native.attach_host(3)
 
     def serves(self, device: torch.device) -> bool:

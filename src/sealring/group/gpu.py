@@ -188,10 +188,12 @@ class GpuCalls:
 
     @property
     def streams_wait_for_messages(self) -> bool:
-        """Where ranks say nothing of their GPUs, as long as they call no collective, hosts wait."""
-        known_to_be_alone = self._engine.shares_gpu is False
-        return not self._engine.channelled and (
-            self._wait == "stream" or (self._wait == "auto" and known_to_be_alone)
+        """Once the ranks have been introduced, by a collective: that needs the driver."""
+        shared = self._engine.shares_gpu
+        return (
+            not self._engine.channelled
+            and shared is not None
+            and (self._wait == "stream" or (self._wait == "auto" and not shared))
         )
 
     def come_to_message(self, mailbox: Mailbox, device: torch.device) -> Place:

@@ -100,16 +100,18 @@ class Messages:
         mailbox: Mailbox,
         label: str,
         recorder: FlightRecorder,
-        on_failure: Callable[[GroupError], GroupError],
+        settle: Callable[[GroupError], GroupError],
+        on_failure: Callable[[GroupError], None],
         gpu: GpuCalls,
         owed: OwedError,
     ) -> None:
-        """`on_failure` ends the rest of the group, and returns the error that it ended with."""
+        """`settle` says which error the group ends with, `on_failure` ends the rest of it."""
         self.gpu = gpu
         self.owed = owed
         self._mailbox = mailbox
         self._label = label
         self._recorder = recorder
+        self._settle = settle
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._under_way: dict[int, MessageWork] = {}
@@ -313,20 +315,29 @@ class Messages:
     def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: whoever gets the error may use the message's memory for something else.
         self._mailbox.fail(fields_of(error))
-        settled = self._on_failure(error)
+        settled = self._settle(error)
+        # Then streams: the rest of the group calls CUDA, which may wait for them.
+        self._let_streams_go_on(settled)
+        self._on_failure(settled)
         self._end(settled)
         return settled
+
+    def _let_streams_go_on(self, error: GroupError) -> None:
+        """They find what nobody can take for a message."""
+        with self._lock:
+            orphans = list(self._under_way.values())
+        self._owe(orphans, error)  # first: whoever sees that there is no message can ask why
+        self._mailbox.let_streams_go_on()
 
     def _end(self, error: GroupError) -> None:
         with self._lock:
             self._ended = self._ended or error
+        self._let_streams_go_on(error)
+        with self._lock:
             orphans, self._under_way = list(self._under_way.values()), {}
         self._let_go(orphans, error)
 
     def _let_go(self, orphans: list[MessageWork], error: GroupError) -> None:
-        """Those who wait for them: with the error, or with what nobody can take for a message."""
-        self._owe(orphans, error)  # first: whoever sees that there is no message can ask why
-        self._mailbox.let_streams_go_on()
         for work in orphans:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)

@@ -69,10 +69,8 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
         # itself, so that it goes, with its store, as soon as nobody holds it any more.
-        def end_collectives(error: GroupError) -> GroupError:
-            settled = engine.settle(error)
-            engine.fail(fields_of(settled))
-            return settled
+        def end_collectives(error: GroupError) -> None:
+            engine.fail(fields_of(error))
 
         def end_messages(error: GroupError) -> GroupError:
             settled = engine.settle(error)
@@ -81,7 +79,13 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
         self._owed = OwedError()
         messages = Messages(
-            mailbox, f"rank {rank}", recorder, on_failure=end_collectives, gpu=gpu, owed=self._owed
+            mailbox,
+            f"rank {rank}",
+            recorder,
+            settle=engine.settle,
+            on_failure=end_collectives,
+            gpu=gpu,
+            owed=self._owed,
         )
         self._messages = messages
         self._dispatcher = Dispatcher(
