@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.mailbox import Mailbox
-from sealring.group.gates import MessageStreams, Streams
+from sealring.group.gates import Streams
 from sealring.group.gpu import GpuCalls, Place
+from sealring.group.message_gates import MessageStreams
 
 PATIENCE_S = 60
 """Ends a hang."""

@@ -19,7 +19,8 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _get_default
 from sealring.engine.cpu import Collective
 from sealring.engine.datatypes import DType
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent
-from sealring.group.gates import Gate, SeveralGates, all_of, driver_users
+from sealring.group.gates import Gate, driver_users
+from sealring.group.message_gates import SeveralGates, all_of
 from sealring.group.owed import OwedError, raise_what_is_owed
 from sealring.schedule import Algorithm, Operation
 from tests.group.host_streams import PATIENCE_S, HostStreams, taken_for_a_gpu

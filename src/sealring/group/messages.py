@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,75 +22,16 @@ from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
-from sealring.group.gates import MessageGate, driver_users
-from sealring.group.gpu import GpuCalls, Place
+from sealring.group.gates import driver_users
+from sealring.group.gpu import GpuCalls
+from sealring.group.message_gates import MessageGate
+from sealring.group.message_work import MessageWork
 from sealring.group.owed import OwedError
-from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.recorder.mail import MessageEntry
 
 if TYPE_CHECKING:
     from sealring._native import MailAccount
-
-
-class MessageWork(SealedWork):
-    """A message under way; done when its memory may be used again."""
-
-    def __init__(
-        self,
-        messages: Messages,
-        result: list[torch.Tensor],
-        entry: MessageEntry,
-    ) -> None:
-        super().__init__(result, give_up=messages.give_up, owed=messages.owed)
-        self.entry = entry
-        self._messages = messages
-        self.on_success: Callable[[], None] | None = None
-        """Copies the message to where the user wants it, if it could not be written there."""
-        self._source = -1
-        self.ticket = 0
-        self.memory: torch.Tensor | None = None
-        """Kept until the work goes: it may be read or written until it is done."""
-        self.place: Place | None = None
-        """Of memory on a GPU; kept until it has been reached."""
-
-    def held_at(self, gate: MessageGate) -> None:
-        """Streams wait there for the message, and the host only where it is given a time."""
-        self._gate = gate
-
-    @property
-    def holds_streams(self) -> bool:
-        return self._gate is not None
-
-    @property
-    def is_done_for_the_script(self) -> bool:
-        """It has waited for it, as far as it could see."""
-        return isinstance(self._gate, MessageGate) and self._gate.held
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._messages.tidy()
-        # With a limit of its own it only watches: the group's thread drives the traffic.
-        if self._gate is None and timeout <= timedelta(0) and not self.is_completed():
-            with profiles.message_shown(self.entry, waiting=True):
-                self._messages.drive(self)
-        super().wait(timeout)
-        # When it has failed meanwhile, nobody may have seen that a stream waits for it.
-        return not self.holds_streams or not self._done or self._block(timeout)
-
-    def arrived(self, peer: int) -> None:
-        self._source = peer
-        problem: BaseException | None = None
-        try:
-            if self.on_success is not None:
-                self.on_success()
-        except Exception as raised:  # whatever it is belongs to the one who waits
-            problem = raised
-        self.finish(problem)
-
-    def _source_rank(self) -> int:
-        return self._source
-
-    source_rank = _source_rank
 
 
 class Messages:

@@ -27,7 +27,8 @@ from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.gates import driver_users
 from sealring.group.gpu import GpuCalls
 from sealring.group.introduction import Introduction
-from sealring.group.messages import Messages, MessageWork
+from sealring.group.message_work import MessageWork
+from sealring.group.messages import Messages
 from sealring.group.owed import OwedError, end_process
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder

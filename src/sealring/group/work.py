@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from sealring.errors import GroupError, PeerSilent
-from sealring.group.gates import AnyGate, all_of
+from sealring.group.gates import AnyGate, completed
+from sealring.group.message_gates import all_of
 from sealring.group.owed import OwedError
 
 
@@ -179,7 +180,7 @@ class SealedWork(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         if self._gate is not None and self._gate.holds and self._error is None:
             # Its error, if there will be one, is owed: DDP's C++ would not wait for it anyway.
-            return self._gate.completed(self._result)
+            return completed(self._gate, self._result)
         devices = {tensor.device for tensor in self._result if tensor.is_cuda}
         future: torch.futures.Future[Any] = torch.futures.Future(devices=list(devices))
 

@@ -10,7 +10,8 @@ from sealring.errors import Unsupported
 from sealring.group import arguments
 from sealring.group.arguments import contiguous, one
 from sealring.group.collectives.calling import Calling, Results
-from sealring.group.messages import Messages, MessageWork
+from sealring.group.message_work import MessageWork
+from sealring.group.messages import Messages
 
 
 class Messaging(Calling):
