@@ -52,7 +52,8 @@ class CudaDevice : public Device {
     if (told() == nullptr) make_current();
   }
   Porter* porter() override { return porter_.get(); }
-  void spoil_messages(std::span<const std::span<uint8_t>> results) noexcept override;
+  void spoil_message(std::span<uint8_t> result) noexcept override;
+  void dismiss_porter() noexcept override;
   bool reached(uint64_t event) override;
   void stock_host_memory(size_t bytes, size_t pieces) override;
   uint8_t* take_host_memory(size_t bytes) override;

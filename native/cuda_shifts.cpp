@@ -166,15 +166,14 @@ void CudaDevice::spoil(const Prepared& prepared,
   leave();
 }
 
-void CudaDevice::spoil_messages(std::span<const std::span<uint8_t>> results) noexcept {
-  if (!porter_ || !porter_->is_in()) return;
-  uint64_t queue = kNoQueue;
-  for (const std::span<uint8_t>& result : results) {
-    command_plain(queue--, gpu::Action::fill, result.data(), nullptr, result.size(), kAllOnes);
-  }
-  command_plain(queue, gpu::Action::fill, reinterpret_cast<uint8_t*>(keys_), nullptr, key_bytes(), 0);
-  porter_->hand_over_now();
-  porter_->abandon();
+void CudaDevice::spoil_message(std::span<uint8_t> result) noexcept {
+  command_plain(kNoQueue, gpu::Action::fill, result.data(), nullptr, result.size(), kAllOnes);
+  porter_->finish();
+}
+
+void CudaDevice::dismiss_porter() noexcept {
+  command_plain(kNoQueue, gpu::Action::fill, reinterpret_cast<uint8_t*>(keys_), nullptr, key_bytes(), 0);
+  porter_->finish();
   porter_->leave();
 }
 

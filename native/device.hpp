@@ -83,9 +83,11 @@ class Device {
 
   // Who does a message's part while streams wait for it, if the device has one.
   virtual Porter* porter() { return nullptr; }
-  // What streams would take for the results of messages that ended with the group is overwritten with
-  // ones, which are NaN in every float type. Then the porter leaves; the keys are gone.
-  virtual void spoil_messages(std::span<const std::span<uint8_t>> /*results*/) noexcept {}
+  // What streams would take for a message's result is overwritten with ones, which are NaN in every
+  // float type, by the porter.
+  virtual void spoil_message(std::span<uint8_t> /*result*/) noexcept {}
+  // When the group has ended, and so have its messages: the keys go, and the porter does.
+  virtual void dismiss_porter() noexcept {}
 
   // Host memory that the device reads and writes by itself.
   virtual void stock_host_memory(size_t bytes, size_t pieces) = 0;

@@ -214,7 +214,7 @@ void Mailbox::done(Ticket ticket, int peer) {
   if (const auto found = on_device_.find(ticket); found != on_device_.end()) {
     if (found->second.number != 0) device_->porter()->let_go(found->second.number);
     on_device_.erase(found);
-    dismiss_porter();
+    porter_may_leave();
   }
   news_.push_back(ticket);
   changed_.notify_all();
@@ -234,8 +234,7 @@ void Mailbox::release_device() {
   Lock lock(lock_);
   if (!device_ || (!closed_ && !failure_)) return;
   wait_for_driver(lock);
-  spoil();
-  changed_.wait(lock, [this] { return calling_ == 0; });
+  while (!spoil() || calling_ != 0) changed_.wait_for(lock, kGrace);
   gpu_pool_.clear();
   device_.reset();
 }

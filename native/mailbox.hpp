@@ -86,8 +86,9 @@ class Mailbox {
   // Ends with a failure that was seen elsewhere.
   void fail(const Failure& failure);
   // When it has ended: streams go on that wait for messages which will not come. They find their
-  // results overwritten with ones.
-  void let_streams_go_on();
+  // results overwritten with ones, but not before the caller's stream has come to the call: until then
+  // others may use the memory. False as long as there are such messages.
+  bool let_streams_go_on();
 
   struct Stats {
     uint64_t sealed_bytes = 0;
@@ -188,10 +189,11 @@ class Mailbox {
   // With a device (mailbox_on_device.cpp).
   uint32_t number_for(Lock& lock, const std::optional<OnDevice>& place);
   static std::optional<uint64_t> ready_of(const std::optional<OnDevice>& place, uint32_t number);
+  void let_porter_in(Lock& lock);
   template <typename Call>
   void call_without(Lock& lock, Call call);
-  void spoil() noexcept;
-  void dismiss_porter();
+  bool spoil() noexcept;
+  void porter_may_leave();
   bool reached(std::optional<uint64_t>& ready);
   void seal_on_device(Link& link, Header& header, const Outgoing& message);
   void open_on_device(Link& link, const Incoming& incoming, bool last);
@@ -235,6 +237,7 @@ class Mailbox {
   std::deque<Given> given_;
   uint64_t given_count_ = 0;
   std::map<Ticket, UnderWay> on_device_;
+  bool porter_comes_ = false;
   size_t posting_ = 0;  // messages that have a number, and are not under way yet
   size_t calling_ = 0;  // threads that call CUDA for the porter
   bool awaits_stream_ = false;   // in the last step some memory was still in use

@@ -24,12 +24,11 @@ constexpr size_t kInHand = 40, kOnALink = 16;
 uint32_t Mailbox::number_for(Lock& lock, const std::optional<OnDevice>& place) {
   Porter* const porter = place ? device_->porter() : nullptr;
   if (porter == nullptr) return 0;
+  changed_.wait(lock, [this] { return !porter_comes_; });
+  require_alive();
   if (!porter->is_in()) {
     if (!place->streams_wait || !on_device_.empty()) return 0;
-    device_->enter();
-    // So that nobody has to ask CUDA for memory while it is in.
-    device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + kOnALink * (links_.size() - 1));
-    porter->come_in();
+    let_porter_in(lock);
   }
   const uint32_t number = porter->take_number();
   if (number == 0) {
@@ -43,11 +42,30 @@ uint32_t Mailbox::number_for(Lock& lock, const std::optional<OnDevice>& place) {
   } catch (...) {
     --posting_;
     porter->let_go(number);
-    dismiss_porter();
+    porter_may_leave();
     throw;
   }
   --posting_;
   return number;
+}
+
+void Mailbox::let_porter_in(Lock& lock) {
+  porter_comes_ = true;
+  try {
+    call_without(lock, [&] {
+      device_->enter();
+      // So that nobody has to ask CUDA for memory while it is in.
+      device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + kOnALink * (links_.size() - 1));
+      device_->porter()->launch();
+    });
+  } catch (...) {
+    porter_comes_ = false;
+    throw;
+  }
+  porter_comes_ = false;
+  device_->porter()->come_in();
+  if (failure_ || closed_) device_->porter()->leave();
+  require_alive();
 }
 
 // CUDA may keep the caller waiting until the GPU has come further. Whoever moves messages must not wait
@@ -99,29 +117,34 @@ std::optional<uint64_t> Mailbox::ready_of(const std::optional<OnDevice>& place, 
 }
 
 // It leaves with the last message.
-void Mailbox::dismiss_porter() {
+void Mailbox::porter_may_leave() {
   Porter* const porter = device_->porter();
   if (porter != nullptr && porter->is_in() && on_device_.empty() && posting_ == 0) porter->leave();
 }
 
-void Mailbox::let_streams_go_on() {
+bool Mailbox::let_streams_go_on() {
   Lock lock(lock_);
-  if (!closed_ && !failure_) return;
+  if (!closed_ && !failure_) return true;
   wait_for_driver(lock);
-  spoil();
+  return spoil();
 }
 
-void Mailbox::spoil() noexcept {
-  if (!device_ || device_->porter() == nullptr) return;
-  std::vector<std::span<uint8_t>> results;
-  for (const auto& [ticket, message] : on_device_) {
-    if (message.number != 0 && !message.into.empty()) results.push_back(message.into);
+bool Mailbox::spoil() noexcept {
+  Porter* const porter = device_ ? device_->porter() : nullptr;
+  if (porter == nullptr || !porter->is_in()) return true;
+  for (auto next = on_device_.begin(); next != on_device_.end();) {
+    const auto& [number, into] = next->second;
+    if (!into.empty() && !porter->has_come(number)) {
+      ++next;
+      continue;
+    }
+    if (!into.empty()) device_->spoil_message(into);
+    porter->let_go(number);
+    next = on_device_.erase(next);
   }
-  device_->spoil_messages(results);
-  for (const auto& [ticket, message] : on_device_) {
-    if (message.number != 0) device_->porter()->let_go(message.number);
-  }
-  on_device_.clear();
+  if (!on_device_.empty()) return false;
+  device_->dismiss_porter();
+  return true;
 }
 
 // Whether the caller's stream has come to the call, whose memory may then be used.

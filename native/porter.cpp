@@ -94,9 +94,12 @@ Porter::~Porter() {
   unused().all.push_back({reinterpret_cast<uint8_t*>(told_), last_number_, next_});
 }
 
-void Porter::come_in() {
+void Porter::launch() const {
   const gpu::Shift shift{address(told_), arrived_, address(done_), static_cast<uint32_t>(next_), parts_};
   gpu::launch(cuda_, function_, gpu::kCommands * parts_, gpu::kThreads, parts_, &shift, stream_);
+}
+
+void Porter::come_in() {
   in_ = true;
   ++all_that_are_in;
 }
@@ -175,6 +178,11 @@ void Porter::wait_until_done() const {
     if (std::chrono::steady_clock::now() - since > kLongestKernel) end_process_of_a_dead_gpu();
     ::usleep(kGlanceUs);
   }
+}
+
+void Porter::finish() {
+  hand_over_all();
+  wait_until_done();
 }
 
 void Porter::abandon() {

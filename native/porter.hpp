@@ -34,7 +34,10 @@ class Porter : public Commands {
   uint32_t parts() const { return parts_; }
 
   // ---- by whoever sends or receives
-  // Launches it, in the calling thread's context, when nothing is under way.
+  // Launches it, in the calling thread's context, when nothing is under way. CUDA may keep the caller
+  // waiting.
+  void launch() const;
+  // From now on it is told what to do.
   void come_in();
   bool is_in() const { return in_; }
   // Whether one of this process's is: CUDA would wait for it where it waits until the GPU is idle.
@@ -56,6 +59,8 @@ class Porter : public Commands {
   void hand_over_now() override;
   // What there is: what is added next comes after it.
   void hand_over_all();
+  // The same, and returns when it is done.
+  void finish();
   bool done(uint64_t batch) const override;
   void abandon() override;
   // Hands over the rest, and that there will be no more. The kernel ends in its own time.

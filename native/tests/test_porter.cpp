@@ -58,8 +58,9 @@ struct Streamed {
     post.one.close();
     for (std::thread& mover : movers) mover.join();
     movers.clear();
-    post.zero.let_streams_go_on();
-    post.one.let_streams_go_on();
+    for (Mailbox* box : {&post.zero, &post.one}) {
+      while (!box->let_streams_go_on()) std::this_thread::yield();
+    }
   }
   // As a script's wait() does.
   static void hold(Mailbox& box, HostStream& stream, Mailbox::Ticket ticket) {
@@ -219,7 +220,7 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
     two.post.one.send(0, 2, sent.data(), sent.size(), 20, behind(two.stream_of_one));
     two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     CHECK(seen.empty());
-    two.post.one.let_streams_go_on();
+    wait_until([&] { return two.post.one.let_streams_go_on(); });
     two.stream_of_one.synchronize();
     CHECK(seen == std::vector<uint8_t>(100'000, 0xff));
     CHECK(!two.post.one.porter_is_in());
@@ -231,6 +232,28 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
     }
     CHECK(refused == FailureCode::no_longer_admitted);
     CHECK(untold == std::vector<uint8_t>(1000, 0xee));
+  });
+}
+
+// Until its stream has come to the call, what was called before may use the memory.
+TEST(a_result_is_not_overwritten_before_its_stream_is_there) {
+  over_both_streamed([](Streamed& two) {
+    std::vector<uint8_t> got(1000, 0xee), before, after;
+    Barrier barrier;
+    barrier.put_into(two.stream_of_one);
+    two.stream_of_one.put([&] { before = got; });
+    const Mailbox::Ticket ticket =
+        two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
+    Streamed::hold(two.post.one, two.stream_of_one, ticket);
+    two.stream_of_one.put([&] { after = got; });
+    two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
+    CHECK(!two.post.one.let_streams_go_on());
+    CHECK(got == std::vector<uint8_t>(1000, 0xee));
+    barrier.open = true;
+    wait_until([&] { return two.post.one.let_streams_go_on(); });
+    two.stream_of_one.synchronize();
+    CHECK(before == std::vector<uint8_t>(1000, 0xee));
+    CHECK(after == std::vector<uint8_t>(1000, 0xff));
   });
 }
 

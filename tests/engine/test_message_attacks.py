@@ -63,7 +63,8 @@ class Letters:
             futures = [mail.pool.submit(part) for part in (sends, receives)]
             self.sender, self.receiver = (future.exception() for future in futures)
             for mailbox in mail.mailboxes:
-                mailbox.let_streams_go_on()
+                while not mailbox.let_streams_go_on():
+                    pass
 
     def untouched(self, message: int) -> bool:
         return bool((self.got[message] == FILL).all())

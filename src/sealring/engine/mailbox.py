@@ -127,9 +127,12 @@ class Mailbox:
     def is_over(self, number: int) -> bool:
         return self._native.is_over(number)
 
-    def let_streams_go_on(self) -> None:
-        """When it has ended. What they waited for is overwritten with ones, which are NaN."""
-        self._native.let_streams_go_on()
+    def let_streams_go_on(self) -> bool:
+        """When it has ended. What they waited for is overwritten with ones, which are NaN.
+
+        False as long as there is memory that was not: its caller's stream has not come to the call.
+        """
+        return self._native.let_streams_go_on()
 
     def wait(self, ticket: int) -> int | None:
         """The rank at the other end, once the message is done; None if finished() has told it."""

@@ -11,10 +11,11 @@ current stream waits, where it can (gates.py).
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -32,6 +33,9 @@ from sealring.recorder.mail import MessageEntry
 
 if TYPE_CHECKING:
     from sealring._native import MailAccount
+
+
+_GLANCE_S: Final = 1e-3
 
 
 class Messages:
@@ -59,7 +63,10 @@ class Messages:
         """Peers of messages that were done before their caller knew their tickets."""
         self._ended: GroupError | None = None
         self._remains: deque[MessageWork] = deque()
-        """Done, and not to be let go by the thread that moves messages: see Streams.leave."""
+        """Done, and not to be let go by the thread that moves messages: see Streams.leave.
+
+        Those with which the group has ended are kept until it is closed: their memory may still be
+        written."""
         self._thread: threading.Thread | None = None
 
     def send(
@@ -225,8 +232,9 @@ class Messages:
         self._remains.clear()
 
     def tidy(self) -> None:
-        while self._remains:
-            self._remains.popleft()
+        with suppress(IndexError):  # other threads tidy, too
+            while self._ended is None:
+                self._remains.popleft()
 
     def _look_after(self) -> None:
         try:
@@ -237,6 +245,8 @@ class Messages:
             self._fail(error)
         else:
             self._end(GroupClosed("the group was closed before the message was done."))
+        while not self._mailbox.let_streams_go_on():
+            time.sleep(_GLANCE_S)
 
     def _deliver(self, ticket: int, peer: int) -> None:
         with self._lock:
@@ -282,7 +292,7 @@ class Messages:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)
         self._owe(orphans, error)  # to whoever came to wait() just before it was done
-        self._remains.extend(work for work in orphans if work.holds_streams)
+        self._remains.extend(work for work in orphans if work.place is not None)
 
     def _owe(self, orphans: list[MessageWork], error: GroupError) -> None:
         if any(work.is_done_for_the_script for work in orphans):
