@@ -60,16 +60,18 @@ void Engine::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send
 void Engine::attach(std::unique_ptr<Device> device) {
   const std::lock_guard<std::mutex> lock(running_);
   if (device_) throw std::invalid_argument("the engine has a device already");
-  device_ = std::move(device);
-  gpu_pool_.take_memory_of(device_.get());
   // All keys now: later a GPU is at work, and streams wait for it.
-  slot_of(*device_, *keyring_.own_group_gpu);
+  std::vector<SealingKey*> sealing{keyring_.own_group_gpu.get()};
+  std::vector<OpeningKey*> opening;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;
-    slot_of(*device_, links_[peer]->gpu_send_key());
-    slot_of(*device_, links_[peer]->gpu_receive_key());
-    slot_of(*device_, *keyring_.groups_gpu[peer]);
+    sealing.push_back(&links_[peer]->gpu_send_key());
+    opening.push_back(&links_[peer]->gpu_receive_key());
+    opening.push_back(keyring_.groups_gpu[peer].get());
   }
+  put_keys(*device, sealing, opening);
+  device_ = std::move(device);
+  gpu_pool_.take_memory_of(device_.get());
 }
 
 void Engine::offer_wires(uint32_t slots, size_t payload,

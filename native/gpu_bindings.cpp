@@ -76,7 +76,6 @@ void bind_devices(nb::class_<Owner>& owner) {
       .def(
           "attach_host", [](Owner& self, int lag) { self.attach(std::make_unique<HostDevice>(lag, self.world())); },
           "lag"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("release_gpu", &Owner::release_device, nb::call_guard<nb::gil_scoped_release>())
       .def("host_fail", [](Owner& self) { host_device(self).fail_from_now_on(); })
       .def("host_log", [](Owner& self) { return host_device(self).log(); });
 }
@@ -86,6 +85,12 @@ void bind_devices(nb::class_<Owner>& owner) {
 void bind_gpu(nb::class_<Mailbox>& mailbox) {
   bind_devices(mailbox);
   mailbox
+      .def(
+          "release_gpu",
+          [](Mailbox& self, double patience_s) {
+            return self.release_device(std::chrono::duration<double>(patience_s));
+          },
+          "patience_s"_a, nb::call_guard<nb::gil_scoped_release>())
       // With a kernel `carry`, streams can wait for messages.
       .def(
           "attach_cuda",
@@ -114,6 +119,7 @@ void bind_gpu(nb::class_<Mailbox>& mailbox) {
 
 void bind_gpu(nb::class_<Engine>& engine) {
   bind_devices(engine);
+  engine.def("release_gpu", &Engine::release_device, nb::call_guard<nb::gil_scoped_release>());
   // With a kernel `serve`, collectives can be prepared.
   engine.def(
       "attach_cuda",

@@ -55,6 +55,7 @@ Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_byte
 
 Mailbox::~Mailbox() {
   close();
+  if (mover_.joinable()) mover_.join();
   ::close(wake_);
 }
 
@@ -70,13 +71,20 @@ void Mailbox::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& sen
 void Mailbox::attach(std::unique_ptr<Device> device) {
   const Lock lock(lock_);
   if (device_) throw std::invalid_argument("the mailbox has a device already");
-  device_ = std::move(device);
-  gpu_pool_.take_memory_of(device_.get());
   // All keys now: later a GPU is at work, and streams wait for it.
+  std::vector<SealingKey*> sealing;
+  std::vector<OpeningKey*> opening;
   for (const auto& link : links_) {
     if (!link) continue;
-    slot_of(*device_, link->gpu_send_key());
-    slot_of(*device_, link->gpu_receive_key());
+    sealing.push_back(&link->gpu_send_key());
+    opening.push_back(&link->gpu_receive_key());
+  }
+  put_keys(*device, sealing, opening);
+  device_ = std::move(device);
+  gpu_pool_.take_memory_of(device_.get());
+  if (device_->porter() != nullptr) {
+    mover_is_done_ = false;
+    mover_ = std::thread([this] { move_for_streams(); });
   }
 }
 
@@ -188,7 +196,7 @@ std::vector<std::pair<Mailbox::Ticket, int>> Mailbox::finished() {
     if (failure_) throw *failure_;
     if (closed_) return out;
     const Clock::time_point due = posted_ + kGrace;
-    if (driving_ || !pending()) {
+    if (driving_ || porter_works() || !pending()) {
       changed_.wait(lock);
     } else if (Clock::now() < due) {
       changed_.wait_until(lock, due);
@@ -230,13 +238,17 @@ void Mailbox::close() {
   wipe();
 }
 
-void Mailbox::release_device() {
+bool Mailbox::release_device(std::chrono::duration<double> patience) {
   Lock lock(lock_);
-  if (!device_ || (!closed_ && !failure_)) return;
+  if (!device_ || (!closed_ && !failure_)) return true;
   wait_for_driver(lock);
-  while (!spoil() || calling_ != 0) changed_.wait_for(lock, kGrace);
+  streams_may_go_on_ = true;
+  changed_.notify_all();
+  const auto free = [this] { return mover_is_done_ && calling_ == 0; };
+  if (!changed_.wait_for(lock, patience, free)) return false;
   gpu_pool_.clear();
   device_.reset();
+  return true;
 }
 
 void Mailbox::fail(const Failure& failure) {

@@ -7,7 +7,8 @@
 //
 // A message in a GPU's memory is sealed and opened by the GPU (mailbox_on_device.cpp) and always waits
 // to be accepted: no CPU sees its plaintext, however short it is. Streams can wait for it, with a number
-// (porter.hpp).
+// (porter.hpp); a thread of the mailbox's own then moves all messages. It never waits for CUDA, nor for
+// whatever the threads that look after messages have to do when one is done.
 #pragma once
 
 #include <condition_variable>
@@ -20,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -50,8 +52,9 @@ class Mailbox {
   // What seals and opens the messages that are not in the CPU's memory.
   void attach(std::unique_ptr<Device> device);
   Device* device() const { return device_.get(); }
-  // Gives back what an ended group has of it.
-  void release_device();
+  // Gives back what an ended group has of it. False where that cannot be yet: a stream has not come to
+  // its call, and what streams wait for is still to be overwritten.
+  bool release_device(std::chrono::duration<double> patience = std::chrono::hours(1));
   int world() const { return static_cast<int>(links_.size()); }
 
   // Memory of the device's, and when it may be touched: after an event of its (0: at once).
@@ -85,10 +88,9 @@ class Mailbox {
   void close();
   // Ends with a failure that was seen elsewhere.
   void fail(const Failure& failure);
-  // When it has ended: streams go on that wait for messages which will not come. They find their
-  // results overwritten with ones, but not before the caller's stream has come to the call: until then
-  // others may use the memory. False as long as there are such messages.
-  bool let_streams_go_on();
+  // When it has ended, and whoever looks after it knows why: streams go on that wait for messages which
+  // will not come. Without this they do so half a second later.
+  void let_streams_go_on();
 
   struct Stats {
     uint64_t sealed_bytes = 0;
@@ -190,6 +192,8 @@ class Mailbox {
   uint32_t number_for(Lock& lock, const std::optional<OnDevice>& place);
   static std::optional<uint64_t> ready_of(const std::optional<OnDevice>& place, uint32_t number);
   void let_porter_in(Lock& lock);
+  bool porter_works() const;
+  void move_for_streams();
   template <typename Call>
   void call_without(Lock& lock, Call call);
   bool spoil() noexcept;
@@ -237,6 +241,9 @@ class Mailbox {
   std::deque<Given> given_;
   uint64_t given_count_ = 0;
   std::map<Ticket, UnderWay> on_device_;
+  std::thread mover_;
+  bool mover_is_done_ = true;
+  bool streams_may_go_on_ = false;
   bool porter_comes_ = false;
   size_t posting_ = 0;  // messages that have a number, and are not under way yet
   size_t calling_ = 0;  // threads that call CUDA for the porter

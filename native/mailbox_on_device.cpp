@@ -2,6 +2,7 @@
 //
 // A record is given to the device only when its memory may be used. So no record waits on the device
 // for a stream of the caller's, and none behind it does.
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,11 @@ namespace {
 
 // Buffers for records: what the device has in hand, and what a link can have.
 constexpr size_t kInHand = 40, kOnALink = 16;
+// How often a stream is glanced at that has not come to its call.
+constexpr std::chrono::milliseconds kGlance{1};
+// Whoever sees that a message failed shall find out why. But CUDA, or the interpreter, may keep those who
+// know it from saying so until streams go on.
+constexpr std::chrono::milliseconds kToBeTold{500};
 
 }  // namespace
 
@@ -108,7 +114,7 @@ bool Mailbox::is_over(uint32_t number) const {
 
 bool Mailbox::porter_is_in() const {
   const Lock lock(lock_);
-  return device_ && device_->porter() != nullptr && device_->porter()->is_in();
+  return porter_works();
 }
 
 std::optional<uint64_t> Mailbox::ready_of(const std::optional<OnDevice>& place, uint32_t number) {
@@ -122,13 +128,41 @@ void Mailbox::porter_may_leave() {
   if (porter != nullptr && porter->is_in() && on_device_.empty() && posting_ == 0) porter->leave();
 }
 
-bool Mailbox::let_streams_go_on() {
-  Lock lock(lock_);
-  if (!closed_ && !failure_) return true;
-  wait_for_driver(lock);
-  return spoil();
+bool Mailbox::porter_works() const {
+  return device_ && device_->porter() != nullptr && device_->porter()->is_in();
 }
 
+void Mailbox::move_for_streams() {
+  Lock lock(lock_);
+  while (!failure_ && !closed_) {
+    if (driving_ || !porter_works()) {
+      changed_.wait(lock);
+      continue;
+    }
+    try {
+      drive(lock, [this] { return !porter_works(); }, [] { return false; });
+    } catch (const Failure&) {  // it has ended the group
+    } catch (const std::exception& broken) {
+      end_with(Failure(FailureCode::closed, -1,
+                       "rank " + std::to_string(rank_) + " cannot move messages: " + broken.what()));
+    }
+  }
+  while (driving_) changed_.wait(lock);
+  changed_.wait_for(lock, kToBeTold, [this] { return streams_may_go_on_; });
+  while (!spoil()) changed_.wait_for(lock, kGlance);
+  mover_is_done_ = true;
+  changed_.notify_all();
+}
+
+void Mailbox::let_streams_go_on() {
+  const Lock lock(lock_);
+  streams_may_go_on_ = closed_ || failure_;
+  changed_.notify_all();
+}
+
+// When the mailbox has ended: streams go on that wait for messages which will not come. They find their
+// results overwritten with ones, but not before the caller's stream has come to the call: until then
+// others may use the memory. False as long as there are such messages.
 bool Mailbox::spoil() noexcept {
   Porter* const porter = device_ ? device_->porter() : nullptr;
   if (porter == nullptr || !porter->is_in()) return true;

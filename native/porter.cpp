@@ -86,7 +86,9 @@ Porter::~Porter() {
   }
   if (arrived_ != 0) cuda_.release(arrived_);
   if (told_ == nullptr) return;
-  for (uint32_t back = 0; back < kNumbers; ++back) {  // nobody is to wait for a group that is gone
+  // Nobody is to wait for a group that is gone. Places may have been passed over: the last number that
+  // a place can have had.
+  for (uint32_t back = 0; back < kNumbers; ++back) {
     const uint32_t number = last_number_ - back;
     if (under_way_[number % kNumbers]) let_go(number);
   }
@@ -108,10 +110,13 @@ bool Porter::any_is_in() { return all_that_are_in != 0; }
 
 // A number's place is free when the message that had it before is done.
 uint32_t Porter::take_number() {
-  const uint32_t number = last_number_ + 1 == 0 ? 1 : last_number_ + 1;
-  if (under_way_[number % kNumbers]) return 0;
-  under_way_[number % kNumbers] = true;
-  return last_number_ = number;
+  for (uint32_t ahead = 1; ahead <= kNumbers; ++ahead) {
+    const uint32_t number = last_number_ + ahead;
+    if (number == 0 || under_way_[number % kNumbers]) continue;
+    under_way_[number % kNumbers] = true;
+    return last_number_ = number;
+  }
+  return 0;
 }
 
 void Porter::mark(cuda::Handle stream, uint32_t number) const {

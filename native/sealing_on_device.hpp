@@ -1,9 +1,11 @@
 // A record as a device is given it: the key where the device finds it, the header as it must be.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "device.hpp"
 #include "keys.hpp"
@@ -22,6 +24,17 @@ int slot_of(Device& device, Key& key) {
     there.generation = key.generation();
   }
   return there.slot;
+}
+
+// All of them, on a device that is being attached; if it cannot take them, it has none.
+template <typename... Keys>
+void put_keys(Device& device, const std::vector<Keys*>&... keys) {
+  try {
+    ((std::for_each(keys.begin(), keys.end(), [&](Keys* key) { slot_of(device, *key); })), ...);
+  } catch (...) {
+    ((std::for_each(keys.begin(), keys.end(), [](Keys* key) { key->on_device = {}; })), ...);
+    throw;
+  }
 }
 
 // Gives the header its place in the key's sequence, and the places behind it to the rest of its run.

@@ -58,9 +58,8 @@ struct Streamed {
     post.one.close();
     for (std::thread& mover : movers) mover.join();
     movers.clear();
-    for (Mailbox* box : {&post.zero, &post.one}) {
-      while (!box->let_streams_go_on()) std::this_thread::yield();
-    }
+    CHECK(post.zero.release_device());
+    CHECK(post.one.release_device());
   }
   // As a script's wait() does.
   static void hold(Mailbox& box, HostStream& stream, Mailbox::Ticket ticket) {
@@ -220,10 +219,10 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
     two.post.one.send(0, 2, sent.data(), sent.size(), 20, behind(two.stream_of_one));
     two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     CHECK(seen.empty());
-    wait_until([&] { return two.post.one.let_streams_go_on(); });
+    two.post.one.let_streams_go_on();
     two.stream_of_one.synchronize();
     CHECK(seen == std::vector<uint8_t>(100'000, 0xff));
-    CHECK(!two.post.one.porter_is_in());
+    wait_until([&] { return !two.post.one.porter_is_in(); });
     FailureCode refused{};
     try {
       two.post.one.receive(0, 3, untold.data(), untold.size(), 20, behind(two.stream_of_one));
@@ -233,6 +232,18 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
     CHECK(refused == FailureCode::no_longer_admitted);
     CHECK(untold == std::vector<uint8_t>(1000, 0xee));
   });
+}
+
+// Nor do they wait for ever for whoever should tell the script why.
+TEST(streams_go_on_by_themselves) {
+  Streamed two(nullptr);
+  std::vector<uint8_t> got(1000, 0xee);
+  const Mailbox::Ticket ticket =
+      two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
+  Streamed::hold(two.post.one, two.stream_of_one, ticket);
+  two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
+  two.stream_of_one.synchronize();
+  CHECK(got == std::vector<uint8_t>(1000, 0xff));
 }
 
 // Until its stream has come to the call, what was called before may use the memory.
@@ -247,10 +258,9 @@ TEST(a_result_is_not_overwritten_before_its_stream_is_there) {
     Streamed::hold(two.post.one, two.stream_of_one, ticket);
     two.stream_of_one.put([&] { after = got; });
     two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
-    CHECK(!two.post.one.let_streams_go_on());
+    CHECK(!two.post.one.release_device(std::chrono::milliseconds(30)));
     CHECK(got == std::vector<uint8_t>(1000, 0xee));
     barrier.open = true;
-    wait_until([&] { return two.post.one.let_streams_go_on(); });
     two.stream_of_one.synchronize();
     CHECK(before == std::vector<uint8_t>(1000, 0xee));
     CHECK(after == std::vector<uint8_t>(1000, 0xff));
@@ -268,7 +278,6 @@ TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
     barrier.put_into(late);
     Streamed::hold(two.post.one, late, ticket);
     two.end();
-    two.post.one.release_device();
     CHECK(two.post.one.is_over(1));
     two.post.one.hold(handle(late), 1);
   }
@@ -283,6 +292,19 @@ TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
   Streamed::hold(next.post.one, next.stream_of_one, ticket);
   next.stream_of_one.synchronize();
   CHECK(more == sent);
+}
+
+// One that takes long holds up no other.
+TEST(numbers_go_on_past_one_that_is_taken) {
+  std::vector<uint8_t> never(1), byte(1);
+  Streamed two(nullptr);
+  two.post.one.receive(0, 7, never.data(), 1, 60, behind(two.stream_of_one));
+  for (uint32_t i = 0; i < Porter::kNumbers + 10; ++i) {
+    const Mailbox::Ticket ticket = two.post.one.receive(0, 8, byte.data(), 1, 60, behind(two.stream_of_one));
+    two.post.zero.send(1, 8, byte.data(), 1, 60, behind(two.stream_of_zero));
+    Streamed::hold(two.post.one, two.stream_of_one, ticket);
+    two.stream_of_one.synchronize();
+  }
 }
 
 TEST(more_messages_than_have_numbers_are_refused) {

@@ -124,12 +124,6 @@ class HostMessageStreams:
         yield
         self._streams.current = before
 
-    def do(self, task: Callable[[], None]) -> Future[Any]:
-        return self._streams.current.put(task)
-
-    def wait_for(self, done: Future[Any]) -> None:
-        self._streams.current.put(lambda: done.result(PATIENCE_S))
-
 
 class HostCalls(GpuCalls):
     def __init__(self, engine: CpuEngine) -> None:
@@ -160,9 +154,6 @@ class HostCalls(GpuCalls):
         if self.messages is None:
             self.messages = HostMessageStreams(mailbox, self.streams)
         return Place(0, self.messages.stream, self.messages)
-
-    def used_here(self, tensor: torch.Tensor) -> None:
-        pass
 
     @contextmanager
     def on_cpu(self) -> Iterator[None]:

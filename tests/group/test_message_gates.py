@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from sealring.errors import GroupError, OutOfStep, PeerLost
+from sealring.errors import GroupClosed, GroupError, OutOfStep, PeerLost
 from sealring.group.gates import driver_users
 from tests.group.host_streams import PATIENCE_S, taken_for_a_gpu
 from tests.group.test_gates import with_a_group
@@ -85,33 +87,121 @@ def left_alone(rank: int, world: int) -> None:
 
 
 def strided(rank: int, world: int) -> list[list[float]]:
-    """It is copied to where the user wants it once, by whichever stream comes first."""
-    calls, store = taken_for_a_gpu(), _get_default_store()
-    if rank == 1:
-        store.wait(["rank 0 went on"])
-        dist.send(torch.arange(6.0).reshape(3, 2).t(), 0)
-        dist.destroy_process_group()
-        return []
-    data = torch.zeros(3, 2)
-    work = dist.irecv(data.t(), 1)
-    assert work is not None
-    work.wait()
-    calls.streams.current.put(lambda: data.add_(10))
-    future = work.get_future()
-    assert future.done()
-    behind = calls.streams.side.put(lambda: None)
-    seen = calls.streams.current.put(data.clone)
-    assert not behind.done()
-    store.set("rank 0 went on", "")
-    behind.result(PATIENCE_S)
-    values: list[list[float]] = seen.result(PATIENCE_S).tolist()
+    """The host waits for what must be copied: however one asks, it is there when it is done."""
+    taken_for_a_gpu()
+    found = []
+    for ask in ("wait", "poll", "future", "batch"):
+        if rank == 1:
+            dist.send(torch.arange(6.0).reshape(3, 2).t(), 0)
+            continue
+        data = torch.zeros(3, 2)
+        if ask == "batch":
+            (work,) = dist.batch_isend_irecv([dist.P2POp(dist.irecv, data.t(), 1)])
+            work.wait()
+        else:
+            only = dist.irecv(data.t(), 1)
+            assert only is not None
+            if ask == "poll":
+                while not only.is_completed():
+                    time.sleep(1e-3)
+            elif ask == "future":
+                only.get_future().wait()
+            else:
+                only.wait()
+        found.append(data.flatten().tolist())
     dist.destroy_process_group()
-    return values
+    return found
 
 
-def test_what_is_copied_is_copied_once(workers: Workers) -> None:
+def test_what_is_copied_is_there_when_it_is_done(workers: Workers) -> None:
     values, _ = workers.run(with_a_group, strided, group=False)
-    assert values == [[10.0, 11.0], [12.0, 13.0], [14.0, 15.0]]
+    assert values == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 4
+
+
+def mixed_batches(rank: int, world: int) -> list[float]:
+    """Messages that streams can wait for beside one that they cannot."""
+    calls, peer = taken_for_a_gpu(), 1 - rank
+    found = []
+    for turn in range(5):
+        got = [torch.zeros(4, 3), torch.zeros(1000)]
+        sent = [torch.full((3, 4), turn + 1.0), torch.full((1000,), turn + 2.0)]
+        operations = [
+            dist.P2POp(dist.irecv, got[0].t(), peer, tag=1),
+            dist.P2POp(dist.irecv, got[1], peer, tag=2),
+            dist.P2POp(dist.isend, sent[0], peer, tag=1),
+            dist.P2POp(dist.isend, sent[1], peer, tag=2),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        seen = calls.streams.current.put(lambda got=got: got[0].sum().item() + got[1][-1].item())
+        found.append(seen.result(PATIENCE_S))
+    dist.destroy_process_group()
+    return found
+
+
+def test_batches_of_both_kinds(workers: Workers) -> None:
+    expected = [12.0 * (turn + 1) + turn + 2 for turn in range(5)]
+    assert workers.run(with_a_group, mixed_batches, group=False) == [expected] * 2
+
+
+def hold_the_interpreter(seconds: float) -> None:
+    """As a destructor does that waits inside CUDA."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def while_python_stands_still(rank: int, world: int) -> bool:
+    """Messages go on while no thread gets the interpreter."""
+    taken_for_a_gpu()
+    if rank == 1:
+        dist.barrier()
+        for tag in range(6):
+            dist.send(torch.full((5000,), float(tag)), 0, tag=tag)
+        dist.destroy_process_group()
+        return True
+    got = [torch.zeros(5000) for _ in range(6)]
+    works = [dist.irecv(tensor, 1, tag=tag) for tag, tensor in enumerate(got)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    dist.barrier()
+    hold_the_interpreter(3.0)
+    arrived = [bool((tensor == tag).all()) for tag, tensor in enumerate(got)]
+    dist.destroy_process_group()
+    return all(arrived)
+
+
+def test_messages_need_no_interpreter(workers: Workers) -> None:
+    assert workers.run(with_a_group, while_python_stands_still, group=False) == [True, True]
+
+
+def interrupted(rank: int, world: int) -> None:
+    """Ctrl-C in a call whose message may be under way: the group ends, the memory is kept."""
+    taken_for_a_gpu()
+    group: Any = dist.group.WORLD
+    if rank == 0:
+        mailbox, data = group._messages._mailbox, torch.ones(100)
+        receive = mailbox.receive
+
+        def interrupts(*arguments: Any) -> int:
+            receive(*arguments)
+            raise KeyboardInterrupt
+
+        mailbox.receive = interrupts
+        with pytest.raises(KeyboardInterrupt):
+            dist.recv(data, 1)
+        with pytest.raises(GroupClosed):
+            dist.send(data, 1)
+        assert [work.memory is data for work in group._messages._remains] == [True]
+    else:
+        work = dist.irecv(torch.ones(1), 0)
+        assert work is not None
+        with pytest.raises(GroupClosed):
+            work.wait(timedelta(seconds=PATIENCE_S))
+    dist.destroy_process_group()
+
+
+def test_an_interrupt_while_a_message_is_posted(workers: Workers) -> None:
+    workers.run(with_a_group, interrupted, group=False)
 
 
 def in_batches(rank: int, world: int) -> list[float]:

@@ -127,13 +127,6 @@ class Mailbox:
     def is_over(self, number: int) -> bool:
         return self._native.is_over(number)
 
-    def let_streams_go_on(self) -> bool:
-        """When it has ended. What they waited for is overwritten with ones, which are NaN.
-
-        False as long as there is memory that was not: its caller's stream has not come to the call.
-        """
-        return self._native.let_streams_go_on()
-
     def wait(self, ticket: int) -> int | None:
         """The rank at the other end, once the message is done; None if finished() has told it."""
         peer: int | None = self._good(self._native.wait(ticket))
@@ -147,9 +140,17 @@ class Mailbox:
     def close(self) -> None:
         self._native.close()
 
-    def release_gpu(self) -> None:
-        """Gives back what a closed group has of the GPU, without the GIL."""
-        self._native.release_gpu()
+    def let_streams_go_on(self) -> None:
+        """When it has ended, and the script can find out why."""
+        self._native.let_streams_go_on()
+
+    def release_gpu(self, patience_s: float) -> bool:
+        """Gives back what a closed group has of the GPU, without the GIL.
+
+        False where that cannot be yet: what streams wait for is overwritten with ones, which are
+        NaN, but not before the caller's stream has come to the call.
+        """
+        return self._native.release_gpu(patience_s)
 
     def fail(self, failure: Fields) -> None:
         """End with a failure that the group saw elsewhere."""

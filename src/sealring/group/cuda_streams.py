@@ -95,11 +95,3 @@ class CudaMessageStreams:
 
     def beside(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._side)
-
-    def do(self, task: Callable[[], None]) -> torch.cuda.Event:
-        task()
-        done: torch.cuda.Event = torch.cuda.current_stream(self._device).record_event()
-        return done
-
-    def wait_for(self, done: torch.cuda.Event) -> None:
-        torch.cuda.current_stream(self._device).wait_event(done)

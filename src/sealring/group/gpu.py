@@ -116,10 +116,6 @@ class GpuCalls:
             stream = torch.cuda.current_stream(device).cuda_stream
         return Place(event.cuda_event, stream, self._message_streams, event)
 
-    def used_here(self, tensor: torch.Tensor) -> None:
-        """Where a copy is made: the allocator is told, as the tensor may be another stream's."""
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
     def gate(
         self,
         collective: Collective,

@@ -6,8 +6,7 @@ They come in no order that ranks share, so each has a number of its own that str
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -30,25 +29,13 @@ class MessageStreams(Protocol):
     def beside(self) -> AbstractContextManager[Any]:
         """In it the current stream is another one, which nobody else uses."""
 
-    def do(self, task: Callable[[], None]) -> Any:
-        """On the current stream; returns what other streams can wait for."""
-
-    def wait_for(self, done: Any) -> None:
-        """The current stream waits for what another one does."""
-
 
 class MessageGate:
     """One message's. None waits for another one's: they are done in any order."""
 
-    def __init__(
-        self, streams: MessageStreams, number: int, then: Callable[[], None] | None = None
-    ) -> None:
-        """`then` copies the message to where the user wants it, on the current stream."""
+    def __init__(self, streams: MessageStreams, number: int) -> None:
         self._streams = streams
         self._number = number
-        self._then = then
-        self._copied: Any = None
-        self._copying = threading.Lock()
         self.holds = True
         self.held = False
         """Some stream waits for it, so for the script it is done."""
@@ -56,11 +43,6 @@ class MessageGate:
     def hold(self) -> None:
         self.held = True
         self._streams.hold(self._number)
-        with self._copying:
-            if self._copied is not None:
-                self._streams.wait_for(self._copied)
-            if self._then is not None:
-                self._copied, self._then = self._streams.do(self._then), None
 
     def is_over(self) -> bool:
         return self._streams.is_over(self._number)

@@ -44,10 +44,6 @@ class MessageWork(SealedWork):
         self._gate = gate
 
     @property
-    def holds_streams(self) -> bool:
-        return self._gate is not None
-
-    @property
     def is_done_for_the_script(self) -> bool:
         """It has waited for it, as far as it could see."""
         return isinstance(self._gate, MessageGate) and self._gate.held
@@ -58,9 +54,7 @@ class MessageWork(SealedWork):
         if self._gate is None and timeout <= timedelta(0) and not self.is_completed():
             with profiles.message_shown(self.entry, waiting=True):
                 self._messages.drive(self)
-        super().wait(timeout)
-        # When it has failed meanwhile, nobody may have seen that a stream waits for it.
-        return not self.holds_streams or not self._done or self._block(timeout)
+        return super().wait(timeout)
 
     def arrived(self, peer: int) -> None:
         self._source = peer

@@ -11,7 +11,6 @@ current stream waits, where it can (gates.py).
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from sealring._native import MailAccount
 
 
-_GLANCE_S: Final = 1e-3
+_STREAMS_COME_IN_S: Final = 2.0
+_FOR_EVER_S: Final = 1e9
 
 
 class Messages:
@@ -44,18 +44,16 @@ class Messages:
         mailbox: Mailbox,
         label: str,
         recorder: FlightRecorder,
-        settle: Callable[[GroupError], GroupError],
-        on_failure: Callable[[GroupError], None],
+        on_failure: Callable[[GroupError], GroupError],
         gpu: GpuCalls,
         owed: OwedError,
     ) -> None:
-        """`settle` says which error the group ends with, `on_failure` ends the rest of it."""
+        """`on_failure` ends the rest of the group, and returns the error that it ended with."""
         self.gpu = gpu
         self.owed = owed
         self._mailbox = mailbox
         self._label = label
         self._recorder = recorder
-        self._settle = settle
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._under_way: dict[int, MessageWork] = {}
@@ -120,7 +118,14 @@ class Messages:
         except GroupError as error:
             settled = self._fail(error)
             self._recorder.message_ended(entry, None, settled)
+            self.owed.told()
             raise settled from None
+        except (RuntimeError, ValueError):  # it was refused
+            raise
+        except BaseException:  # Ctrl-C: nobody knows whether the message is under way
+            self._remains.append(work)
+            self.give_up()
+            raise
         self._look_for(work)
         return work
 
@@ -144,23 +149,14 @@ class Messages:
         except BaseException:
             driver_users.go()
             raise
-        if number == 0:
-            work.when_done(driver_users.go)
-        else:
+        if number != 0 and copy_back is None:
             driver_users.go()
+        else:
+            work.when_done(driver_users.go)
+        work.on_success = self.gpu.finished(copy_back, memory.device)
         # Whoever asks for a message from anyone wants to know from whom it came.
-        if number != 0 and entry.peer != ANYONE:
-            then = copy_back and self._copying(copy_back, memory)
-            work.held_at(MessageGate(place.streams, number, then))
-        elif copy_back is not None:
-            work.on_success = self.gpu.finished(copy_back, memory.device)
-
-    def _copying(self, copy_back: Callable[[], None], memory: torch.Tensor) -> Callable[[], None]:
-        def copy() -> None:
-            copy_back()
-            self.gpu.used_here(memory)
-
-        return copy
+        if number != 0 and streams_wait and copy_back is None and entry.peer != ANYONE:
+            work.held_at(MessageGate(place.streams, number))
 
     def _look_for(self, work: MessageWork) -> None:
         """It is under way, unless it is done already, or the group has ended meanwhile."""
@@ -228,8 +224,14 @@ class Messages:
         self._mailbox.close()
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
-        self._mailbox.release_gpu()
+        if not self._release_gpu(_STREAMS_COME_IN_S):
+            threading.Thread(target=self._release_gpu, args=(_FOR_EVER_S,), daemon=True).start()
+
+    def _release_gpu(self, patience_s: float) -> bool:
+        if not self._mailbox.release_gpu(patience_s):
+            return False
         self._remains.clear()
+        return True
 
     def tidy(self) -> None:
         with suppress(IndexError):  # other threads tidy, too
@@ -245,8 +247,6 @@ class Messages:
             self._fail(error)
         else:
             self._end(GroupClosed("the group was closed before the message was done."))
-        while not self._mailbox.let_streams_go_on():
-            time.sleep(_GLANCE_S)
 
     def _deliver(self, ticket: int, peer: int) -> None:
         with self._lock:
@@ -259,35 +259,25 @@ class Messages:
     def _finish(self, work: MessageWork, peer: int) -> None:
         self._recorder.message_ended(work.entry, peer, None)
         work.arrived(peer)
-        if work.holds_streams:
+        if work.place is not None:
             self._remains.append(work)
 
     def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: whoever gets the error may use the message's memory for something else.
         self._mailbox.fail(fields_of(error))
-        settled = self._settle(error)
-        # Then streams: the rest of the group calls CUDA, which may wait for them.
-        self._let_streams_go_on(settled)
-        self._on_failure(settled)
+        settled = self._on_failure(error)
         self._end(settled)
         return settled
-
-    def _let_streams_go_on(self, error: GroupError) -> None:
-        """They find what nobody can take for a message."""
-        with self._lock:
-            orphans = list(self._under_way.values())
-        self._owe(orphans, error)  # first: whoever sees that there is no message can ask why
-        self._mailbox.let_streams_go_on()
 
     def _end(self, error: GroupError) -> None:
         with self._lock:
             self._ended = self._ended or error
-        self._let_streams_go_on(error)
-        with self._lock:
             orphans, self._under_way = list(self._under_way.values()), {}
         self._let_go(orphans, error)
 
     def _let_go(self, orphans: list[MessageWork], error: GroupError) -> None:
+        self._owe(orphans, error)  # first: whoever sees that there is no message can ask why
+        self._mailbox.let_streams_go_on()
         for work in orphans:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)

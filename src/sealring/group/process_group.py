@@ -70,8 +70,10 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
         # itself, so that it goes, with its store, as soon as nobody holds it any more.
-        def end_collectives(error: GroupError) -> None:
-            engine.fail(fields_of(error))
+        def end_collectives(error: GroupError) -> GroupError:
+            settled = engine.settle(error)
+            engine.fail(fields_of(settled))
+            return settled
 
         def end_messages(error: GroupError) -> GroupError:
             settled = engine.settle(error)
@@ -83,7 +85,6 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
             mailbox,
             f"rank {rank}",
             recorder,
-            settle=engine.settle,
             on_failure=end_collectives,
             gpu=gpu,
             owed=self._owed,
@@ -213,8 +214,8 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._end_with((NO_LONGER_ADMITTED, member, 0, -1, why))
 
     def _end_with(self, failure: Fields) -> None:
-        self._engine.fail(failure)
         self._messages.fail(self._engine.error_of(failure))
+        self._engine.fail(failure)
 
     def leave(self) -> None:
         """At the process's exit: nobody waits any more for what is still in the queue.

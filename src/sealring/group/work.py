@@ -102,7 +102,8 @@ class SealedWork(dist.Work):
             self._block(timeout)  # raises its error
         # Also when it is done: what copies the result may still be to come on the GPU.
         self._gate.hold()
-        return True
+        # It may have failed meanwhile, and nobody have seen that a stream waits for it.
+        return not self._done or self._block(timeout)
 
     def _block(self, timeout: timedelta) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else -1
@@ -128,8 +129,8 @@ class SealedWork(dist.Work):
 
     def settle(self) -> None:
         """Returns when it is done, however it ended."""
-        with self._pending:
-            pass
+        self._pending.acquire()
+        self._let_others_by()
 
     def _tell(self) -> None:
         """The script gets the error now, so nobody owes it to him any more."""
@@ -180,7 +181,9 @@ class SealedWork(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         if self._gate is not None and self._gate.holds and self._error is None:
             # Its error, if there will be one, is owed: DDP's C++ would not wait for it anyway.
-            return completed(self._gate, self._result)
+            done = completed(self._gate, self._result)
+            if self._error is None:
+                return done
         devices = {tensor.device for tensor in self._result if tensor.is_cuda}
         future: torch.futures.Future[Any] = torch.futures.Future(devices=list(devices))
 
