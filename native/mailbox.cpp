@@ -1,5 +1,6 @@
 #include "mailbox.hpp"
 
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -85,6 +86,7 @@ void Mailbox::attach(std::unique_ptr<Device> device) {
   if (device_->porter() != nullptr) {
     mover_is_done_ = false;
     mover_ = std::thread([this] { move_for_streams(); });
+    ::pthread_setname_np(mover_.native_handle(), "sealring mover");
   }
 }
 
