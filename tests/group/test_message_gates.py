@@ -191,7 +191,7 @@ def interrupted(rank: int, world: int) -> None:
             dist.recv(data, 1)
         with pytest.raises(GroupClosed):
             dist.send(data, 1)
-        assert [work.memory is data for work in group._messages._remains] == [True]
+        assert [work.memory is data for work in group._messages._orphans] == [True]
     else:
         work = dist.irecv(torch.ones(1), 0)
         assert work is not None

@@ -49,7 +49,6 @@ class MessageWork(SealedWork):
         return isinstance(self._gate, MessageGate) and self._gate.held
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._messages.tidy()
         # With a limit of its own it only watches: the group's thread drives the traffic.
         if self._gate is None and timeout <= timedelta(0) and not self.is_completed():
             with profiles.message_shown(self.entry, waiting=True):

@@ -11,9 +11,8 @@ current stream waits, where it can (gates.py).
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -60,11 +59,8 @@ class Messages:
         self._early: dict[int, int] = {}
         """Peers of messages that were done before their caller knew their tickets."""
         self._ended: GroupError | None = None
-        self._remains: deque[MessageWork] = deque()
-        """Done, and not to be let go by the thread that moves messages: see Streams.leave.
-
-        Those with which the group has ended are kept until it is closed: their memory may still be
-        written."""
+        self._orphans: list[MessageWork] = []
+        """Those with which the group has ended: a GPU may still write to their memory."""
         self._thread: threading.Thread | None = None
 
     def send(
@@ -103,7 +99,6 @@ class Messages:
     ) -> MessageWork:
         if (owed := self.owed.collect()) is not None:
             raise owed
-        self.tidy()
         work = MessageWork(self, result, entry)
         work.memory = memory
         where = (memory.data_ptr(), memory.nbytes)
@@ -123,7 +118,7 @@ class Messages:
         except (RuntimeError, ValueError):  # it was refused
             raise
         except BaseException:  # Ctrl-C: nobody knows whether the message is under way
-            self._remains.append(work)
+            self._orphans.append(work)
             self.give_up()
             raise
         self._look_for(work)
@@ -230,13 +225,8 @@ class Messages:
     def _release_gpu(self, patience_s: float) -> bool:
         if not self._mailbox.release_gpu(patience_s):
             return False
-        self._remains.clear()
+        self._orphans.clear()
         return True
-
-    def tidy(self) -> None:
-        with suppress(IndexError):  # other threads tidy, too
-            while self._ended is None:
-                self._remains.popleft()
 
     def _look_after(self) -> None:
         try:
@@ -259,8 +249,6 @@ class Messages:
     def _finish(self, work: MessageWork, peer: int) -> None:
         self._recorder.message_ended(work.entry, peer, None)
         work.arrived(peer)
-        if work.place is not None:
-            self._remains.append(work)
 
     def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: whoever gets the error may use the message's memory for something else.
@@ -276,13 +264,13 @@ class Messages:
         self._let_go(orphans, error)
 
     def _let_go(self, orphans: list[MessageWork], error: GroupError) -> None:
+        self._orphans += orphans
         self._owe(orphans, error)  # first: whoever sees that there is no message can ask why
         self._mailbox.let_streams_go_on()
         for work in orphans:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)
         self._owe(orphans, error)  # to whoever came to wait() just before it was done
-        self._remains.extend(work for work in orphans if work.place is not None)
 
     def _owe(self, orphans: list[MessageWork], error: GroupError) -> None:
         if any(work.is_done_for_the_script for work in orphans):
