@@ -243,40 +243,35 @@ void Collective::seal(Segment& segment, const Step& step) {
   }
 }
 
-// Sealed once, for all of them: where it leaves from to the first, and copied from there.
+// Sealed once, for all of them. For one it is where it leaves from. Not for several: that may be memory
+// that others can write, and what they make of it would go to the rest, in this rank's name.
 void Collective::publish(Header& header, const uint8_t* plain, const std::vector<int>& peers) {
   header.kind = Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = kEveryone;
   const size_t size = kRecordOverhead + header.length;
-  Link& first = *links_[peers[0]];
-  BufferRef waiting;  // for those whose pipes have no room
-  uint8_t* record = first.reserve(size);
-  const bool in_place = record != nullptr;
-  if (!in_place) {
-    waiting = pool_.take();
-    waiting->size = size;
-    record = waiting->record;
-  }
-  seal_record(*keyring_.own_group, keyring_.context, header, plain, record);
-  for (size_t i = 1; i < peers.size(); ++i) {
-    Link& other = *links_[peers[i]];
-    if (uint8_t* const place = other.reserve(size)) {
-      std::memcpy(place, record, size);
-      other.commit(size);
-      continue;
+  const auto seal_at = [&](uint8_t* record) {
+    seal_record(*keyring_.own_group, keyring_.context, header, plain, record);
+  };
+  if (peers.size() == 1) {
+    Link& only = *links_[peers[0]];
+    if (uint8_t* const place = only.reserve(size)) {
+      seal_at(place);
+      only.commit(size);
+      return;
     }
-    if (!waiting) {
-      waiting = pool_.take();
-      waiting->size = size;
-      std::memcpy(waiting->record, record, size);
-    }
-    other.enqueue(waiting);
   }
-  if (in_place) {
-    first.commit(size);
-  } else {
-    first.enqueue(waiting);
+  BufferRef sealed = pool_.take();
+  sealed->size = size;
+  seal_at(sealed->record);
+  for (int peer : peers) {
+    Link& link = *links_[peer];
+    if (uint8_t* const place = link.reserve(size)) {
+      std::memcpy(place, sealed->record, size);
+      link.commit(size);
+    } else {
+      link.enqueue(sealed);
+    }
   }
 }
 
