@@ -21,14 +21,9 @@ CudaDevice::CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint6
   check(cuda_.retain_primary(&context_, ordinal), "cuDevicePrimaryCtxRetain");
   try {
     make_current();
-    int least = 0, greatest = 0;
-    check(cuda_.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
-    // Others wait for what these streams do.
-    const auto create = [&](cuda::Handle& stream) {
-      check(cuda_.create_stream(&stream, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
-    };
-    for (cuda::Handle& stream : compute_) create(stream);
-    create(in_), create(out_);
+    for (cuda::Handle& stream : compute_) stream = cuda::create_urgent_stream(cuda_);
+    in_ = cuda::create_urgent_stream(cuda_);
+    out_ = cuda::create_urgent_stream(cuda_);
     for (Berth& berth : berths_) {
       check(cuda_.create_event(&berth.copied, cuda::kDisableTiming), "cuEventCreate");
       check(cuda_.create_event(&berth.computed, cuda::kDisableTiming), "cuEventCreate");

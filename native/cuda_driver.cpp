@@ -62,4 +62,12 @@ void check(Result result, const char* what) {
                            std::to_string(result));
 }
 
+Handle create_urgent_stream(const Driver& driver) {
+  int least = 0, greatest = 0;
+  check(driver.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+  Handle stream = nullptr;
+  check(driver.create_stream(&stream, kNonBlocking, greatest), "cuStreamCreateWithPriority");
+  return stream;
+}
+
 }  // namespace sealring::cuda

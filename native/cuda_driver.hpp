@@ -92,4 +92,7 @@ const Driver& driver();
 // Throws unless the call went well.
 void check(Result result, const char* what);
 
+// In the calling thread's context, before others': they wait for what such streams do.
+Handle create_urgent_stream(const Driver& driver);
+
 }  // namespace sealring::cuda

@@ -6,8 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <stdexcept>
+
+#include "lasting_numbers.hpp"
 
 namespace sealring {
 namespace {
@@ -18,24 +19,13 @@ using cuda::check;
 constexpr unsigned kGlanceUs = 5;
 constexpr auto kLongestKernel = std::chrono::minutes(10);
 
-// What porters of groups that are gone have left: a stream may come to a wait long after its group has
-// gone. So the numbers stay, and the next one counts on.
-struct Left {
+struct Numbers {
   uint8_t* memory = nullptr;
   uint32_t last_number = 0;
   uint64_t next = 1;
 };
-struct Unused {
-  std::mutex lock;
-  std::vector<Left> all;
-};
 
 std::atomic<int> all_that_are_in{0};
-
-Unused& unused() {
-  static Unused& made = *new Unused;
-  return made;
-}
 
 // Counts in a circle: "not before" holds as long as no 2^31 are out at once.
 bool has(uint32_t& number, uint32_t value) {
@@ -50,28 +40,13 @@ Porter::Porter(const cuda::Driver& driver, uint64_t function, uint32_t parts)
   if (cuda_.wait_value == nullptr || cuda_.write_value == nullptr) {
     throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
   }
-  int least = 0, greatest = 0;
-  check(cuda_.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
-  check(cuda_.create_stream(&stream_, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
-  Left left;
-  {
-    const std::lock_guard<std::mutex> lock(unused().lock);
-    if (!unused().all.empty()) {
-      left = unused().all.back();
-      unused().all.pop_back();
-    }
-  }
-  if (left.memory == nullptr) {
-    void* memory = nullptr;
-    check(cuda_.allocate_host(&memory, memory_bytes(), cuda::kPortable), "cuMemHostAlloc");
-    std::memset(memory, 0, memory_bytes());
-    left.memory = static_cast<uint8_t*>(memory);
-  }
-  last_number_ = left.last_number;
-  next_ = left.next;
-  told_ = reinterpret_cast<gpu::Batch*>(left.memory);
-  done_ = reinterpret_cast<uint32_t*>(left.memory + kWords - kLine);
-  come_ = reinterpret_cast<uint32_t*>(left.memory + kWords);
+  stream_ = cuda::create_urgent_stream(cuda_);
+  const auto numbers = LastingNumbers<Numbers>::take(cuda_, memory_bytes());
+  last_number_ = numbers.last_number;
+  next_ = numbers.next;
+  told_ = reinterpret_cast<gpu::Batch*>(numbers.memory);
+  done_ = reinterpret_cast<uint32_t*>(numbers.memory + kWords - kLine);
+  come_ = reinterpret_cast<uint32_t*>(numbers.memory + kWords);
   over_ = come_ + kNumbers;
   check(cuda_.allocate(&arrived_, sizeof(uint32_t)), "cuMemAlloc");
   check(cuda_.fill(arrived_, 0, sizeof(uint32_t), stream_), "cuMemsetD8Async");
@@ -92,8 +67,7 @@ Porter::~Porter() {
     const uint32_t number = last_number_ - back;
     if (under_way_[number % kNumbers]) let_go(number);
   }
-  const std::lock_guard<std::mutex> lock(unused().lock);
-  unused().all.push_back({reinterpret_cast<uint8_t*>(told_), last_number_, next_});
+  LastingNumbers<Numbers>::leave({reinterpret_cast<uint8_t*>(told_), last_number_, next_});
 }
 
 void Porter::launch() const {

@@ -9,7 +9,6 @@
 // used from then on. And streams wait for it, until the message is done. None waits for another one's.
 #pragma once
 
-#include <array>
 #include <bitset>
 #include <cstdint>
 #include <vector>

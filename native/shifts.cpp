@@ -8,8 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <stdexcept>
+
+#include "lasting_numbers.hpp"
 
 namespace sealring {
 namespace {
@@ -23,17 +24,6 @@ constexpr unsigned kGlanceUs = 5;
 constexpr uint32_t kAtOnce = 256;
 // A GPU that has died answers nobody.
 constexpr auto kLongestKernel = std::chrono::minutes(10);
-
-// Of groups that are gone; never destroyed.
-struct Unused {
-  std::mutex lock;
-  std::vector<Shifts::Numbers> numbers;
-};
-
-Unused& unused() {
-  static Unused& made = *new Unused;
-  return made;
-}
 
 }  // namespace
 
@@ -49,23 +39,8 @@ Shifts::Shifts(const cuda::Driver& driver) : cuda_(driver) {
   if (cuda_.wait_value == nullptr || cuda_.write_value == nullptr) {
     throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
   }
-  int least = 0, greatest = 0;
-  check(cuda_.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
-  check(cuda_.create_stream(&stream_, cuda::kNonBlocking, greatest), "cuStreamCreateWithPriority");
-  Numbers numbers;
-  {
-    const std::lock_guard<std::mutex> lock(unused().lock);
-    if (!unused().numbers.empty()) {
-      numbers = unused().numbers.back();
-      unused().numbers.pop_back();
-    }
-  }
-  if (numbers.memory == nullptr) {
-    void* memory = nullptr;
-    check(cuda_.allocate_host(&memory, memory_bytes(), cuda::kPortable), "cuMemHostAlloc");
-    std::memset(memory, 0, memory_bytes());
-    numbers.memory = static_cast<uint8_t*>(memory);
-  }
+  stream_ = cuda::create_urgent_stream(cuda_);
+  const auto numbers = LastingNumbers<Numbers>::take(cuda_, memory_bytes());
   calls_ = begun_calls_ = numbers.calls;
   launched_ = numbers.launched;
   next_ = launched_ + 1;
@@ -92,8 +67,7 @@ Shifts::~Shifts() {
   if (arrived_ != 0) cuda_.release(arrived_);
   if (let_by_ == nullptr) return;
   std::atomic_ref<uint32_t>(*over_).store(calls_);  // nobody is to wait for a group that is gone
-  const std::lock_guard<std::mutex> lock(unused().lock);
-  unused().numbers.push_back({reinterpret_cast<uint8_t*>(let_by_), calls_, launched_});
+  LastingNumbers<Numbers>::leave({reinterpret_cast<uint8_t*>(let_by_), calls_, launched_});
 }
 
 // Counts in a circle: "not before" holds as long as no 2^31 are out at once.

@@ -27,8 +27,7 @@ class Shifts : public Commands {
   // In host memory: those numbers, and the batches of commands.
   static size_t memory_bytes() { return kWords + kBatches * sizeof(gpu::Batch); }
 
-  // Numbers in host memory that streams wait for. One may come to a wait long after its group has gone:
-  // so they stay, and the next group counts on.
+  // In host memory, for streams to wait for (lasting_numbers.hpp).
   struct Numbers {
     uint8_t* memory = nullptr;
     uint32_t calls = 0;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from sealring.bench.workers import Report, run_workers
-from sealring.errors import PeerLost
 from tests.gpu.test_streams import (
     MILLION,
-    STREAMS_WAIT,
-    TIMEOUT,
     in_group,
-    introduced,
     memory_given_back,
     more_launches_than_a_queue_holds,
 )
@@ -167,28 +161,3 @@ def from_stage_to_stage(rank: int) -> bool:
 
 def test_a_pipeline_of_four() -> None:
     assert in_group(4, from_stage_to_stage) == [True] * 4
-
-
-# ---- what fails ---------------------------------------------------------------------------------
-
-
-def left_alone(rank: int, report: Report) -> None:
-    torch.cuda.set_device(0)
-    dist.init_process_group("sealring", timeout=TIMEOUT)
-    introduced()
-    if rank:
-        report("gone")
-        time.sleep(1)
-        os._exit(0)
-    data = torch.ones(MILLION, device="cuda")
-    dist.recv(data, 1)
-    spoilt = bool(data.isnan().all())
-    try:
-        dist.recv(data, 1)
-    except PeerLost as error:
-        report((spoilt, error.peer))
-    dist.destroy_process_group()
-
-
-def test_a_stream_that_waits_for_the_dead_is_let_go() -> None:
-    assert dict(run_workers(2, left_alone, environment=STREAMS_WAIT))[0] == (True, 1)

@@ -330,7 +330,8 @@ def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
     assert {name for _, name in found[0][1]} <= {TamperedRecord.__name__}
 
 
-def left_alone(rank: int, report: Report) -> None:
+def left_alone(rank: int, report: Report, call: Callable[[torch.Tensor], None]) -> None:
+    """The peer dies while a stream waits for what was called."""
     torch.cuda.set_device(0)
     dist.init_process_group("sealring", timeout=TIMEOUT)
     introduced()
@@ -339,17 +340,26 @@ def left_alone(rank: int, report: Report) -> None:
         time.sleep(1)
         os._exit(0)
     data = torch.ones(MILLION, device="cuda")
-    dist.all_reduce(data)
+    call(data)
     spoilt = bool(data.isnan().all())
     try:
-        dist.all_reduce(data)
+        call(data)
     except PeerLost as error:
         report((spoilt, error.peer))
     dist.destroy_process_group()
 
 
-def test_a_stream_that_waits_for_the_dead_is_let_go() -> None:
-    assert dict(run_workers(2, left_alone, environment=STREAMS_WAIT))[0] == (True, 1)
+def reduced_with_rank_1(data: torch.Tensor) -> None:
+    dist.all_reduce(data)
+
+
+def received_from_rank_1(data: torch.Tensor) -> None:
+    dist.recv(data, 1)
+
+
+@pytest.mark.parametrize("call", [reduced_with_rank_1, received_from_rank_1])
+def test_a_stream_that_waits_for_the_dead_is_let_go(call: Callable[..., None]) -> None:
+    assert dict(run_workers(2, left_alone, call, environment=STREAMS_WAIT))[0] == (True, 1)
 
 
 # ---- training -----------------------------------------------------------------------------------

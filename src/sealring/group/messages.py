@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from sealring._native import MailAccount
 
 
+_Posting: TypeAlias = Callable[[int, int, tuple[int, int], float, int | None, int, bool], int]
+"""Of the mailbox: its send, or its receive."""
 _STREAMS_COME_IN_S: Final = 2.0
 _FOR_EVER_S: Final = 1e9
 
@@ -90,7 +92,7 @@ class Messages:
 
     def _post(
         self,
-        call: Callable[[int, int, tuple[int, int], float, int | None, int, bool], int],
+        call: _Posting,
         entry: MessageEntry,
         memory: torch.Tensor,
         timeout_s: float,
@@ -127,7 +129,7 @@ class Messages:
     def _post_on_gpu(
         self,
         work: MessageWork,
-        call: Callable[[int, int, tuple[int, int], float, int | None, int, bool], int],
+        call: _Posting,
         where: tuple[int, int],
         timeout_s: float,
         copy_back: Callable[[], None] | None,
