@@ -148,16 +148,13 @@ uint64_t Collective::total_of(int slot) const { return call_.total.value_or(cut_
 // ---- what this rank does by itself -------------------------------------------------------------
 
 // Runs the first task that can run: a send must wait while its link is full, and holds up what else goes
-// over it. Room may come between two looks, or suffice for a shorter record; one that overtook another
-// could end at the head of the link, unwanted until those behind it have come. Sealing `ahead` of room is for a
-// rank with nothing else to do.
-bool Collective::run_tasks(bool ahead) {
+// over it. Room may come between two looks; a record that overtook another could end at the head of the
+// link, unwanted until those behind it have come.
+bool Collective::run_tasks() {
   held_up_.assign(links_.size(), false);
   const auto runnable = [&](const Task& task) {
     const Step& step = program_.steps[task.step];
-    const auto has_room = [&](int peer) {
-      return links_[peer]->has_room(length(*task.segment, step.slot), ahead);
-    };
+    const auto has_room = [this](int peer) { return links_[peer]->has_room(); };
     const bool in_turn = std::none_of(step.peers.begin(), step.peers.end(),
                                       [this](int peer) { return held_up_[peer]; });
     if (in_turn && (device_ != nullptr ? device_has_room(*task.segment, step)
@@ -243,36 +240,15 @@ void Collective::seal(Segment& segment, const Step& step) {
   }
 }
 
-// Sealed once, for all of them. For one it is where it leaves from. Not for several: that may be memory
-// that others can write, and what they make of it would go to the rest, in this rank's name.
+// Sealed once, for all of them.
 void Collective::publish(Header& header, const uint8_t* plain, const std::vector<int>& peers) {
   header.kind = Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = kEveryone;
-  const size_t size = kRecordOverhead + header.length;
-  const auto seal_at = [&](uint8_t* record) {
-    seal_record(*keyring_.own_group, keyring_.context, header, plain, record);
-  };
-  if (peers.size() == 1) {
-    Link& only = *links_[peers[0]];
-    if (uint8_t* const place = only.reserve(size)) {
-      seal_at(place);
-      only.commit(size);
-      return;
-    }
-  }
   BufferRef sealed = pool_.take();
-  sealed->size = size;
-  seal_at(sealed->record);
-  for (int peer : peers) {
-    Link& link = *links_[peer];
-    if (uint8_t* const place = link.reserve(size)) {
-      std::memcpy(place, sealed->record, size);
-      link.commit(size);
-    } else {
-      link.enqueue(sealed);
-    }
-  }
+  sealed->size = kRecordOverhead + header.length;
+  seal_record(*keyring_.own_group, keyring_.context, header, plain, sealed->record);
+  for (int peer : peers) links_[peer]->enqueue(sealed);
 }
 
 // ---- what comes from others --------------------------------------------------------------------

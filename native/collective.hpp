@@ -129,7 +129,7 @@ class Collective {
   void finish(Segment& segment, int step);
   void enable(Segment& segment, int step);
 
-  bool run_tasks(bool ahead = false);
+  bool run_tasks();
   void run_task(Segment& segment, int index);
   void compute(Segment& segment, const Step& step);
   void seal(Segment& segment, const Step& step);

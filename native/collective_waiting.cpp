@@ -97,7 +97,6 @@ void Collective::wait() {
     const Stopwatch waiting(stats_.wait_ns);
     if (patience_.lend()) return;
   }
-  if (run_tasks(true)) return patience_.progressed();
   const bool full = device_ != nullptr && !device_->has_room();
   if (!given_.empty() || full) return watch_device();
   sleep();

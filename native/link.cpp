@@ -30,29 +30,10 @@ void Link::seal(Header& header, const uint8_t* plain, uint8_t* out) {
 }
 
 void Link::send(Header& header, const uint8_t* plain) {
-  const size_t size = kRecordOverhead + header.length;
-  if (uint8_t* const place = reserve(size)) {
-    seal(header, plain, place);
-    return commit(size);
-  }
   BufferRef record = pool_.take();
-  record->size = size;
+  record->size = kRecordOverhead + header.length;
   seal(header, plain, record->record);
   enqueue(std::move(record));
-}
-
-bool Link::has_room(size_t payload, bool ahead) {
-  const size_t size = kRecordOverhead + payload;
-  return ahead || !pipe_->can_reserve(size) ? may_wait() : reserve(size) != nullptr;
-}
-
-uint8_t* Link::reserve(size_t bytes) {
-  if (!out_.empty() || broken_) return nullptr;
-  try {
-    return pipe_->reserve(bytes);
-  } catch (const PipeCorrupted& bad) {
-    throw Failure(FailureCode::tampered, peer, bad.what());
-  }
 }
 
 bool Link::flush() {

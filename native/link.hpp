@@ -38,10 +38,7 @@ class Link {
   // ---- out
   void enqueue(BufferRef record);
   // Whether another record may wait here for the pipe.
-  bool may_wait() const { return out_.size() < kMaxQueued; }
-  // Whether to seal a record now. One that waits is copied once more on its way, so where it could be
-  // sealed in the pipe itself, only whoever would sleep otherwise seals it `ahead` of the room for it.
-  bool has_room(size_t payload, bool ahead);
+  bool has_room() const { return out_.size() < kMaxQueued; }
   bool has_room_for_device() const { return out_.size() + promised < kMaxPromised; }
   bool idle() const { return out_.empty(); }
   // The pipe took no more, and what should have left is gone. Why is still to be read.
@@ -50,11 +47,8 @@ class Link {
   // Writes what the pipe takes. True if anything moved.
   bool flush();
   void seal(Header& header, const uint8_t* plain, uint8_t* out);
-  // Seals a record for this peer, where it leaves from if there is room, else where it can wait.
+  // Seals a record for this peer in private memory, from where flush() copies it into the pipe.
   void send(Header& header, const uint8_t* plain);
-  // A place in the pipe itself for a record of `bytes` bytes that would leave at once, or nullptr.
-  uint8_t* reserve(size_t bytes);
-  void commit(size_t bytes) { pipe_->commit(bytes); }
   // The key of what the GPU seals for this peer alone.
   SealingKey& gpu_send_key() { return *gpu_send_key_; }
   OpeningKey& gpu_receive_key() { return *gpu_receive_key_; }

@@ -305,8 +305,8 @@ Mailbox::Stats Mailbox::stats() const {
   return out;
 }
 
-bool Mailbox::step(bool ahead) {
-  return with_device([this, ahead] {
+bool Mailbox::step() {
+  return with_device([this] {
     awaits_stream_ = false;
     match_arrivals();
     bool moved = accept_met();
@@ -314,7 +314,7 @@ bool Mailbox::step(bool ahead) {
     for (const auto& link : links_) {
       if (!link) continue;
       moved |= read(*link);
-      moved |= write(*link, ahead);
+      moved |= write(*link);
     }
     return moved;
   });

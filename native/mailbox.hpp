@@ -169,13 +169,13 @@ class Mailbox {
 
   void drive(Lock& lock, const std::function<bool()>& enough,
              const std::function<bool()>& wants_out);
-  bool step(bool ahead = false);
+  bool step();
   bool read(Link& link);
   void hear_announcement(Link& link);
   void hear_acceptance(Link& link);
   bool take_data(Link& link);
-  bool write(Link& link, bool ahead = false);
-  bool send_data(Link& link, bool ahead);
+  bool write(Link& link);
+  bool send_data(Link& link);
   void announce(Link& link, Outgoing message);
   void match_arrivals();
   static bool meets(const Incoming& waiting, const Arrival& arrival);

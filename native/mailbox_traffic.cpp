@@ -18,17 +18,17 @@ constexpr size_t kAnnounced = 1024;
 
 // ---- out ---------------------------------------------------------------------------------------
 
-bool Mailbox::write(Link& link, bool ahead) {
+bool Mailbox::write(Link& link) {
   Peer& box = peers_[link.peer];
   bool moved = false;
-  while (!box.unannounced.empty() && link.may_wait() &&
+  while (!box.unannounced.empty() && link.has_room() &&
          box.announced.size() + box.untaken.size() < kAnnounced) {
     Outgoing next = std::move(box.unannounced.front());
     box.unannounced.pop_front();
     announce(link, std::move(next));
     moved = true;
   }
-  moved |= send_data(link, ahead);
+  moved |= send_data(link);
   if (!link.idle()) moved |= link.flush();
   if (link.broken()) {
     throw Failure(FailureCode::peer_lost, link.peer, "the peer closed the connection");
@@ -42,7 +42,7 @@ bool Mailbox::write(Link& link, bool ahead) {
 }
 
 // One record of the first message that can move: one whose memory is still in use holds up no other.
-bool Mailbox::send_data(Link& link, bool ahead) {
+bool Mailbox::send_data(Link& link) {
   Peer& box = peers_[link.peer];
   for (auto next = box.accepted.begin(); next != box.accepted.end(); ++next) {
     Outgoing& message = *next;
@@ -50,7 +50,7 @@ bool Mailbox::send_data(Link& link, bool ahead) {
     const size_t piece = piece_bytes(on_device);
     const size_t length = std::min(piece, message.bytes - message.sealed);
     const bool room = on_device ? device_->has_room() && link.has_room_for_device()
-                                : link.has_room(length, ahead);
+                                : link.has_room();
     if (!room || !reached(message.ready)) continue;
     Header header;
     header.kind = Kind::data;

@@ -35,7 +35,8 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
       if (lent || failure_ || closed_ || enough()) continue;
-      if (step(true)) {
+      // What was asked for while the lock was open is seen now: sleep() forgets the bell that was rung for it.
+      if (step()) {
         patience_.progressed();
       } else {
         sleep(lock);

@@ -1,7 +1,9 @@
 // A pipe carries bytes between two workers: a TCP connection, or two rings of shared memory.
 //
 // Pipes know nothing of records. Reading copies bytes into the reader's private memory exactly
-// once, so whatever is checked and used afterwards cannot be changed from outside any more.
+// once, so what is checked and used afterwards cannot be changed from outside any more. Writing
+// copies them out of the writer's private memory: a pipe gives out no address in shared memory, so no
+// record can be sealed or opened there.
 #pragma once
 
 #include <sys/uio.h>
@@ -33,13 +35,6 @@ class Pipe {
   // Both move as many bytes as can be moved without waiting, and return how many.
   virtual size_t read(std::span<iovec> into) = 0;
   virtual size_t write(std::span<iovec> from) = 0;
-
-  // Where `bytes` bytes may be put together in place, or nullptr if there is no such room. Only
-  // this end can write there; the peer sees them after commit(), which no other write may precede.
-  virtual uint8_t* reserve(size_t bytes) = 0;
-  // Whether there ever is such room.
-  virtual bool can_reserve(size_t bytes) const = 0;
-  virtual void commit(size_t bytes) = 0;
 
   // Waiting: arm() announces that this end is about to sleep and returns false if there is
   // something to do after all; then socket() becomes readable (or writable, for TCP with bytes

@@ -83,8 +83,10 @@ inline size_t run_stride(size_t length) { return (sealed_run_bytes(length) + 255
 void seal_header(SealingKey& key, const Context& context, const Header& header, uint8_t* out);
 
 // Seals `plain` into out[0 .. kRecordOverhead + length). Fills in count and generation.
-// Nobody else may be able to write to `out`: GCM may read back what it has just written, and a
-// byte changed in between would get a valid tag.
+// `out` must be private memory: GCM may read back what it has just written, and a byte that another
+// process changed in between would get a valid tag. `plain` may be memory that another process writes (a
+// tensor in shared memory): whatever OpenSSL reads there becomes ciphertext in `out` first, and the tag is
+// over that. The record then holds what was in the tensor at some time during the call.
 void seal_record(SealingKey& key, const Context& context, Header& header, const uint8_t* plain,
                  uint8_t* out);
 
@@ -92,8 +94,9 @@ void seal_record(SealingKey& key, const Context& context, Header& header, const 
 [[nodiscard]] bool authentic_header(OpeningKey& key, const Context& context, const Header& header,
                                     const uint8_t* sealed);
 
-// Opens the payload of a record whose header was found authentic. `plain` may be the place of
-// the ciphertext itself.
+// Opens the payload of a record whose header was found authentic. `record` and `plain` must be private
+// memory: the first may be read twice, the second holds plaintext before it is found authentic. `plain`
+// may be the place of the ciphertext itself.
 [[nodiscard]] bool open_payload(OpeningKey& key, const Context& context, const Header& header,
                                 const uint8_t* record, uint8_t* plain);
 

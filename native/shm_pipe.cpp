@@ -14,8 +14,8 @@
 namespace sealring {
 namespace {
 
-// What one end tells the other, in the memory that only it can write. Each end keeps its own
-// positions in private memory too, and believes the other's only after checking them.
+// What one end tells the other. Each end keeps its own positions in private memory, never reads them
+// back from here, and believes the other's only after checking them: others may write here as well.
 struct Control {
   alignas(64) std::atomic<uint64_t> written;  // bytes put into this end's ring
   alignas(64) uint8_t nonce[64];              // by which the peer recognises the memory at set-up
@@ -167,20 +167,12 @@ class ShmPipe final : public Pipe {
       if (n < part.iov_len) break;
     }
     if (total != 0) {
-      publish();
+      out_.publish();
+      if (peer_reads_.must_wake()) ring_bell();
     } else if (ended_) {
       throw PipeEnded("the peer's process closed the link");  // nobody will make room any more
     }
     return total;
-  }
-
-  uint8_t* reserve(size_t bytes) override {
-    return !ended_ && out_.space() >= bytes ? out_.next() : nullptr;
-  }
-  bool can_reserve(size_t bytes) const override { return bytes <= own_.ring_bytes(); }
-  void commit(size_t bytes) override {
-    out_.advance(bytes);
-    publish();
   }
 
   bool arm(bool wants_read, bool wants_write) override {
@@ -204,10 +196,6 @@ class ShmPipe final : public Pipe {
   size_t memory_bytes() const override { return own_.ring_bytes() + kRingControlBytes; }
 
  private:
-  void publish() {
-    out_.publish();
-    if (peer_reads_.must_wake()) ring_bell();
-  }
   // A full socket means that the bell has been rung more than enough.
   void ring_bell() {
     const char one = 1;

@@ -35,9 +35,6 @@ class TcpPipe final : public Pipe {
   }
 
   // The kernel copies whatever leaves; nothing can be put together in its memory.
-  uint8_t* reserve(size_t) override { return nullptr; }
-  bool can_reserve(size_t) const override { return false; }
-  void commit(size_t) override {}
 
   bool arm(bool, bool) override { return true; }
   void disarm() override {}

@@ -158,39 +158,6 @@ bool none(const std::vector<std::optional<Failure>>& failures) {
   return true;
 }
 
-// An end of a pipe whose other end somebody else looks at; he may act when this rank asks for room.
-class Watched : public Pipe {
- public:
-  explicit Watched(std::function<void()> on_reserve) : on_reserve_(std::move(on_reserve)), socket_(tcp_pair()) {}
-  ~Watched() override { ::close(socket_.first), ::close(socket_.second); }
-  std::vector<uint8_t> place = std::vector<uint8_t>(64u << 10), seen;
-
-  size_t read(std::span<iovec>) override { return 0; }
-  size_t write(std::span<iovec> from) override {
-    size_t bytes = 0;
-    for (const iovec& part : from) {
-      const auto* const start = static_cast<const uint8_t*>(part.iov_base);
-      seen.insert(seen.end(), start, start + part.iov_len);
-      bytes += part.iov_len;
-    }
-    return bytes;
-  }
-  uint8_t* reserve(size_t) override { return on_reserve_(), place.data(); }
-  bool can_reserve(size_t) const override { return true; }
-  void commit(size_t bytes) override { seen.insert(seen.end(), place.begin(), place.begin() + bytes); }
-  bool arm(bool, bool) override { return true; }
-  void disarm() override {}
-  short poll_events(bool, bool) const override { return 0; }
-  int socket() const override { return socket_.first; }
-  void end_writing() override {}
-  bool delivered() const override { return true; }
-  size_t memory_bytes() const override { return 0; }
-
- private:
-  std::function<void()> on_reserve_;
-  std::pair<int, int> socket_;
-};
-
 template <typename Body>
 void over_both(Body body) {
   body(Transport::tcp);
@@ -232,26 +199,6 @@ TEST(direct_broadcast_arrives) {
     });
     CHECK(none(failures));
   });
-}
-
-// Whoever can write to the memory that leads to one peer changes nothing of what another one gets.
-TEST(what_one_peer_can_reach_does_not_reach_another) {
-  const auto published = [](uint8_t change) {
-    Engine engine(0, 3, Context{}, group_key(0), 1024, 50'000);
-    auto first = std::make_unique<Watched>([] {});
-    Watched* const watched = first.get();
-    auto second = std::make_unique<Watched>([watched, change] { watched->place[200] ^= change; });
-    const Watched* const other = second.get();
-    engine.add_link(1, std::move(first), pair_key(0, 1), pair_key(1, 0), group_key(1));
-    engine.add_link(2, std::move(second), pair_key(0, 2), pair_key(2, 0), group_key(2));
-    const Program program = direct_broadcast(3, 0);
-    std::vector<float> tensor(700, 3.0f);
-    engine.run({&program, cut(tensor, 1), 1, tensor.size() * 4, 0, DType::float32, ReduceKind::none, 1.0, 1024, 20});
-    return other->seen;
-  };
-  const std::vector<uint8_t> untouched = published(0);
-  CHECK(untouched.size() > 2800);
-  CHECK(published(1) == untouched);
 }
 
 // The receiver opens segments in their order. A later one at the head of a link, for which there was room

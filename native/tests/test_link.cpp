@@ -66,7 +66,7 @@ TEST(stream_longer_than_the_pipe_goes_through) {
         const size_t all = 400;
         const auto bytes_of = [](size_t i) { return (i * 977) % 4097; };
         while (received < all) {
-          if (sent < all && ends.zero.link.may_wait() && random() % 2 == 0) {
+          if (sent < all && ends.zero.link.has_room() && random() % 2 == 0) {
             ends.zero.enqueue(pattern(bytes_of(sent++)), random() % 2 ? Kind::pair : Kind::group);
           }
           if (random() % 3 != 0) ends.zero.link.flush();
@@ -128,7 +128,8 @@ TEST(bytes_changed_before_they_are_read_do_not_open) {
   check_fails(FailureCode::tampered, [&] { ends.one.open(); }, 0);
 }
 
-// A record that has to wait is sealed in private memory and copied out by flush().
+// A record is sealed in private memory and copied out by flush(); test_private_sealing.cpp looks at that
+// while it happens.
 TEST(nothing_reaches_shared_memory_before_it_is_sealed) {
   SharedMemory memory;
   TwoEnds ends(&memory);
@@ -149,74 +150,16 @@ TEST(nothing_reaches_shared_memory_before_it_is_sealed) {
   }
 }
 
-// One that need not wait is sealed where it leaves from. The peer sees none of it before all of it.
-TEST(record_is_sealed_in_place_and_shown_whole) {
-  SharedMemory memory;
-  TwoEnds ends(&memory);
-  // Often enough that records lie across the end of the ring.
-  for (size_t round = 0; round < 3 * kRing / 4096; ++round) {
-    const std::vector<uint8_t> text = pattern(3000 + round);
-    const size_t size = kRecordOverhead + text.size();
-    Header header;
-    header.length = static_cast<uint32_t>(text.size());
-    uint8_t* const place = ends.zero.link.reserve(size);
-    CHECK(place != nullptr);
-    ends.zero.link.seal(header, text.data(), place);
-    CHECK(!ends.one.link.fill());
-    ends.zero.link.commit(size);
-    ends.one.receive();
-    CHECK(ends.one.open() == text);
-  }
-}
-
-TEST(no_place_is_given_that_is_not_free) {
-  SharedMemory memory;
-  TwoEnds ends(&memory);
-  CHECK(ends.zero.link.reserve(kRing + 1) == nullptr);
-  ends.zero.enqueue(pattern(100));
-  // It would overtake what waits.
-  CHECK(ends.zero.link.reserve(200) == nullptr);
-  ends.zero.link.flush();
-  CHECK(ends.zero.link.reserve(kRing) == nullptr);
-  CHECK(ends.zero.link.reserve(200) != nullptr);
-  ends.one.receive();
-  CHECK(ends.zero.link.reserve(kRing) != nullptr);
-  memory.set_word(1, SharedMemory::kTaken, kRing);
-  check_fails(FailureCode::tampered, [&] { ends.zero.link.reserve(200); }, 1);
-
-  TwoEnds tcp;
-  CHECK(tcp.zero.link.reserve(1) == nullptr);
-}
-
-// A record that waits is copied once more, so it is not sealed before the ring has room for it, unless
-// its sealer would sleep otherwise. Where there never is such room, it always waits.
-TEST(record_is_sealed_ahead_only_by_who_has_nothing_else_to_do) {
-  const auto wait_all = [](Link& link, size_t payload, bool ahead, End& end) {
+// A link takes a few records ahead of the pipe, and no more.
+TEST(records_that_wait_for_the_pipe_are_few) {
+  over_both([](TwoEnds& ends) {
     size_t waiting = 0;
-    for (; link.has_room(payload, ahead); ++waiting) end.enqueue(pattern(100));
-    return waiting;
-  };
-  SharedMemory memory;
-  TwoEnds ends(&memory);
-  Link& link = ends.zero.link;
-  size_t held = 0;
-  for (; link.has_room(4096, false); ++held) {
-    ends.zero.enqueue(pattern(4096));
-    link.flush();
-    CHECK(link.idle());
-  }
-  CHECK(held == kRing / (kRecordOverhead + 4096));
-  CHECK(link.has_room(4096, true));
-  ends.one.receive();
-  CHECK(link.has_room(4096, false));
-  CHECK(wait_all(link, 4096, true, ends.zero) > 1);
-  CHECK(!link.has_room(0, false));  // it would overtake what waits
-
-  SharedMemory other;
-  TwoEnds too_long(&other);
-  CHECK(wait_all(too_long.zero.link, kRing, false, too_long.zero) > 1);
-  TwoEnds tcp;
-  CHECK(wait_all(tcp.zero.link, 100, false, tcp.zero) > 1);
+    for (; ends.zero.link.has_room(); ++waiting) ends.zero.enqueue(pattern(100));
+    CHECK(waiting > 1);
+    CHECK(waiting < 16);
+    ends.zero.link.flush();
+    CHECK(ends.zero.link.has_room());
+  });
 }
 
 // ---- control words -----------------------------------------------------------------------------

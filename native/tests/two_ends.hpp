@@ -109,9 +109,9 @@ inline KeyBytes group_key(int rank) { return key_of('g', rank, 0); }
 
 // One rank's side of a link between ranks 0 and 1, with all that a link leans on.
 struct End {
-  End(int rank, std::unique_ptr<Pipe> pipe, uint64_t rekey_bytes)
+  End(int rank, std::unique_ptr<Pipe> pipe, uint64_t rekey_bytes, size_t record_bytes = 4096)
       : keyring{rank, Context{}, std::make_unique<SealingKey>(group_key(rank), rekey_bytes), {}},
-        pool(4096),
+        pool(record_bytes),
         link(1 - rank, std::move(pipe), pair_key(rank, 1 - rank), pair_key(1 - rank, rank),
              rekey_bytes, keyring, pool) {
     keyring.groups.resize(2);
