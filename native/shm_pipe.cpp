@@ -17,9 +17,8 @@ namespace {
 // What one end tells the other. Each end keeps its own positions in private memory, never reads them
 // back from here, and believes the other's only after checking them: others may write here as well.
 struct Control {
-  alignas(64) std::atomic<uint64_t> written;  // bytes put into this end's ring
-  alignas(64) uint8_t nonce[64];              // by which the peer recognises the memory at set-up
-  alignas(64) std::atomic<uint64_t> taken;    // bytes taken out of the other end's ring
+  alignas(128) std::atomic<uint64_t> written;  // bytes put into this end's ring
+  alignas(128) std::atomic<uint64_t> taken;    // bytes taken out of the other end's ring
   // Odd while this end sleeps until there is something to read (room to write). Every sleep has a
   // number of its own, so a peer that cannot reset the word still rings only once for each.
   alignas(64) std::atomic<uint32_t> reader_sleeps;

@@ -43,7 +43,5 @@ RING_BYTES: Final = 768 << 10
 """Shared memory per direction of a link."""
 RING_CONTROL_BYTES: Final = 4096
 """The control page behind each side's ring."""
-RING_NONCE_OFFSET: Final = RING_BYTES + 64
-"""Where each side's memory holds the nonce that proves which memory it is."""
 CERTIFICATE_HOURS: Final = 24.0
 """How long a certificate lives unless its issuer says otherwise."""

@@ -53,7 +53,7 @@ from sealring.identity.attestation.tpm.structures import (
     parse_quote,
 )
 from sealring.limits import HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, TAG_BYTES
-from sealring.links.memory import parse_offer
+from sealring.links.memory import offer_of, parse_offer
 from sealring.links.rendezvous import encode_addresses, parse_addresses
 from sealring.store.values import Kind as StoredKind
 from sealring.store.values import StoreKeys, parse_parts
@@ -121,7 +121,7 @@ def offer(data: bytes) -> None:
         read = parse_offer(parse_message(data)["shm"])
     except (MalformedSetup, KeyError):
         return
-    assert parse_offer(read.message()) == read
+    assert parse_offer(offer_of(read)) == read
 
 
 def addresses(data: bytes) -> None:

@@ -28,7 +28,8 @@ from sealring.identity.attestation import verify_evidence
 from sealring.identity.attestation.claims import encode_claims
 from sealring.identity.names import WorkerName
 from sealring.limits import MAX_PAYLOAD_BYTES
-from sealring.links.memory import Offer
+from sealring.links.descriptors import Address
+from sealring.links.memory import offer_of
 from sealring.links.rendezvous import encode_addresses
 from tests.engine.attacker import EVERYONE, Kind, header
 from tests.fuzz.targets import ALERT_FIXED
@@ -107,15 +108,14 @@ def refusals() -> Iterator[tuple[str, bytes]]:
 
 
 def offers() -> Iterator[tuple[str, bytes]]:
-    good = Offer(1, 3, "0" * 64, 1 << 20).message()
+    good = offer_of(Address(bytes(32), bytes(range(32))))
     for name, change in {
         "good": {},
-        "pid-0": {"pid": 0},
-        "pid-text": {"pid": "self"},
-        "fd-negative": {"fd": -1},
-        "fd-true": {"fd": True},
-        "nonce-upper": {"nonce": "A" * 64},
-        "bytes-huge": {"bytes": 1 << 70},
+        "socket-short": {"socket": "0" * 62},
+        "socket-number": {"socket": 1},
+        "socket-upper": {"socket": "A" * 64},
+        "token-long": {"token": "0" * 66},
+        "token-null": {"token": None},
         "more": {"more": 1},
     }.items():
         yield name, encode_message({"type": "link", "group_key": "0" * 64, "shm": good | change})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import mmap
 import os
@@ -13,8 +12,9 @@ import pytest
 
 from sealring._native import LinkMemory
 from sealring.errors import Unsupported
-from sealring.limits import RING_BYTES, RING_NONCE_OFFSET
-from sealring.links.memory import MEMORY_BYTES, Offer, create_memory, open_memory
+from sealring.limits import RING_BYTES
+from sealring.links.descriptors import leave
+from sealring.links.memory import MEMORY_BYTES, OwnMemory, create_memory, open_memory
 
 SHRINK, GROW, SEAL = fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL
 FUTURE_WRITE = 0x10
@@ -28,8 +28,11 @@ def _no_descriptor_is_left() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def offered(fd: int) -> Offer:
-    return Offer(os.getpid(), fd, bytes(32).hex(), MEMORY_BYTES)
+@pytest.fixture
+def own() -> Iterator[OwnMemory]:
+    memory = create_memory()
+    yield memory
+    memory.close()
 
 
 def memory(seals: int, size: int = MEMORY_BYTES) -> int:
@@ -39,18 +42,20 @@ def memory(seals: int, size: int = MEMORY_BYTES) -> int:
     return fd
 
 
-def test_what_is_made_can_be_opened_and_only_read() -> None:
-    own = create_memory()
-    open_memory(own.offer)
-    assert os.pread(own.offer.fd, 32, RING_NONCE_OFFSET).hex() == own.offer.nonce
-    assert not os.get_inheritable(own.offer.fd)
-    own.close()
+def test_what_is_made_can_be_passed_on_and_mapped(own: OwnMemory) -> None:
+    leave(own.inbox.address, own.fd)
+    assert isinstance(own.take_peers(), LinkMemory)
+    assert not os.get_inheritable(own.fd)
 
 
-def test_nobody_else_gets_to_write_and_nobody_changes_the_size() -> None:
+def test_memory_that_was_not_left_is_missed(own: OwnMemory) -> None:
+    with pytest.raises(Unsupported, match="did not come"):
+        own.take_peers()
+
+
+def test_nobody_else_gets_to_write_and_nobody_changes_the_size(own: OwnMemory) -> None:
     """Not even with the descriptor itself: the maker's one mapping is all there is."""
-    own = create_memory()
-    fd = own.offer.fd
+    fd = own.fd
     with pytest.raises(PermissionError):
         os.pwrite(fd, b"x", 0)
     with pytest.raises(PermissionError):
@@ -61,35 +66,24 @@ def test_nobody_else_gets_to_write_and_nobody_changes_the_size() -> None:
         os.ftruncate(fd, 4096)
     with pytest.raises(PermissionError):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-    own.close()
 
 
 @pytest.mark.parametrize("missing", [SHRINK, GROW, SEAL, FUTURE_WRITE])
 def test_other_seals_are_refused(missing: int) -> None:
     fd = memory(ALL & ~missing)
     with pytest.raises(Unsupported, match="not sealed against other writers and sizes"):
-        open_memory(offered(fd))
+        open_memory(fd)
     os.close(fd)
 
 
 def test_another_size_is_refused() -> None:
     fd = memory(ALL, MEMORY_BYTES - 4096)
     with pytest.raises(Unsupported, match=f"and not {MEMORY_BYTES}"):
-        open_memory(offered(fd))
+        open_memory(fd)
     os.close(fd)
-    with pytest.raises(Unsupported, match="has 4096 bytes"):
-        open_memory(Offer(1, 1, "00" * 32, 4096))
 
 
-def test_another_nonce_is_refused() -> None:
-    """Whoever guesses a descriptor finds memory, but not the nonce that came over TLS."""
-    own = create_memory()
-    with pytest.raises(Unsupported, match="does not hold its nonce"):
-        open_memory(dataclasses.replace(own.offer, nonce="11" * 32))
-    own.close()
-
-
-def test_what_is_no_memory_is_not_opened(tmp_path: Path) -> None:
+def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
     read, write = os.pipe()
     plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     os.ftruncate(plain, MEMORY_BYTES)
@@ -100,8 +94,6 @@ def test_what_is_no_memory_is_not_opened(tmp_path: Path) -> None:
         (plain, "cannot be checked"),
     ):
         with pytest.raises(Unsupported, match=reason):
-            open_memory(offered(fd))
+            open_memory(fd)
     for fd in (read, write, plain, null):
         os.close(fd)
-    with pytest.raises(Unsupported, match="not on this machine"):
-        open_memory(Offer(os.getpid(), 99_999, "00" * 32, MEMORY_BYTES))

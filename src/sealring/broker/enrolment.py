@@ -42,6 +42,7 @@ from sealring.identity.attestation.admission import Admission, key_digest
 from sealring.identity.attestation.files import read_policy, trust_in
 from sealring.identity.credentials import Credentials, read_authorities
 from sealring.identity.names import WorkerName, check_job
+from sealring.identity.process import shut_out_debuggers
 
 T = TypeVar("T")
 _LOG = logging.getLogger("sealring")
@@ -193,6 +194,7 @@ _making = threading.Lock()
 def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float) -> Enrolment:
     """This process's enrolment as that rank; the first call joins."""
     settings = read_settings(environ)
+    shut_out_debuggers(environ)
     # A forked child has its parent's key in its memory and must not be it.
     key = (os.getpid(), environ["SEALRING_BROKER"], settings.job, rank, world)
     with _making:

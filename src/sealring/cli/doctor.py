@@ -214,12 +214,14 @@ def _listening_address() -> Finding:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    from sealring.links.memory import create_memory, open_memory
+    from sealring.links.descriptors import leave
+    from sealring.links.memory import create_memory
 
     try:
         memory = create_memory()
         try:
-            open_memory(memory.offer)
+            leave(memory.inbox.address, memory.fd)
+            memory.take_peers()
         finally:
             memory.close()
     except SealringError as error:
@@ -227,7 +229,7 @@ def _shared_memory() -> Iterator[Finding]:
             "shared memory",
             "warning",
             str(error),
-            "ranks of one host will use TCP, which is slower; allow memfd_create and /proc",
+            "ranks of one host will use TCP, which is slower; allow memfd_create and Unix sockets",
         )
     else:
         yield Finding("shared memory", "ok", "sealed memory files can be made and shared")

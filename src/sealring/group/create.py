@@ -25,6 +25,7 @@ from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
 from sealring.identity import load_credentials
+from sealring.identity.process import shut_out_debuggers
 from sealring.links import Link, agreed_epoch, build_mesh
 from sealring.recorder.start import start_recorder
 from sealring.schedule import Selection
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # its packages are an extra
 def create_group(options: Any) -> SealedProcessGroup:
     """Called by torch on every rank of the new group; returns when all of them are linked."""
     settings = read_settings(os.environ)
+    shut_out_debuggers()
     group_rank, group_world = options.group_rank, options.group_size
     members = tuple(options.global_ranks_in_group) or tuple(range(group_world))
     rank = members[group_rank]

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from sealring.errors import ConfigurationError
+from sealring.identity.process import shut_out_debuggers
 
 _MAX_FILE_BYTES = 1 << 20
 
@@ -18,6 +19,7 @@ def read_private(path: Path, what: str, error: type[ConfigurationError]) -> byte
     The checks are made on the opened file, not on its name, so it cannot be exchanged between the
     check and the read. O_NONBLOCK keeps a FIFO placed there from hanging the worker.
     """
+    shut_out_debuggers()
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as problem:

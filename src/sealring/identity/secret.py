@@ -25,6 +25,7 @@ from sealring.errors import BadSecret, ConfigurationError
 from sealring.identity.certificates import issue, make_authority
 from sealring.identity.names import WorkerName
 from sealring.identity.private_files import read_private
+from sealring.identity.process import shut_out_debuggers
 from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES, MIN_SECRET_BYTES
 
 _SALT: Final = b"sealring-1 job secret"
@@ -64,6 +65,7 @@ def read_secret(environ: Mapping[str, str]) -> bytes | None:
             "both SEALRING_SECRET and SEALRING_SECRET_FILE are set: unset one of them"
         )
     if value is not None:
+        shut_out_debuggers(environ)
         return _check(value.encode("utf-8", "surrogateescape"), "SEALRING_SECRET")
     if path is not None:
         content = read_private(Path(path), "the job secret", BadSecret)

@@ -1,11 +1,15 @@
 """What two verified workers settle over TLS before their records flow: group keys and transport.
 
-dialer    -> {"type": "link", "group_key", "shm": null or an offer}
-acceptor  -> {"type": "link", "group_key", "shm": null or an offer}
+dialer    -> {"type": "link", "group_key", "shm": null or where the acceptor may leave its memory}
+             the acceptor leaves it there
+acceptor  -> {"type": "link", "group_key", "shm": null or where the dialer may leave its memory}
+             the dialer takes the acceptor's memory and leaves its own
 dialer    -> {"type": "transport", "transport": "shm" or "tcp"}
+             the acceptor takes the dialer's memory
+acceptor  -> {"type": "transport", "transport": "shm" or "tcp"}, only if the dialer said "shm"
 
-An acceptor offers memory only after it has opened the dialer's, so the dialer, who opens the
-acceptor's, is the one who knows whether both could.
+So each end has mapped the other's memory before the last "shm" is said, and neither waits for the
+other but over TLS.
 """
 
 from __future__ import annotations
@@ -18,12 +22,12 @@ from typing import Final, Literal
 from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Message, digest, exactly
+from sealring.links.descriptors import Address, leave
 from sealring.links.memory import (
-    Offer,
     OwnMemory,
     SharedMemory,
     create_memory,
-    open_memory,
+    offer_of,
     parse_offer,
 )
 
@@ -31,6 +35,7 @@ Transport = Literal["auto", "tcp", "shm"]
 
 _LINK: Final = frozenset({"type", "group_key", "shm"})
 _TRANSPORT: Final = frozenset({"type", "transport"})
+_REFUSED: Final = "the peer could not open, or refused, our memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +53,49 @@ def settle_as_dialer(
         peer_group_key, offer = _receive_link(channel)
         if offer is not None and own is None:
             raise _malformed(channel, "offered memory that it was not asked for")
-        memory, reason = None, "the peer could not open, or refused, our memory"
+        memory, reason = None, _REFUSED
         if offer is not None and own is not None:
             try:
-                memory = SharedMemory(own.mapping, open_memory(offer))
+                memory = SharedMemory(own.mapping, own.take_peers())
+                leave(offer, own.fd)
             except Unsupported as problem:
-                reason = str(problem)
+                memory, reason = None, str(problem)
         if memory is None and transport == "shm":
             raise _no_shared_memory(channel, reason)
-        channel.send({"type": "transport", "transport": "tcp" if memory is None else "shm"})
+        _send_transport(channel, memory)
+        if memory is not None and not _receive_transport(channel):
+            memory = None
+            if transport == "shm":
+                raise _no_shared_memory(channel, _REFUSED)
     return Settled(memory, peer_group_key)
 
 
 def settle_as_acceptor(channel: SecureChannel, group_key: bytes, transport: Transport) -> Settled:
     peer_group_key, offer = _receive_link(channel)
-    theirs, reason = None, "the peer offered none"
-    if offer is not None and transport != "tcp":
-        try:
-            theirs = open_memory(offer)
-        except Unsupported as problem:
-            reason = str(problem)
-    if theirs is None and transport == "shm":
-        raise _no_shared_memory(channel, reason)
-    with _own_memory(channel, transport, theirs is not None) as own:
-        _send_link(channel, group_key, own)
-        message = _receive(channel, "transport", _TRANSPORT)
-        memory = None if own is None or theirs is None else SharedMemory(own.mapping, theirs)
-        if message["transport"] not in ({"tcp"} if memory is None else {"tcp", "shm"}):
+    with _own_memory(channel, transport, offer is not None and transport != "tcp") as own:
+        left, reason = False, "the peer offered none"
+        if offer is not None and own is not None:
+            try:
+                leave(offer, own.fd)
+                left = True
+            except Unsupported as problem:
+                reason = str(problem)
+        if not left and transport == "shm":
+            raise _no_shared_memory(channel, reason)
+        _send_link(channel, group_key, own if left else None)
+        chosen = _receive_transport(channel)
+        if chosen and not left:
             raise _malformed(channel, "chose a transport that it was not offered")
-        if message["transport"] == "tcp":
-            if transport == "shm":
-                raise _no_shared_memory(channel, "the peer could not open, or refused, our memory")
-            memory = None
+        memory, reason = None, _REFUSED
+        if chosen and own is not None:
+            try:
+                memory = SharedMemory(own.mapping, own.take_peers())
+            except Unsupported as problem:
+                reason = str(problem)
+        if memory is None and transport == "shm":
+            raise _no_shared_memory(channel, reason)
+        if chosen:
+            _send_transport(channel, memory)
     return Settled(memory, peer_group_key)
 
 
@@ -87,7 +103,7 @@ def settle_as_acceptor(channel: SecureChannel, group_key: bytes, transport: Tran
 def _own_memory(
     channel: SecureChannel, transport: Transport, wanted: bool
 ) -> Iterator[OwnMemory | None]:
-    """Our part of the memory, its file open for as long as the peer may look for it."""
+    """Our part of the memory, with its file and inbox, which are closed after the exchange."""
     own = None
     if wanted:
         try:
@@ -103,14 +119,26 @@ def _own_memory(
 
 
 def _send_link(channel: SecureChannel, group_key: bytes, own: OwnMemory | None) -> None:
-    offer = None if own is None else own.offer.message()
+    offer = None if own is None else offer_of(own.inbox.address)
     channel.send({"type": "link", "group_key": group_key.hex(), "shm": offer})
 
 
-def _receive_link(channel: SecureChannel) -> tuple[bytes, Offer | None]:
+def _receive_link(channel: SecureChannel) -> tuple[bytes, Address | None]:
     message = _receive(channel, "link", _LINK)
     offer = None if message["shm"] is None else parse_offer(message["shm"])
     return bytes.fromhex(digest(message, "group_key")), offer
+
+
+def _send_transport(channel: SecureChannel, memory: SharedMemory | None) -> None:
+    channel.send({"type": "transport", "transport": "tcp" if memory is None else "shm"})
+
+
+def _receive_transport(channel: SecureChannel) -> bool:
+    """Whether the peer says that shared memory serves."""
+    message = _receive(channel, "transport", _TRANSPORT)
+    if message["transport"] not in ("tcp", "shm"):
+        raise _malformed(channel, "chose a transport that it was not offered")
+    return bool(message["transport"] == "shm")
 
 
 def _receive(channel: SecureChannel, kind: str, fields: frozenset[str]) -> Message:

@@ -28,12 +28,11 @@ from sealring.errors import Unsupported
 from sealring.limits import WIRE_PAYLOAD_BYTES as PAYLOAD_BYTES
 from sealring.limits import WIRE_SLOTS as SLOTS
 from sealring.links import files
+from sealring.links.descriptors import Address, Inbox, leave
 from sealring.schedule import Algorithm, Operation
 
 _PAGE: Final = 4096
 _HANDLE_BYTES: Final = 64
-_FILE: Final = struct.Struct("<II32s")
-"""The process, its file, and the nonce that is in it."""
 _ID_BYTES: Final = 128
 _GPU_BYTES: Final = 64
 _MOST_CHANNELS: Final = 8
@@ -88,6 +87,9 @@ class _Way(Protocol):
     def offer(self) -> bytes:
         """What the others must know; of the same length on all ranks."""
 
+    def hand_out(self, letters: Sequence[bytes]) -> None:
+        """Called when all offers are known. `open` follows when all ranks have done this."""
+
     def open(self, letters: Sequence[bytes]) -> None: ...
     def close(self) -> None: ...
 
@@ -99,6 +101,9 @@ class _PeerMemory:
     def offer(self) -> bytes:
         return self._native.offer_gpu_wires(SLOTS, PAYLOAD_BYTES).ljust(_HANDLE_BYTES, bytes(1))
 
+    def hand_out(self, letters: Sequence[bytes]) -> None:
+        pass
+
     def open(self, letters: Sequence[bytes]) -> None:
         for peer in _others(self._rank, letters):
             self._native.open_gpu_wire(peer, letters[peer])
@@ -108,26 +113,38 @@ class _PeerMemory:
 
 
 class _HostMemory:
+    """A file of each rank, whose descriptor goes into an inbox of each other rank."""
+
     def __init__(self, native: _native.Engine, rank: int, _world: int) -> None:
         self._native, self._rank = native, rank
         self._file: int | None = None
+        self._inbox: Inbox | None = None
         area = _native.wire_area_bytes(SLOTS, PAYLOAD_BYTES)
-        pages = -(-area // _PAGE) * _PAGE
-        self._shape = files.Shape(pages + _PAGE, pages, files.SIZE_SEALS)
+        self._shape = files.Shape(-(-area // _PAGE) * _PAGE, files.SIZE_SEALS)
 
     def offer(self) -> bytes:
-        self._file, nonce = files.create(self._shape, "sealring-wire")
+        self._file = files.create(self._shape, "sealring-wire")
         files.seal(self._file, self._shape)
         self._native.offer_host_wires(SLOTS, PAYLOAD_BYTES, self._file)
-        return _FILE.pack(os.getpid(), self._file, nonce)
+        self._inbox = Inbox()
+        return self._inbox.address.packed()
+
+    def hand_out(self, letters: Sequence[bytes]) -> None:
+        assert self._file is not None
+        for peer in _others(self._rank, letters):
+            leave(Address.unpacked(letters[peer]), self._file, self._rank)
 
     def open(self, letters: Sequence[bytes]) -> None:
-        for peer in _others(self._rank, letters):
-            pid, file, nonce = _FILE.unpack(letters[peer])
-            fd = files.find(pid, file, nonce, self._shape, writable=True)
-            try:
-                self._native.open_host_wire(peer, fd, self._shape.bytes)
-            finally:
+        assert self._inbox is not None
+        left = self._inbox.take()
+        try:
+            for peer in _others(self._rank, letters):
+                if peer not in left:
+                    raise Unsupported("the memory of another rank did not come")
+                files.check(left[peer], self._shape)
+                self._native.open_host_wire(peer, left[peer], self._shape.bytes)
+        finally:
+            for fd in left.values():
                 os.close(fd)
 
     def close(self) -> None:
@@ -135,6 +152,9 @@ class _HostMemory:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
 
 
 class _Nccl:
@@ -155,6 +175,9 @@ class _Nccl:
             for peer in range(self._world)
         ]
         return b"".join(each.ljust(_ID_BYTES, bytes(1)) for each in ids)
+
+    def hand_out(self, letters: Sequence[bytes]) -> None:
+        pass
 
     def open(self, letters: Sequence[bytes]) -> None:
         # Each returns when its other end has come: so all ranks must take them in one order.
@@ -249,11 +272,14 @@ def _try(
         if not why:
             offers = _Round(len(members), letter)
             yield offers.collective()
-            try:
-                way.open(offers.letters())
-            except Exception as problem:
-                reason = str(problem) or repr(problem)
-            why = yield from _judged(members, reason)
+            for step in (way.hand_out, way.open):
+                try:
+                    step(offers.letters())
+                except Exception as problem:
+                    reason = str(problem) or repr(problem)
+                why = yield from _judged(members, reason)
+                if why:
+                    break
     finally:
         way.close()
     if why:
