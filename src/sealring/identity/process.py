@@ -1,9 +1,10 @@
 """A process that holds keys shows its memory to no other process of the same user.
 
 Linux lets a user's processes read and write each other's memory and open each other's files
-through /proc and ptrace, and writes a crashed process's memory to a core file. A process can decline
-all of that (PR_SET_DUMPABLE). A worker does so before it reads a secret or a private key and before
-it makes a group. Root, and a process with CAP_SYS_PTRACE, is not kept out by it.
+through /proc and ptrace, and writes a crashed process's memory to a core file. A process can
+decline all of that (PR_SET_DUMPABLE). A worker does so before it reads a secret or a private key
+and before it makes a group. This keeps out neither root nor a process with CAP_SYS_PTRACE, nor a
+process that had opened the worker's memory before.
 
 A child made by fork inherits this; a new program (exec) starts without it.
 """

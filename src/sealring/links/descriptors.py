@@ -74,7 +74,7 @@ class Inbox:
             raise Unsupported(f"no Unix socket can be had here: {problem.strerror}") from problem
 
     def take(self) -> dict[int, int]:
-        """The descriptors that were left, by the numbers of their senders; the caller's to close."""
+        """The descriptors that were left, by their senders' numbers; they are the caller's."""
         taken: dict[int, int] = {}
         for _ in range(_WAITING + 1):
             try:

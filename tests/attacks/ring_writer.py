@@ -1,0 +1,92 @@
+"""Ranks that seal, and a process that changes their ring meanwhile. Run by test_shared_ring.py.
+
+python -m tests.attacks.ring_writer WORLDS prints how many worlds ended with right results, how many
+with which error, and how many with a wrong element.
+
+Each world runs all_reduces of two ranks until one fails. Of the two records that a rank sends in
+each, the first is for the peer alone and the second is published; all are as long as an eighth of
+the ring. The hostile process is given the file of rank 0's ring, as if it had opened it before the
+file was sealed. It keeps changing one byte of the ciphertext back and forth.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections import Counter
+from typing import Final
+
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.errors import GroupError
+from sealring.schedule import Algorithm, Operation
+from tests.engine.cases import Case, expected, tensors_of
+from tests.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
+
+HEADER, OVERHEAD = 80, 96
+RECORD: Final = RING_BYTES // 8
+ELEMENTS: Final = (RECORD - OVERHEAD) // 4
+CASE: Final = Case(
+    Operation.ALL_REDUCE, Algorithm.RING, 2 * ELEMENTS, DType.FLOAT32, ReduceKind.SUM
+)
+ROUNDS: Final = 40
+SPOTS: Final = tuple(record * RECORD + HEADER + RECORD // 2 + 3 for record in (0, 1))
+"""The last byte of a float, with its sign, in a record of each kind."""
+WRONG: Final = "a wrong element"
+
+
+def write_into_rings() -> None:
+    """The hostile process: writes into the last ring that it was given, until there is no more."""
+    orders = socket.socket(fileno=0)
+    memory: mmap.mmap | None = None
+    spot = 0
+    while True:
+        if memory is None or select.select([orders], [], [], 0)[0]:
+            message, files, _, _ = socket.recv_fds(orders, 1, 1)
+            if not message:
+                return
+            spot, (file,) = message[0], files
+            memory = mmap.mmap(file, MEMORY_BYTES)
+            os.close(file)
+            orders.send(b"!")
+        at = SPOTS[spot]
+        for _ in range(500):
+            memory[at] ^= 0x80
+
+
+def run_world(orders: socket.socket, spot: int) -> str:
+    with LocalWorld(2, transport="shm") as local:
+        socket.send_fds(orders, [bytes([spot])], [local.memories[0, 1]])
+        orders.recv(1)  # it writes from now on
+        right = expected(CASE, 2, 0, local.record_bytes)
+        for _ in range(ROUNDS):
+            tensors = tensors_of(CASE, 2)
+            errors = local.run([each.collective() for each in tensors], 5.0)
+            for error, tensor, want in zip(errors, tensors, right, strict=True):
+                if error is None and tensor.bits() != want:
+                    return WRONG
+            for error in errors:
+                if error is not None:
+                    assert isinstance(error, GroupError), repr(error)
+                    return type(error).__name__
+    return "right results"
+
+
+def main(worlds: int) -> None:
+    orders, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "tests.attacks.ring_writer"]
+    with orders, subprocess.Popen(command, stdin=theirs) as hostile:
+        theirs.close()
+        try:
+            outcomes = Counter(run_world(orders, world % len(SPOTS)) for world in range(worlds))
+        finally:
+            hostile.kill()
+    for outcome, count in outcomes.most_common():
+        print(f"{count} {outcome}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1])) if len(sys.argv) > 1 else write_into_rings()

@@ -1,0 +1,56 @@
+"""A process of the workers' own user reaches neither their memory nor their files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.attacks.neighbour import ATTEMPTS
+from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
+
+
+def attacked(debuggers: str) -> dict[str, Any]:
+    neighbour = start(
+        [sys.executable, "-m", "tests.attacks.neighbour"],
+        cwd=CHECKOUT,
+        env=os.environ | {"SEALRING_ALLOW_DEBUGGERS": debuggers, "TMPDIR": "/tmp"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = neighbour.communicate(timeout=100)
+    finally:
+        neighbour.kill()
+    assert neighbour.returncode == 0, err
+    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert told["user"] != 0
+    return told
+
+
+@needs_unprivileged
+def test_a_neighbour_reaches_no_memory_and_no_descriptor_of_a_worker() -> None:
+    told = attacked("0")
+    assert told["training"] == dict.fromkeys(ATTEMPTS, "PermissionError")
+    # The race for a link's memory between its making and its sealing.
+    assert "reached" not in told["during set-up"], told
+    assert told["during set-up"]["PermissionError"] > 0
+
+
+def _ptrace_scope() -> int:
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope") as file:
+            return int(file.read())
+    except OSError:
+        return 0
+
+
+@needs_unprivileged
+@pytest.mark.skipif(_ptrace_scope() != 0, reason="Yama keeps neighbours out in any case here")
+def test_the_setting_lets_debuggers_in() -> None:
+    assert attacked("1")["training"] == dict.fromkeys(ATTEMPTS, "reached")
