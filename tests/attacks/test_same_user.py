@@ -14,9 +14,10 @@ from tests.attacks.neighbour import ATTEMPTS
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 
 
-def attacked(debuggers: str) -> dict[str, Any]:
+def last_line_of(module: str, debuggers: str) -> str:
+    """What the module prints last, run as a user without rights."""
     neighbour = start(
-        [sys.executable, "-m", "tests.attacks.neighbour"],
+        [sys.executable, "-m", module],
         cwd=CHECKOUT,
         env=os.environ | {"SEALRING_ALLOW_DEBUGGERS": debuggers, "TMPDIR": "/tmp"},
         stdout=subprocess.PIPE,
@@ -28,7 +29,12 @@ def attacked(debuggers: str) -> dict[str, Any]:
     finally:
         neighbour.kill()
     assert neighbour.returncode == 0, err
-    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    last: str = out.splitlines()[-1]
+    return last
+
+
+def attacked(debuggers: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(last_line_of("tests.attacks.neighbour", debuggers))
     assert told["user"] != 0
     return told
 
@@ -54,3 +60,11 @@ def _ptrace_scope() -> int:
 @pytest.mark.skipif(_ptrace_scope() != 0, reason="Yama keeps neighbours out in any case here")
 def test_the_setting_lets_debuggers_in() -> None:
     assert attacked("1")["training"] == dict.fromkeys(ATTEMPTS, "reached")
+
+
+@needs_unprivileged
+def test_torch_shares_tensors_between_processes_all_the_same() -> None:
+    """Data loaders and queues of tensors. Only torch's `pidfd_getfd` of a worker needs the setting."""
+    user, *taken = last_line_of("tests.attacks.bystander", "0").split()
+    assert user != "0"
+    assert taken == ["PermissionError"]

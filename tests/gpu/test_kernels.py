@@ -64,6 +64,38 @@ def sizes(record_bytes: int) -> list[int]:
     return sorted(size for size in edges if size // record_bytes < 300)
 
 
+@pytest.mark.parametrize(("record_bytes", "parts"), [(65536, 1), (131072, 8), (1 << 20, 1)])
+def test_tags_do_not_depend_on_what_others_write_into_the_output(
+    record_bytes: int, parts: int
+) -> None:
+    """Records may be put together in memory that others can write: nothing of it is read back.
+
+    All of the payloads are changed again and again while they are being sealed.
+    """
+    kernels = RecordKernels(device(), CONTEXT, record_bytes, parts=parts)
+    key = DeviceKey(device(), KEY)
+    plain = os.urandom(32 * record_bytes)
+    right = sealed_by_openssl(plain, record_bytes, KEY, header())
+    stride = len(right) // 32
+    tensor, wire = on_gpu(plain), torch.zeros(len(right), dtype=torch.uint8, device=device())
+    payloads = wire.view(32, stride)[:, 80 : 80 + record_bytes]
+    kernels.seal(tensor, key, header(), wire)  # compiled now, so that the next one meets the writer
+    torch.cuda.synchronize()
+    changed = 0
+    for _ in range(20):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                payloads.bitwise_xor_(1)
+        kernels.seal(tensor, key, header(), wire)
+        torch.cuda.synchronize()
+        sealed = bytes(wire.cpu().numpy())
+        for at in range(0, len(right), stride):
+            end = at + stride
+            assert sealed[end - 16 : end] == right[end - 16 : end], "a tag follows the output"
+            changed += sealed[at + 80 : end - 16] != right[at + 80 : end - 16]
+    assert changed > 0
+
+
 @pytest.mark.parametrize(("record_bytes", "parts"), SHARES)
 def test_seals_as_openssl_does_and_opens_what_it_sealed(record_bytes: int, parts: int) -> None:
     kernels = RecordKernels(device(), CONTEXT, record_bytes, parts=parts)
