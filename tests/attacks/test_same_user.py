@@ -64,7 +64,7 @@ def test_the_setting_lets_debuggers_in() -> None:
 
 @needs_unprivileged
 def test_torch_shares_tensors_between_processes_all_the_same() -> None:
-    """Data loaders and queues of tensors. Only torch's `pidfd_getfd` of a worker needs the setting."""
+    """Data loaders, and queues of tensors. Only what uses `pidfd_getfd` needs the setting."""
     user, *taken = last_line_of("tests.attacks.bystander", "0").split()
     assert user != "0"
     assert taken == ["PermissionError"]

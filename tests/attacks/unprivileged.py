@@ -47,12 +47,26 @@ def start(command: list[str], **options: Any) -> subprocess.Popen[Any]:
     """
     if os.getuid() != 0:
         return subprocess.Popen(command, **options)
-    script = ["mount --make-rprivate /", _open_paths()]
-    script.append(
-        f"exec setpriv --reuid {USER} --regid {USER} --clear-groups --bounding-set=-all "
-        f"--inh-caps=-all --no-new-privs -- {shlex.join(command)}"
+    return subprocess.Popen(
+        ["unshare", "--mount", "sh", "-ec", _script(), "sh", *command], **options
     )
-    return subprocess.Popen(["unshare", "--mount", "sh", "-ec", "\n".join(script)], **options)
+
+
+def write_interpreter(path: Path) -> Path:
+    """Writes a program that is Python, run as a user without rights."""
+    command = shlex.join(["unshare", "--mount", "sh", "-ec", _script(), "sh", sys.executable])
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def _script() -> str:
+    """Shell commands that end with running their arguments as a user without rights."""
+    become = (
+        f"exec setpriv --reuid {USER} --regid {USER} --clear-groups --bounding-set=-all "
+        '--inh-caps=-all --no-new-privs -- "$@"'
+    )
+    return "\n".join(["mount --make-rprivate /", _open_paths(), become])
 
 
 def _open_paths() -> str:

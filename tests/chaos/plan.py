@@ -52,6 +52,8 @@ class FaultKind(StrEnum):
     MUTE = "mute"
     # the memory that two ranks share
     SCRIBBLE = "scribble"
+    # all ranks of a machine
+    NEIGHBOUR = "neighbour"
     # a rank
     KILL = "kill"
     STOP = "stop"
@@ -68,6 +70,8 @@ ON_A_STREAM: Final = {
 ON_A_BELL: Final = {FaultKind.CUT: 3, FaultKind.DELAY: 3}
 """Over shared memory the socket carries nothing but wake-ups."""
 ON_MEMORY: Final = {FaultKind.SCRIBBLE: 4}
+ON_A_HOST: Final = {FaultKind.NEIGHBOUR: 6}
+"""A process of the workers' own user tries to write into all that they have."""
 ON_A_RANK: Final[dict[Where, dict[FaultKind, int]]] = {
     "local": {
         FaultKind.STOP: 1, FaultKind.PAUSE: 2, FaultKind.LEAVE: 2, FaultKind.DISAGREE: 2
@@ -134,6 +138,8 @@ class Fault:
     """Which of the two links of a pair it strikes."""
 
     def __str__(self) -> str:
+        if self.kind in ON_A_HOST:
+            return f"{self.kind} (all ranks)"
         if self.rank >= 0:
             return f"{self.kind} (rank {self.rank}, before call {self.at})"
         since = f", from collective {self.at} on" if self.channel == "collectives" else ""
@@ -334,6 +340,8 @@ def _faults(
     kinds = dict(ON_A_STREAM if transport == "tcp" else ON_A_BELL)
     if transport == "shm" and where == "local":
         kinds |= ON_MEMORY
+    if where == "processes":
+        kinds |= ON_A_HOST
     kinds |= ON_A_RANK[where]
     faults: dict[object, Fault] = {}
     for _ in range(chance.choice([0, 1, 1, 1, 1, 2, 2, 3])):
@@ -341,7 +349,9 @@ def _faults(
         aim = chance.choice(calls)
         place, skip = chance.random(), chance.choice([0, 0, 0, 1, 2, 7])
         amount = chance.random()
-        if kind in RANK_KINDS:
+        if kind in ON_A_HOST:
+            faults.setdefault(kind, Fault(kind))
+        elif kind in RANK_KINDS:
             rank = chance.randrange(len(groups[0]))
             at = chance.randint(1, len(calls))
             fault = Fault(kind, 0, rank=rank, at=at, place=place, amount=amount)

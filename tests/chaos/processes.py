@@ -8,16 +8,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from tests.attacks.unprivileged import why_not, write_interpreter
 from tests.chaos.history import History, Outcome
 from tests.chaos.local import BEYOND_THE_TIMEOUT_S, HANG_S
+from tests.chaos.neighbour import Neighbour
 from tests.chaos.plan import Call, Channel, Fault, FaultKind, Plan
 from tests.chaos.proxy import Proxy, Way
 from tests.chaos.streams import STRIKES, Stream, Strike
@@ -33,11 +37,15 @@ LARGEST_WORLD: Final = 4
 class _Hand:
     """One worker process."""
 
-    def __init__(self) -> None:
+    def __init__(self, interpreter: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
         self.process: Any = context.Process(target=serve, args=(there,), name="chaos", daemon=True)
-        self.process.start()
+        multiprocessing.set_executable(interpreter)
+        try:
+            self.process.start()
+        finally:
+            multiprocessing.set_executable(sys.executable)
         there.close()
         self.up = False
 
@@ -60,10 +68,18 @@ class _Hand:
 
 
 class Hands:
-    """The worker processes. New ones are started before they are needed."""
+    """The worker processes. New ones are started before they are needed.
+
+    They are of a user without rights: what root may do to them says nothing.
+    """
 
     def __init__(self, count: int = LARGEST_WORLD + 1) -> None:
-        self._free = [_Hand() for _ in range(count)]
+        self._folder = TemporaryDirectory()
+        self._interpreter = sys.executable
+        if os.getuid() == 0 and why_not() is None:
+            Path(self._folder.name).chmod(0o755)
+            self._interpreter = str(write_interpreter(Path(self._folder.name) / "python"))
+        self._free = [_Hand(self._interpreter) for _ in range(count)]
 
     def wait_until_up(self) -> None:
         for hand in self._free:
@@ -79,12 +95,13 @@ class Hands:
     def give_back(self, hand: _Hand, *, fit: bool) -> None:
         if not fit:
             hand.end()
-            hand = _Hand()
+            hand = _Hand(self._interpreter)
         self._free.append(hand)
 
     def close(self) -> None:
         for hand in self._free:
             hand.end()
+        self._folder.cleanup()
 
 
 def run_processes(plan: Plan, hands: Hands) -> History:
@@ -121,6 +138,12 @@ class _World:
         }
         for proxy in self._proxies.values():
             stack.callback(proxy.close)
+        self._neighbour: Neighbour | None = None
+        for fault in plan.faults:
+            if fault.kind is FaultKind.NEIGHBOUR and why_not() is None:
+                pids = [hand.process.pid for hand in hands]
+                self._neighbour = Neighbour(fault, pids, history)
+                stack.callback(self._neighbour.close)
         self._waiting = set(range(plan.world))
         self._open: dict[tuple[int, Call], Outcome] = {}
         self._armed: list[tuple[int, Fault, float]] = []
@@ -171,6 +194,8 @@ class _World:
                 return
             for strike in self._strikes.values():
                 strike.over = step != "ready"
+            if self._neighbour is not None:
+                self._neighbour.go_on(traffic=step == "ready")
             self._go_on()
 
     def _all_reach(self, step: str, limit: float) -> bool:
