@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.attacks.neighbour import ATTEMPTS
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
+from tests.workers import SECRET
 
 
 def last_line_of(module: str, debuggers: str) -> str:
@@ -68,3 +71,29 @@ def test_torch_shares_tensors_between_processes_all_the_same() -> None:
     user, *taken = last_line_of("tests.attacks.bystander", "0").split()
     assert user != "0"
     assert taken == ["PermissionError"]
+
+
+CRASHES = """
+import os, resource
+from sealring.identity.secret import read_secret
+
+limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
+resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+assert read_secret(os.environ)
+os.abort()
+"""
+
+
+def leaves_core(debuggers: str, folder: Path) -> bool:
+    env = os.environ | {"SEALRING_SECRET": SECRET, "SEALRING_ALLOW_DEBUGGERS": debuggers}
+    command = [sys.executable, "-c", f"import os; os.chdir({str(folder)!r}){CRASHES}"]
+    pid = os.posix_spawn(sys.executable, command, env)
+    _, status = os.waitpid(pid, 0)
+    assert os.WTERMSIG(status) == signal.SIGABRT
+    return os.WCOREDUMP(status)
+
+
+def test_a_process_that_holds_keys_leaves_no_core_file(tmp_path: Path) -> None:
+    if not leaves_core("1", tmp_path):
+        pytest.skip("this machine writes no core files")
+    assert not leaves_core("0", tmp_path)
