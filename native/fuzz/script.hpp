@@ -212,9 +212,6 @@ class ScriptedPipe final : public Pipe {
     for (const iovec& part : from) bytes += part.iov_len;
     return bytes;
   }
-  uint8_t* reserve(size_t) override { return nullptr; }
-  bool can_reserve(size_t) const override { return false; }
-  void commit(size_t) override {}
   bool arm(bool, bool) override { return false; }
   void disarm() override {}
   short poll_events(bool, bool) const override { return 0; }
