@@ -33,6 +33,8 @@ auto Mailbox::with_device(Work work) {
     return work();
   } catch (const Failure&) {
     throw;
+  } catch (const ForkedProcess&) {
+    throw;  // the parent's messages go on
   } catch (const std::exception& broken) {
     throw Failure(FailureCode::closed, -1,
                   "the GPU of rank " + std::to_string(rank_) + " failed: " + broken.what());
@@ -62,6 +64,7 @@ Mailbox::~Mailbox() {
 
 void Mailbox::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                        const KeyBytes& receive_key) {
+  require_process();
   if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || peer == rank_ || links_[peer]) {
     throw std::invalid_argument("a link to a rank that cannot have one");
   }
@@ -70,6 +73,7 @@ void Mailbox::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& sen
 }
 
 void Mailbox::attach(std::unique_ptr<Device> device) {
+  require_process();
   const Lock lock(lock_);
   if (device_) throw std::invalid_argument("the mailbox has a device already");
   // All keys now: later a GPU is at work, and streams wait for it.
@@ -109,6 +113,7 @@ void Mailbox::require_device(const std::optional<OnDevice>& place) const {
 
 Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_t bytes,
                               double timeout_s, std::optional<OnDevice> place) {
+  require_process();
   Lock lock(lock_);
   require_alive();
   require_link(peer);
@@ -129,6 +134,7 @@ Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_
 
 Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t bytes,
                                  double timeout_s, std::optional<OnDevice> place) {
+  require_process();
   Lock lock(lock_);
   require_alive();
   if (peer != kAnyone) require_link(peer);
@@ -158,6 +164,7 @@ Mailbox::Ticket Mailbox::new_ticket(const std::optional<OnDevice>& place, uint32
 }
 
 std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wants_out) {
+  require_process();
   Lock lock(lock_);
   const auto over = [&] {
     const auto entry = tickets_.find(ticket);
@@ -184,6 +191,7 @@ std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wan
 }
 
 std::vector<std::pair<Mailbox::Ticket, int>> Mailbox::finished() {
+  require_process();
   Lock lock(lock_);
   for (;;) {
     std::vector<std::pair<Ticket, int>> out;
@@ -231,6 +239,7 @@ void Mailbox::done(Ticket ticket, int peer) {
 }
 
 void Mailbox::close() {
+  if (!process_.here()) return;
   Lock lock(lock_);
   if (closed_ || failure_) return;
   closed_ = true;
@@ -241,6 +250,7 @@ void Mailbox::close() {
 }
 
 bool Mailbox::release_device(std::chrono::duration<double> patience) {
+  if (!process_.here()) return true;
   Lock lock(lock_);
   if (!device_ || (!closed_ && !failure_)) return true;
   wait_for_driver(lock);
@@ -254,6 +264,7 @@ bool Mailbox::release_device(std::chrono::duration<double> patience) {
 }
 
 void Mailbox::fail(const Failure& failure) {
+  if (!process_.here()) return;
   Lock lock(lock_);
   if (closed_ || failure_) return;
   failure_ = first_failure_->settle(failure);
@@ -296,6 +307,7 @@ void Mailbox::wake() {
 }
 
 Mailbox::Stats Mailbox::stats() const {
+  require_process();
   const Lock lock(lock_);
   Stats out = stats_;
   out.memory_bytes = pool_.bytes() + gpu_pool_.bytes() + (device_ ? device_->memory_bytes() : 0);
