@@ -229,6 +229,8 @@ void bind_secrets(nb::module_& m) {
         throw nb::type_error("a secret cannot be pickled: it stays in its process");
       });
 
+  nb::class_<FreedMemoryOverwritten>(m, "FreedMemoryOverwritten").def(nb::init<>());
+
   m.def("erase",
         [](const nb::object& memory) {
           const View view(memory, true);

@@ -1,5 +1,6 @@
 #include "secret_memory.hpp"
 
+#include <malloc.h>
 #include <openssl/crypto.h>
 #include <pthread.h>
 #include <sched.h>
@@ -9,6 +10,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -228,6 +230,31 @@ bool SecretBytes::operator==(const SecretBytes& other) const {
 void SecretBytes::require_key() const {
   process_.require("this key");
   if (all_zeros()) throw std::logic_error("a key of zeros is no key: it was wiped");
+}
+
+namespace {
+
+std::mutex overwriting;
+int wanting_overwrites = 0;
+
+void set_perturbation([[maybe_unused]] int byte) {
+#ifdef M_PERTURB
+  ::mallopt(M_PERTURB, byte);
+#endif
+}
+
+}  // namespace
+
+FreedMemoryOverwritten::FreedMemoryOverwritten() {
+  const std::lock_guard<std::mutex> lock(overwriting);
+  if (wanting_overwrites++ == 0) set_perturbation(0xa5);
+}
+
+FreedMemoryOverwritten::~FreedMemoryOverwritten() {
+  const std::lock_guard<std::mutex> lock(overwriting);
+  if (--wanting_overwrites != 0) return;
+  const char* const before = std::getenv("MALLOC_PERTURB_");  // the user's own setting
+  set_perturbation(before == nullptr ? 0 : std::atoi(before));
 }
 
 SecretMemoryReport secret_memory_report() { return arena().report(); }

@@ -79,6 +79,17 @@ class SecretBytes {
   ProcessMark process_;
 };
 
+// While one exists, the C library overwrites the larger blocks that are freed, in all threads. For
+// libraries that free secrets as they are: OpenSSL's TLS connections hold theirs in a block of several
+// KiB. Other libraries' allocators than glibc's take no notice.
+class FreedMemoryOverwritten {
+ public:
+  FreedMemoryOverwritten();
+  ~FreedMemoryOverwritten();
+  FreedMemoryOverwritten(const FreedMemoryOverwritten&) = delete;
+  FreedMemoryOverwritten& operator=(const FreedMemoryOverwritten&) = delete;
+};
+
 struct SecretMemoryReport {
   size_t mapped_bytes;
   size_t locked_bytes;  // less than mapped_bytes where RLIMIT_MEMLOCK did not allow more

@@ -273,6 +273,7 @@ def _gpu(device: torch.device) -> Finding:
     """A group of one, made ready for the GPU as every group is."""
     import torch
 
+    from sealring import _native
     from sealring.engine.cpu import CpuEngine
     from sealring.group.gpu import GpuCalls
     from sealring.group.settings import read_settings
@@ -284,7 +285,7 @@ def _gpu(device: torch.device) -> Finding:
             0,
             1,
             context=bytes(limits.KEY_BYTES),
-            group_key=os.urandom(limits.KEY_BYTES),
+            group_key=_native.Secret.random(limits.KEY_BYTES),
             links=(),
         )
         calls = GpuCalls(engine, wait)
