@@ -1,0 +1,143 @@
+"""A worker that reports its keys, masked, and then dumps core or looks through its own child.
+
+python -m tests.attacks.core_worker living|ended|forked
+
+`living`: rank 0 dumps core while its group lives. `ended`: after destroy_process_group().
+`forked`: rank 0 forks while its group lives; the child writes all its memory to a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+import time
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from sealring.engine.cpu import CpuEngine
+from sealring.engine.mailbox import Mailbox
+from sealring.group import create
+from sealring.handshake import tls
+from tests.attacks.key_search import masked
+
+_PR_SET_DUMPABLE: Final = 4
+CHILDS_MEMORY: Final = "child.memory"
+
+
+def report(name: str, secret: object) -> None:
+    print("key", name.replace(" ", "-"), masked(secret), flush=True)
+
+
+def record_keys() -> None:
+    """Reports every key that set-up hands on, and the secrets of its TLS connections."""
+
+    class RecordedEngine(CpuEngine):
+        def __init__(self, *arguments: Any, links: Any, group_key: Any, **options: Any) -> None:
+            links = list(links)
+            report("group key", group_key)
+            for peer, link in links:
+                report(f"to {peer}", link.send_key)
+                report(f"from {peer}", link.receive_key)
+                report(f"group key of {peer}", link.peer_group_key)
+            super().__init__(*arguments, links=links, group_key=group_key, **options)
+
+    class RecordedMailbox(Mailbox):
+        def __init__(self, *arguments: Any, links: Any, **options: Any) -> None:
+            links = list(links)
+            for peer, link in links:
+                report(f"messages to {peer}", link.send_key)
+                report(f"messages from {peer}", link.receive_key)
+            super().__init__(*arguments, links=links, **options)
+
+    create.CpuEngine = RecordedEngine  # type: ignore[misc]
+    create.Mailbox = RecordedMailbox  # type: ignore[misc]
+    export, context = tls.TlsConnection.export, tls.TlsConnection._context
+    numbers = iter(range(100))
+
+    def recorded_export(self: Any, *arguments: Any) -> Any:
+        exported = export(self, *arguments)
+        report(f"exporter {next(numbers)}", exported)
+        return exported
+
+    def recorded_context(self: Any, *arguments: Any, **options: Any) -> Any:
+        made = context(self, *arguments, **options)
+
+        def on_secret(_: object, line: bytes) -> None:
+            # In hexadecimal: what is searched for is the secret itself.
+            name, _, secret = line.decode().split()
+            values = (int(secret[at : at + 2], 16) for at in range(0, len(secret), 2))
+            report(f"TLS {name} {next(numbers)}", bytearray(values))
+
+        made.set_keylog_callback(on_secret)
+        return made
+
+    tls.TlsConnection.export = recorded_export  # type: ignore[method-assign]
+    tls.TlsConnection._context = recorded_context  # type: ignore[method-assign]
+
+
+def train() -> None:
+    tensor = torch.ones(100_000)
+    for _ in range(4):
+        dist.all_reduce(tensor)
+    message = torch.ones(100_000)
+    if dist.get_rank() == 0:
+        dist.send(message, dst=1)
+        dist.recv(message, src=1)
+    else:
+        dist.recv(message, src=0)
+        dist.send(message, dst=0)
+    group = dist.group.WORLD
+    assert group is not None
+    print("rekeys", max(group.account()["rekeys"]), flush=True)  # type: ignore[attr-defined]
+
+
+def dump_core() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+    os.abort()
+
+
+def write_childs_memory() -> None:
+    """All of it that the child can read, not only what a core file would hold."""
+    child = os.fork()
+    if child != 0:
+        os.waitpid(child, 0)
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    with open("/proc/self/maps") as listing:
+        mappings = [line.split() for line in listing]
+    with open("/proc/self/mem", "rb", 0) as memory, open(CHILDS_MEMORY, "wb") as out:
+        for mapping in mappings:
+            if not mapping[1].startswith("rw"):
+                continue
+            start, end = (int(each, 16) for each in mapping[0].split("-"))
+            for at in range(start, end, 1 << 20):
+                try:
+                    memory.seek(at)
+                    out.write(memory.read(min(1 << 20, end - at)))
+                except (OSError, ValueError, OverflowError):
+                    break
+    os._exit(0)
+
+
+def main(mode: str) -> None:
+    record_keys()
+    dist.init_process_group("sealring")
+    train()
+    rank = dist.get_rank()
+    if rank == 0 and mode == "forked":
+        write_childs_memory()
+    if mode in ("ended", "forked"):
+        dist.destroy_process_group()
+    if rank == 0 and mode != "forked":
+        dump_core()
+    if mode == "living":
+        time.sleep(60)  # the test ends this process
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

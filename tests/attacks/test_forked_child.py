@@ -1,0 +1,324 @@
+"""A forked child of a worker holds a copy of the worker's memory and of its connections.
+
+With the keys and the nonces in that copy it would speak in the worker's name and seal under nonces
+that the worker uses too. Every data loader with workers forks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import platform
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sealring.store
+from sealring import _native
+from sealring.errors import ForkedProcess
+from tests.workers import Workers
+
+_CLONE: Final = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
+
+
+def in_child(act: Callable[[], object], fork: Callable[[], int] = os.fork) -> str:
+    """What `act` returns in a forked child, or the type of what it raises."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, about threads and fork
+        child = fork()
+    if child == 0:
+        try:
+            said = str(act())
+        except BaseException as error:
+            said = type(error).__name__
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said
+
+
+def bare_fork() -> int:
+    """The system call alone: neither Python's nor the C library's handlers run."""
+    libc = ctypes.CDLL(None)
+    assert _CLONE is not None
+    return int(libc.syscall(_CLONE, int(signal.SIGCHLD), 0, 0, 0, 0))
+
+
+def total(value: float) -> float:
+    tensor = torch.full((5000,), value)
+    dist.all_reduce(tensor)
+    assert bool((tensor == tensor[0]).all())
+    return float(tensor[0])
+
+
+def message() -> None:
+    dist.send(torch.ones(3), dst=1)
+
+
+def calls(store: Any) -> dict[str, Callable[[], object]]:
+    group = dist.group.WORLD
+    assert group is not None
+    return {
+        "all_reduce": lambda: total(7),
+        "broadcast": lambda: dist.broadcast(torch.ones(3), src=0),
+        "asynchronous": lambda: dist.all_reduce(torch.ones(3), async_op=True),
+        "barrier": dist.barrier,
+        "monitored": lambda: dist.monitored_barrier(group),
+        "send": message,
+        "receive": lambda: dist.recv(torch.ones(3), src=1),
+        "account": lambda: group.account(),  # type: ignore[attr-defined]
+        "store set": lambda: store.set("name", "value"),
+        "store get": lambda: store.get("name"),
+    }
+
+
+def child_speaks(rank: int, world: int) -> tuple[str, list[float]]:
+    """Rank 1 is in the collective that the child calls: it must not take the child's data."""
+    before = total(rank + 1)
+    said = in_child(lambda: total(7)) if rank == 0 else ""
+    return said, [before, total(rank + 1), total(rank + 1)]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_forked_child_calls_a_collective(workers: Workers, transport: str) -> None:
+    (zero, one) = workers.run(child_speaks, env={"SEALRING_TRANSPORT": transport})
+    assert one == ("", [3.0, 3.0, 3.0])
+    assert zero == ("ForkedProcess", [3.0, 3.0, 3.0])
+
+
+def child_calls(rank: int, world: int) -> tuple[dict[str, str], float]:
+    store = sealring.store.sealed_group_store()
+    store.set("name", "value")
+    said = {}
+    if rank == 0:
+        said = {name: in_child(call) for name, call in calls(store).items()}
+        store.set("after", "the child")
+    assert store.get("after") == b"the child"
+    return said, total(rank + 1)
+
+
+def test_a_forked_child_calls_anything_else(workers: Workers) -> None:
+    (said, zero), (_, one) = workers.run(child_calls)
+    assert set(said.values()) == {"ForkedProcess"}, said
+    assert (zero, one) == (3.0, 3.0)
+
+
+def child_waits(rank: int, world: int) -> tuple[str, float]:
+    """The child inherits a work that only a thread of its parent's could finish."""
+    tensor = torch.ones(4)
+    said = ""
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        said = in_child(work.wait)
+        dist.barrier(async_op=True)
+        work.wait()
+    else:
+        time.sleep(0.5)
+        dist.all_reduce(tensor)
+        dist.barrier(async_op=True)
+    return said, float(tensor[0]) + total(1)
+
+
+def test_a_forked_child_waits_for_its_parents_work(workers: Workers) -> None:
+    assert workers.run(child_waits) == [("ForkedProcess", 4.0), ("", 4.0)]
+
+
+def bare_child_calls(rank: int, world: int) -> tuple[list[str], float]:
+    store = sealring.store.sealed_group_store()
+    said = []
+    if rank == 0:
+        picked = calls(store)
+        said = [
+            in_child(picked[name], bare_fork)
+            for name in ("all_reduce", "send", "account", "store set")
+        ]
+    return said, total(rank)
+
+
+@pytest.mark.skipif(_CLONE is None, reason="the number of the system call is not known here")
+def test_a_child_that_no_fork_handler_knows_of(workers: Workers) -> None:
+    assert workers.run(bare_child_calls) == [(["ForkedProcess"] * 4, 1.0), ([], 1.0)]
+
+
+def leaving(way: str) -> object:
+    if way == "sys.exit":
+        # As a script's own end: torch's and Python's handlers run.
+        atexit._run_exitfuncs()
+    elif way == "destroy":
+        dist.destroy_process_group()
+    elif way == "abort":
+        group = dist.group.WORLD
+        assert group is not None
+        group.abort()
+    elif way == "collected":
+        group = dist.group.WORLD
+        dist.distributed_c10d._world.pg_map.clear()
+        dist.distributed_c10d._world.pg_names.clear()
+        dist.group.WORLD = None
+        del group
+        gc.collect()
+    elif way == "grandchild":
+        return in_child(lambda: in_child(lambda: total(9)))
+    return "left"
+
+
+_WAYS: Final = ("os._exit", "sys.exit", "destroy", "abort", "collected")
+
+
+def children_leave(rank: int, world: int) -> tuple[list[str], float]:
+    said = []
+    dist.send(torch.ones(2), dst=1) if rank == 0 else dist.recv(torch.ones(2), src=0)
+    if rank == 0:
+        said = [in_child(lambda way=way: leaving(way)) for way in _WAYS]  # type: ignore[misc]
+        said.append(in_child(lambda: leaving("grandchild")))
+    dist.recv(torch.ones(2), src=1) if rank == 0 else dist.send(torch.ones(2), dst=0)
+    return said, total(rank + 1)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_child_that_ends_leaves_its_parents_group_alone(workers: Workers, transport: str) -> None:
+    environment = {"SEALRING_TRANSPORT": transport}
+    expected = ["left"] * len(_WAYS) + ["ForkedProcess"]
+    assert workers.run(children_leave, env=environment) == [(expected, 3.0), ([], 3.0)]
+
+
+def own_group() -> float:
+    dist.destroy_process_group()
+    store = dist.HashStore()
+    dist.init_process_group("sealring", store=store, rank=0, world_size=1)
+    answer = total(42)
+    dist.destroy_process_group()
+    return answer
+
+
+def child_makes_a_group(rank: int, world: int) -> tuple[str, float]:
+    said = in_child(own_group) if rank == 0 else ""
+    return said, total(rank + 1)
+
+
+def test_a_forked_child_makes_a_group_of_its_own(workers: Workers) -> None:
+    assert workers.run(child_makes_a_group) == [("42.0", 3.0), ("", 3.0)]
+
+
+class Squares(torch.utils.data.Dataset[float]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, at: int) -> float:
+        return float(at * at)
+
+
+def train_with_loader(rank: int, world: int) -> float:
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return sum(total(float(batch.sum())) for _ in range(2) for batch in loader)
+
+
+def test_data_loaders_fork_while_training_goes_on(workers: Workers) -> None:
+    expected = 2 * 2 * sum(at * at for at in range(24))
+    assert workers.run(train_with_loader) == [expected, expected]
+
+
+def fork_in_a_handler(rank: int, world: int) -> tuple[str, float]:
+    """A signal comes while the call waits for the peer; its handler forks and returns twice."""
+    if rank == 1:
+        time.sleep(1.0)
+        return "", total(2)
+    reading, writing = os.pipe()
+    children: list[int] = []
+
+    def handle(*_: object) -> None:
+        children.append(os.fork())
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    answer = "nothing"
+    value = 0.0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            value = total(1)
+        answer = "went on"
+    except BaseException as error:
+        answer = type(error).__name__
+    if children and children[0] == 0:
+        os.write(writing, answer.encode())
+        os._exit(0)
+    signal.signal(signal.SIGALRM, before)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        heard = said.read()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(children[0], 0)
+    return heard, value
+
+
+def test_a_signals_handler_forks_in_the_middle_of_a_collective(workers: Workers) -> None:
+    assert workers.run(fork_in_a_handler) == [("ForkedProcess", 3.0), ("", 3.0)]
+
+
+def test_a_secret_in_a_forked_child() -> None:
+    secret = _native.Secret.random(32)
+    for use in (
+        lambda: bytes(secret),
+        lambda: secret.seal(bytes(12), b"", b""),
+        lambda: secret.derive(b"", b"", 32),
+        lambda: secret.hmac_sha256(b""),
+        lambda: secret.part(0, 1),
+        lambda: secret.write_hex(bytearray(64)),
+        lambda: secret == _native.Secret.zeros(32),
+    ):
+        assert in_child(use) == "ForkedProcess"
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(secret)
+    assert repr(secret) == "<Secret of 32 bytes>"
+
+
+def test_a_wiped_secret_never_seals() -> None:
+    secret = _native.Secret.random(32)
+    sealed = secret.seal(bytes(12), b"text", b"")
+    assert secret.open(bytes(12), sealed, b"") == b"text"
+    secret.wipe()
+    for use in (
+        lambda: secret.seal(bytes(12), b"text", b""),
+        lambda: secret.open(bytes(12), sealed, b""),
+        lambda: secret.derive(b"", b"", 32),
+    ):
+        with pytest.raises(RuntimeError, match="wiped"):
+            use()
+
+
+def test_the_error_says_what_to_do() -> None:
+    mark = _native.ProcessMark()
+
+    def use() -> str:
+        try:
+            mark.require("this process group")
+        except ForkedProcess as error:
+            return str(error)
+        return "no error"
+
+    assert mark.here
+    text = in_child(use)
+    assert text.startswith(
+        "this process group belongs to the process that this one was forked from"
+    )
+    assert "a group of its own" in text
