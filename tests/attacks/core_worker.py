@@ -1,9 +1,7 @@
-"""A worker that reports its keys, masked, and then dumps core or looks through its own child.
+"""A worker that reports its keys, masked, and writes memory to files for the test to search.
 
-python -m tests.attacks.core_worker living|ended|forked
-
-`living`: rank 0 dumps core while its group lives. `ended`: after destroy_process_group().
-`forked`: rank 0 forks while its group lives; the child writes all its memory to a file.
+Rank 0 writes, while its group lives, all the memory of a forked child and what a core file of its
+own would hold; when the group has ended it dumps core.
 """
 
 from __future__ import annotations
@@ -11,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import sys
-import time
 from typing import Any, Final
 
 import torch
@@ -25,7 +21,9 @@ from sealring.handshake import tls
 from tests.attacks.key_search import masked
 
 _PR_SET_DUMPABLE: Final = 4
+OWN_MEMORY: Final = "own.memory"
 CHILDS_MEMORY: Final = "child.memory"
+_BLOCK: Final = 1 << 18
 
 
 def report(name: str, secret: object) -> None:
@@ -81,7 +79,7 @@ def record_keys() -> None:
 
 def train() -> None:
     tensor = torch.ones(100_000)
-    for _ in range(4):
+    for _ in range(16):
         dist.all_reduce(tensor)
     message = torch.ones(100_000)
     if dist.get_rank() == 0:
@@ -101,43 +99,47 @@ def dump_core() -> None:
     os.abort()
 
 
-def write_childs_memory() -> None:
-    """All of it that the child can read, not only what a core file would hold."""
-    child = os.fork()
-    if child != 0:
-        os.waitpid(child, 0)
-        return
+def write_memory(path: str, *, as_core: bool) -> None:
+    """All writable memory; `as_core`: without what MADV_DONTDUMP keeps out of core files."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-    with open("/proc/self/maps") as listing:
-        mappings = [line.split() for line in listing]
-    with open("/proc/self/mem", "rb", 0) as memory, open(CHILDS_MEMORY, "wb") as out:
-        for mapping in mappings:
-            if not mapping[1].startswith("rw"):
-                continue
-            start, end = (int(each, 16) for each in mapping[0].split("-"))
-            for at in range(start, end, 1 << 20):
+    mappings: list[tuple[int, int]] = []
+    with open("/proc/self/smaps") as listing:
+        for line in listing:
+            fields = line.split()
+            if "-" in fields[0] and fields[1].startswith("rw"):
+                start, end = (int(each, 16) for each in fields[0].split("-"))
+                mappings.append((start, end))
+            elif "-" in fields[0]:
+                mappings.append((0, 0))
+            elif fields[0] == "VmFlags:" and as_core and "dd" in fields:
+                mappings.pop()
+    nothing = bytes(_BLOCK)
+    with open("/proc/self/mem", "rb", 0) as memory, open(path, "wb", 0) as out:
+        for start, end in mappings:
+            for at in range(start, end, _BLOCK):
                 try:
-                    memory.seek(at)
-                    out.write(memory.read(min(1 << 20, end - at)))
-                except (OSError, ValueError, OverflowError):
+                    block = os.pread(memory.fileno(), min(_BLOCK, end - at), at)
+                except OSError:
                     break
-    os._exit(0)
+                if block != nothing[: len(block)]:
+                    out.write(block)
 
 
-def main(mode: str) -> None:
+def main() -> None:
     record_keys()
     dist.init_process_group("sealring")
     train()
     rank = dist.get_rank()
-    if rank == 0 and mode == "forked":
-        write_childs_memory()
-    if mode in ("ended", "forked"):
-        dist.destroy_process_group()
-    if rank == 0 and mode != "forked":
+    if rank == 0:
+        write_memory(OWN_MEMORY, as_core=True)
+        if (child := os.fork()) == 0:
+            write_memory(CHILDS_MEMORY, as_core=False)
+            os._exit(0)
+        os.waitpid(child, 0)
+    dist.destroy_process_group()
+    if rank == 0:
         dump_core()
-    if mode == "living":
-        time.sleep(60)  # the test ends this process
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -6,8 +6,8 @@ What OpenSSL makes of a key counts as the key: AES's round keys and the key of G
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,6 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
-from typing_extensions import Buffer
 
 from sealring import _native
 
@@ -104,19 +103,30 @@ _SBOX: Final = bytes(_substitute(byte) for byte in range(256))
 
 def found_in(file: Path, wanted: Mapping[str, bytes]) -> list[str]:
     """The names of those patterns that the file holds, at any place."""
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as content:
-        view = memoryview(content)
-        try:
-            pieces = [view[at : at + _PIECE + _OVERLAP] for at in range(0, len(view), _PIECE)]
-            found = found_among(pieces, wanted)
-        finally:
-            for piece in pieces:
-                piece.release()
-            view.release()
-        return found
+    return found_among(_pieces(file), wanted)
 
 
-def found_among(pieces: Iterable[Buffer], wanted: Mapping[str, bytes]) -> list[str]:
+def _pieces(file: Path) -> Iterator[bytes]:
+    """What was written to the file; most of a core file is holes."""
+    piece = bytearray()
+    with file.open("rb") as opened:
+        end, size = 0, file.stat().st_size
+        while end < size:
+            try:
+                start = os.lseek(opened.fileno(), end, os.SEEK_DATA)
+            except OSError:  # there is only a hole
+                break
+            end = os.lseek(opened.fileno(), start, os.SEEK_HOLE)
+            while start < end:
+                piece += os.pread(opened.fileno(), min(_PIECE, end - start), start)
+                start += _PIECE
+                if len(piece) >= _PIECE:
+                    yield bytes(piece)
+                    del piece[:-_OVERLAP]  # a key may lie across the end
+    yield bytes(piece)
+
+
+def found_among(pieces: Iterable[bytes], wanted: Mapping[str, bytes]) -> list[str]:
     """The names of those patterns that one of these pieces of memory holds."""
     firsts = {name: int.from_bytes(pattern[:4], "little") for name, pattern in wanted.items()}
     words = np.array(sorted(set(firsts.values())), dtype=np.uint32)
@@ -126,14 +136,14 @@ def found_among(pieces: Iterable[Buffer], wanted: Mapping[str, bytes]) -> list[s
     found = set()
     for piece in pieces:
         for shift in range(4):
-            count = (len(memoryview(piece)) - shift) // 4
+            count = (len(piece) - shift) // 4
             if count <= 0:
                 continue
             memory = np.frombuffer(piece, dtype="<u4", offset=shift, count=count)
             likely = memory[table[memory >> 16]]
             there = set(np.unique(likely[np.isin(likely, words)]).tolist())
             for name, pattern in wanted.items():
-                if firsts[name] in there and pattern in bytes(piece):
+                if firsts[name] in there and pattern in piece:
                     found.add(name)
             del memory, likely
     return sorted(found)

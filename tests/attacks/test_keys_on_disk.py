@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pytest
 
 from sealring.bench.workers import meeting_place
 from tests.attacks import key_search
-from tests.attacks.core_worker import CHILDS_MEMORY
+from tests.attacks.core_worker import CHILDS_MEMORY, OWN_MEMORY
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 
 
@@ -33,70 +36,82 @@ def why_no_core() -> str | None:
 needs_core = pytest.mark.skipif(why_no_core() is not None, reason=str(why_no_core()))
 
 
-def run(mode: str, folder: Path, transport: str) -> dict[str, bytes]:
-    """Runs two ranks; returns rank 0's keys."""
+@dataclass(frozen=True)
+class Written:
+    folder: Path
+    patterns: dict[str, bytes]
+    """What must not be found, by name."""
+
+    def found(self, name: str) -> list[str]:
+        (file,) = self.folder.glob(name)
+        # What every such file holds shows that the search works on it.
+        known = {"a variable's name": b"SEALRING_REKEY_BYTES"}
+        assert key_search.found_in(file, known) == ["a variable's name"]
+        return key_search.found_in(file, self.patterns)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    folder = tmp_path_factory.mktemp("memory")
     folder.chmod(0o777)
-    secret = secrets.token_hex(32)
-    with ExitStack() as stack:
-        place = stack.enter_context(meeting_place())
-        processes = []
-        for rank in range(2):
-            environment = {
-                **os.environ,
-                **place,
-                "PYTHONPATH": str(CHECKOUT),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "WORLD_SIZE": "2",
-                "RANK": str(rank),
-                "SEALRING_SECRET": secret,
-                "SEALRING_JOB": "core",
-                "SEALRING_REKEY_BYTES": str(1 << 20),
-                "SEALRING_TRANSPORT": transport,
-                "OMP_NUM_THREADS": "1",
-            }
-            process: Any = start(
-                [sys.executable, "-m", "tests.attacks.core_worker", mode],
-                env=environment,
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
-        lines = [line.split() for line in processes[0].stdout.read().splitlines()]
-        processes[0].wait()
+    for parent in (folder.parent, folder.parent.parent):
+        parent.chmod(parent.stat().st_mode | 0o111)
+    lines = [line.split() for line in run(folder).splitlines()]
     keys = {line[1]: key_search.unmasked(line[2]) for line in lines if line[0] == "key"}
     rekeys = [int(line[1]) for line in lines if line[0] == "rekeys"]
     assert rekeys, f"rank 0 did not come to the end: {lines}"
     assert 0 < rekeys[0] < key_search.RATCHETS, "keys were replaced, and all are searched for"
     assert len([name for name in keys if name.startswith("exporter")]) == 2
     assert len([name for name in keys if "EXPORTER_SECRET" in name]) == 2
-    return keys
+    yield Written(folder, key_search.patterns(keys))
+    shutil.rmtree(folder)
 
 
-def files_of(folder: Path) -> Path:
-    (dumped,) = folder.glob("core*")
-    return dumped
+def run(folder: Path) -> str:
+    """Runs two ranks; returns what rank 0 printed."""
+    shared = {
+        **os.environ,
+        "PYTHONPATH": str(CHECKOUT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "WORLD_SIZE": "2",
+        "SEALRING_SECRET": secrets.token_hex(32),
+        "SEALRING_JOB": "core",
+        "SEALRING_REKEY_BYTES": str(1 << 20),
+        "OMP_NUM_THREADS": "1",
+    }
+    with ExitStack() as stack:
+        shared |= stack.enter_context(meeting_place())
+        processes: list[Any] = []
+        for rank in range(2):
+            process = start(
+                [sys.executable, "-m", "tests.attacks.core_worker"],
+                env={**shared, "RANK": str(rank)},
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        printed: str = processes[0].stdout.read()
+        processes[0].wait()
+        return printed
+
+
+@needs_unprivileged
+def test_keys_in_a_core_file_while_the_group_lives(written: Written) -> None:
+    assert written.found(OWN_MEMORY) == []
 
 
 @needs_unprivileged
 @needs_core
-@pytest.mark.parametrize("mode", ["living", "ended"])
-def test_keys_in_a_core_file(tmp_path: Path, mode: str) -> None:
-    keys = run(mode, tmp_path, "shm" if mode == "living" else "tcp")
-    dumped = files_of(tmp_path)
-    # What is in every such file shows that the search works on it.
-    assert key_search.found_in(dumped, {"a name": b"SEALRING_REKEY_BYTES"}) == ["a name"]
-    assert key_search.found_in(dumped, key_search.patterns(keys)) == []
+def test_keys_in_a_core_file_after_the_groups_end(written: Written) -> None:
+    assert written.found("core*") == []
 
 
 @needs_unprivileged
-def test_keys_in_a_forked_childs_memory(tmp_path: Path) -> None:
-    keys = run("forked", tmp_path, "shm")
-    memory = tmp_path / CHILDS_MEMORY
-    assert key_search.found_in(memory, {"a name": b"SEALRING_REKEY_BYTES"}) == ["a name"]
-    assert key_search.found_in(memory, key_search.patterns(keys)) == []
+def test_keys_in_a_forked_childs_memory(written: Written) -> None:
+    assert written.found(CHILDS_MEMORY) == []
 
 
 def test_the_search_finds_what_there_is(tmp_path: Path) -> None:
