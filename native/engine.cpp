@@ -6,6 +6,7 @@
 
 #include "alert.hpp"
 #include "farewell.hpp"
+#include "inherited_sockets.hpp"
 #include "sealing_on_device.hpp"
 
 namespace sealring {
@@ -56,6 +57,7 @@ void Engine::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send
       std::make_unique<OpeningKey>(gpu_key(peer_group_key), Suite::chacha20_poly1305);
   links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
                                         keyring_, pool_);
+  close_in_children(links_[peer]->socket());
 }
 
 void Engine::attach(std::unique_ptr<Device> device) {
@@ -312,7 +314,10 @@ void Engine::release_device() {
 
 // The keys' destructors overwrite them.
 void Engine::wipe() {
-  for (auto& link : links_) link.reset();
+  for (auto& link : links_) {
+    if (link) forget_in_children(link->socket());
+    link.reset();
+  }
   for (auto& key : keyring_.groups) key.reset();
   for (auto& key : keyring_.groups_gpu) key.reset();
   keyring_.own_group.reset();

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "alert.hpp"
+#include "inherited_sockets.hpp"
 #include "porter.hpp"
 #include "sealing_on_device.hpp"
 
@@ -70,6 +71,7 @@ void Mailbox::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& sen
   }
   links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
                                         keyring_, pool_);
+  close_in_children(links_[peer]->socket());
 }
 
 void Mailbox::attach(std::unique_ptr<Device> device) {
@@ -290,7 +292,10 @@ const Failure& Mailbox::end_with(const Failure& failure) {
 // The keys' destructors overwrite them.
 void Mailbox::wipe() {
   stats_ = {stats_.sealed_bytes, stats_.opened_bytes, 0};
-  for (auto& link : links_) link.reset();
+  for (auto& link : links_) {
+    if (link) forget_in_children(link->socket());
+    link.reset();
+  }
   if (device_) device_->wipe();
   waiting_.clear();
   arrivals_.clear();

@@ -17,6 +17,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -25,7 +26,7 @@ import torch.distributed as dist
 
 import sealring.store
 from sealring import _native
-from sealring.errors import ForkedProcess
+from sealring.errors import ForkedProcess, PeerLost
 from tests.workers import Workers
 
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
@@ -213,6 +214,43 @@ def child_makes_a_group(rank: int, world: int) -> tuple[str, float]:
 
 def test_a_forked_child_makes_a_group_of_its_own(workers: Workers) -> None:
     assert workers.run(child_makes_a_group) == [("42.0", 3.0), ("", 3.0)]
+
+
+def dies_before_its_child(rank: int, world: int, sign: str) -> list[str]:
+    total(rank + 1)
+    if rank == 1:
+        try:
+            total(2)
+        except PeerLost as error:
+            answer = [f"PeerLost about {error.peer}", str(os.path.exists(sign))]
+        else:
+            answer = ["no error"]
+        Path(f"{sign}.end").touch()
+        return answer
+    if os.fork() == 0:
+        # Until the peer has seen that the parent is gone, or for ten seconds.
+        with contextlib.suppress(BaseException):
+            for _ in range(100):
+                time.sleep(0.1)
+                if os.path.exists(f"{sign}.end"):
+                    break
+            Path(sign).touch()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_child_does_not_keep_its_dead_parents_links_open(
+    workers: Workers, transport: str, tmp_path: Path
+) -> None:
+    results = workers.run(
+        dies_before_its_child,
+        str(tmp_path / "the child has ended"),
+        errors=True,
+        env={"SEALRING_TRANSPORT": transport},
+    )
+    assert results[1] == ["PeerLost about 0", "False"]
 
 
 class Squares(torch.utils.data.Dataset[float]):

@@ -297,6 +297,23 @@ def _gpu(device: torch.device) -> Finding:
     return Finding(name, "ok", found)
 
 
+def _key_memory() -> Iterator[Finding]:
+    from sealring import _native
+
+    kept = _native.Secret.random(limits.KEY_BYTES)
+    mapped, locked = _native.secret_memory_report()
+    del kept
+    if locked == mapped:
+        yield Finding("memory for keys", "ok", "locked into RAM, left out of core files")
+        return
+    yield Finding(
+        "memory for keys",
+        "warning",
+        "left out of core files, not locked into RAM",
+        "keys could reach a swap file: raise `ulimit -l` (RLIMIT_MEMLOCK), or use no swap",
+    )
+
+
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _aes,
     _openssl,
@@ -305,5 +322,6 @@ CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _ports,
     _shared_memory,
     _clock,
+    _key_memory,
     _gpus,
 )
