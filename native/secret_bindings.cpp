@@ -114,13 +114,15 @@ SecretBytes derive(const SecretBytes& secret, const nb::bytes& salt, const nb::b
 }
 
 nb::bytes hmac_sha256(const SecretBytes& secret, const nb::bytes& data) {
-  const KeyInUse in_use;
   here(secret).require_key();
   uint8_t out[32];
   unsigned int size = sizeof out;
-  if (HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
-           reinterpret_cast<const uint8_t*>(data.c_str()), data.size(), out, &size) == nullptr) {
-    throw std::runtime_error("OpenSSL failed in HMAC");
+  {
+    const KeyInUse in_use;
+    if (HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+             reinterpret_cast<const uint8_t*>(data.c_str()), data.size(), out, &size) == nullptr) {
+      throw std::runtime_error("OpenSSL failed in HMAC");
+    }
   }
   return nb::bytes(out, size);
 }

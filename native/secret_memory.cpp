@@ -110,11 +110,11 @@ Arena& arena() {
 
 std::atomic<uint64_t>* mark = nullptr;  // in memory that a child finds zeroed
 std::atomic<int> keys_in_use{0};
-std::atomic<bool> forking{false};
+std::atomic<int> forking{0};  // threads that are in fork()
 thread_local int keys_in_use_here = 0;
 
 void before_fork() {
-  forking.store(true);
+  forking.fetch_add(1);
   // A signal's handler may fork in the middle of a seal; it must not wait for itself.
   while (keys_in_use.load() > keys_in_use_here) ::sched_yield();
   arena().mutex.lock();  // last: who uses a key may need memory for another
@@ -122,13 +122,13 @@ void before_fork() {
 
 void after_fork_in_parent() {
   arena().mutex.unlock();
-  forking.store(false);
+  forking.fetch_sub(1);
 }
 
 void after_fork_in_child() {
   arena().mutex.unlock();
   keys_in_use.store(keys_in_use_here);
-  forking.store(false);
+  forking.store(0);
 }
 
 std::atomic<uint64_t>& mark_memory() {
@@ -175,9 +175,9 @@ void ProcessMark::require(const char* what) const {
 KeyInUse::KeyInUse() {
   for (;;) {
     keys_in_use.fetch_add(1);
-    if (!forking.load() || keys_in_use_here > 0) break;
+    if (forking.load() == 0 || keys_in_use_here > 0) break;
     keys_in_use.fetch_sub(1);
-    while (forking.load()) ::sched_yield();
+    while (forking.load() != 0) ::sched_yield();
   }
   ++keys_in_use_here;
 }

@@ -34,7 +34,7 @@ class ProcessMark {
 };
 
 // While one exists, a key may be in memory of OpenSSL's, which a child would inherit. fork() waits
-// until there is none.
+// until there is none. Who has one must not wait for the GIL: the thread that forks may hold it.
 class KeyInUse {
  public:
   KeyInUse();
