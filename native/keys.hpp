@@ -44,7 +44,7 @@ enum class Suite { aes_256_gcm, chacha20_poly1305 };
 //
 // OpenSSL expands a key into memory of its own, which can neither be wiped on fork nor left out of core
 // files. So the key is expanded for each use and the expanded form is overwritten after it: between
-// two uses it exists nowhere. This costs about 0.4 us (docs/spec.md, section 5).
+// two uses it exists nowhere. This costs about 0.5 us (docs/spec.md, section 5).
 class Aead {
  public:
   enum class Direction { seal, open };

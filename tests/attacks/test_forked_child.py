@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import os
-import pickle
-import platform
 import signal
 import time
 import warnings
@@ -25,38 +22,9 @@ import torch
 import torch.distributed as dist
 
 import sealring.store
-from sealring import _native
-from sealring.errors import ForkedProcess, PeerLost
+from sealring.errors import PeerLost
+from tests.attacks.children import CLONE, bare_fork, in_child
 from tests.workers import Workers
-
-_CLONE: Final = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
-
-
-def in_child(act: Callable[[], object], fork: Callable[[], int] = os.fork) -> str:
-    """What `act` returns in a forked child, or the type of what it raises."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, about threads and fork
-        child = fork()
-    if child == 0:
-        try:
-            said = str(act())
-        except BaseException as error:
-            said = type(error).__name__
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        said = answer.read()
-    os.waitpid(child, 0)
-    return said
-
-
-def bare_fork() -> int:
-    """The system call alone: neither Python's nor the C library's handlers run."""
-    libc = ctypes.CDLL(None)
-    assert _CLONE is not None
-    return int(libc.syscall(_CLONE, int(signal.SIGCHLD), 0, 0, 0, 0))
 
 
 def total(value: float) -> float:
@@ -151,7 +119,7 @@ def bare_child_calls(rank: int, world: int) -> tuple[list[str], float]:
     return said, total(rank)
 
 
-@pytest.mark.skipif(_CLONE is None, reason="the number of the system call is not known here")
+@pytest.mark.skipif(CLONE is None, reason="the number of the system call is not known here")
 def test_a_child_that_no_fork_handler_knows_of(workers: Workers) -> None:
     assert workers.run(bare_child_calls) == [(["ForkedProcess"] * 4, 1.0), ([], 1.0)]
 
@@ -311,52 +279,3 @@ def fork_in_a_handler(rank: int, world: int) -> tuple[str, float]:
 
 def test_a_signals_handler_forks_in_the_middle_of_a_collective(workers: Workers) -> None:
     assert workers.run(fork_in_a_handler) == [("ForkedProcess", 3.0), ("", 3.0)]
-
-
-def test_a_secret_in_a_forked_child() -> None:
-    secret = _native.Secret.random(32)
-    for use in (
-        lambda: bytes(secret),
-        lambda: secret.seal(bytes(12), b"", b""),
-        lambda: secret.derive(b"", b"", 32),
-        lambda: secret.hmac_sha256(b""),
-        lambda: secret.part(0, 1),
-        lambda: secret.write_hex(bytearray(64)),
-        lambda: secret == _native.Secret.zeros(32),
-    ):
-        assert in_child(use) == "ForkedProcess"
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(secret)
-    assert repr(secret) == "<Secret of 32 bytes>"
-
-
-def test_a_wiped_secret_never_seals() -> None:
-    secret = _native.Secret.random(32)
-    sealed = secret.seal(bytes(12), b"text", b"")
-    assert secret.open(bytes(12), sealed, b"") == b"text"
-    secret.wipe()
-    for use in (
-        lambda: secret.seal(bytes(12), b"text", b""),
-        lambda: secret.open(bytes(12), sealed, b""),
-        lambda: secret.derive(b"", b"", 32),
-    ):
-        with pytest.raises(RuntimeError, match="wiped"):
-            use()
-
-
-def test_the_error_says_what_to_do() -> None:
-    mark = _native.ProcessMark()
-
-    def use() -> str:
-        try:
-            mark.require("this process group")
-        except ForkedProcess as error:
-            return str(error)
-        return "no error"
-
-    assert mark.here
-    text = in_child(use)
-    assert text.startswith(
-        "this process group belongs to the process that this one was forked from"
-    )
-    assert "a group of its own" in text
