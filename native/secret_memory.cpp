@@ -112,20 +112,25 @@ std::atomic<uint64_t>* mark = nullptr;  // in memory that a child finds zeroed
 std::atomic<int> keys_in_use{0};
 std::atomic<int> forking{0};  // threads that are in fork()
 thread_local int keys_in_use_here = 0;
+std::mutex overwriting;  // for FreedMemoryOverwritten
+int wanting_overwrites = 0;
 
 void before_fork() {
   forking.fetch_add(1);
   // A signal's handler may fork in the middle of a seal; it must not wait for itself.
   while (keys_in_use.load() > keys_in_use_here) ::sched_yield();
   arena().mutex.lock();  // last: who uses a key may need memory for another
+  overwriting.lock();
 }
 
 void after_fork_in_parent() {
+  overwriting.unlock();
   arena().mutex.unlock();
   forking.fetch_sub(1);
 }
 
 void after_fork_in_child() {
+  overwriting.unlock();
   arena().mutex.unlock();
   keys_in_use.store(keys_in_use_here);
   forking.store(0);
@@ -233,9 +238,6 @@ void SecretBytes::require_key() const {
 }
 
 namespace {
-
-std::mutex overwriting;
-int wanting_overwrites = 0;
 
 void set_perturbation([[maybe_unused]] int byte) {
 #ifdef M_PERTURB
