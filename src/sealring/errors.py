@@ -69,6 +69,7 @@
     │   ├── ResourceNotGranted
     │   ├── NoSuchResource
     │   ├── StoreUnavailable          the broker's own store does not answer
+    │   ├── TamperedStore             an attacker's: something else than a broker wrote there
     │   └── BrokenAuditLog            an attacker's: the log was changed
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
@@ -373,6 +374,10 @@ class NoSuchResource(BrokerError):
 
 class StoreUnavailable(BrokerError):
     """The broker's own store does not answer, so nothing can be decided."""
+
+
+class TamperedStore(BrokerError):
+    """The broker's store was changed by something else than a broker, or is an older copy."""
 
 
 class BrokenAuditLog(BrokerError):

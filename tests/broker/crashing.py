@@ -44,9 +44,9 @@ class Steps:
 
 
 class DyingStore(SqliteStore):
-    def __init__(self, path: Path, steps: Steps) -> None:
+    def __init__(self, place: Place, steps: Steps) -> None:
         self._steps = steps
-        super().__init__(path)
+        super().__init__(place.database, place.keys.store_key, place.note)
 
     def commit(self, run: Callable[[Source], dict[str, bytes | None]]) -> None:
         def watched(source: Source) -> dict[str, bytes | None]:
@@ -78,7 +78,7 @@ def serve(place: Place, port: int, fatal: int | None) -> None:
     server.worker_routes = dying_routes
 
     async def main() -> None:
-        store = DyingStore(place.database, steps)
+        store = DyingStore(place, steps)
         async with server.serving(
             place.broker(store),
             place.keys,
@@ -149,7 +149,7 @@ def revoke_while_it_dies(place: Place, fatal: int) -> bool:
     """Revoke rank 0 in a process that dies at a step; whether the revocation is there after."""
 
     def revoke() -> None:
-        store = DyingStore(place.database, Steps(fatal))
+        store = DyingStore(place, Steps(fatal))
         ledger = Ledger(place.keys.audit_key, 0)
         store.submit(lambda view: ledger.revoke(view, time.time(), WorkerName(JOB, 0))).result()
 

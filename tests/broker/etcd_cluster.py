@@ -1,4 +1,4 @@
-"""Three members of etcd on this machine, one of which can be lost."""
+"""Members of etcd on this machine, of which one can be lost."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ needs_etcd = pytest.mark.skipif(
 
 
 class Cluster:
-    def __init__(self, directory: Path) -> None:
-        self._clients = [free_port() for _ in range(3)]
-        peers = [free_port() for _ in range(3)]
+    def __init__(self, directory: Path, members: int = 3) -> None:
+        self._clients = [free_port() for _ in range(members)]
+        peers = [free_port() for _ in range(members)]
         named = ",".join(f"m{n}=http://127.0.0.1:{port}" for n, port in enumerate(peers))
         environment = dict(os.environ)
         if platform.machine() != "x86_64":
@@ -85,8 +85,8 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path) -> Iterator[Cluster]:
-    started = Cluster(directory)
+def cluster(directory: Path, members: int = 3) -> Iterator[Cluster]:
+    started = Cluster(directory, members)
     try:
         started.leader()
         yield started

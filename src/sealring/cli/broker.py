@@ -206,14 +206,17 @@ async def _serve(
 
 
 def _open(ca: Path, store: str | None) -> tuple[BrokerKeys, Store]:
+    from sealring.broker.authenticated import VersionNote
     from sealring.broker.etcd import EtcdStore
     from sealring.broker.keys import open_broker_keys
     from sealring.broker.sqlite import SqliteStore
 
     keys = open_broker_keys(ca)
+    note = VersionNote(ca / "broker.version")
     if store is not None and "://" in store:
-        return keys, EtcdStore(store, keys.name)
-    return keys, SqliteStore(Path(store) if store else ca / "broker.sqlite")
+        return keys, EtcdStore(store, keys.name, keys.store_key, note)
+    path = Path(store) if store else ca / "broker.sqlite"
+    return keys, SqliteStore(path, keys.store_key, note)
 
 
 def _decide(ca: Path, store: str | None, decide: Callable[[Ledger, View], T]) -> T:
