@@ -66,6 +66,7 @@
     │   ├── ReusedToken               an attacker's: a token is good once for each thing
     │   ├── RankTaken                 another worker holds the rank
     │   ├── WorkerRevoked             yours: `sealring broker revoke` named it
+    │   ├── BrokerMisconfigured       its operator's: it cannot use one of its own files
     │   ├── ResourceNotGranted
     │   ├── NoSuchResource
     │   ├── StoreUnavailable          the broker's own store does not answer
@@ -90,6 +91,9 @@ from __future__ import annotations
 
 class SealringError(RuntimeError):
     """The root of the tree."""
+
+    audited = False
+    """A broker has written it into its audit log."""
 
 
 class ConfigurationError(SealringError):
@@ -362,6 +366,10 @@ class RankTaken(BrokerError):
 
 class WorkerRevoked(BrokerError):
     """The worker's key, machine or rank is barred from the job."""
+
+
+class BrokerMisconfigured(BrokerError):
+    """The broker cannot use one of its own files: its operator must mend that, not the worker."""
 
 
 class ResourceNotGranted(BrokerError):

@@ -129,9 +129,9 @@ def check_rank(place: Place, rank: int) -> None:
     """The rank has one holder, and nobody else can become it."""
     store = place.open_store()
     ledger = Ledger(place.keys.audit_key, 0)
-    other = Applicant(WorkerName(JOB, rank), 1000, "f" * 64, "", "SIMULATED", {})
+    other = Applicant(WorkerName(JOB, rank), 1000, "f" * 64, (), "SIMULATED", {})
     refusal = store.submit(
-        lambda view: ledger.admit(view, f"{rank:064x}", 1 << 40, time.time(), other)
+        lambda view: ledger.admit(view, f"{rank:064x}", int(time.time()), time.time(), other)
     ).result()
     assert isinstance(refusal, RankTaken), refusal
     public = place.keys.audit_key.public_key()
@@ -156,9 +156,9 @@ def revoke_while_it_dies(place: Place, fatal: int) -> bool:
     os.waitpid(fork(revoke), 0)
     store = place.open_store()
     ledger = Ledger(place.keys.audit_key, 0)
-    applicant = Applicant(WorkerName(JOB, 0), 1000, "f" * 64, "", "SIMULATED", {})
+    applicant = Applicant(WorkerName(JOB, 0), 1000, "f" * 64, (), "SIMULATED", {})
     refusal = store.submit(
-        lambda view: ledger.admit(view, f"{fatal:063x}r", 1 << 40, time.time(), applicant)
+        lambda view: ledger.admit(view, f"{fatal:063x}r", int(time.time()), time.time(), applicant)
     ).result()
     store.close()
     return isinstance(refusal, WorkerRevoked)

@@ -1,8 +1,8 @@
 """The rows of a store, authenticated as a whole under a key that the store does not hold.
 
-A store may be written by others than brokers: an etcd that many share, a file on a disk. So nothing
-is believed because it is in the store. One row, `state`, holds a version and the root of a hash tree
-over all other rows, under a MAC:
+A store may be written by others than brokers: an etcd that many share, a file on a disk. So
+nothing is believed because it is in the store. One row, `state`, holds a version and the root of a
+hash tree over all other rows, under a MAC:
 
     leaf    = SHA-256(00, length of name, name, value)
     bucket  = SHA-256(01, its leaves in order)           a leaf's bucket is SHA-256(name)[0]
@@ -15,8 +15,8 @@ back to an older value is either not used or noticed: TamperedStore. What this c
 is an older copy of the whole store. Versions never go back while a process runs, and `VersionNote`
 remembers the last one on the broker's own disk.
 
-Entries of the audit log are not part of the tree: they are signed, and `audit/head`, which is part of
-it, commits to all of them.
+Entries of the audit log are not part of the tree: they are signed, and `audit/head`, which is part
+of it, commits to all of them.
 """
 
 from __future__ import annotations
