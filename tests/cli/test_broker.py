@@ -118,7 +118,7 @@ def test_all_ranks_of_a_job_are_released_together_and_what_was_revoked_stays(pla
         assert "30 ranks of job are free" in done.stdout, done.output
         broker.join(0)
         with pytest.raises(WorkerRevoked, match="rank 7 of job"):
-            broker.join(7)
+            broker.join(7, world=30)
         done = invoke(app, ["broker", "release", *ca, "--job", "jbo"])
         assert isinstance(done.exception, ConfigurationError)
         assert "no rank of jbo is held" in str(done.exception)

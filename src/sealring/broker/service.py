@@ -94,7 +94,7 @@ class Broker:
         self.strangers = Strangers(socket.gethostname(), clock())
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
 
-    async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, str]]:
+    async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, Any]]:
         """A session, its nonce, and what else goes with it."""
         introduction = parse_auth(request)
         session = nonces.new_session()

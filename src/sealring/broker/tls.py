@@ -67,6 +67,11 @@ class TlsStream:
         self._writer.transport.abort()
 
     @property
+    def address(self) -> str | None:
+        """The peer's, in numbers."""
+        return (self._writer.get_extra_info("peername") or (None,))[0]
+
+    @property
     def certificate(self) -> x509.Certificate | None:
         return self._tls.get_peer_certificate(as_cryptography=True)
 
@@ -122,11 +127,13 @@ def client_context(authorities: Sequence[x509.Certificate]) -> SSL.Context:
     return context
 
 
-async def connect(host: str, port: int, context: SSL.Context) -> TlsStream:
-    """A connection to a broker that has proved to be the one of this name."""
+async def connect(
+    host: str, port: int, context: SSL.Context, address: str | None = None
+) -> TlsStream:
+    """A connection to a broker that has proved to be the one of this name, at that address."""
     where = f"{host}:{port}"
     try:
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(address or host, port)
     except (OSError, socket.gaierror) as problem:
         raise BrokerUnreachable(f"the broker at {where} cannot be reached: {problem}") from None
     connection = SSL.Connection(context, None)
