@@ -40,6 +40,7 @@
     │   ├── ChainExpired              the worker's: a certificate is outside its dates
     │   ├── ChainRevoked              a certificate is on its issuer's revocation list
     │   ├── StaleRevocationList       yours: fetch the list again
+    │   ├── BadCollateral             yours: the verifier's own copy of Intel's word is not Intel's
     │   ├── NotBound                  an attacker's: made for another nonce or another key
     │   └── PolicyRefusal             true evidence of something that the policy does not admit
     │       ├── KindNotAllowed
@@ -262,6 +263,10 @@ class ChainRevoked(AttestationError):
 
 class StaleRevocationList(AttestationError):
     """A cached revocation list is past its date, or one that the policy needs is missing."""
+
+
+class BadCollateral(AttestationError):
+    """The verifier's own Intel collateral is damaged or not Intel's; nothing was judged by it."""
 
 
 class NotBound(AttestationError):

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFHMAC, CounterLocation,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
-from sealring.identity.attestation.chains import VerifiedChain, load_certificate, verify_chain
+from sealring.identity.attestation.chains import VerifiedChain, verify_chain
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.tpm.structures import Public, parse_public
 
@@ -56,18 +56,6 @@ def make_credential(chain: Sequence[bytes], ak: bytes, trust: Trust) -> Credenti
     return Credential(subject(chain[0], ak) + secret, blob)
 
 
-def endorsement_name(ek_certificate: bytes) -> str:
-    """The name of a TPM by one of its endorsement keys: SHA-256 of the key itself (SPKI).
-
-    Not of its certificate, which has many spellings (an ECDSA signature has two), and of which a
-    maker may issue several.
-    """
-    key = load_certificate(ek_certificate).public_key()
-    return hashlib.sha256(
-        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    ).hexdigest()
-
-
 def split_certificates(data: bytes) -> list[bytes]:
     """DER certificates that stand one behind the other."""
     found = []
@@ -91,6 +79,14 @@ def subject(ek_certificate: bytes, ak: bytes, others: Sequence[bytes] = ()) -> b
 def joint_secret(secrets: Sequence[bytes]) -> bytes:
     """Known to a TPM that has opened all of them."""
     return secrets[0] if len(secrets) == 1 else hashlib.sha256(b"".join(secrets)).digest()
+
+
+def machine_name(endorsement: x509.Certificate) -> str:
+    """The TPM by its endorsement key: its certificate can be spelled in more than one way."""
+    key = endorsement.public_key()
+    return hashlib.sha256(
+        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).hexdigest()
 
 
 def verify_endorsement(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:

@@ -9,11 +9,12 @@ import hashlib
 from typing import Final
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
+from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.tpm.credential import (
     check_ak,
-    endorsement_name,
+    machine_name,
     split_certificates,
     subject,
     verify_endorsement,
@@ -47,8 +48,8 @@ def verify_tpm(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims
     check_bound(quote, evidence, challenge)
     return Claims(
         product="2.0",
-        machine=endorsement_name(evidence.chain[0]),
-        also_known_as=tuple(endorsement_name(one) for one in other_keys),
+        machine=machine_name(chain.leaf),
+        also_known_as=tuple(machine_name(load_certificate(one)) for one in other_keys),
         registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
         events=events(log, pcrs),
         guest={"resets": quote.resets},
