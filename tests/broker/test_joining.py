@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sealring.broker.attesters import make_simulator
 from sealring.broker.client import BrokerClient
 from sealring.errors import (
+    BrokerMisconfigured,
     BrokerUnreachable,
     JobNotAllowed,
     MeasurementNotAllowed,
@@ -125,6 +126,20 @@ def test_data_keys_go_to_whom_the_policy_grants_them(place: Place) -> None:
         (place.data_keys / "data" / "key" / "train").unlink()
         with pytest.raises(NoSuchResource, match="does not have it"):
             broker.join(0, key=Ed25519PrivateKey.generate(), job="another")
+
+
+def test_a_data_key_that_others_can_read_is_the_operators_to_mend(place: Place) -> None:
+    place.write_policy('[[resources]]\npath = "data/key/train"\n')
+    path = place.data_keys / "data" / "key" / "train"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"key")
+    path.chmod(0o644)
+    with running(place) as broker:
+        with pytest.raises(
+            BrokerMisconfigured, match=r"data/key/train .*mode 0644.*chmod 600"
+        ) as e:
+            broker.join(0)
+        assert str(place.data_keys) not in str(e.value)
 
 
 def test_evidence_of_another_simulator_is_refused(broker: Running) -> None:

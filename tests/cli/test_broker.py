@@ -65,25 +65,46 @@ def test_an_attested_job_from_nothing(tmp_path: Path) -> None:
 
     do("ca", "init", "ca")
     stanza = do("broker", "simulator", "simulator")
-    policy = "version = 1\nrejoins = 1\n[peers]\nevidence = true\n"
+    policy = "version = 1\n[peers]\nevidence = true\n"
     (tmp_path / "policy.toml").write_text(policy + stanza[stanza.index("[simulated]") :])
     (tmp_path / "train.py").write_text(SCRIPT)
     port = free_port()
-    with serving(tmp_path, port, free_port()):
-        done = sealring(
+
+    def run(simulator: str) -> subprocess.CompletedProcess[str]:
+        return sealring(
             "run", "-n", "2", "--job", "hello", "--broker", f"https://127.0.0.1:{port}",
             "--authority", str(tmp_path / "ca" / "authority.pem"),
             "--policy", str(tmp_path / "policy.toml"), str(tmp_path / "train.py"),
-            SEALRING_ATTESTER=f"simulated:{tmp_path / 'simulator'}",
+            SEALRING_ATTESTER=f"simulated:{tmp_path / simulator}",
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == "sum 3.0 [] hello"
+
+    with serving(tmp_path, port, free_port()):
+        # A second time too: a run that ends well gives its ranks back, and `rejoins` is 0.
+        for _ in range(2):
+            done = run("simulator")
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.strip() == "sum 3.0 [] hello"
+        # One error, once, last.
+        do("broker", "simulator", "stranger")
+        done = run("stranger")
+        assert done.returncode == 1
+        *before, last = done.stderr.strip().splitlines()
+        assert last.startswith("UntrustedChain: "), done.stderr
+        assert "UntrustedChain" not in "".join(before)
+        assert len(before) < 6, done.stderr
+        assert "Traceback" not in done.stderr
     assert "SIMULATED" in (tmp_path / "broker.log").read_text()
     log = json.loads(do("broker", "audit", "--ca", "ca", "--json"))
     joined = [
         (entry["rank"], entry["kind"]) for entry in log["entries"] if entry["event"] == "joined"
     ]
-    assert sorted(joined) == [(0, "SIMULATED"), (1, "SIMULATED")]
+    assert sorted(joined) == [
+        (0, "SIMULATED"),
+        (0, "SIMULATED"),
+        (1, "SIMULATED"),
+        (1, "SIMULATED"),
+    ]
+    assert sum(entry["event"] == "left" for entry in log["entries"]) == 4
     assert "SIMULATED" in do("broker", "audit", "--ca", "ca", "--head", log["head"])
 
 

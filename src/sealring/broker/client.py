@@ -7,6 +7,7 @@ import base64
 import binascii
 import json
 import logging
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -109,7 +110,8 @@ class BrokerClient:
                     raise
                 if loop.time() >= say_at:
                     say_at = loop.time() + _SAID_AGAIN
-                    _LOG.warning(
+                    _LOG.log(
+                        _first_of_this_host(),
                         "sealring: rank %d tries again to join, for %.0f s more: %s",
                         name.rank, deadline - loop.time(), error,
                     )  # fmt: skip
@@ -230,6 +232,11 @@ class _Join:
         if found != public or _name_in(certificate) != self.name:
             raise MalformedAnswer(f"the broker at {where} gave another worker's certificate")
         return certificate
+
+
+def _first_of_this_host() -> int:
+    """The level at which one worker of a host says what all of them could say."""
+    return logging.WARNING if os.environ.get("LOCAL_RANK", "0") == "0" else logging.DEBUG
 
 
 def boottime() -> float:

@@ -147,7 +147,10 @@ async def connect(
     try:
         reader, writer = await asyncio.open_connection(address or host, port)
     except (OSError, socket.gaierror) as problem:
-        raise BrokerUnreachable(f"the broker at {where} cannot be reached: {problem}") from None
+        raise BrokerUnreachable(
+            f"the broker at {where} cannot be reached ({problem}): check that host and port are "
+            "the broker's, and that it runs"
+        ) from None
     connection = SSL.Connection(context, None)
     connection.set_connect_state()
     if not _is_address(host):
