@@ -19,7 +19,7 @@ from typing import Final
 
 from sealring.errors import SealringError
 
-LAUNCHED: Final = "SEALRING_LAUNCHED"
+LAUNCHED: Final = "_SEALRING_LAUNCHED"
 """Set by `sealring run`, for its workers."""
 _ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 _OURS, _TORCHS = (f"{os.sep}{name}{os.sep}" for name in ("sealring", "torch"))

@@ -14,7 +14,7 @@ def register() -> None:
         dist.Backend.register_backend(
             "sealring", _create_group, extended_api=True, devices=["cpu", "cuda"]
         )
-        if os.environ.get("SEALRING_LAUNCHED"):
+        if os.environ.get("_SEALRING_LAUNCHED"):
             from sealring.last_words import tell_the_launcher
 
             tell_the_launcher()
