@@ -24,6 +24,7 @@ from sealring.errors import (
     UntrustedChain,
     WorkerRevoked,
 )
+from sealring.identity.attestation.admission import key_digest
 from sealring.identity.attestation.claims import claims_in
 from sealring.identity.authority import create_authority
 from sealring.identity.certificates import claims_of
@@ -96,6 +97,19 @@ def test_a_revoked_worker_is_refused_and_its_rank_stays_barred(broker: Running) 
         broker.join(0)
     broker.decide(lambda ledger, view: ledger.release(view, time.time(), WorkerName(JOB, 0)))
     assert len(broker.join(0).keys_out) == 1
+
+
+def test_peers_are_told_of_a_worker_whose_certificate_ended(place: Place) -> None:
+    """One that runs other software than it should would not end its groups itself."""
+    late = [0.0]
+    place.clock = lambda: time.time() + late[0]
+    with running(place) as broker:
+        key = Ed25519PrivateKey.generate()
+        joined = broker.join(0)
+        assert broker.join(1, key=key).keys_out == frozenset()
+        late[0] = 601.0
+        assert broker.join(1, key=key).keys_out == {key_digest(joined.certificate)}
+        assert key_digest(joined.certificate) in broker.client_keys_out()
 
 
 def test_what_the_policy_does_not_admit_gets_nothing(place: Place) -> None:

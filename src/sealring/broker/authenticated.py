@@ -190,6 +190,7 @@ class AuthenticatedRows:
             )
         if self._note is not None:
             self._note.check(state)
+            self._note.write(state)
         self._known, self._state, self._tree = value, state, tree
         self._tables = {}
         for name, row in rows.items():

@@ -229,7 +229,9 @@ class Enrolment:
             out, groups = self._joined.keys_out, list(self._groups.items())
         for group, keys in groups:
             for member in [member for member, key in keys.items() if key in out]:
-                group.expel(member, f"rank {member} was taken out of the job by the broker")
+                group.expel(
+                    member, f"rank {member} was taken out of the job by the broker, or not renewed"
+                )
 
     def _end(self, problem: Exception) -> None:
         error = (

@@ -240,6 +240,16 @@ def keys_out(view: View, job: str) -> list[str]:
     return [key.removeprefix(prefix) for key, row in view.scan(prefix) if row["why"] != _LEFT]
 
 
+def keys_to_leave(view: View, job: str, now: float) -> list[str]:
+    """Those, and the keys whose certificate has ended: an honest worker has no group by then."""
+    ended = [
+        row["key"]
+        for _, row in view.scan(f"rank/{job}/")
+        if row["certificate_until"] is not None and row["certificate_until"] < now
+    ]
+    return sorted({*keys_out(view, job), *ended})
+
+
 def sweep(view: View, now: float) -> int:
     """Forget some of what nobody can use any more."""
     forgotten = 0

@@ -32,7 +32,13 @@ from sealring.broker.refusals import response_of
 from sealring.broker.routes import page_routes, worker_routes
 from sealring.broker.service import Broker
 from sealring.broker.tls import answer, server_context
-from sealring.errors import ConfigurationError, SealringError, StoreUnavailable, TooManyRequests
+from sealring.errors import (
+    ConfigurationError,
+    SealringError,
+    StoreUnavailable,
+    TamperedStore,
+    TooManyRequests,
+)
 
 _LOG = logging.getLogger("sealring.broker")
 _BACKLOG: Final = 2048
@@ -120,7 +126,7 @@ async def _guarded(routes: Handle, request: Request) -> Response:
     try:
         return await routes(request)
     except SealringError as error:
-        if isinstance(error, ConfigurationError | StoreUnavailable):
+        if isinstance(error, ConfigurationError | StoreUnavailable | TamperedStore):
             _LOG.error("%s: %s", type(error).__name__, error)
         raise
     except Exception as problem:

@@ -148,7 +148,8 @@ class Broker:
         return seal(content, grant.jwk)
 
     async def keys_out(self, job: str) -> list[str]:
-        return await self._store.transact(lambda view: ledger.keys_out(view, job))
+        now = self._clock()
+        return await self._store.transact(lambda view: ledger.keys_to_leave(view, job, now))
 
     async def holders(self) -> list[tuple[WorkerName, Row, bool]]:
         """Every rank's holder, and whether it is out."""
@@ -217,7 +218,7 @@ class Broker:
 
         def decide(view: View) -> tuple[Row | BrokerError, list[str]]:
             row = self._ledger.spend(view, grant, CERTIFICATE, now, minutes=minutes)
-            return row, ledger.keys_out(view, grant.name.job)
+            return row, ledger.keys_to_leave(view, grant.name.job, now)
 
         row, out = await self._store.transact(decide)
         if isinstance(row, BrokerError):

@@ -10,6 +10,7 @@ knows the machine again by any of them.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.errors import MalformedEvidence, TpmFailed, UnknownEvidence
+from sealring.errors import AttestationError, MalformedEvidence, TpmFailed, UnknownEvidence
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import (
     Challenge,
@@ -35,6 +36,7 @@ from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_l
 from sealring.identity.attestation.tpm.structures import parse_quote
 from sealring.identity.attestation.tpm.verify import KIND, QUALIFYING_BYTES, RESETTABLE
 
+_LOG = logging.getLogger("sealring")
 DEVICE: Final = "/dev/tpmrm0"
 EVENT_LOG: Final = Path("/sys/kernel/security/tpm0/binary_bios_measurements")
 QUOTED: Final = tuple(pcr for pcr in range(24) if pcr not in RESETTABLE)
@@ -115,14 +117,17 @@ class TpmMachine:
 
         `others` are those for the other EKs; None for one that the verifier does not know.
         """
-        shown = [(one, more) for (one, _), more in zip(self._others, others, strict=False) if more]
         with self._tpm.primary(_AK) as (ak_handle, ak):
-            secrets = []
-            for one, sealed in [(self._first, blob), *shown]:
-                with self._ek(one) as (ek_handle, _):
-                    secrets.append(self._tpm.activate(ak_handle, ek_handle, sealed))
-            whom = subject(self._chain[0], ak, [one.certificate for one, _ in shown])
-            credential = whom + joint_secret(secrets)
+            secrets, shown = [self._opened(self._first, ak_handle, blob)], []
+            for (one, _), sealed in zip(self._others, others, strict=False):
+                if sealed is None:
+                    continue
+                try:
+                    secrets.append(self._opened(one, ak_handle, sealed))
+                    shown.append(one.certificate)
+                except TpmFailed as problem:
+                    _LOG.warning("sealring: another endorsement key is not shown: %s", problem)
+            credential = subject(self._chain[0], ak, shown) + joint_secret(secrets)
             challenge = Challenge(nonce, public_key, credential)
             qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
             quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
@@ -130,8 +135,12 @@ class TpmMachine:
         if log := matching_log(values, self._event_log):
             parts["event_log"] = log
         if shown:
-            parts["endorsements"] = b"".join(one.certificate for one, _ in shown)
+            parts["endorsements"] = b"".join(shown)
         return Evidence(KIND, challenge, parts, self._chain, devices)
+
+    def _opened(self, one: Endorsement, ak_handle: int, sealed: bytes) -> bytes:
+        with self._ek(one) as (ek_handle, _):
+            return self._tpm.activate(ak_handle, ek_handle, sealed)
 
     def _ek(self, one: Endorsement) -> AbstractContextManager[tuple[int, bytes]]:
         if one.handle is not None:
@@ -146,7 +155,11 @@ class TpmMachine:
                 continue
             # Some makers fill the index up behind the certificate.
             der = _first_der(found)
-            key = load_certificate(der).public_key()
+            try:
+                key = load_certificate(der).public_key()
+            except AttestationError as problem:
+                _LOG.warning("sealring: an endorsement key's certificate is not used: %s", problem)
+                continue
             if isinstance(key, rsa.RSAPublicKey) != (template is _EK_RSA):
                 continue
             public = self._tpm.read_public(handle)
