@@ -31,6 +31,7 @@ from sealring.errors import (
 from sealring.identity.attestation.chains import ListSeen, VerifiedChain, split_pem, verify_chain
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.evidence import Challenge, Evidence
+from sealring.identity.attestation.intel_statements import check_statements
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.worker import Claims
 
@@ -151,6 +152,7 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
     collateral = _fitting(trust, kind, family)
     lists = (*trust.lists, *collateral.lists)
     chain = verify_chain(whole, trust.intel, replace(trust, lists=lists))
+    check_statements(collateral.text, family, replace(trust, lists=lists))
     # dcap-qvl refuses debug guests too, but among other things: this one has its own error.
     attributes = quote.report.td_attributes if kind == TDX else quote.report.attributes
     if attributes[0] & _DEBUG[kind]:
@@ -176,7 +178,7 @@ def _refusal(kind: str, problem: str) -> AttestationError:
         return StaleRevocationList(f"Intel's statements are out of date, fetch them again: {said}")
     if "TCB level" in said:
         return TcbTooOld(f"Intel lists no TCB level that this platform has: {said}")
-    if "enabled" in said:
+    if "enabled" in said or "service TD" in said:
         return GuestNotAllowed(f"no {kind} guest may be launched like this: {said}")
     return ForgedEvidence(f"the {kind} quote does not verify: {said}")
 

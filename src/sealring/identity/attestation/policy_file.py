@@ -16,6 +16,7 @@ from sealring.identity.attestation.policy_broker import (
 )
 from sealring.identity.attestation.policy_reader import Reader
 from sealring.identity.attestation.tpm.verify import RESETTABLE
+from sealring.limits import MAX_NONCE_SECONDS
 
 _FRESHNESS: Final = {"nonce_seconds", "require_revocation_lists", "revocation_list_days"}
 _SNP: Final = {"measurements", "signers", "products", "minimum_tcb", "vmpl", "migration"}
@@ -56,7 +57,7 @@ def parse_policy(text: str) -> Policy:
         simulated_roots=_roots(reader, "simulated", _SIMULATED),
         tpm_roots=_roots(reader, "tpm", _TPM),
         devices=_devices(reader) if "nvidia" in document else None,
-        nonce_seconds=reader.number(fresh, "freshness", "nonce_seconds", 1, 3600, 120),
+        nonce_seconds=reader.number(fresh, "freshness", "nonce_seconds", 1, MAX_NONCE_SECONDS, 120),
         require_revocation_lists=reader.flag(fresh, "freshness", "require_revocation_lists", True),
         revocation_list_days=reader.number(fresh, "freshness", "revocation_list_days", 1, 3650, 30),
         rejoins=reader.number(document, "", "rejoins", 0, 1000, 0),

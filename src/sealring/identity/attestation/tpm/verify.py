@@ -9,9 +9,16 @@ import hashlib
 from typing import Final
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
+from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
-from sealring.identity.attestation.tpm.credential import check_ak, subject, verify_endorsement
+from sealring.identity.attestation.tpm.credential import (
+    check_ak,
+    machine_name,
+    split_certificates,
+    subject,
+    verify_endorsement,
+)
 from sealring.identity.attestation.tpm.event_log import check_log
 from sealring.identity.attestation.tpm.structures import (
     PublicKey,
@@ -28,19 +35,21 @@ QUALIFYING_BYTES: Final = 32
 
 
 def verify_tpm(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
-    raw, signature, ak, values, log = evidence.only(
-        "quote", "signature", "ak", "pcrs", optional=("event_log",)
+    raw, signature, ak, values, log, others = evidence.only(
+        "quote", "signature", "ak", "pcrs", optional=("event_log", "endorsements")
     )
     chain = verify_endorsement(evidence.chain, trust)
     key = check_ak(ak).key
     quote, pcrs = verify_quote(raw, signature, key, values)
+    other_keys = split_certificates(others)
     made_for, secret = challenge.credential[:32], challenge.credential[32:]
-    if not secret or made_for != subject(evidence.chain[0], ak):
+    if not secret or made_for != subject(evidence.chain[0], ak, other_keys):
         raise NotBound("no credential was made for this TPM and this attestation key")
     check_bound(quote, evidence, challenge)
     return Claims(
         product="2.0",
-        machine=hashlib.sha256(evidence.chain[0]).hexdigest(),
+        machine=machine_name(chain.leaf),
+        also_known_as=tuple(machine_name(load_certificate(one)) for one in other_keys),
         registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
         events=events(log, pcrs),
         guest={"resets": quote.resets},
