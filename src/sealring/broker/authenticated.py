@@ -167,7 +167,12 @@ class AuthenticatedRows:
         rows = dict(source.scan(ENTRIES[1], _END))
         value = rows.pop(STATE, None)
         if value is None:
-            if rows or source.scan(*ENTRIES) or self._known is not None:
+            # With the log's entries, and in one scan again: another broker may have begun just now.
+            found = dict(source.scan(ENTRIES[0], _END))
+            value = found.pop(STATE, None)
+            rows = {name: row for name, row in found.items() if not _is_entry(name)}
+        if value is None:
+            if found or self._known is not None:
                 raise TamperedStore(
                     "the broker's store has rows, and no state that vouches for them"
                 )
