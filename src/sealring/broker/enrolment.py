@@ -106,7 +106,6 @@ class Enrolment:
         """For the groups: it ends with the certificate."""
         self._joined = self._join(min(_JOIN_SECONDS, max(0.0, deadline - time.monotonic())))
         self._extend_lease(self._joined)
-        self._pid = os.getpid()
         threading.Thread(target=self._renew, name="sealring-renewal", daemon=True).start()
         atexit.register(self._leave)
 
@@ -213,7 +212,7 @@ class Enrolment:
         """At exit: without its key nobody can hold the rank any more, so it is given back."""
         # A forked child is not this worker; one that failed is for its operator to look at.
         failed = getattr(sys, "last_value", None) is not None
-        if os.getpid() != self._pid or failed or self._stop.is_set() or self._failure is not None:
+        if not self._process.here or failed or self._stop.is_set() or self._failure is not None:
             return
         self._stop.set()
         try:
