@@ -70,7 +70,7 @@ ON_A_STREAM: Final = {
 ON_A_BELL: Final = {FaultKind.CUT: 3, FaultKind.DELAY: 3}
 """Over shared memory the socket carries nothing but wake-ups."""
 ON_MEMORY: Final = {FaultKind.SCRIBBLE: 4}
-ON_A_HOST: Final = {FaultKind.NEIGHBOUR: 6}
+ON_A_HOST: Final = {FaultKind.NEIGHBOUR: 12}
 """A process of the workers' own user tries to write into all that they have."""
 ON_A_RANK: Final[dict[Where, dict[FaultKind, int]]] = {
     "local": {
