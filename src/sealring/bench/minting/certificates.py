@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
 from cryptography.x509.oid import NameOID
 
 from sealring.identity.attestation import Challenge
@@ -61,6 +62,34 @@ class Holder:
                 .build()
             )
         return builder.sign(self.key, _hash(self.key))
+
+    def answer(
+        self,
+        about: Holder,
+        *,
+        status: ocsp.OCSPCertStatus = ocsp.OCSPCertStatus.GOOD,
+        reason: x509.ReasonFlags | None = None,
+        responder: Holder | None = None,
+        days_old: int = 1,
+        days_left: int = 10,
+    ) -> ocsp.OCSPResponse:
+        """What OCSP says of a certificate that this authority issued."""
+        signer = responder or self
+        revoked = status is ocsp.OCSPCertStatus.REVOKED
+        builder = ocsp.OCSPResponseBuilder().add_response(
+            cert=about.certificate,
+            issuer=self.certificate,
+            algorithm=SHA384(),
+            cert_status=status,
+            this_update=NOW - days_old * DAY,
+            next_update=NOW + days_left * DAY,
+            revocation_time=NOW - days_old * DAY if revoked else None,
+            revocation_reason=reason,
+        )
+        builder = builder.responder_id(ocsp.OCSPResponderEncoding.HASH, signer.certificate)
+        if responder is not None:
+            builder = builder.certificates([responder.certificate])
+        return builder.sign(signer.key, _hash(signer.key))
 
 
 def issue(

@@ -22,7 +22,7 @@ from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.snp import REPORT_BYTES, Report, claims_of, verify_report
-from sealring.identity.attestation.tpm.verify import check_bound, events, registers, verify_quote
+from sealring.identity.attestation.tpm.verify import events, registers, verify_quote
 from sealring.identity.attestation.worker import Claims
 
 KIND: Final = "az-snp-vtpm"
@@ -66,17 +66,17 @@ def parse_hcl_report(data: bytes) -> HclReport:
     return HclReport(report, text, _key(claims), secure)
 
 
-def verify_az_snp_vtpm(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
+def verify_az_snp_vtpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     raw, signed, signature, values, log = evidence.only(
         "hcl_report", "quote", "signature", "pcrs", optional=("event_log",)
     )
     report, chain, product, hcl = verify_hcl_report(raw, evidence.chain, trust)
     quote, pcrs = verify_quote(signed, signature, hcl.key, values)
-    check_bound(quote, evidence, challenge)
+    evidence.check_bound(quote.extra_data, challenge, "the virtual TPM's quote")
     claims = claims_of(report, chain, product)
     return replace(
         claims,
-        registers=registers(pcrs),
+        registers={**claims.registers, **registers(pcrs)},
         events=events(log, pcrs),
         guest={**claims.guest, "insecure_boot": int(not hcl.secure_boot)},
     )

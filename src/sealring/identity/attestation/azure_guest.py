@@ -11,6 +11,7 @@ from typing import Final
 from sealring.errors import AttestationUnavailable
 from sealring.identity.attestation.az_snp_vtpm import KIND
 from sealring.identity.attestation.evidence import (
+    QUALIFYING_BYTES,
     Challenge,
     DeviceEvidence,
     Evidence,
@@ -18,7 +19,6 @@ from sealring.identity.attestation.evidence import (
 )
 from sealring.identity.attestation.tpm.commands import OWNER, Tpm
 from sealring.identity.attestation.tpm.machine import matching_log, quote_pcrs
-from sealring.identity.attestation.tpm.verify import QUALIFYING_BYTES
 
 HCL_REPORT: Final = 0x01400001
 AK: Final = 0x81000003

@@ -23,14 +23,14 @@ from sealring.errors import (
     GuestNotAllowed,
     MalformedEvidence,
     MissingExtra,
-    NotBound,
     StaleRevocationList,
     TcbTooOld,
     UnknownEvidence,
 )
-from sealring.identity.attestation.chains import ListSeen, VerifiedChain, split_pem, verify_chain
+from sealring.identity.attestation.chains import VerifiedChain, split_pem, verify_chain
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.evidence import Challenge, Evidence
+from sealring.identity.attestation.revocation import ListSeen
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.worker import Claims
 
@@ -125,13 +125,12 @@ def _signature(data: bytes) -> tuple[int, int, bytes]:
     return cursor.at, version, signature
 
 
-def verify_intel(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
+def verify_intel(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     (raw,) = evidence.only("quote")
     if evidence.chain:
         raise MalformedEvidence("an Intel quote holds its chain itself")
     claims, bound = verify_quote(raw, evidence.kind, trust)
-    if bound != evidence.binding(challenge):
-        raise NotBound("the quote was made for another nonce, worker's key or set of devices")
+    evidence.check_bound(bound, challenge, "the quote")
     return claims
 
 

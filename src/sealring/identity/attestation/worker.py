@@ -7,8 +7,8 @@ from dataclasses import InitVar, dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
-from sealring.identity.attestation.chains import ListSeen
 from sealring.identity.attestation.evidence import Challenge
+from sealring.identity.attestation.revocation import ListSeen
 
 SEAL: Final = object()
 """For verify.py. Nothing else imports it; a test looks."""
@@ -30,6 +30,8 @@ class Claims:
     events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What a register was extended with, where a log that replays to it came along."""
     tcb: Mapping[str, int] = field(default_factory=dict)
+    launch_tcb: Mapping[str, int] = field(default_factory=dict)
+    """The TCB under which the guest was launched, where the hardware tells it."""
     tcb_status: str = ""
     """The vendor's word on that TCB, where it has one: UpToDate, OutOfDate."""
     advisories: tuple[str, ...] = ()
@@ -104,6 +106,7 @@ class DescribedWorker(Claims):
             "signer": self.signer,
             "registers": dict(self.registers),
             "tcb": dict(self.tcb),
+            "launch_tcb": dict(self.launch_tcb),
             "tcb_status": self.tcb_status,
             "advisories": list(self.advisories),
             "debug": self.debug,
@@ -140,16 +143,27 @@ def attested(
     seal: object,
 ) -> AttestedWorker:
     """The claims with what they were verified for, until the first of the chains ends."""
-    shown = {one.name: getattr(claims, one.name) for one in fields(Claims)}
-    shown["not_after"] = min([claims.not_after, *(device.not_after for device in devices)])
     return AttestedWorker(
-        **shown,
+        **_shown(claims, devices),
         kind=kind,
         challenge=challenge,
         devices=devices,
         verified_at=verified_at,
         seal=seal,
     )
+
+
+def described(
+    claims: Claims, *, kind: str, devices: tuple[AttestedDevice, ...], verified_at: datetime
+) -> DescribedWorker:
+    shown = _shown(claims, devices)
+    return DescribedWorker(**shown, kind=kind, devices=devices, verified_at=verified_at)
+
+
+def _shown(claims: Claims, devices: tuple[AttestedDevice, ...]) -> dict[str, Any]:
+    shown = {one.name: getattr(claims, one.name) for one in fields(Claims)}
+    shown["not_after"] = min([claims.not_after, *(device.not_after for device in devices)])
+    return shown
 
 
 def lists_as_json(

@@ -44,10 +44,10 @@ _NVDEC0_MEASUREMENT: Final = 35
 _SWITCH_BYTES: Final = 8
 
 
-def verify_nvidia(evidence: DeviceEvidence, nonce: bytes, trust: Trust) -> AttestedDevice:
+def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -> AttestedDevice:
     (raw,) = evidence.only("report")
     report, chain, model = verify_report(raw, evidence.chain, trust)
-    if report.nonce != nonce:
+    if nonce is not None and report.nonce != nonce:
         raise NotBound("the device's report was made for another machine, worker or time")
     is_switch = model in NVSWITCHES
     firmware = {"vbios": report.vbios}
@@ -63,8 +63,8 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes, trust: Trust) -> Attes
         reference=tuple(f"{one.model} {one.version}" for one in references),
         mismatches=_mismatches(report, references),
         switches=_switches(report, is_switch),
-        lists=chain.lists,
-        unlisted=chain.unlisted,
+        lists=(*chain.lists, *(seen for one in references for seen in one.lists)),
+        unlisted=(*chain.unlisted, *(issuer for one in references for issuer in one.unlisted)),
         not_after=chain.not_after,
     )
 

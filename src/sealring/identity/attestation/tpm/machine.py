@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.errors import MalformedEvidence, TpmFailed, UnknownEvidence
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import (
+    QUALIFYING_BYTES,
     Challenge,
     DeviceEvidence,
     Evidence,
@@ -29,7 +30,7 @@ from sealring.identity.attestation.tpm.commands import Tpm
 from sealring.identity.attestation.tpm.credential import subject
 from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
 from sealring.identity.attestation.tpm.structures import parse_quote
-from sealring.identity.attestation.tpm.verify import KIND, QUALIFYING_BYTES, RESETTABLE
+from sealring.identity.attestation.tpm.verify import KIND, RESETTABLE
 
 DEVICE: Final = "/dev/tpmrm0"
 EVENT_LOG: Final = Path("/sys/kernel/security/tpm0/binary_bios_measurements")

@@ -23,21 +23,20 @@ from sealring.identity.attestation.worker import Claims
 
 KIND: Final = "tpm"
 RESETTABLE: Final = frozenset({16, 23})
-QUALIFYING_BYTES: Final = 32
-"""What fits into every TPM's qualifying data."""
 
 
-def verify_tpm(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
+def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     raw, signature, ak, values, log = evidence.only(
         "quote", "signature", "ak", "pcrs", optional=("event_log",)
     )
     chain = verify_endorsement(evidence.chain, trust)
     key = check_ak(ak).key
     quote, pcrs = verify_quote(raw, signature, key, values)
-    made_for, secret = challenge.credential[:32], challenge.credential[32:]
-    if not secret or made_for != subject(evidence.chain[0], ak):
-        raise NotBound("no credential was made for this TPM and this attestation key")
-    check_bound(quote, evidence, challenge)
+    if challenge is not None:
+        made_for, secret = challenge.credential[:32], challenge.credential[32:]
+        if not secret or made_for != subject(evidence.chain[0], ak):
+            raise NotBound("no credential was made for this TPM and this attestation key")
+    evidence.check_bound(quote.extra_data, challenge, "the TPM quote")
     return Claims(
         product="2.0",
         machine=hashlib.sha256(evidence.chain[0]).hexdigest(),
@@ -62,11 +61,6 @@ def verify_quote(
         raise ForgedEvidence("the PCRs' values are not the ones that the TPM signed")
     found = {pcr: values[32 * n :][:32] for n, pcr in enumerate(quote.pcrs)}
     return quote, {pcr: value for pcr, value in found.items() if pcr not in RESETTABLE}
-
-
-def check_bound(quote: Quote, evidence: Evidence, challenge: Challenge) -> None:
-    if quote.extra_data != evidence.binding(challenge)[:QUALIFYING_BYTES]:
-        raise NotBound("the TPM quote was made for another nonce, worker's key or set of devices")
 
 
 def registers(pcrs: dict[int, bytes]) -> dict[str, str]:
