@@ -6,11 +6,8 @@ from datetime import datetime
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA384
 
-from sealring.bench.minting.certificates import CHALLENGE, NOW, issue
+from sealring.bench.minting.certificates import CHALLENGE, NOW, issue, sign
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
 
@@ -122,7 +119,7 @@ class Amd:
                 raw[at + layout[name]] = value
         own = b"" if self.vlek else (chip if chip is not None else CHIP)
         raw[0x1A0:0x1E0] = own.ljust(64, b"\0")
-        r, s = decode_dss_signature(self.chip_key.key.sign(bytes(raw), ec.ECDSA(SHA384())))
+        r, s = sign(self.chip_key.key, bytes(raw))
         return bytes(raw) + r.to_bytes(72, "little") + s.to_bytes(72, "little") + bytes(368)
 
     def evidence(

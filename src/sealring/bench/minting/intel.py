@@ -9,11 +9,9 @@ from typing import Any, Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, Holder, issue, pem
+from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, Holder, issue, pem, sign
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
 from sealring.identity.attestation.intel import Collateral, parse_collateral
@@ -212,7 +210,7 @@ def _der(tag: int, body: bytes) -> bytes:
 
 
 def _sign(key: ec.EllipticCurvePrivateKey, message: bytes) -> bytes:
-    r, s = decode_dss_signature(key.sign(message, ec.ECDSA(SHA256())))
+    r, s = sign(key, message)
     return r.to_bytes(32, "big") + s.to_bytes(32, "big")
 
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.bench.minting.certificates import CHALLENGE, NOW, Holder, issue
+from sealring.bench.minting.certificates import sign as sign_ecdsa
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
 from sealring.identity.attestation.tpm.commands import selection
@@ -88,7 +88,7 @@ def sign(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, message: bytes) ->
     if isinstance(key, rsa.RSAPrivateKey):
         raw = key.sign(message, padding.PKCS1v15(), SHA256())
         return bytes.fromhex("0014000b") + sized(raw)
-    r, s = decode_dss_signature(key.sign(message, ec.ECDSA(SHA256())))
+    r, s = sign_ecdsa(key, message)
     return bytes.fromhex("0018000b") + sized(r.to_bytes(32, "big")) + sized(s.to_bytes(32, "big"))
 
 

@@ -19,9 +19,16 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain
 from sealring.identity.attestation.cursor import Cursor
+from sealring.identity.attestation.ecdsa import check_spelling
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
-from sealring.identity.attestation.snp import REPORT_BYTES, Report, claims_of, verify_report
+from sealring.identity.attestation.snp import (
+    REPORT_BYTES,
+    Report,
+    canonical_report,
+    claims_of,
+    verify_report,
+)
 from sealring.identity.attestation.tpm.verify import events, registers, verify_quote
 from sealring.identity.attestation.worker import Claims
 
@@ -30,6 +37,7 @@ _MAGIC: Final = b"HCLA"
 _VERSION: Final = 1
 _SNP: Final = 2
 _SHA256: Final = 1
+_HEAD_BYTES: Final = 32
 _AK: Final = "HCLAkPub"
 
 
@@ -50,7 +58,8 @@ def parse_hcl_report(data: bytes) -> HclReport:
     version, size, request = cursor.number(4), cursor.number(4), cursor.number(4)
     if (version, request) != (_VERSION, _SNP):
         raise UnknownEvidence(f"a paravisor's report of version {version}, type {request}")
-    cursor.take(16)
+    if any(cursor.take(16)):  # A status and what is reserved.
+        raise MalformedEvidence("the paravisor reports a failure, or fields that are not known")
     report = cursor.take(REPORT_BYTES)
     inner, data_version, kind, hashed = (cursor.number(4) for _ in range(4))
     if (data_version, kind, hashed) != (_VERSION, _SNP, _SHA256):
@@ -66,10 +75,17 @@ def parse_hcl_report(data: bytes) -> HclReport:
     return HclReport(report, text, _key(claims), secure)
 
 
+def canonical_hcl_report(raw: bytes) -> bytes:
+    """As a worker sends it."""
+    head, report = raw[:_HEAD_BYTES], raw[_HEAD_BYTES : _HEAD_BYTES + REPORT_BYTES]
+    return head + canonical_report(report) + raw[_HEAD_BYTES + REPORT_BYTES :]
+
+
 def verify_az_snp_vtpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     raw, signed, signature, values, log = evidence.only(
         "hcl_report", "quote", "signature", "pcrs", optional=("event_log",)
     )
+    check_spelling(raw, canonical_hcl_report(raw), "the SNP report")
     report, chain, product, hcl = verify_hcl_report(raw, evidence.chain, trust)
     quote, pcrs = verify_quote(signed, signature, hcl.key, values)
     evidence.check_bound(quote.extra_data, challenge, "the virtual TPM's quote")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sealring.errors import AttestationUnavailable
-from sealring.identity.attestation.az_snp_vtpm import KIND
+from sealring.identity.attestation.az_snp_vtpm import KIND, canonical_hcl_report
 from sealring.identity.attestation.evidence import (
     QUALIFYING_BYTES,
     Challenge,
@@ -33,7 +33,7 @@ class AzureMachine:
         report = tpm.read_nv(HCL_REPORT, OWNER)
         if report is None or tpm.read_public(AK) is None:
             raise AttestationUnavailable("this is not one of Azure's confidential guests")
-        self._report = report
+        self._report = canonical_hcl_report(report)
 
     def attest(
         self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()

@@ -29,6 +29,7 @@ from sealring.errors import (
 )
 from sealring.identity.attestation.chains import VerifiedChain, split_pem, verify_chain
 from sealring.identity.attestation.cursor import Cursor
+from sealring.identity.attestation.ecdsa import P256_ORDER, check_spelling, with_lower_s
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.revocation import ListSeen
 from sealring.identity.attestation.roots import Trust
@@ -39,6 +40,7 @@ _TEES: Final = {TDX: 0x81, SGX: 0x00}
 _HEADER_BYTES: Final = 48
 _BODY_BYTES: Final = {3: 384, 4: 584}
 _PEM_CHAIN, _QE_REPORT = 5, 6
+_SIGNATURE_BYTES, _ENCLAVE_BYTES = 64, 384
 _DEBUG: Final = {TDX: 1, SGX: 2}
 
 
@@ -109,6 +111,19 @@ def pck_chain(data: bytes) -> tuple[bytes, ...]:
     return split_pem(text)
 
 
+def canonical_quote(data: bytes) -> bytes:
+    """As a worker sends it: the quote's signature and the quoting enclave's in one spelling."""
+    end, version, signature = _signature(data)
+    start = end - len(signature)
+    # Behind the quote's signature and its key, and from version 4 on a type and a length, stand the
+    # quoting enclave's report and the signature over it.
+    enclave = start + 2 * _SIGNATURE_BYTES + (6 if version > 3 else 0) + _ENCLAVE_BYTES
+    half = _SIGNATURE_BYTES // 2
+    for at in (start, enclave):
+        data = with_lower_s(data, at + half, half, P256_ORDER)
+    return data
+
+
 def _signature(data: bytes) -> tuple[int, int, bytes]:
     """Where the quote ends, its version, and the signature with all that belongs to it."""
     cursor = Cursor(data, "the quote", "little")
@@ -127,6 +142,7 @@ def _signature(data: bytes) -> tuple[int, int, bytes]:
 
 def verify_intel(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     (raw,) = evidence.only("quote")
+    check_spelling(raw, canonical_quote(raw), "the quote")
     if evidence.chain:
         raise MalformedEvidence("an Intel quote holds its chain itself")
     claims, bound = verify_quote(raw, evidence.kind, trust)

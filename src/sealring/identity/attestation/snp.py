@@ -1,7 +1,7 @@
 """AMD SEV-SNP: the report's bytes, and why to believe them.
 
 Layout after AMD's SEV-SNP firmware ABI (document 56860). Whatever the signature does not cover
-must be zero, so that evidence has one spelling.
+must be zero, and the signature in its one spelling (ecdsa.py): so a report has one spelling.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
+from sealring.identity.attestation.ecdsa import P384_ORDER, check_spelling, with_lower_s
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.worker import Claims
@@ -125,8 +126,14 @@ def parse_report(data: bytes) -> Report:
     )
 
 
+def canonical_report(raw: bytes) -> bytes:
+    """As a worker sends it."""
+    return with_lower_s(raw, SIGNED_BYTES + _SCALAR, _SCALAR, P384_ORDER, "little")
+
+
 def verify_snp(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     (raw,) = evidence.only("report")
+    check_spelling(raw, canonical_report(raw), "the SNP report")
     report, chain, product = verify_report(raw, evidence.chain, trust)
     evidence.check_bound(report.report_data, challenge, "the SNP report")
     return claims_of(report, chain, product)

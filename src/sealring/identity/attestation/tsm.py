@@ -20,8 +20,9 @@ from sealring.identity.attestation.evidence import (
     Evidence,
     encode_devices,
 )
-from sealring.identity.attestation.intel import TDX, quote_size
+from sealring.identity.attestation.intel import TDX, canonical_quote, quote_size
 from sealring.identity.attestation.snp import KIND as SNP
+from sealring.identity.attestation.snp import canonical_report
 
 REPORTS: Final = Path("/sys/kernel/config/tsm/report")
 _PROVIDERS: Final = {"sev_guest": SNP, "tdx_guest": TDX}
@@ -59,14 +60,14 @@ class TsmMachine:
         if self.kind == TDX:
             # The kernel's buffer may be longer than the quote.
             quote = answer.report[: quote_size(answer.report)]
-            return Evidence(TDX, challenge, {"quote": quote}, (), devices)
+            return Evidence(TDX, challenge, {"quote": canonical_quote(quote)}, (), devices)
         chain = certificates_of(answer.certificates) or self._chain
         if not chain:
             raise AttestationUnavailable(
                 "the host hands no certificates to its guest: fetch the chip's from AMD's key "
                 "distribution service and give them"
             )
-        return Evidence(SNP, challenge, {"report": answer.report}, chain, devices)
+        return Evidence(SNP, challenge, {"report": canonical_report(answer.report)}, chain, devices)
 
 
 def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA384
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
+from sealring.identity.attestation.ecdsa import check_spelling
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.reference import Reference
 from sealring.identity.attestation.nvidia.spdm import (
@@ -25,6 +26,7 @@ from sealring.identity.attestation.nvidia.spdm import (
     SIGNATURE_BYTES,
     SWITCHES,
     Report,
+    canonical_report,
     parse_report,
 )
 from sealring.identity.attestation.roots import Trust
@@ -46,6 +48,7 @@ _SWITCH_BYTES: Final = 8
 
 def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -> AttestedDevice:
     (raw,) = evidence.only("report")
+    check_spelling(raw, canonical_report(raw), "the device's report")
     report, chain, model = verify_report(raw, evidence.chain, trust)
     if nonce is not None and report.nonce != nonce:
         raise NotBound("the device's report was made for another machine, worker or time")

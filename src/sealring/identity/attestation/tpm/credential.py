@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.kdf.concatkdf import ConcatKDFHash
 from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFHMAC, CounterLocation, Mode
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.errors import ForgedEvidence, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
@@ -57,6 +58,14 @@ def subject(ek_certificate: bytes, ak: bytes) -> bytes:
     """Whom a credential is for. Both are hashed first, so no two pairs meet."""
     parts = hashlib.sha256(ek_certificate).digest() + hashlib.sha256(ak).digest()
     return hashlib.sha256(parts).digest()
+
+
+def machine_name(endorsement: x509.Certificate) -> str:
+    """The TPM by its endorsement key: its certificate can be spelled in more than one way."""
+    key = endorsement.public_key()
+    return hashlib.sha256(
+        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).hexdigest()
 
 
 def verify_endorsement(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:

@@ -29,7 +29,11 @@ from sealring.identity.attestation.evidence import (
 from sealring.identity.attestation.tpm.commands import Tpm
 from sealring.identity.attestation.tpm.credential import subject
 from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
-from sealring.identity.attestation.tpm.structures import parse_quote
+from sealring.identity.attestation.tpm.structures import (
+    canonical_signature,
+    parse_public,
+    parse_quote,
+)
 from sealring.identity.attestation.tpm.verify import KIND, RESETTABLE
 
 DEVICE: Final = "/dev/tpmrm0"
@@ -95,6 +99,7 @@ class TpmMachine:
             challenge = Challenge(nonce, public_key, credential)
             qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
             quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
+        signature = canonical_signature(signature, parse_public(ak).key)
         parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
         if log := matching_log(values, self._event_log):
             parts["event_log"] = log

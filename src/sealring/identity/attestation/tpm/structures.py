@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.cursor import Cursor
+from sealring.identity.attestation.ecdsa import ORDERS, check_spelling, with_lower_s
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 
@@ -112,8 +113,22 @@ def name_of(public: bytes) -> bytes:
     return SHA256.to_bytes(2, "big") + hashlib.sha256(public).digest()
 
 
+def canonical_signature(signature: bytes, key: PublicKey) -> bytes:
+    """As a worker sends it (ecdsa.py). Some TPMs leave out zeros in front of a number."""
+    if isinstance(key, rsa.RSAPublicKey) or signature[:2] != ECDSA.to_bytes(2, "big"):
+        return signature
+    cursor = Cursor(signature, "the TPM signature", "big")
+    scheme = cursor.take(4)
+    size = (key.key_size + 7) // 8
+    r, s = (cursor.sized(2).lstrip(b"\0").rjust(size, b"\0") for _ in range(2))
+    cursor.end()
+    s = with_lower_s(s, 0, size, ORDERS[key.curve.name])
+    return scheme + b"".join(len(part).to_bytes(2, "big") + part for part in (r, s))
+
+
 def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
     """TPMT_SIGNATURE over the message, by this key."""
+    check_spelling(signature, canonical_signature(signature, key), "the TPM quote")
     cursor = Cursor(signature, "the TPM signature", "big")
     scheme, number = cursor.number(2), cursor.number(2)
     algorithm = _HASHES.get(number)

@@ -11,7 +11,12 @@ from typing import Final
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
-from sealring.identity.attestation.tpm.credential import check_ak, subject, verify_endorsement
+from sealring.identity.attestation.tpm.credential import (
+    check_ak,
+    machine_name,
+    subject,
+    verify_endorsement,
+)
 from sealring.identity.attestation.tpm.event_log import check_log
 from sealring.identity.attestation.tpm.structures import (
     PublicKey,
@@ -39,7 +44,7 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
     evidence.check_bound(quote.extra_data, challenge, "the TPM quote")
     return Claims(
         product="2.0",
-        machine=hashlib.sha256(evidence.chain[0]).hexdigest(),
+        machine=machine_name(chain.leaf),
         registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
         events=events(log, pcrs),
         guest={"resets": quote.resets},
