@@ -49,6 +49,7 @@ class Collateral:
     """What Intel says about one family of platforms, as it was fetched."""
 
     text: str
+    """Without the certificates of the machine for which it was fetched: quotes bring their own."""
     tee: str
     fmspc: str
     lists: tuple[x509.CertificateRevocationList, ...]
@@ -62,13 +63,15 @@ def parse_collateral(text: str) -> Collateral:
     """A file of this machine's, not of a worker's."""
     try:
         fields = json.loads(text)
+        # dcap-qvl would believe these in the place of the quote's own, which is what we check.
+        fields.pop("pck_certificate_chain", None)
         tcb, qe = json.loads(fields["tcb_info"]), json.loads(fields["qe_identity"])
         lists = tuple(
             x509.load_der_x509_crl(bytes.fromhex(fields[name]))
             for name in ("root_ca_crl", "pck_crl")
         )
         return Collateral(
-            text=text,
+            text=json.dumps(fields),
             tee=TDX if tcb.get("id") == "TDX" else SGX,
             fmspc=tcb["fmspc"].upper(),
             lists=lists,
