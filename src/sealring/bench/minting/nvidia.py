@@ -153,9 +153,10 @@ class Nvidia:
         )
 
 
-def own_fields(model: str) -> dict[int, bytes]:
+def own_fields(model: str, gpus: int = 1) -> dict[int, bytes]:
     if model.startswith("LS"):
-        return {6: VBIOS.encode(), 22: SWITCH}
+        linked = b"".join(bytes([0x90 + n]) * 8 for n in range(gpus))
+        return {6: VBIOS.encode(), 22: SWITCH, 26: linked + bytes(8)}
     return {
         6: bytes.fromhex("00a5009601000000"),
         3: DRIVER.encode() + b"\0",

@@ -39,21 +39,36 @@ def judge_devices(rules: DeviceRules | None, worker: DescribedWorker) -> list[Ru
     ):
         fits, wanted = len(shown_ones) >= least, f"at least {least}"
         results.append(judged(name, fits, wanted, str(len(shown_ones)), DeviceNotAllowed))
-    results.append(_linked(worker))
+    results += _linked(worker, len(gpus))
     for device in worker.devices:
         results += _device(rules, device)
     return results
 
 
-def _linked(worker: DescribedWorker) -> Rule:
-    """Each GPU is linked to just the switches that are shown, where any are: none of elsewhere."""
-    shown = {one for device in worker.devices if device.is_switch for one in device.switches}
-    linked = {one for device in worker.devices if not device.is_switch for one in device.switches}
-    foreign = sorted(linked - shown) if shown else []
-    return judged(
-        "links", not foreign, "to the switches shown", " ".join(foreign) or "no others",
-        DeviceNotAllowed,
-    )  # fmt: skip
+def _linked(worker: DescribedWorker, gpus: int) -> list[Rule]:
+    """From both ends, where switches are shown: these GPUs and switches, and nothing besides."""
+    switches = [one for one in worker.devices if one.is_switch]
+    if not switches:
+        return []
+    shown = {one for device in switches for one in device.switches}
+    wrong = sorted(
+        device.identity
+        for device in worker.devices
+        if not device.is_switch and set(device.switches) != shown
+    )
+    ends = {frozenset(device.gpus) for device in switches}
+    counts = ", ".join(sorted(str(len(one)) for one in ends))
+    return [
+        judged(
+            "links of gpus", not wrong, "each to all switches shown and no other",
+            f"not so: {' '.join(wrong)}" if wrong else "so", DeviceNotAllowed,
+        ),
+        judged(
+            "links of switches", len(ends) == 1 and {len(one) for one in ends} == {gpus},
+            f"all to the same {gpus} GPUs", f"{counts} GPUs, {len(ends)} sets of them",
+            DeviceNotAllowed,
+        ),
+    ]  # fmt: skip
 
 
 def _device(rules: DeviceRules, device: AttestedDevice) -> list[Rule]:

@@ -61,6 +61,8 @@ class AttestedDevice:
     """The measurements that are not what those say."""
     switches: tuple[str, ...]
     """The switches that a GPU is linked to; a switch's own identity."""
+    gpus: tuple[str, ...]
+    """The GPUs that a switch is linked to, by identities that the GPUs' own reports do not hold."""
     lists: tuple[ListSeen, ...]
     unlisted: tuple[str, ...]
     not_after: datetime

@@ -24,6 +24,7 @@ from sealring.identity.attestation.nvidia.spdm import (
     FWID,
     NVDEC0,
     SIGNATURE_BYTES,
+    SWITCH_GPUS,
     SWITCHES,
     Report,
     canonical_report,
@@ -43,7 +44,7 @@ _FIRMWARE_IDS: Final = tuple(
 _SHA384_DIGEST: Final = bytes.fromhex("303d06096086480165030402020430")
 _NVDEC0_OFF: Final = b"\x55"
 _NVDEC0_MEASUREMENT: Final = 35
-_SWITCH_BYTES: Final = 8
+_IDENTITY_BYTES: Final = 8
 
 
 def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -> AttestedDevice:
@@ -65,7 +66,8 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -
         firmware=firmware,
         reference=tuple(f"{one.model} {one.version}" for one in references),
         mismatches=_mismatches(report, references),
-        switches=_switches(report, is_switch),
+        switches=_links(report, SWITCHES, reverse=not is_switch),
+        gpus=_links(report, SWITCH_GPUS) if is_switch else (),
         lists=(*chain.lists, *(seen for one in references for seen in one.lists)),
         unlisted=(*chain.unlisted, *(issuer for one in references for issuer in one.unlisted)),
         not_after=chain.not_after,
@@ -169,13 +171,16 @@ def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int,
     return tuple(sorted(wrong))
 
 
-def _switches(report: Report, is_switch: bool) -> tuple[str, ...]:
-    """GPUs write the identities of the switches they are linked to from the other end."""
-    raw = report.opaque.get(SWITCHES, b"")
-    if len(raw) % _SWITCH_BYTES:
-        raise MalformedEvidence("the device's list of switches is cut")
-    each = {raw[at : at + _SWITCH_BYTES] for at in range(0, len(raw), _SWITCH_BYTES)}
-    return tuple(sorted((one if is_switch else one[::-1]).hex() for one in each if any(one)))
+def _links(report: Report, field: int, *, reverse: bool = False) -> tuple[str, ...]:
+    """Identities of devices at the other ends of links, without those of links that are off.
+
+    GPUs write the identities of switches from the other end.
+    """
+    raw = report.opaque.get(field, b"")
+    if len(raw) % _IDENTITY_BYTES:
+        raise MalformedEvidence("the device's list of links is cut")
+    each = {raw[at : at + _IDENTITY_BYTES] for at in range(0, len(raw), _IDENTITY_BYTES)}
+    return tuple(sorted((one[::-1] if reverse else one).hex() for one in each if any(one)))
 
 
 def _plain(model: str) -> str:

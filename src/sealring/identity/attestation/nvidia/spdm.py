@@ -20,7 +20,7 @@ _SIGNED, _ALL = 0x01, 0xFF
 _DMTF: Final = 1
 
 DRIVER, VBIOS, NVDEC0, CHIP_SKU, PROJECT, PROJECT_SKU = 3, 6, 11, 15, 17, 18
-FWID, SWITCHES = 20, 22
+FWID, SWITCHES, SWITCH_GPUS = 20, 22, 26
 
 
 @dataclass(frozen=True, slots=True)
