@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.bench.minting.amd import Amd
 from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, issue
-from sealring.bench.minting.nvidia import MEASUREMENTS, SWITCH, Nvidia, own_fields
+from sealring.bench.minting.nvidia import MEASUREMENTS, SWITCH, VBIOS, Nvidia, own_fields
 from sealring.errors import (
     AttestationError,
     ChainExpired,
@@ -251,7 +251,8 @@ def test_measurements_are_held_against_the_references_of_the_very_firmware() -> 
     fewer = {n: v for n, v in MEASUREMENTS.items() if n != 5}
     assert verify(GPU.evidence(NONCE, measurements=fewer)).mismatches == (5,)
     newer = GPU.evidence(NONCE, opaque=own_fields("GH100") | {3: b"591.0\0"})
-    assert verify(newer).reference == ()
+    assert verify(newer).unreferenced == ("driver",)
+    assert verify(newer).reference == (f"GH100 {VBIOS}",)
     off = own_fields("GH100") | {11: b"\x55"}
     without = MEASUREMENTS | {35: bytes(48)}
     assert verify(GPU.evidence(NONCE, measurements=without)).mismatches == (35,)

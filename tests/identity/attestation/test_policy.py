@@ -31,7 +31,15 @@ from sealring.errors import (
 from sealring.identity.attestation import AttestedWorker, Challenge, Trust, judge, parse_policy
 from sealring.identity.attestation.simulated import Simulator
 from sealring.identity.attestation.verify import verify_evidence
-from tests.identity.attestation.minting import CHALLENGE, DAY, MEASUREMENT, NOW, PLAIN_POLICY, Amd
+from tests.identity.attestation.minting import (
+    CHALLENGE,
+    CHIP,
+    DAY,
+    MEASUREMENT,
+    NOW,
+    PLAIN_POLICY,
+    Amd,
+)
 
 AMD = Amd()
 SIMULATOR = Simulator.create(NOW)
@@ -160,6 +168,22 @@ def test_a_tcb_below_the_minimum_and_another_product() -> None:
     worker = verify_evidence(old.evidence(), CHALLENGE, old.trust(old.revocation_list()))
     said = refused(TcbTooOld, worker)
     assert "tcb snp: 7, not at least 8; tcb microcode: 99, not at least 100" in said
+
+
+def test_each_product_has_its_own_minimum() -> None:
+    """Turin counts from small numbers, in a part that others do not have."""
+    both = POLICY.replace('products = ["Milan"]\n', "").replace(
+        "minimum_tcb = {Milan",
+        "minimum_tcb = {Turin = {fmc = 1, bootloader = 1, tee = 1, snp = 3, microcode = 70}, Milan",
+    )
+    turin = Amd("Turin", tcb={"fmc": 1, "bootloader": 1, "tee": 1, "snp": 3, "microcode": 70})
+    listed = turin.trust(turin.revocation_list())
+    worker = verify_evidence(turin.evidence(turin.report(chip=CHIP)), CHALLENGE, listed)
+    assert judged(worker, both) == []
+    assert judged(snp(), both) == []
+    old = Amd("Turin", tcb={"fmc": 0, "bootloader": 1, "tee": 1, "snp": 3, "microcode": 70})
+    worker = verify_evidence(old.evidence(), CHALLENGE, old.trust(old.revocation_list()))
+    assert judged(worker, both) == [("tcb fmc", TcbTooOld), ("launch tcb fmc", TcbTooOld)]
 
 
 def test_revocation_lists_are_needed_unless_the_policy_says_otherwise() -> None:

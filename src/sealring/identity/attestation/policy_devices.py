@@ -82,11 +82,10 @@ def _device(rules: DeviceRules, device: AttestedDevice) -> list[Rule]:
         if has is not None:
             fits, wanted = has in versions, any_of(versions)
             results.append(judged(f"{name} {part}", fits, wanted, has, DeviceNotAllowed))
-    differing = " ".join(map(str, device.mismatches))
-    found = (
-        f"{differing} differ" if differing else "the same" if device.reference else "no reference"
-    )
-    fits = not device.mismatches and (bool(device.reference) or not rules.require_reference)
+    said = [f"{' '.join(map(str, device.mismatches))} differ"] if device.mismatches else []
+    said += [f"no reference for the {part}" for part in device.unreferenced]
+    fits = not device.mismatches and not (device.unreferenced and rules.require_reference)
     wanted = "as NVIDIA's references" if rules.require_reference else "as any reference there is"
+    found = "; ".join(said) or "the same"
     results.append(judged(f"{name} measurements", fits, wanted, found, MeasurementNotAllowed))
     return results

@@ -57,6 +57,8 @@ class AttestedDevice:
     """Versions: driver, vbios."""
     reference: tuple[str, ...]
     """The vendor's signed references that its measurements were held against."""
+    unreferenced: tuple[str, ...]
+    """The firmware for which there was no reference."""
     mismatches: tuple[int, ...]
     """The measurements that are not what those say."""
     switches: tuple[str, ...]
@@ -75,6 +77,7 @@ class AttestedDevice:
             "identity": self.identity,
             "firmware": dict(self.firmware),
             "references": list(self.reference),
+            "without_reference": list(self.unreferenced),
             "mismatches": list(self.mismatches),
             "not_after": self.not_after.isoformat(),
             **lists_as_json(self.lists, self.unlisted, now),

@@ -57,7 +57,8 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -
     firmware = {"vbios": report.vbios}
     if not is_switch:
         firmware["driver"] = report.text(DRIVER)
-    references = _fitting(report, model, firmware, trust)
+    fitting = _fitting(report, model, firmware, trust)
+    references = tuple(fitting.values())
     return AttestedDevice(
         kind=KIND,
         model=model,
@@ -65,6 +66,7 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -
         identity=_name(chain.leaf),
         firmware=firmware,
         reference=tuple(f"{one.model} {one.version}" for one in references),
+        unreferenced=tuple(sorted(set(firmware) - set(fitting))),
         mismatches=_mismatches(report, references),
         switches=_links(report, SWITCHES, reverse=not is_switch),
         gpus=_links(report, SWITCH_GPUS) if is_switch else (),
@@ -137,24 +139,23 @@ def _check_firmware(report: Report, leaf: x509.Certificate) -> None:
 
 def _fitting(
     report: Report, model: str, firmware: dict[str, str], trust: Trust
-) -> tuple[Reference, ...]:
-    """One reference per firmware, if there is one for each; of several the one that fits best.
+) -> dict[str, Reference]:
+    """A reference for each firmware that has one; of several the one that fits best.
 
     Boards of one model share version numbers but not measurements, so a version may have several.
     """
-    chosen = []
-    for version in firmware.values():
+    chosen = {}
+    for name, version in firmware.items():
         same = [
             one
             for one in trust.references
             if _plain(one.model) == _plain(model) and one.version.upper() == version.upper()
         ]
-        if not same:
-            return ()
-        best = min(same, key=lambda one: len(_mismatches(report, (one,))))
-        best.check_dates(trust.now)
-        chosen.append(best)
-    return tuple(chosen)
+        if same:
+            best = min(same, key=lambda one: len(_mismatches(report, (one,))))
+            best.check_dates(trust.now)
+            chosen[name] = best
+    return chosen
 
 
 def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int, ...]:
