@@ -22,9 +22,9 @@ from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import Maker
 from sealring.errors import MalformedEvidence
 from sealring.identity.attestation import Challenge, Evidence, Trust, snp, verify_evidence
-from sealring.identity.attestation.az_snp_vtpm import canonical_hcl_report
 from sealring.identity.attestation.intel import canonical_quote
 from sealring.identity.attestation.nvidia.spdm import canonical_report
+from sealring.identity.attestation.paravisor import canonical_hcl_report
 from sealring.identity.attestation.tpm.structures import canonical_signature
 
 P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551

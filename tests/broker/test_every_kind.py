@@ -46,7 +46,7 @@ from tests.broker.local import JOB, Place, running
 from tests.identity.attestation import swtpm
 
 AMD, INTEL, GPU, MAKER = Amd(), Intel(), Nvidia(), Maker()
-AZURE = AzureGuest(AMD)
+AZURE, AZURE_TDX = AzureGuest(AMD), AzureGuest(INTEL)
 PCR4 = pcr_values(BOOT)[4].hex()
 SNP = f'''[snp]
 measurements = ["{MEASUREMENT.hex()}"]
@@ -122,6 +122,12 @@ CASES = {
         AMD.trust(),
         f'[az-snp-vtpm]\nmeasurements = ["{MEASUREMENT.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
         'unchecked = ["minimum_tcb", "platform_info", "pcr7"]',
+    ),
+    "azure tdx": (
+        Minted("az-tdx-vtpm", lambda challenge: AZURE_TDX.evidence(challenge)),
+        INTEL.trust(),
+        f'[az-tdx-vtpm]\nmeasurements = ["{MRTD.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
+        'unchecked = ["pcr7"]',
     ),
     "gpu": (
         Minted("snp", snp_with_gpu),

@@ -39,11 +39,11 @@ from sealring.errors import (
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
 from sealring.identity.attestation import Policy, Trust, judge, parse_evidence, parse_policy
-from sealring.identity.attestation.az_snp_vtpm import parse_hcl_report
 from sealring.identity.attestation.claims import parse_claims
 from sealring.identity.attestation.intel import parse_collateral, verify_quote
 from sealring.identity.attestation.nvidia import spdm
 from sealring.identity.attestation.nvidia.reference import verify_reference
+from sealring.identity.attestation.paravisor import parse_hcl_report
 from sealring.identity.attestation.snp import parse_report
 from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
 from sealring.identity.attestation.tpm.structures import (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from sealring.identity.attestation.nvidia.collect import GpuCertificate, GpuRepo
 from sealring.identity.attestation.nvidia.device import verify_nvidia
 from sealring.identity.attestation.tpm.commands import OWNER, PASSWORD, Tpm
 from sealring.identity.attestation.tsm import TsmMachine, ask, certificates_of
+from tests.identity.attestation.answering import answering
 from tests.identity.attestation.swtpm import needs_swtpm, running, store
 
 AMD, INTEL, GPU = Amd(), Intel(), Nvidia()
@@ -145,6 +148,33 @@ def test_a_guest_of_azures_with_a_real_virtual_tpm() -> None:
         worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, AMD.trust())
     assert worker.label == "az-snp-vtpm Milan"
     assert worker.registers["pcr17"] == "ff" * 32
+
+
+@needs_swtpm
+def test_a_tdx_guest_of_azures_has_its_report_quoted_by_the_metadata_service() -> None:
+    asked = []
+
+    def metadata(path: str, body: bytes) -> tuple[int, bytes]:
+        asked.append((path, json.loads(body)["report"]))
+        quote = base64.urlsafe_b64encode(guest.td_quote + bytes(70)).decode().rstrip("=")
+        return (200, json.dumps({"quote": quote}).encode()) if len(asked) == 1 else (500, b"{}")
+
+    with running() as address, Tpm.open(address) as tpm, answering(metadata) as service:
+        with tpm.primary(RSA_AK) as (handle, public):
+            tpm.call("EvictControl", 0x120, (OWNER, handle), (PASSWORD,), AK.to_bytes(4, "big"))
+        guest = AzureGuest(INTEL, modulus=int.from_bytes(public[-256:], "big"))
+        store(tpm, HCL_REPORT, guest.hcl_report(pad=0))
+        machine = AzureMachine(tpm, (), service)
+        evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+        worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, INTEL.trust())
+        with pytest.raises(AttestationUnavailable, match="status 500"):
+            machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+        gone = AzureMachine(tpm, (), ("127.0.0.1", 1))
+        with pytest.raises(AttestationUnavailable, match="does not answer"):
+            gone.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    assert worker.label == "az-tdx-vtpm TDX"
+    report = base64.urlsafe_b64encode(guest.report[:1024]).decode().rstrip("=")
+    assert asked[0] == ("/acc/tdquote", report)
 
 
 class Nvml:

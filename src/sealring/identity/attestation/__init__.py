@@ -7,7 +7,8 @@ cursor         binary evidence, read from front to back
 worker         AttestedWorker, the value that only verify can make
 snp            AMD SEV-SNP
 tpm/           TPM 2.0, and evidence from this machine's
-az_snp_vtpm    a virtual TPM that an SNP report vouches for: Azure's form
+az_vtpm        a virtual TPM that an SNP report or a TDX quote vouches for: Azure's form;
+               paravisor its report as bytes
 intel          Intel TDX and SGX
 nvidia/        GPUs and switches, inside any of these machines
 simulated      for laptops and tests; says SIMULATED wherever it appears

@@ -138,7 +138,27 @@ def _tdx(reader: Reader, where: str) -> KindRules:
     return KindRules(
         measurements=measurements,
         registers=registers,
-        minimum_tcb=_intel_minimum(reader, table, where, "module"),
+        minimum_tcb=_intel_minimum(reader, table, where, "module", "TDX"),
+        tcb_status=_statuses(reader, table, where),
+        unchecked=openings.close(),
+    )
+
+
+def _az_tdx_vtpm(reader: Reader, where: str) -> KindRules:
+    """MRTD is the paravisor's; only PCRs tell what the guest itself booted."""
+    table = reader.table(where, {*_TDX, *_MEASURED, "secure_boot"})
+    openings = Openings(reader, table, where)
+    measurements = reader.digests(table, where, "measurements", 48)
+    reader.some(measurements, where, "measurements")
+    pcrs, events = _measured(reader, table, where, openings, ("pcr4", "pcr7"))
+    own = reader.digest_lists(table, where, "registers", dict.fromkeys(_TDX_REGISTERS, 48))
+    secure = reader.flag(table, where, "secure_boot", True)
+    return KindRules(
+        measurements=measurements,
+        registers={**own, **pcrs},
+        events=events,
+        limits={"insecure_boot": int(not secure)},
+        minimum_tcb=_intel_minimum(reader, table, where, "module", "TDX"),
         tcb_status=_statuses(reader, table, where),
         unchecked=openings.close(),
     )
@@ -151,7 +171,7 @@ def _sgx(reader: Reader, where: str) -> KindRules:
     signers = reader.digests(table, where, "signers", 32)
     reader.some(measurements | signers, where, "measurements")
     registers = reader.digest_lists(table, where, "registers", {"isvprodid": 2})
-    minimum = _intel_minimum(reader, table, where, "isvsvn")
+    minimum = _intel_minimum(reader, table, where, "isvsvn", "SGX")
     if signers:
         stated = "isvsvn" in minimum.get("SGX", {})
         openings.need("isvsvn", stated)
@@ -167,10 +187,10 @@ def _sgx(reader: Reader, where: str) -> KindRules:
 
 
 def _intel_minimum(
-    reader: Reader, table: dict[str, Any], where: str, own: str
+    reader: Reader, table: dict[str, Any], where: str, own: str, product: str
 ) -> dict[str, dict[str, int]]:
     found = reader.numbers(table, where, "minimum_tcb", {own, "evaluation"}, 65535)
-    return {where.upper(): found} if found else {}
+    return {product: found} if found else {}
 
 
 def _statuses(reader: Reader, table: dict[str, Any], where: str) -> frozenset[str]:
@@ -199,6 +219,7 @@ def _simulated(reader: Reader, where: str) -> KindRules:
 KINDS: Final[Mapping[str, Callable[[Reader, str], KindRules]]] = {
     "snp": _snp,
     "az-snp-vtpm": _az_snp_vtpm,
+    "az-tdx-vtpm": _az_tdx_vtpm,
     TDX: _tdx,
     SGX: _sgx,
     "tpm": _tpm,

@@ -12,6 +12,7 @@ from sealring.identity.attestation.policy_openings import PASSES_WITHOUT
 _MACHINES: Final = {
     "snp": "an AMD SEV-SNP guest",
     "az-snp-vtpm": "an Azure guest whose virtual TPM an SEV-SNP report vouches for",
+    "az-tdx-vtpm": "an Azure guest whose virtual TPM a TDX quote vouches for",
     "tdx": "an Intel TDX guest",
     "sgx": "an Intel SGX enclave",
     "tpm": "a machine with a TPM 2.0, whose owner can read its memory",

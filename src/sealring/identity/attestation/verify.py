@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from sealring.errors import UnknownEvidence
-from sealring.identity.attestation import az_snp_vtpm, intel, simulated, snp
+from sealring.identity.attestation import az_vtpm, intel, simulated, snp
 from sealring.identity.attestation.evidence import Challenge, DeviceEvidence, Evidence
 from sealring.identity.attestation.nvidia import device as nvidia
 from sealring.identity.attestation.roots import Trust
@@ -26,7 +26,8 @@ DeviceVerifier = Callable[[DeviceEvidence, bytes | None, Trust], AttestedDevice]
 
 VERIFIERS: Final[Mapping[str, Verifier]] = {
     snp.KIND: snp.verify_snp,
-    az_snp_vtpm.KIND: az_snp_vtpm.verify_az_snp_vtpm,
+    az_vtpm.SNP_KIND: az_vtpm.verify_az_snp_vtpm,
+    az_vtpm.TDX_KIND: az_vtpm.verify_az_tdx_vtpm,
     intel.TDX: intel.verify_intel,
     intel.SGX: intel.verify_intel,
     tpm.KIND: tpm.verify_tpm,
