@@ -110,6 +110,11 @@ def taken(data: bytes) -> tuple[bytes, bytes]:
     return data[2:size], data[size:]
 
 
+def tpm_by_certificate(challenge: Challenge) -> Evidence:
+    chain = (MAKER.ak_certificate.der, *MAKER.chain[1:])
+    return replace(MAKER.evidence(challenge), chain=chain)
+
+
 CASES = {
     "snp": (Minted("snp", snp), AMD.trust(), SNP),
     "tdx": (
@@ -133,6 +138,12 @@ CASES = {
         Minted("snp", snp_with_gpu),
         replace(AMD.trust(), nvidia=GPU.trust().nvidia, references=GPU.references()),
         f"{SNP}\n[nvidia]\ngpus = 1",
+    ),
+    "tpm with an AK certificate": (
+        Minted("tpm", tpm_by_certificate),
+        MAKER.trust(),
+        f'[tpm]\nroots = ["{MAKER.root.fingerprint}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
+        'ak_certificates = true\nunchecked = ["pcr0", "pcr7"]',
     ),
     "tpm": (
         MintedTpm(),

@@ -15,6 +15,7 @@ from sealring.identity.attestation.intel import TDX
 from sealring.identity.attestation.snp import parse_report
 from sealring.identity.attestation.tpm.commands import Tpm
 from sealring.identity.attestation.tpm.machine import DEVICE, QUOTED, TpmMachine
+from sealring.identity.attestation.tpm.structures import BANKS
 from sealring.identity.attestation.tpm.verify import registers
 from sealring.identity.attestation.tsm import Answer, ask
 from sealring.identity.attestation.verify import DEVICE_VERIFIERS, VERIFIERS
@@ -84,8 +85,9 @@ def _ask(kind: str, device: str) -> dict[str, Any]:
 
 def _tpm(address: str) -> dict[str, Any]:
     with Tpm.open(address) as tpm:
-        values = tpm.read_pcrs(QUOTED)
-        shows = registers({pcr: values[32 * n :][:32] for n, pcr in enumerate(QUOTED)})
+        bank = tpm.bank()
+        values, size = tpm.read_pcrs(QUOTED, bank), BANKS[bank]
+        shows = registers({pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)})
         try:
             TpmMachine(tpm, ())
         except (AttestationError, AttestationUnavailable) as problem:

@@ -86,7 +86,7 @@ def _booted(
     return replace(
         launched,
         registers={**launched.registers, **registers(pcrs)},
-        events=events(log, pcrs),
+        events=events(log, pcrs, quote.bank),
         guest={**launched.guest, "insecure_boot": int(not hcl.secure_boot)},
     )
 

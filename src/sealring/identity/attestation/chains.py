@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,11 @@ from datetime import datetime
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ChainExpired, MalformedEvidence, UntrustedChain
+from sealring.identity.attestation.loose_der import signed_part, with_sets_in_order
 from sealring.identity.attestation.revocation import ListSeen, check_revocation, name_of
 from sealring.identity.attestation.roots import Trust
 
@@ -38,13 +40,13 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
     if not chain:
         raise UntrustedChain("the evidence brings no certificates")
     certificates = tuple(load_certificate(der) for der in chain)
-    root = certificates[-1].fingerprint(SHA256()).hex()
+    root = hashlib.sha256(chain[-1]).hexdigest()
     if root not in roots:
         raise UntrustedChain(
             f"the chain ends at {name_of(certificates[-1])} ({root[:16]}…), not a pinned root"
         )
     for depth, issuer in enumerate(certificates[1:]):
-        _check_link(certificates[depth], issuer, depth)
+        _check_link(chain[depth], certificates[depth], issuer, depth)
     if len(certificates) == 1:
         _check_authority(certificates[0], 0)
     for certificate in certificates:
@@ -56,17 +58,25 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
 
 
 def load_certificate(der: bytes) -> x509.Certificate:
+    """Its fields. Some makers' are not quite DER: then its bytes are not the given ones."""
     try:
-        with warnings.catch_warnings():
-            # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
-            warnings.simplefilter("ignore")
-            certificate = x509.load_der_x509_certificate(der)
-            # These are read on first use. What cannot be read is to fail here, not in the midst.
-            _ = certificate.subject, certificate.issuer, certificate.extensions
-            _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-            certificate.public_key()
+        try:
+            return _load(der)
+        except ValueError:
+            return _load(with_sets_in_order(der))
     except Exception:  # Strange bytes raise ValueError, TypeError, InvalidVersion and more.
         raise MalformedEvidence("a certificate of the chain cannot be read") from None
+
+
+def _load(der: bytes) -> x509.Certificate:
+    with warnings.catch_warnings():
+        # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
+        warnings.simplefilter("ignore")
+        certificate = x509.load_der_x509_certificate(der)
+        # These are read on first use. What cannot be read is to fail here, not in the midst.
+        _ = certificate.subject, certificate.issuer, certificate.extensions
+        _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        certificate.public_key()
     return certificate
 
 
@@ -82,14 +92,35 @@ def split_pem(text: bytes) -> tuple[bytes, ...]:
     return tuple(one.public_bytes(Encoding.DER) for one in found)
 
 
-def _check_link(certificate: x509.Certificate, issuer: x509.Certificate, cas_below: int) -> None:
+def _check_link(
+    der: bytes, certificate: x509.Certificate, issuer: x509.Certificate, cas_below: int
+) -> None:
     """`issuer` signed `certificate`, and may. A root's signature on itself would say nothing."""
     try:
-        certificate.verify_directly_issued_by(issuer)
+        if certificate.public_bytes(Encoding.DER) == der:
+            certificate.verify_directly_issued_by(issuer)
+        else:
+            _check_loose(der, certificate, issuer)
     except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError) as problem:
         pair = f"{name_of(issuer)} did not issue {name_of(certificate)}"
         raise UntrustedChain(f"{pair}: {type(problem).__name__}") from None
     _check_authority(issuer, cas_below)
+
+
+def _check_loose(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> None:
+    """The issuer's signature over the bytes as they came, whose fields were read from a copy."""
+    if certificate.issuer != issuer.subject:
+        raise ValueError("another issuer's name")
+    key, algorithm = issuer.public_key(), certificate.signature_hash_algorithm
+    how, signed = certificate.signature_algorithm_parameters, signed_part(der)
+    if algorithm is None:
+        raise ValueError("a signature without a hash")
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(how, ec.ECDSA):
+        key.verify(certificate.signature, signed, how)
+    elif isinstance(key, rsa.RSAPublicKey) and isinstance(how, padding.PKCS1v15 | padding.PSS):
+        key.verify(certificate.signature, signed, how, algorithm)
+    else:
+        raise ValueError("a signature that does not go with the key")
 
 
 def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:

@@ -15,6 +15,7 @@ from sealring.identity.attestation.policy import KindRules
 from sealring.identity.attestation.policy_openings import Openings
 from sealring.identity.attestation.policy_reader import Reader
 from sealring.identity.attestation.snp import PLATFORM_BITS, REGISTER_BYTES, TCB_BYTES
+from sealring.identity.attestation.tpm.structures import BANKS
 from sealring.identity.attestation.tpm.verify import RESETTABLE
 
 _SNP: Final = {
@@ -24,7 +25,7 @@ _SNP: Final = {
 _MEASURED: Final = {"pcrs", "events"}
 _TDX: Final = {"measurements", "registers", "minimum_tcb", "tcb_status", "unchecked"}
 _SGX: Final = {*_TDX, "signers"}
-_PCR_BYTES: Final = {str(pcr): 32 for pcr in range(24) if pcr not in RESETTABLE}
+_PCR_BYTES: Final = {str(pcr): tuple(BANKS.values()) for pcr in range(24) if pcr not in RESETTABLE}
 _TDX_REGISTERS: Final = (
     *(f"rtmr{n}" for n in range(4)), "mrconfigid", "mrowner", "mrownerconfig",
 )  # fmt: skip
@@ -85,7 +86,9 @@ def _snp_rules(
         else {},
         facts={f"platform_{name}": value for name, value in platform.items()},
         registers={
-            **reader.digest_lists(table, where, "registers", REGISTER_BYTES),
+            **reader.digest_lists(
+                table, where, "registers", {name: (size,) for name, size in REGISTER_BYTES.items()}
+            ),
             **(pcrs or {}),
         },
         events=events or {},
@@ -132,7 +135,7 @@ def _tdx(reader: Reader, where: str) -> KindRules:
     openings = Openings(reader, table, where)
     measurements = reader.digests(table, where, "measurements", 48)
     reader.some(measurements, where, "measurements")
-    registers = reader.digest_lists(table, where, "registers", dict.fromkeys(_TDX_REGISTERS, 48))
+    registers = reader.digest_lists(table, where, "registers", dict.fromkeys(_TDX_REGISTERS, (48,)))
     for name in ("rtmr0", "rtmr1", "rtmr2"):
         openings.need(name, name in registers)
     return KindRules(
@@ -151,7 +154,7 @@ def _az_tdx_vtpm(reader: Reader, where: str) -> KindRules:
     measurements = reader.digests(table, where, "measurements", 48)
     reader.some(measurements, where, "measurements")
     pcrs, events = _measured(reader, table, where, openings, ("pcr4", "pcr7"))
-    own = reader.digest_lists(table, where, "registers", dict.fromkeys(_TDX_REGISTERS, 48))
+    own = reader.digest_lists(table, where, "registers", dict.fromkeys(_TDX_REGISTERS, (48,)))
     secure = reader.flag(table, where, "secure_boot", True)
     return KindRules(
         measurements=measurements,
@@ -170,7 +173,7 @@ def _sgx(reader: Reader, where: str) -> KindRules:
     measurements = reader.digests(table, where, "measurements", 32)
     signers = reader.digests(table, where, "signers", 32)
     reader.some(measurements | signers, where, "measurements")
-    registers = reader.digest_lists(table, where, "registers", {"isvprodid": 2})
+    registers = reader.digest_lists(table, where, "registers", {"isvprodid": (2,)})
     minimum = _intel_minimum(reader, table, where, "isvsvn", "SGX")
     if signers:
         stated = "isvsvn" in minimum.get("SGX", {})
@@ -200,15 +203,21 @@ def _statuses(reader: Reader, table: dict[str, Any], where: str) -> frozenset[st
 
 
 def _tpm(reader: Reader, where: str) -> KindRules:
-    table = reader.table(where, {*_MEASURED, "roots", "unchecked"})
+    table = reader.table(where, {*_MEASURED, "roots", "ak_certificates", "unchecked"})
     openings = Openings(reader, table, where)
     registers, events = _measured(reader, table, where, openings, ("pcr0", "pcr4", "pcr7"))
-    return KindRules(registers=registers, events=events, unchecked=openings.close())
+    certified = reader.flag(table, where, "ak_certificates", False)
+    return KindRules(
+        registers=registers,
+        events=events,
+        limits={"ak_certificate": int(certified)},
+        unchecked=openings.close(),
+    )
 
 
 def _simulated(reader: Reader, where: str) -> KindRules:
     table = reader.table(where, {"measurements", "minimum_tcb", "roots"})
-    measurements = reader.digests(table, where, "measurements", None)
+    measurements = reader.digests(table, where, "measurements")
     reader.some(measurements, where, "measurements")
     minimum = reader.numbers(table, where, "minimum_tcb", {"simulated"}, 255)
     return KindRules(

@@ -67,29 +67,29 @@ class Reader:
             raise self.bad(where, "kinds", "is a list of kinds that this policy describes")
         return frozenset(named)
 
-    def digests(
-        self, table: dict[str, Any], where: str, name: str, size: int | None
-    ) -> frozenset[str]:
+    def digests(self, table: dict[str, Any], where: str, name: str, *sizes: int) -> frozenset[str]:
+        """Each of one of the sizes, in bytes; without any, of at most 64."""
         found = table.get(name, [])
-        count = str(size) if size else "1,64"
-        pattern = re.compile(rf"(?:[0-9a-f]{{2}}){{{count}}}")
+        counts = [str(size) for size in sizes] or ["1,64"]
+        pattern = re.compile("|".join(rf"(?:[0-9a-f]{{2}}){{{count}}}" for count in counts))
         if not isinstance(found, list) or not all(
             isinstance(one, str) and pattern.fullmatch(one) for one in found
         ):
-            size_text = f"{size} bytes each" if size else "at most 64 bytes each"
+            listed = " or ".join(map(str, sizes))
+            size_text = f"{listed} bytes each" if sizes else "at most 64 bytes each"
             raise self.bad(where, name, f"is a list of lower-case hexadecimal, {size_text}")
         return frozenset(found)
 
     def digest_lists(
-        self, table: dict[str, Any], where: str, name: str, sizes: Mapping[str, int]
+        self, table: dict[str, Any], where: str, name: str, sizes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, frozenset[str]]:
-        """A table of lists: {4 = ["..."], 7 = ["...", "..."]}, each of digests of one size."""
+        """A table of lists: {4 = ["..."], 7 = ["...", "..."]}, each of digests."""
         found = table.get(name, {})
         if not isinstance(found, dict):
             raise self.bad(where, name, "is a table of lists")
         inner = f"{where}.{name}"
         self.known(found, sizes, inner)
-        lists = {key: self.digests(found, inner, key, sizes[key]) for key in found}
+        lists = {key: self.digests(found, inner, key, *sizes[key]) for key in found}
         for key, values in lists.items():
             self.some(values, inner, key)
         return lists

@@ -81,6 +81,8 @@ def _weak(rules: KindRules) -> Iterable[str]:
     """What a value admits that is not the strict one."""
     if rules.limits.get("vlek"):
         yield "vlek: reports pass that a cloud provider's key signed; they do not name the chip."
+    if rules.limits.get("ak_certificate"):
+        yield "ak_certificates: quotes pass whose key an issuer, not this verifier, found in a TPM."
     if rules.limits.get("migration"):
         yield "migration: guests pass that a migration agent may move to another machine."
     if rules.limits.get("insecure_boot"):

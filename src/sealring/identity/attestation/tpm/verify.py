@@ -5,23 +5,26 @@ PCR 16 and PCR 23 can be reset by any program, so nothing is ever read from them
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import replace
 from typing import Final
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.tpm.credential import (
+    certifies,
     check_ak,
     machine_name,
     subject,
-    verify_endorsement,
+    verify_tpm_chain,
 )
 from sealring.identity.attestation.tpm.event_log import check_log
 from sealring.identity.attestation.tpm.structures import (
+    BANKS,
     PublicKey,
     Quote,
     check_signature,
+    digest_of_pcrs,
     parse_quote,
 )
 from sealring.identity.attestation.worker import Claims
@@ -34,10 +37,14 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
     raw, signature, ak, values, log = evidence.only(
         "quote", "signature", "ak", "pcrs", optional=("event_log",)
     )
-    chain = verify_endorsement(evidence.chain, trust)
     key = check_ak(ak).key
     quote, pcrs = verify_quote(raw, signature, key, values)
-    if challenge is not None:
+    chain = verify_tpm_chain(evidence.chain, trust)
+    certified = certifies(chain, key)
+    if challenge is not None and certified:
+        # Nothing was activated, whatever the verifier had prepared.
+        challenge = replace(challenge, credential=b"")
+    elif challenge is not None:
         made_for, secret = challenge.credential[:32], challenge.credential[32:]
         if not secret or made_for != subject(evidence.chain[0], ak):
             raise NotBound("no credential was made for this TPM and this attestation key")
@@ -46,8 +53,8 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
         product="2.0",
         machine=machine_name(chain.leaf),
         registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
-        events=events(log, pcrs),
-        guest={"resets": quote.resets},
+        events=events(log, pcrs, quote.bank),
+        guest={"resets": quote.resets, "ak_certificate": int(certified)},
         lists=chain.lists,
         unlisted=chain.unlisted,
         not_after=chain.not_after,
@@ -60,11 +67,12 @@ def verify_quote(
     """The quote, and the PCRs whose digest it holds; those that programs can reset left out."""
     check_signature(key, signature, raw)
     quote = parse_quote(raw)
-    if len(values) != 32 * len(quote.pcrs):
-        raise MalformedEvidence(f"the quote is over {len(quote.pcrs)} PCRs of 32 bytes")
-    if hashlib.sha256(values).digest() != quote.digest:
+    size = BANKS[quote.bank]
+    if len(values) != size * len(quote.pcrs):
+        raise MalformedEvidence(f"the quote is over {len(quote.pcrs)} PCRs of {size} bytes")
+    if digest_of_pcrs(signature, values) != quote.digest:
         raise ForgedEvidence("the PCRs' values are not the ones that the TPM signed")
-    found = {pcr: values[32 * n :][:32] for n, pcr in enumerate(quote.pcrs)}
+    found = {pcr: values[size * n :][:size] for n, pcr in enumerate(quote.pcrs)}
     return quote, {pcr: value for pcr, value in found.items() if pcr not in RESETTABLE}
 
 
@@ -72,6 +80,6 @@ def registers(pcrs: dict[int, bytes]) -> dict[str, str]:
     return {f"pcr{pcr}": value.hex() for pcr, value in pcrs.items()}
 
 
-def events(log: bytes, pcrs: dict[int, bytes]) -> dict[str, tuple[str, ...]]:
-    found = check_log(log, pcrs) if log else {}
+def events(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, tuple[str, ...]]:
+    found = check_log(log, pcrs, bank) if log else {}
     return {f"pcr{pcr}": digests for pcr, digests in found.items()}
