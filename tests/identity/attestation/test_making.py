@@ -30,10 +30,13 @@ from tests.identity.attestation.swtpm import needs_swtpm, running, store
 AMD, INTEL, GPU = Amd(), Intel(), Nvidia()
 
 
-def table(chain: tuple[bytes, ...]) -> bytes:
+VCEK_NAME, VLEK_NAME = "63da758de6644564adc5f4b93be8accd", "a8074bc2a25a483eaae639c045a0b8a1"
+
+
+def table(chain: tuple[bytes, ...], leaf: str = VCEK_NAME) -> bytes:
     """As the host's firmware hands certificates over."""
     names = [
-        "63da758de6644564adc5f4b93be8accd",
+        leaf,
         "4ab7b379bbac4fe4a02f05aef327c782",
         "c0b406a4a803495297433fb6014cd0ae",
     ]
@@ -103,12 +106,30 @@ def test_a_host_that_hands_out_no_certificates(
 ) -> None:
     kernel = Kernel("sev_guest", lambda data: AMD.report(report_data=data))
     reports = kernel.install(tmp_path, monkeypatch)
-    with pytest.raises(AttestationUnavailable, match="no certificates"):
+    with pytest.raises(AttestationUnavailable, match="no certificate of SEV-VCEK"):
         TsmMachine(reports=reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
     given = TsmMachine(AMD.chain, reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
     assert given.chain == AMD.chain
     assert certificates_of(table(AMD.chain)) == AMD.chain
-    assert certificates_of(table(AMD.chain[:2])) == ()
+    assert certificates_of(table(AMD.chain[:1])) == AMD.chain[:1]
+    with pytest.raises(AttestationUnavailable, match="CN=ARK-Milan is missing"):
+        TsmMachine(AMD.chain[:2], reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
+
+
+def test_a_host_that_hands_out_only_its_providers_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vlek = Amd(vlek=True)
+    handed = table(vlek.chain[:1], VLEK_NAME)
+    kernel = Kernel("sev_guest", lambda data: vlek.report(report_data=data), handed)
+    reports = kernel.install(tmp_path, monkeypatch)
+    with pytest.raises(AttestationUnavailable, match="CN=SEV-VLEK-Milan is missing"):
+        TsmMachine(reports=reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    # The operator gives AMD's certificates, and maybe those for chips' own keys too.
+    given = (*vlek.chain[1:], *AMD.chain, b"unreadable")
+    evidence = TsmMachine(given, reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    assert evidence.chain == vlek.chain
+    assert verify_evidence(evidence, CHALLENGE, vlek.trust()).guest["vlek"] == 1
 
 
 def test_a_tdx_guest_whose_kernel_fills_the_buffer_up(

@@ -91,6 +91,11 @@ class Report:
     def signing_key(self) -> int:
         return self.flags >> 2 & 7
 
+    @property
+    def key_name(self) -> str:
+        """The common name of the certificate for that key."""
+        return {_VCEK: "SEV-VCEK", _VLEK: "SEV-VLEK"}.get(self.signing_key, "an unknown key")
+
 
 def parse_report(data: bytes) -> Report:
     if len(data) != REPORT_BYTES:
@@ -190,7 +195,7 @@ def _check_role(report: Report, chain: VerifiedChain, product: str) -> None:
     names = {_VCEK: ("SEV-VCEK", f"SEV-{product}"), _VLEK: ("SEV-VLEK", f"SEV-VLEK-{product}")}
     if report.signing_key not in names:
         raise UnknownEvidence(f"SNP signing key {report.signing_key} is not known")
-    found = tuple(_common_name(one) for one in chain.certificates[:-1])
+    found = tuple(common_name(one) for one in chain.certificates[:-1])
     if found != names[report.signing_key]:
         raise ForgedEvidence(
             f"the report names a key of {' by '.join(names[report.signing_key])}, and its chain is "
@@ -247,7 +252,7 @@ def _integer(der: bytes) -> int:
     return int.from_bytes(der[2:], "big")
 
 
-def _common_name(certificate: x509.Certificate) -> str:
+def common_name(certificate: x509.Certificate) -> str:
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if len(names) == 1 else ""
 
