@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -48,7 +49,9 @@ class Tpm:
     """One connection. Not for two threads at a time."""
 
     def __init__(self, exchange: Callable[[bytes], bytes], close: Callable[[], None]) -> None:
-        self._exchange, self._close = exchange, close
+        self._exchange = exchange
+        # Attesters hold it for as long as they live.
+        self._close = weakref.finalize(self, close)
 
     @classmethod
     def open(cls, address: str) -> Tpm:
