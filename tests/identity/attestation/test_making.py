@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from sealring.bench.minting.azure import AzureGuest
 from sealring.bench.minting.certificates import CHALLENGE, pem
 from sealring.bench.minting.intel import Intel, tdx_body
 from sealring.bench.minting.nvidia import Nvidia
+from sealring.bench.minting.tpm import Measured, event_log
 from sealring.errors import AttestationUnavailable, TpmFailed
 from sealring.identity.attestation import parse_evidence, verify_evidence
 from sealring.identity.attestation.azure_guest import AK, HCL_REPORT, AzureMachine
@@ -135,10 +137,16 @@ def test_a_host_that_hands_out_only_its_providers_key(
 def test_a_tdx_guest_whose_kernel_fills_the_buffer_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = Kernel("tdx_guest", lambda data: INTEL.quote(tdx_body(data)) + bytes(99))
-    machine = TsmMachine(reports=kernel.install(tmp_path, monkeypatch))
+    kernel = Kernel("tdx_guest", lambda data: INTEL.quote(tdx_body(data, rtmrs=held)) + bytes(99))
+    measured = (Measured(2, 13, b"kernel"),)
+    digest = hashlib.sha384(b"kernel").digest()
+    held = {1: hashlib.sha384(bytes(48) + digest).digest()}
+    log = tmp_path / "CCEL"
+    log.write_bytes(event_log(measured, ((12, 48),)) + b"\xff" * 100)
+    machine = TsmMachine(reports=kernel.install(tmp_path, monkeypatch), event_log=log)
     evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
-    assert verify_evidence(evidence, CHALLENGE, INTEL.trust()).kind == "tdx"
+    worker = verify_evidence(evidence, CHALLENGE, INTEL.trust())
+    assert (worker.kind, worker.events) == ("tdx", {"rtmr1": (digest.hex(),)})
 
 
 def test_a_machine_that_is_no_guest_and_one_of_an_unknown_kind(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -166,11 +167,17 @@ class Intel:
 
 
 def tdx_body(
-    report_data: bytes, *, measurement: bytes = MRTD, attributes: int = 1 << 28, svn: int = _SVN
+    report_data: bytes,
+    *,
+    measurement: bytes = MRTD,
+    attributes: int = 1 << 28,
+    svn: int = _SVN,
+    rtmrs: Mapping[int, bytes] | None = None,
 ) -> bytes:
     body = bytes([svn]).ljust(16, b"\0") + bytes(48 + 48 + 8) + _le(attributes, 8)
     body += bytes.fromhex("e702060000000000") + measurement + bytes(3 * 48)
-    return body + b"".join(bytes([0xA0 + n]) * 48 for n in range(4)) + report_data
+    held = {n: bytes([0xA0 + n]) * 48 for n in range(4)} | dict(rtmrs or {})
+    return body + b"".join(held[n] for n in range(4)) + report_data
 
 
 def sgx_body(

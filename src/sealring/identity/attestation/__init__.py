@@ -9,10 +9,11 @@ snp            AMD SEV-SNP
 tpm/           TPM 2.0, and evidence from this machine's
 az_vtpm        a virtual TPM that an SNP report or a TDX quote vouches for: Azure's form;
                paravisor its report as bytes
-intel          Intel TDX and SGX
+intel          Intel TDX and SGX; ccel a TDX guest's event log
 nvidia/        GPUs and switches, inside any of these machines
 simulated      for laptops and tests; says SIMULATED wherever it appears
-tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure
+tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure, coco the
+               same from a confidential container's agent
 verify         evidence in, AttestedWorker out
 policy         what may join, and why something may not; policy_devices the same for GPUs
 policy_file    the policy as TOML: policy_kinds a table for each kind, policy_broker the broker's

@@ -27,6 +27,7 @@ from sealring.errors import (
     TcbTooOld,
     UnknownEvidence,
 )
+from sealring.identity.attestation.ccel import check_ccel
 from sealring.identity.attestation.chains import VerifiedChain, split_pem, verify_chain
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.ecdsa import P256_ORDER, check_spelling, with_lower_s
@@ -144,13 +145,22 @@ def _signature(data: bytes) -> tuple[int, int, bytes]:
 
 
 def verify_intel(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
-    (raw,) = evidence.only("quote")
+    if evidence.kind == TDX:
+        raw, log = evidence.only("quote", optional=("event_log",))
+    else:
+        (raw,), log = evidence.only("quote"), b""
     check_spelling(raw, canonical_quote(raw), "the quote")
     if evidence.chain:
         raise MalformedEvidence("an Intel quote holds its chain itself")
     claims, bound = verify_quote(raw, evidence.kind, trust)
     evidence.check_bound(bound, challenge, "the quote")
-    return claims
+    return replace(claims, events=check_ccel(log, claims.registers)) if log else claims
+
+
+def registers_of(quote: bytes) -> dict[str, str]:
+    """The RTMRs of a TDX quote of this machine's own: nothing of it is verified here."""
+    body = _HEADER_BYTES + (6 if quote[:2] == b"\x05\0" else 0)
+    return {f"rtmr{n}": quote[body + 328 + 48 * n :][:48].hex() for n in range(4)}
 
 
 def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:

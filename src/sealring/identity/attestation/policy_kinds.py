@@ -131,16 +131,18 @@ def _snp_minimum(
 
 
 def _tdx(reader: Reader, where: str) -> KindRules:
-    table = reader.table(where, _TDX)
+    table = reader.table(where, {*_TDX, "events"})
     openings = Openings(reader, table, where)
     measurements = reader.digests(table, where, "measurements", 48)
     reader.some(measurements, where, "measurements")
+    events = reader.digest_lists(table, where, "events", {f"rtmr{n}": (48,) for n in range(4)})
     registers = reader.digest_lists(table, where, "registers", dict.fromkeys(_TDX_REGISTERS, (48,)))
     for name in ("rtmr0", "rtmr1", "rtmr2"):
-        openings.need(name, name in registers)
+        openings.need(name, name in registers or name in events)
     return KindRules(
         measurements=measurements,
         registers=registers,
+        events=events,
         minimum_tcb=_intel_minimum(reader, table, where, "module", "TDX"),
         tcb_status=_statuses(reader, table, where),
         unchecked=openings.close(),

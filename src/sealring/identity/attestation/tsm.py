@@ -16,6 +16,7 @@ from uuid import UUID
 from cryptography import x509
 
 from sealring.errors import AttestationUnavailable, MalformedEvidence
+from sealring.identity.attestation.ccel import CCEL, matching_ccel
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.evidence import (
@@ -24,7 +25,7 @@ from sealring.identity.attestation.evidence import (
     Evidence,
     encode_devices,
 )
-from sealring.identity.attestation.intel import TDX, canonical_quote, quote_size
+from sealring.identity.attestation.intel import TDX, canonical_quote, quote_size, registers_of
 from sealring.identity.attestation.snp import KIND as SNP
 from sealring.identity.attestation.snp import canonical_report, common_name, parse_report
 
@@ -51,9 +52,11 @@ class Answer:
 
 
 class TsmMachine:
-    def __init__(self, chain: Sequence[bytes] = (), reports: Path = REPORTS) -> None:
+    def __init__(
+        self, chain: Sequence[bytes] = (), reports: Path = REPORTS, event_log: Path = CCEL
+    ) -> None:
         """`chain` holds certificates of an SNP chip that the host does not hand to its guests."""
-        self._chain, self._reports = tuple(chain), reports
+        self._chain, self._reports, self._event_log = tuple(chain), reports, event_log
         self.kind = ask(bytes(64), reports).kind
 
     def attest(
@@ -64,7 +67,10 @@ class TsmMachine:
         if self.kind == TDX:
             # The kernel's buffer may be longer than the quote.
             quote = answer.report[: quote_size(answer.report)]
-            return Evidence(TDX, challenge, {"quote": canonical_quote(quote)}, (), devices)
+            parts = {"quote": canonical_quote(quote)}
+            if log := matching_ccel(registers_of(quote), self._event_log):
+                parts["event_log"] = log
+            return Evidence(TDX, challenge, parts, (), devices)
         key = parse_report(answer.report).key_name
         chain = whole_chain(key, certificates_of(answer.certificates), self._chain)
         return Evidence(SNP, challenge, {"report": canonical_report(answer.report)}, chain, devices)

@@ -64,7 +64,8 @@ def _banks(cursor: Cursor) -> dict[int, int]:
     pcr, kind = cursor.number(4), cursor.number(4)
     cursor.take(20)
     head = Cursor(cursor.sized(4), "the event log's head", "little")
-    if (pcr, kind) != (0, EV_NO_ACTION) or head.take(len(_SPEC)) != _SPEC:
+    # A TDX guest's log may count it to the first register that can be extended.
+    if pcr > 1 or kind != EV_NO_ACTION or head.take(len(_SPEC)) != _SPEC:
         raise UnknownEvidence("the event log is not in TCG's crypto-agile form")
     head.take(8)
     sizes = {head.number(2): head.number(2) for _ in range(_count(head.number(4)))}
@@ -123,3 +124,19 @@ def only_pcrs(log: bytes, keep: set[int]) -> bytes:
         if pcr in keep:
             kept.append(log[start : cursor.at])
     return b"".join(kept)
+
+
+def without_filling(log: bytes) -> bytes:
+    """The log without what fills its memory up behind the last event: ones, or zeros."""
+    cursor = Cursor(log, "the event log", "little")
+    sizes = _banks(cursor)
+    end = cursor.at
+    while cursor.left >= 12:
+        pcr, kind, banks = (cursor.number(4) for _ in range(3))
+        if pcr >= PCRS or not banks or (pcr, kind) == (0, 0):
+            break
+        for _ in range(_count(banks)):
+            cursor.take(sizes.get(cursor.number(2), 0))
+        cursor.sized(4)
+        end = cursor.at
+    return log[:end]
