@@ -224,7 +224,9 @@ def test_real_collateral_of_one_machine_fits_the_familys_others() -> None:
     ).decode()
     for shown in (fields["pck_certificate_chain"], chain):
         known = parse_collateral(json.dumps(fields | {"pck_certificate_chain": shown}))
-        assert check(quote, "tdx", known).tcb_status == "UpToDate"
+        one, another = (check(raw, "tdx", known) for raw in (quote, other))
+        assert (one.tcb_status, another.tcb_status) == ("UpToDate", "OutOfDate")
+        assert one.machine != another.machine
 
 
 def _kind(name: str, kind: str) -> tuple[bytes, str, Collateral]:
