@@ -158,8 +158,11 @@ def _is_about(
 ) -> bool:
     if answer.serial_number != certificate.serial_number:
         return False
-    asked = ocsp.OCSPRequestBuilder()
-    about = asked.add_certificate(certificate, issuer, answer.hash_algorithm).build()
+    try:
+        asked = ocsp.OCSPRequestBuilder()
+        about = asked.add_certificate(certificate, issuer, answer.hash_algorithm).build()
+    except (UnsupportedAlgorithm, ValueError):  # a hash that is not known
+        return False
     found = (answer.issuer_name_hash, answer.issuer_key_hash)
     return found == (about.issuer_name_hash, about.issuer_key_hash)
 
@@ -176,7 +179,10 @@ def _is_signed(response: ocsp.OCSPResponse, above: tuple[x509.Certificate, ...])
 def _may_answer(
     responder: x509.Certificate, above: tuple[x509.Certificate, ...], response: ocsp.OCSPResponse
 ) -> bool:
-    purposes = _extension(responder.extensions, x509.ExtendedKeyUsage)
+    try:
+        purposes = _extension(responder.extensions, x509.ExtendedKeyUsage)
+    except ValueError:
+        return False
     if purposes is None or ExtendedKeyUsageOID.OCSP_SIGNING not in purposes:
         return False
     if not (
@@ -193,10 +199,10 @@ def _may_answer(
 
 
 def _signs(signer: x509.Certificate, response: ocsp.OCSPResponse) -> bool:
-    key, algorithm = signer.public_key(), response.signature_hash_algorithm
-    if algorithm is None:
-        return False
     try:
+        key, algorithm = signer.public_key(), response.signature_hash_algorithm
+        if algorithm is None:
+            return False
         if isinstance(key, ec.EllipticCurvePublicKey):
             key.verify(response.signature, response.tbs_response_bytes, ec.ECDSA(algorithm))
         elif isinstance(key, rsa.RSAPublicKey):
@@ -205,7 +211,7 @@ def _signs(signer: x509.Certificate, response: ocsp.OCSPResponse) -> bool:
             )
         else:
             return False
-    except InvalidSignature:
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
         return False
     return True
 
