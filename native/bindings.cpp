@@ -193,6 +193,11 @@ NB_MODULE(_native, m) {
           },
           "failure"_a);
 
+  nb::class_<Lease>(m, "Lease")
+      .def(nb::init<>())
+      .def("extend", &Lease::extend, "boottime_end"_a, "wall_end"_a)
+      .def_prop_ro("ended", &Lease::ended);
+
   nb::class_<Engine> engine(m, "Engine");
   bind_gpu(engine);
   engine
@@ -210,6 +215,8 @@ NB_MODULE(_native, m) {
           },
           "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a,
           "first_failure"_a)
+      .def("use_lease", [](Engine& self, std::shared_ptr<Lease> lease) { self.use_lease(std::move(lease)); },
+           "lease"_a)
       .def(
           "add_tcp_link",
           [](Engine& self, int peer, int socket, const nb::bytes& send_key,
@@ -342,6 +349,8 @@ NB_MODULE(_native, m) {
           },
           "rank"_a, "world"_a, "context"_a, "record_bytes"_a, "rekey_bytes"_a,
           "gpu_record_bytes"_a, "first_failure"_a)
+      .def("use_lease", [](Mailbox& self, std::shared_ptr<Lease> lease) { self.use_lease(std::move(lease)); },
+           "lease"_a)
       .def(
           "add_tcp_link",
           [](Mailbox& self, int peer, int socket, const nb::bytes& send_key,

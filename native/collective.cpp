@@ -8,10 +8,16 @@
 #include "stopwatch.hpp"
 
 namespace sealring {
+namespace {
+
+// While records move nothing sleeps, and clocks are read only now and then.
+constexpr unsigned kRoundsPerLook = 64;
+
+}  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
                        Device* device, Wires* wires, Stats& stats, Patience& patience, const History& history,
-                       const std::atomic<bool>& interrupted)
+                       const std::atomic<bool>& interrupted, const Lease* lease)
     : call_(call),
       program_(*call.program),
       cut_(call, wires),
@@ -24,6 +30,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
       patience_(patience),
       history_(history),
       interrupted_(interrupted),
+      lease_(lease),
       reduce_(reduce_function(call.dtype, call.reduction)),
       records_per_segment_(device == nullptr ? 1 : records_in_run(call.segment_bytes)),
       owed_(links.size(), 0) {
@@ -75,6 +82,7 @@ void Collective::run() {
     }
     if (moved) {
       patience_.progressed();
+      if (++rounds_ % kRoundsPerLook == 0) require_lease();
     } else {
       wait();
     }

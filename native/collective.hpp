@@ -14,6 +14,7 @@
 #include "buffers.hpp"
 #include "device.hpp"
 #include "farewell.hpp"
+#include "lease.hpp"
 #include "link.hpp"
 #include "program.hpp"
 #include "reduce.hpp"
@@ -98,7 +99,7 @@ class Collective {
   // Without a device the slots are in this process's own memory.
   Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Device* device,
              Wires* wires, Stats& stats, Patience& patience, const History& history,
-             const std::atomic<bool>& interrupted);
+             const std::atomic<bool>& interrupted, const Lease* lease);
   ~Collective();
 
   // Returns when this rank's part is done and everything it had to send has left.
@@ -154,6 +155,7 @@ class Collective {
   void wait();
   void sleep();
   void heed_interrupt() const;
+  void require_lease() const;
   View view() const;
   void hear_status(Link& link);
   void tell_status();
@@ -184,6 +186,8 @@ class Collective {
   Patience& patience_;
   const History& history_;
   const std::atomic<bool>& interrupted_;
+  const Lease* const lease_;  // null where no broker admits this worker
+  unsigned rounds_ = 0;
   const ReduceFn reduce_;
 
   const uint64_t records_per_segment_;

@@ -113,6 +113,11 @@ void Collective::watch_device() {
 // One that came between two collectives counts too: whoever asked for it believes the group closed.
 void Collective::heed_interrupt() const {
   if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
+  require_lease();
+}
+
+void Collective::require_lease() const {
+  if (lease_ != nullptr) lease_->require(keyring_.rank);
 }
 
 void Collective::sleep() {

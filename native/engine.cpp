@@ -229,7 +229,7 @@ void Engine::run_collective(const Call& call, BufferPool& pool) {
   try {
     Wires* const wires = call.wired ? wires_.get() : nullptr;
     Collective(call, links_, keyring_, pool, device, wires, stats_, patience_, history_,
-               interrupted_)
+               interrupted_, lease_.get())
         .run();
   } catch (const Failure&) {
     throw;

@@ -15,6 +15,7 @@
 #include "collective.hpp"
 #include "device.hpp"
 #include "first_failure.hpp"
+#include "lease.hpp"
 #include "link.hpp"
 #include "mapped_file.hpp"
 #include "wires.hpp"
@@ -30,6 +31,9 @@ class Engine {
 
   void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                 const KeyBytes& receive_key, const KeyBytes& peer_group_key);
+
+  // Ends the group when the lease has ended. Before the first collective.
+  void use_lease(std::shared_ptr<const Lease> lease) { lease_ = std::move(lease); }
 
   // What seals, opens and reduces the tensors that are not in the CPU's memory.
   void attach(std::unique_ptr<Device> device);
@@ -101,6 +105,7 @@ class Engine {
   std::mutex running_;
   std::atomic<bool> interrupted_{false};
   const std::shared_ptr<FirstFailure> first_failure_;
+  std::shared_ptr<const Lease> lease_;
   std::optional<Failure> failure_;
   bool closed_ = false;
   std::atomic<uint64_t> device_bytes_{0};   // that it sealed and opened, at most

@@ -97,6 +97,19 @@ void Mailbox::require_alive() const {
   if (closed_) throw Failure(FailureCode::closed, -1, "the group is closed");
 }
 
+// For a thread that does not drive: ends the group, if it is to end.
+void Mailbox::require_lease(Lock& lock) {
+  if (!lease_) return;
+  try {
+    lease_->require(rank_);
+  } catch (const Failure& failure) {
+    failure_ = first_failure_->settle(failure);
+    abandon_given();
+    wait_for_driver(lock);
+    throw end_with(failure);
+  }
+}
+
 void Mailbox::require_link(int peer) const {
   if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || !links_[peer]) {
     throw std::invalid_argument("a message to or from a rank that is not there");
@@ -111,6 +124,7 @@ Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_
                               double timeout_s, std::optional<OnDevice> place) {
   Lock lock(lock_);
   require_alive();
+  require_lease(lock);
   require_link(peer);
   require_device(place);
   const uint32_t number = number_for(lock, place);
@@ -131,6 +145,7 @@ Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t b
                                  double timeout_s, std::optional<OnDevice> place) {
   Lock lock(lock_);
   require_alive();
+  require_lease(lock);
   if (peer != kAnyone) require_link(peer);
   require_device(place);
   const uint32_t number = number_for(lock, place);

@@ -29,6 +29,7 @@
 #include "device.hpp"
 #include "farewell.hpp"
 #include "first_failure.hpp"
+#include "lease.hpp"
 #include "link.hpp"
 #include "waiting.hpp"
 
@@ -48,6 +49,9 @@ class Mailbox {
 
   void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                 const KeyBytes& receive_key);
+
+  // Ends the group when the lease has ended. Before the first message.
+  void use_lease(std::shared_ptr<const Lease> lease) { lease_ = std::move(lease); }
 
   // What seals and opens the messages that are not in the CPU's memory.
   void attach(std::unique_ptr<Device> device);
@@ -209,6 +213,7 @@ class Mailbox {
   void check_patience() const;
   void check_device_patience() const;
   void require_alive() const;
+  void require_lease(Lock& lock);
   void require_link(int peer) const;
   void require_device(const std::optional<OnDevice>& place) const;
   bool pending() const;
@@ -226,6 +231,7 @@ class Mailbox {
   bool driving_ = false;
   bool closed_ = false;
   const std::shared_ptr<FirstFailure> first_failure_;
+  std::shared_ptr<const Lease> lease_;
   std::optional<Failure> failure_;
   int wake_;  // an eventfd
 

@@ -10,6 +10,8 @@ namespace sealring {
 namespace {
 
 constexpr int kNapMs = 100;
+// While messages move nothing sleeps, and clocks are read only now and then.
+constexpr unsigned kStepsPerLook = 64;
 // The device rings no bell: it is glanced at. One that takes longer than is usual for a record, or for
 // a stream to come to a call, is looked at less often.
 constexpr unsigned kGlanceUs = 20;
@@ -22,7 +24,9 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
                     const std::function<bool()>& wants_out) {
   driving_ = true;
   try {
+    unsigned steps = 0;
     while (!failure_ && !closed_ && !enough()) {
+      if (lease_ && steps++ % kStepsPerLook == 0) lease_->require(rank_);
       if (step()) {
         patience_.progressed();
         continue;
@@ -57,6 +61,7 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
 }
 
 void Mailbox::sleep(Lock& lock) {
+  if (lease_) lease_->require(rank_);
   check_patience();
   std::vector<Link*> sleepers;
   for (const auto& link : links_) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <functional>
 #include <optional>
 #include <set>
@@ -275,6 +276,63 @@ TEST(interrupt_from_another_thread_ends_every_rank) {
       CHECK(failures[rank]->reported_by == (rank == 1 ? -1 : 1));
     }
   });
+}
+
+// Nothing tells the rank whose lease ends: it finds out by itself, before a collective and within one.
+TEST(ended_lease_ends_every_rank) {
+  constexpr int64_t kNever = INT64_MAX;
+  const auto now = [](clockid_t clock) {
+    timespec time{};
+    ::clock_gettime(clock, &time);
+    return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+  };
+  for (const bool by_wall_clock : {false, true}) {
+    for (const int64_t left_ms : {-1, 30}) {
+      World world(3, Transport::tcp);
+      const auto lease = std::make_shared<Lease>();
+      const int64_t ends = now(by_wall_clock ? CLOCK_REALTIME : CLOCK_BOOTTIME) + left_ms * 1'000'000;
+      lease->extend(by_wall_clock ? kNever : ends, by_wall_clock ? ends : kNever);
+      world.engines[1]->use_lease(lease);
+      const auto failures = world.run([&](int rank, Engine& engine) {
+        if (rank == 0 && left_ms > 0) return;  // never comes, so that the others wait
+        const Program program = ring_all_reduce(3, rank);
+        std::vector<float> tensor(900, 1.0f);
+        all_reduce(engine, program, tensor, 1);
+      });
+      for (int rank : {1, 2}) {
+        CHECK(failures[rank].has_value());
+        if (!failures[rank]) continue;
+        CHECK(failures[rank]->code == FailureCode::no_longer_admitted);
+        CHECK(failures[rank]->peer == 1);
+        CHECK(failures[rank]->reported_by == (rank == 1 ? -1 : 1));
+      }
+    }
+  }
+}
+
+// While records move all the time nothing sleeps; the end comes all the same.
+TEST(ended_lease_ends_a_collective_that_moves) {
+  World world(2, Transport::shm);
+  const auto lease = std::make_shared<Lease>();
+  world.engines[0]->use_lease(lease);
+  std::atomic<uint64_t> done{0};
+  std::thread ender([&] {
+    while (done < 3) std::this_thread::yield();
+    lease->extend(0, 0);
+  });
+  const auto failures = world.run([&](int rank, Engine& engine) {
+    const Program program = ring_all_reduce(2, rank);
+    for (uint64_t number = 1;; ++number) {
+      std::vector<float> tensor(600, 1.0f);
+      all_reduce(engine, program, tensor, number);
+      if (rank == 0) done = number;
+    }
+  });
+  ender.join();
+  for (const auto& failure : failures) {
+    CHECK(failure.has_value());
+    if (failure) CHECK(failure->code == FailureCode::no_longer_admitted);
+  }
 }
 
 // close() while a run is under way in another thread: the run ends first, then the engine.

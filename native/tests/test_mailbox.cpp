@@ -1,7 +1,10 @@
 // Two mailboxes, with a thread that waits and one that looks after the rest, over both transports.
 #include "../mailbox.hpp"
 
+#include <chrono>
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "check.hpp"
 #include "post.hpp"
@@ -80,6 +83,49 @@ TEST(closing_under_a_waiter_ends_it) {
     post.one.close();
     waiter.join();
     carer.join();
+  });
+}
+
+// A waiter, and one who comes later; the peer is told why.
+TEST(ended_lease_ends_messages_at_both_ends) {
+  over_both([](Post& post) {
+    const auto lease = std::make_shared<Lease>();
+    post.one.use_lease(lease);
+    uint8_t byte = 0;
+    const auto outcome = [](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const Failure& failure) {
+        return std::make_pair(failure.code, failure.peer);
+      }
+      return std::make_pair(FailureCode{}, -1);
+    };
+    const auto refused = std::make_pair(FailureCode::no_longer_admitted, 1);
+    std::thread waiter([&] {
+      CHECK(outcome([&] { post.one.wait(post.one.receive(0, 0, &byte, 1, 20), kStay); }) == refused);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    lease->extend(0, 0);
+    waiter.join();
+    CHECK(outcome([&] { post.one.send(0, 0, &byte, 1, 20); }) == refused);
+    CHECK(outcome([&] { post.zero.wait(post.zero.receive(1, 0, &byte, 1, 20), kStay); }) == refused);
+  });
+}
+
+// Nobody waits: the next call finds out.
+TEST(ended_lease_refuses_the_next_message) {
+  over_both([](Post& post) {
+    const auto lease = std::make_shared<Lease>();
+    lease->extend(0, 0);
+    post.one.use_lease(lease);
+    uint8_t byte = 0;
+    FailureCode seen{};
+    try {
+      post.one.send(0, 0, &byte, 1, 20);
+    } catch (const Failure& failure) {
+      seen = failure.code;
+    }
+    CHECK(seen == FailureCode::no_longer_admitted);
   });
 }
 

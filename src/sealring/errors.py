@@ -40,6 +40,7 @@
     │   ├── ChainExpired              the worker's: a certificate is outside its dates
     │   ├── ChainRevoked              a certificate is on its issuer's revocation list
     │   ├── StaleRevocationList       yours: fetch the list again
+    │   ├── BadCollateral             yours: the verifier's own copy of Intel's word is not Intel's
     │   ├── NotBound                  an attacker's: made for another nonce or another key
     │   └── PolicyRefusal             true evidence of something that the policy does not admit
     │       ├── KindNotAllowed
@@ -66,9 +67,11 @@
     │   ├── ReusedToken               an attacker's: a token is good once for each thing
     │   ├── RankTaken                 another worker holds the rank
     │   ├── WorkerRevoked             yours: `sealring broker revoke` named it
+    │   ├── BrokerMisconfigured       its operator's: it cannot use one of its own files
     │   ├── ResourceNotGranted
     │   ├── NoSuchResource
     │   ├── StoreUnavailable          the broker's own store does not answer
+    │   ├── TamperedStore             an attacker's: something else than a broker wrote there
     │   └── BrokenAuditLog            an attacker's: the log was changed
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
@@ -89,6 +92,9 @@ from __future__ import annotations
 
 class SealringError(RuntimeError):
     """The root of the tree."""
+
+    audited = False
+    """A broker has written it into its audit log."""
 
 
 class ConfigurationError(SealringError):
@@ -259,6 +265,10 @@ class StaleRevocationList(AttestationError):
     """A cached revocation list is past its date, or one that the policy needs is missing."""
 
 
+class BadCollateral(AttestationError):
+    """The verifier's own Intel collateral is damaged or not Intel's; nothing was judged by it."""
+
+
 class NotBound(AttestationError):
     """True evidence, made for another nonce or another worker's key: a replay or a relay."""
 
@@ -363,6 +373,10 @@ class WorkerRevoked(BrokerError):
     """The worker's key, machine or rank is barred from the job."""
 
 
+class BrokerMisconfigured(BrokerError):
+    """The broker cannot use one of its own files: its operator must mend that, not the worker."""
+
+
 class ResourceNotGranted(BrokerError):
     """The policy does not grant this resource to this worker."""
 
@@ -373,6 +387,10 @@ class NoSuchResource(BrokerError):
 
 class StoreUnavailable(BrokerError):
     """The broker's own store does not answer, so nothing can be decided."""
+
+
+class TamperedStore(BrokerError):
+    """The broker's store was changed by something else than a broker, or is an older copy."""
 
 
 class BrokenAuditLog(BrokerError):

@@ -26,6 +26,9 @@ MAX_WORLD: Final = 65536
 REKEY_BYTES: Final = 64 << 30
 """A key seals at most this much before it is ratcheted forward."""
 
+MAX_NONCE_SECONDS: Final = 3600
+"""The most that a policy may set `nonce_seconds` to: a broker remembers used nonces for longer."""
+
 MIN_SECRET_BYTES: Final = 32
 MAX_SETUP_BYTES: Final = 16 << 10
 """The largest set-up message a peer may send over TLS."""

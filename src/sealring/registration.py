@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -13,6 +14,10 @@ def register() -> None:
         dist.Backend.register_backend(
             "sealring", _create_group, extended_api=True, devices=["cpu", "cuda"]
         )
+        if os.environ.get("_SEALRING_LAUNCHED"):
+            from sealring.last_words import tell_the_launcher
+
+            tell_the_launcher()
         # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
         register_rendezvous_handler("sealring", _rendezvous)  # type: ignore[no-untyped-call]
 

@@ -44,9 +44,9 @@ class Steps:
 
 
 class DyingStore(SqliteStore):
-    def __init__(self, path: Path, steps: Steps) -> None:
+    def __init__(self, place: Place, steps: Steps) -> None:
         self._steps = steps
-        super().__init__(path)
+        super().__init__(place.database, place.keys.store_key, place.note)
 
     def commit(self, run: Callable[[Source], dict[str, bytes | None]]) -> None:
         def watched(source: Source) -> dict[str, bytes | None]:
@@ -78,7 +78,7 @@ def serve(place: Place, port: int, fatal: int | None) -> None:
     server.worker_routes = dying_routes
 
     async def main() -> None:
-        store = DyingStore(place.database, steps)
+        store = DyingStore(place, steps)
         async with server.serving(
             place.broker(store),
             place.keys,
@@ -129,9 +129,9 @@ def check_rank(place: Place, rank: int) -> None:
     """The rank has one holder, and nobody else can become it."""
     store = place.open_store()
     ledger = Ledger(place.keys.audit_key, 0)
-    other = Applicant(WorkerName(JOB, rank), 1000, "f" * 64, "", "SIMULATED", {})
+    other = Applicant(WorkerName(JOB, rank), 1000, "f" * 64, (), "SIMULATED", {})
     refusal = store.submit(
-        lambda view: ledger.admit(view, f"{rank:064x}", 1 << 40, time.time(), other)
+        lambda view: ledger.admit(view, f"{rank:064x}", int(time.time()), time.time(), other)
     ).result()
     assert isinstance(refusal, RankTaken), refusal
     public = place.keys.audit_key.public_key()
@@ -149,16 +149,16 @@ def revoke_while_it_dies(place: Place, fatal: int) -> bool:
     """Revoke rank 0 in a process that dies at a step; whether the revocation is there after."""
 
     def revoke() -> None:
-        store = DyingStore(place.database, Steps(fatal))
+        store = DyingStore(place, Steps(fatal))
         ledger = Ledger(place.keys.audit_key, 0)
         store.submit(lambda view: ledger.revoke(view, time.time(), WorkerName(JOB, 0))).result()
 
     os.waitpid(fork(revoke), 0)
     store = place.open_store()
     ledger = Ledger(place.keys.audit_key, 0)
-    applicant = Applicant(WorkerName(JOB, 0), 1000, "f" * 64, "", "SIMULATED", {})
+    applicant = Applicant(WorkerName(JOB, 0), 1000, "f" * 64, (), "SIMULATED", {})
     refusal = store.submit(
-        lambda view: ledger.admit(view, f"{fatal:063x}r", 1 << 40, time.time(), applicant)
+        lambda view: ledger.admit(view, f"{fatal:063x}r", int(time.time()), time.time(), applicant)
     ).result()
     store.close()
     return isinstance(refusal, WorkerRevoked)

@@ -1,4 +1,4 @@
-"""Three members of etcd on this machine, one of which can be lost."""
+"""Members of etcd on this machine, of which one can be lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,9 +23,11 @@ needs_etcd = pytest.mark.skipif(
 
 
 class Cluster:
-    def __init__(self, directory: Path) -> None:
-        self._clients = [free_port() for _ in range(3)]
-        peers = [free_port() for _ in range(3)]
+    def __init__(self, directory: Path, members: int = 3, tls: Sequence[str] = ()) -> None:
+        """`tls` are etcd's options for certificates; clients then come over https."""
+        scheme = "https" if tls else "http"
+        self._clients = [free_port() for _ in range(members)]
+        peers = [free_port() for _ in range(members)]
         named = ",".join(f"m{n}=http://127.0.0.1:{port}" for n, port in enumerate(peers))
         environment = dict(os.environ)
         if platform.machine() != "x86_64":
@@ -37,11 +39,12 @@ class Cluster:
             subprocess.Popen(
                 [
                     "etcd", "--name", f"m{n}", "--data-dir", str(directory / f"m{n}"),
-                    "--listen-client-urls", f"http://127.0.0.1:{client}",
-                    "--advertise-client-urls", f"http://127.0.0.1:{client}",
+                    "--listen-client-urls", f"{scheme}://127.0.0.1:{client}",
+                    "--advertise-client-urls", f"{scheme}://127.0.0.1:{client}",
                     "--listen-peer-urls", f"http://127.0.0.1:{peer}",
                     "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
                     "--initial-cluster", named, "--initial-cluster-token", directory.name,
+                    *tls,
                 ],
                 env=environment,
                 stdout=subprocess.DEVNULL,
@@ -85,8 +88,8 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path) -> Iterator[Cluster]:
-    started = Cluster(directory)
+def cluster(directory: Path, members: int = 3) -> Iterator[Cluster]:
+    started = Cluster(directory, members)
     try:
         started.leader()
         yield started

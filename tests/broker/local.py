@@ -14,6 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.broker.attesters import make_simulator
+from sealring.broker.authenticated import VersionNote
 from sealring.broker.client import BrokerClient, Joined
 from sealring.broker.http import Limits
 from sealring.broker.keys import BrokerKeys, open_broker_keys
@@ -81,6 +82,10 @@ class Place:
     def database(self) -> Path:
         return self.ca / "broker.sqlite"
 
+    @property
+    def note(self) -> VersionNote:
+        return VersionNote(self.ca / "broker.version")
+
     def environment(self, port: int) -> dict[str, str]:
         """Of a worker that joins there."""
         return {
@@ -93,7 +98,7 @@ class Place:
         }
 
     def open_store(self) -> Store:
-        return SqliteStore(self.database)
+        return SqliteStore(self.database, self.keys.store_key, self.note)
 
     def broker(self, store: Store) -> Broker:
         policy, digest = read_policy(self.policy)

@@ -93,7 +93,7 @@ def test_entries_exchanged_or_added_and_the_end_cut_off() -> None:
 
 
 def test_the_store_lets_nobody_change_it(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "store")
+    store = SqliteStore(tmp_path / "store", bytes(32))
     store.submit(lambda view: audit.append(view, KEY, 0, "joined", {})).result()
     for act in (
         lambda view: view.put(entry(1), {}),
@@ -108,7 +108,7 @@ def test_the_store_lets_nobody_change_it(tmp_path: Path) -> None:
 
 
 def test_a_decision_that_fails_leaves_nothing_and_takes_no_other_with_it(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "store")
+    store = SqliteStore(tmp_path / "store", bytes(32))
 
     def fails(view: View) -> None:
         view.put("a", {"n": 1})

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.broker.enrolment import Enrolment, enrolled, read_settings
-from sealring.errors import BrokerUnreachable, ConfigurationError, NoSuchResource, WorkerRevoked
+from sealring.errors import (
+    BrokerUnreachable,
+    ConfigurationError,
+    NoSuchResource,
+    RankTaken,
+    UntrustedBroker,
+    WorkerRevoked,
+)
 from sealring.identity.attestation.admission import key_digest
-from tests.broker.local import Place, running
+from sealring.identity.names import WorkerName
+from tests.broker.local import JOB, Place, running
+from tests.ports import free_port
 
 
 class Group:
@@ -58,7 +73,7 @@ def test_a_group_is_ended_by_whoever_learns_of_a_revocation(tmp_path: Path) -> N
         assert not group.ended.is_set()
         broker.revoke(1)
         assert group.ended.wait(60)
-        assert group.why == (3, "rank 3 was taken out of the job by the broker")
+        assert group.why == (3, "rank 3 was taken out of the job by the broker, or not renewed")
         # A new group asks first, and does not wait for a renewal.
         admission = one.credentials(soon()).admission
         assert admission is not None
@@ -80,6 +95,60 @@ def test_a_process_has_one_enrolment_and_only_its_own_keys(place: Place) -> None
 
         assert asyncio.run(in_a_loop()) == 0
         held.close()
+
+
+def test_a_broker_that_is_not_there_is_named_soon_and_given_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sealring.broker.enrolment._JOIN_SECONDS", 6.0)
+    port = free_port()
+    start = time.monotonic()
+    with pytest.raises(BrokerUnreachable, match=f"127.0.0.1:{port} cannot be reached"):
+        enrolled(0, 1, place.environment(port), soon(600))
+    assert time.monotonic() - start < 60
+    assert "rank 0 tries again to join, for " in caplog.text
+    assert f"the broker at 127.0.0.1:{port} cannot be reached" in caplog.text
+
+
+def test_a_worker_that_ends_gives_its_rank_back(place: Place) -> None:
+    script = (
+        "import os, time, sys\n"
+        "from sealring.broker import enrolled\n"
+        "enrolled(0, 1, os.environ, time.monotonic() + 60)\n"
+        "if sys.argv[1:]: raise KeyError(sys.argv[1])\n"
+    )
+    with running(place) as broker:
+        environment = {**os.environ, **place.environment(broker.port)}
+        environment.pop("SEALRING_SECRET")
+
+        def run(*arguments: str) -> int:
+            command = [sys.executable, "-c", script, *arguments]
+            return subprocess.run(
+                command, env=environment, timeout=100, check=False, stderr=subprocess.DEVNULL
+            ).returncode
+
+        assert [run(), run()] == [0, 0]
+        # One that failed keeps it, for its operator to look at.
+        assert run("failed") == 1
+        with pytest.raises(RankTaken):
+            broker.join(0)
+        # Nobody else can give it back.
+        stranger = Ed25519PrivateKey.generate()
+        asyncio.run(broker.client().leave(WorkerName(JOB, 0), stranger, 30.0))
+        with pytest.raises(RankTaken):
+            broker.join(0)
+        assert broker.client_keys_out() == frozenset()
+
+
+def test_a_clock_that_is_wrong_is_said_to_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=1)
+
+    monkeypatch.setattr("sealring.broker.issuing.datetime", Tomorrow)
+    with running(place) as broker, pytest.raises(UntrustedBroker, match="set the clock"):
+        broker.join(0)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @needs_etcd
 def test_two_replicas_give_each_rank_once_and_one_log_tells_it(etcd: Cluster, place: Place) -> None:
-    stores = [EtcdStore(etcd.url, place.keys.name) for _ in range(2)]
+    stores = [EtcdStore(etcd.url, place.keys.name, place.keys.store_key) for _ in range(2)]
     with running(place, store=stores[0]) as one, running(place, store=stores[1]) as other:
         # For every rank two workers ask at the same time, each its own replica.
         def ask(number: int) -> str:
@@ -54,7 +54,7 @@ def test_two_replicas_give_each_rank_once_and_one_log_tells_it(etcd: Cluster, pl
 
 @needs_etcd
 def test_joins_go_on_when_the_leader_is_killed(etcd: Cluster, place: Place) -> None:
-    with running(place, store=EtcdStore(etcd.url, place.keys.name)) as broker:
+    with running(place, store=EtcdStore(etcd.url, place.keys.name, place.keys.store_key)) as broker:
         key = Ed25519PrivateKey.generate()
         broker.join(0, key=key)
         etcd.kill(etcd.leader())
@@ -74,18 +74,19 @@ def test_a_store_that_is_not_there_is_said_to_be(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sealring.broker.etcd._COMMIT_SECONDS", 0.3)
-    store = EtcdStore(f"etcd://127.0.0.1:{free_port()}", "name")
+    store = EtcdStore(f"etcd://127.0.0.1:{free_port()}", "name", bytes(32))
     with pytest.raises(StoreUnavailable, match="no member of etcd answers"):
         store.submit(lambda view: view.get("x")).result()
     store.close()
 
 
 @pytest.mark.parametrize(
-    "url", ["etcd://", "http://127.0.0.1:1", "etcd://h:1?ca=x", "etcd://h:1?password=x"]
+    "url",
+    ["etcd://", "http://127.0.0.1:1", "etcd://127.0.0.1:1?ca=x", "etcd://127.0.0.1:1?password=x"],
 )
 def test_a_url_that_is_none(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError):
-        EtcdStore(url, "name")
+        EtcdStore(url, "name", bytes(32))
 
 
 def _name(rank: int):  # type: ignore[no-untyped-def]

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sealring.broker.attesters import make_simulator
 from sealring.broker.client import BrokerClient
 from sealring.errors import (
+    BrokerMisconfigured,
     BrokerUnreachable,
     JobNotAllowed,
     MeasurementNotAllowed,
@@ -23,6 +24,7 @@ from sealring.errors import (
     UntrustedChain,
     WorkerRevoked,
 )
+from sealring.identity.attestation.admission import key_digest
 from sealring.identity.attestation.claims import claims_in
 from sealring.identity.authority import create_authority
 from sealring.identity.certificates import claims_of
@@ -97,6 +99,19 @@ def test_a_revoked_worker_is_refused_and_its_rank_stays_barred(broker: Running) 
     assert len(broker.join(0).keys_out) == 1
 
 
+def test_peers_are_told_of_a_worker_whose_certificate_ended(place: Place) -> None:
+    """One that runs other software than it should would not end its groups itself."""
+    late = [0.0]
+    place.clock = lambda: time.time() + late[0]
+    with running(place) as broker:
+        key = Ed25519PrivateKey.generate()
+        joined = broker.join(0)
+        assert broker.join(1, key=key).keys_out == frozenset()
+        late[0] = 601.0
+        assert broker.join(1, key=key).keys_out == {key_digest(joined.certificate)}
+        assert key_digest(joined.certificate) in broker.client_keys_out()
+
+
 def test_what_the_policy_does_not_admit_gets_nothing(place: Place) -> None:
     place.write_policy('[[ranks]]\nranks = "1-3"\nkinds = ["simulated"]', top='job = "job"')
     with running(place) as broker:
@@ -125,6 +140,20 @@ def test_data_keys_go_to_whom_the_policy_grants_them(place: Place) -> None:
         (place.data_keys / "data" / "key" / "train").unlink()
         with pytest.raises(NoSuchResource, match="does not have it"):
             broker.join(0, key=Ed25519PrivateKey.generate(), job="another")
+
+
+def test_a_data_key_that_others_can_read_is_the_operators_to_mend(place: Place) -> None:
+    place.write_policy('[[resources]]\npath = "data/key/train"\n')
+    path = place.data_keys / "data" / "key" / "train"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"key")
+    path.chmod(0o644)
+    with running(place) as broker:
+        with pytest.raises(
+            BrokerMisconfigured, match=r"data/key/train .*mode 0644.*chmod 600"
+        ) as e:
+            broker.join(0)
+        assert str(place.data_keys) not in str(e.value)
 
 
 def test_evidence_of_another_simulator_is_refused(broker: Running) -> None:

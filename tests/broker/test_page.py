@@ -54,9 +54,11 @@ def test_whatever_a_worker_shows_is_text_there() -> None:
         "facts": {"worker": {"simulated": False, "measurement": evil, "machine": evil}},
         "kind": evil, "certificate_until": None, "attested": 0, "joined": 0, "joins": 1,
     }  # fmt: skip
-    page = render([(WorkerName(JOB, 0), holder, False)], 1.0).body.decode()
+    entry = {"time": 0.0, "address": evil, "error": evil, "why": evil}
+    refused = {"since": 0.0, "counts": {evil: 1}, "last": [entry]}
+    page = render([(WorkerName(JOB, 0), holder, False)], refused, 1.0).body.decode()
     assert "<script" not in page
-    assert page.count("&lt;script&gt;") == 5
+    assert page.count("&lt;script&gt;") == 9
 
 
 @needs_chromium

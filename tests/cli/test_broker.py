@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
+from sealring.broker.ledger import Applicant, Ledger
 from sealring.cli import app
-from sealring.errors import BrokenAuditLog, ConfigurationError
+from sealring.errors import BrokenAuditLog, ConfigurationError, WorkerRevoked
+from sealring.identity.names import WorkerName
 from tests.broker.local import Place, running
 from tests.cli.test_commands import SCRIPT, sealring
 from tests.ports import free_port
@@ -62,25 +65,46 @@ def test_an_attested_job_from_nothing(tmp_path: Path) -> None:
 
     do("ca", "init", "ca")
     stanza = do("broker", "simulator", "simulator")
-    policy = "version = 1\nrejoins = 1\n[peers]\nevidence = true\n"
+    policy = "version = 1\n[peers]\nevidence = true\n"
     (tmp_path / "policy.toml").write_text(policy + stanza[stanza.index("[simulated]") :])
     (tmp_path / "train.py").write_text(SCRIPT)
     port = free_port()
-    with serving(tmp_path, port, free_port()):
-        done = sealring(
+
+    def run(simulator: str) -> subprocess.CompletedProcess[str]:
+        return sealring(
             "run", "-n", "2", "--job", "hello", "--broker", f"https://127.0.0.1:{port}",
             "--authority", str(tmp_path / "ca" / "authority.pem"),
             "--policy", str(tmp_path / "policy.toml"), str(tmp_path / "train.py"),
-            SEALRING_ATTESTER=f"simulated:{tmp_path / 'simulator'}",
+            SEALRING_ATTESTER=f"simulated:{tmp_path / simulator}",
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == "sum 3.0 [] hello"
+
+    with serving(tmp_path, port, free_port()):
+        # A second time too: a run that ends well gives its ranks back, and `rejoins` is 0.
+        for _ in range(2):
+            done = run("simulator")
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.strip() == "sum 3.0 [] hello"
+        # One error, once, last.
+        do("broker", "simulator", "stranger")
+        done = run("stranger")
+        assert done.returncode == 1
+        *before, last = done.stderr.strip().splitlines()
+        assert last.startswith("UntrustedChain: "), done.stderr
+        assert "UntrustedChain" not in "".join(before)
+        assert len(before) < 6, done.stderr
+        assert "Traceback" not in done.stderr
     assert "SIMULATED" in (tmp_path / "broker.log").read_text()
     log = json.loads(do("broker", "audit", "--ca", "ca", "--json"))
     joined = [
         (entry["rank"], entry["kind"]) for entry in log["entries"] if entry["event"] == "joined"
     ]
-    assert sorted(joined) == [(0, "SIMULATED"), (1, "SIMULATED")]
+    assert sorted(joined) == [
+        (0, "SIMULATED"),
+        (0, "SIMULATED"),
+        (1, "SIMULATED"),
+        (1, "SIMULATED"),
+    ]
+    assert sum(entry["event"] == "left" for entry in log["entries"]) == 4
     assert "SIMULATED" in do("broker", "audit", "--ca", "ca", "--head", log["head"])
 
 
@@ -90,7 +114,7 @@ def test_revoke_release_and_audit(place: Place) -> None:
     with running(place) as broker:
         broker.join(0)
         done = invoke(app, ["broker", "revoke", *ca, "--job", "job", "--rank", "0"])
-        assert "Out: rank job 00000" in done.stdout, done.output
+        assert "Out: rank 0 of job" in done.stdout, done.output
         # While the broker runs, on the same store.
         assert len(broker.client_keys_out()) == 1
         done = invoke(app, ["broker", "release", *ca, "--job", "job", "--rank", "0"])
@@ -103,6 +127,60 @@ def test_revoke_release_and_audit(place: Place) -> None:
     assert isinstance(refused.exception, BrokenAuditLog)
     for arguments in (["revoke", *ca], ["revoke", *ca, "--job", "job", "--rank", "9"]):
         assert isinstance(invoke(app, ["broker", *arguments]).exception, ConfigurationError)
+
+
+def test_all_ranks_of_a_job_are_released_together_and_what_was_revoked_stays(place: Place) -> None:
+    invoke, ca = CliRunner().invoke, ["--ca", str(place.ca)]
+    with running(place) as broker:
+        for rank in range(30):  # more than one commit frees
+            broker.join(rank, world=30)
+        broker.revoke(7)
+        done = invoke(app, ["broker", "release", *ca, "--job", "job"])
+        assert "30 ranks of job are free" in done.stdout, done.output
+        broker.join(0)
+        with pytest.raises(WorkerRevoked, match="rank 7 of job"):
+            broker.join(7, world=30)
+        done = invoke(app, ["broker", "release", *ca, "--job", "jbo"])
+        assert isinstance(done.exception, ConfigurationError)
+        assert "no rank of jbo is held" in str(done.exception)
+
+
+def test_a_machine_with_a_typo_is_not_reported_as_barred(place: Place) -> None:
+    invoke, ca = CliRunner().invoke, ["--ca", str(place.ca)]
+    machine = "5a" * 32
+    applicant = Applicant(WorkerName("job", 0), 1, "f" * 64, (machine,), "tpm 2.0", {})
+    store = place.open_store()
+    ledger = Ledger(place.keys.audit_key, 0)
+    store.submit(lambda view: ledger.admit(view, "00", 0, 0.0, applicant)).result()
+    store.close()
+    typo = machine[:-1] + "b"
+    for verb in ("revoke", "release"):
+        done = invoke(app, ["broker", verb, *ca, "--machine", typo])
+        assert isinstance(done.exception, ConfigurationError), done.output
+    done = invoke(app, ["broker", "revoke", *ca, "--machine", typo])
+    assert f"{machine} is similar" in str(done.exception)
+    done = invoke(app, ["broker", "revoke", *ca, "--machine", machine])
+    assert f"Out: machine {machine}" in done.stdout
+    assert "rank 0 of job" in done.stdout
+    done = invoke(app, ["broker", "revoke", *ca, "--machine", typo, "--unseen"])
+    assert f"Out: machine {typo}" in done.stdout
+    done = invoke(app, ["broker", "release", *ca, "--machine", machine])
+    assert f"Machine {machine} may join again" in done.stdout
+
+
+def test_a_data_key_that_others_can_read_stops_the_broker_at_its_start(place: Place) -> None:
+    place.write_policy('[[resources]]\npath = "data/key/train"\n')
+    key = place.data_keys / "data" / "key" / "train"
+    key.parent.mkdir(parents=True)
+    key.write_bytes(b"key")
+    key.chmod(0o644)
+    arguments = [
+        "--policy", str(place.policy), "--ca", str(place.ca), "--keys", str(place.data_keys),
+        "--listen", "127.0.0.1:0", "--page", "none",
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, ["broker", *arguments])
+    assert isinstance(done.exception, ConfigurationError)
+    assert "mode 0644" in str(done.exception)
 
 
 def test_a_certificate_that_is_shown_says_simulated(place: Place) -> None:

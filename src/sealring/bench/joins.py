@@ -109,7 +109,7 @@ def _serve(folder: Path, there: Any) -> None:
         policy, digest = read_policy(folder / "policy.toml")
         broker = Broker(
             keys,
-            SqliteStore(folder / "broker.sqlite"),
+            SqliteStore(folder / "broker.sqlite", keys.store_key),
             Rules(policy, digest, trust_in(policy, None)),
         )
         async with serving(

@@ -6,11 +6,14 @@ envelopes   what is given out, sealed to the worker (JWE)
 tokens      the verdict as a token (EAR)
 messages    the KBS protocol's JSON
 store       decisions as functions on a view, committed whole; sqlite and etcd keep it
+authenticated  the store's rows, checked against a MAC: what others wrote there is noticed
 audit       the log in which each entry commits to the one before
+bars        machines and ranks that may not join, and the names of a machine
 ledger      who holds which rank, what was used, who is out
+strangers   what was refused before anything was proven, counted
 issuing     certificates for workers, and the broker's own
 service     the broker without a network
-tls, http   the network, with a limit on everything; rates, refusals
+tls, http   the network, with a limit on everything; bodies, rates, refusals
 routes      which request asks what; page shows who is there
 server      the broker on its ports
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -110,19 +110,28 @@ class TpmAttester:
     def introduce(self) -> dict[str, Any]:
         introduction = self.machine.introduction()
         return {
-            "chain": [base64.b64encode(one).decode() for one in introduction.chain],
+            "chain": _texts(introduction.chain),
             "ak": base64.b64encode(introduction.ak).decode(),
+            "others": [_texts(chain) for chain in introduction.others],
         }
 
     def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
         try:
             blob = base64.b64decode(extra["credential"], validate=True)
+            others = [
+                None if one is None else base64.b64decode(one, validate=True)
+                for one in extra.get("others", [])
+            ]
         except (KeyError, TypeError, ValueError):
             raise MalformedAnswer("the broker sent no credential for this TPM") from None
         asked = Challenge(nonce, public_key).device_nonce(TPM)
         return self.machine.attest(
-            nonce, public_key, blob, collect_gpus(asked) if self.gpus else ()
+            nonce, public_key, blob, collect_gpus(asked) if self.gpus else (), others
         )
+
+
+def _texts(chain: Sequence[bytes]) -> list[str]:
+    return [base64.b64encode(one).decode() for one in chain]
 
 
 def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:

@@ -6,7 +6,10 @@ import asyncio
 import base64
 import binascii
 import json
+import logging
+import os
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
@@ -23,10 +26,12 @@ from sealring.broker.messages import (
     ATTEST,
     AUTH,
     COOKIE,
+    LEAVE,
     OUT,
     RESOURCE,
     write_attestation,
     write_auth,
+    write_leave,
 )
 from sealring.broker.refusals import error_of
 from sealring.broker.service import CERTIFICATE
@@ -43,6 +48,7 @@ from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.identity.certificates import claims_of
 from sealring.identity.names import WorkerName
 
+_LOG = logging.getLogger("sealring")
 _AGAIN: Final = (
     BrokerUnreachable, StoreUnavailable, TooManyRequests, RequestTooSlow, ReusedNonce
 )  # fmt: skip
@@ -50,6 +56,11 @@ _AGAIN: Final = (
 between its commit and its answer."""
 _CALL_SECONDS: Final = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_LONGEST_LIFE: Final = 86400.0
+"""Of a certificate, as far as a policy can let it live."""
+_SAID_AFTER: Final = 1.0
+_SAID_AGAIN: Final = 15.0
+"""Seconds after which a worker that waits for a broker says so, and says so again."""
 
 
 T = TypeVar("T")
@@ -59,6 +70,9 @@ T_co = TypeVar("T_co", covariant=True)
 @dataclass(frozen=True, slots=True)
 class Joined:
     certificate: x509.Certificate
+    boottime_end: float
+    """The certificate's end by CLOCK_BOOTTIME, counted from before the broker was asked for it: it
+    holds whatever this machine's wall clock says, and is set to."""
     evidence: bytes
     keys_out: frozenset[str]
     data_keys: dict[str, bytes] = field(repr=False)
@@ -70,6 +84,8 @@ class BrokerClient:
     ) -> None:
         self._brokers = list(brokers)
         self._context = client_context(authorities)
+        self._reached: str | None = None
+        """The address of the first of them, once it was reached."""
 
     async def join(
         self,
@@ -81,8 +97,9 @@ class BrokerClient:
     ) -> Joined:
         """Attest and be given what the policy grants; tries all brokers until the time is up."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + deadline_seconds
-        pause = _FIRST_PAUSE
+        start = loop.time()
+        deadline = start + deadline_seconds
+        pause, say_at = _FIRST_PAUSE, start + _SAID_AFTER
         while True:
             try:
                 return await self._call(_Join(name, world, key, attester), deadline)
@@ -91,22 +108,42 @@ class BrokerClient:
                 wait = pause * (0.5 + random.random())  # noqa: S311
                 if loop.time() + wait >= deadline:
                     raise
+                if loop.time() >= say_at:
+                    say_at = loop.time() + _SAID_AGAIN
+                    _LOG.log(
+                        _first_of_this_host(),
+                        "sealring: rank %d tries again to join, for %.0f s more: %s",
+                        name.rank, deadline - loop.time(), error,
+                    )  # fmt: skip
                 if not isinstance(error, TooManyRequests):
                     self._brokers.append(self._brokers.pop(0))
+                    self._reached = None
                 await asyncio.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def leave(
+        self, name: WorkerName, key: Ed25519PrivateKey, deadline_seconds: float
+    ) -> None:
+        """Give the rank back. Without a name server or a thread: at exit there may be none."""
+        deadline = asyncio.get_running_loop().time() + deadline_seconds
+        await self._call(_Leave(name, key), deadline, self._reached)
 
     async def keys_out(self, job: str, deadline_seconds: float) -> frozenset[str]:
         deadline = asyncio.get_running_loop().time() + deadline_seconds
         return await self._call(_AskOut(job), deadline)
 
-    async def _call(self, conversation: _Conversation[T], deadline: float) -> T:
+    async def _call(
+        self, conversation: _Conversation[T], deadline: float, address: str | None = None
+    ) -> T:
+        """Asks the first broker; at `address`, if that is known already."""
         host, port = self._brokers[0]
         where = f"{host}:{port}"
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(min(deadline, now + _CALL_SECONDS)):
-                client = Client(await connect(host, port, self._context), where)
+                stream = await connect(host, port, self._context, address)
+                self._reached = stream.address
+                client = Client(stream, where)
                 try:
                     return await conversation.run(client, where)
                 finally:
@@ -125,6 +162,15 @@ class _AskOut:
 
     async def run(self, client: Client, where: str) -> frozenset[str]:
         return _keys(_answer(await client.ask("GET", OUT + self.job), where).get("out"), where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leave:
+    name: WorkerName
+    key: Ed25519PrivateKey
+
+    async def run(self, client: Client, where: str) -> None:
+        _answer(await client.ask("POST", LEAVE, write_leave(self.name, self.key)), where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +202,7 @@ class _Join:
         if not isinstance(token, str):
             raise MalformedAnswer(f"the broker at {where} gave no token")
 
+        asked = boottime()
         given = json.loads(await self._fetch(client, where, token, CERTIFICATE, envelope))
         paths = given.get("resources", [])
         data_keys = {
@@ -163,6 +210,7 @@ class _Join:
         }
         return Joined(
             self._checked(given.get("certificate"), public, where),
+            asked + _seconds(given.get("seconds"), where),
             evidence,
             _keys(given.get("out"), where),
             data_keys,
@@ -184,6 +232,22 @@ class _Join:
         if found != public or _name_in(certificate) != self.name:
             raise MalformedAnswer(f"the broker at {where} gave another worker's certificate")
         return certificate
+
+
+def _first_of_this_host() -> int:
+    """The level at which one worker of a host says what all of them could say."""
+    return logging.WARNING if os.environ.get("LOCAL_RANK", "0") == "0" else logging.DEBUG
+
+
+def boottime() -> float:
+    """Seconds that go on while the machine sleeps, and that nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _seconds(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not 0 < value <= _LONGEST_LIFE:
+        raise MalformedAnswer(f"the broker at {where} did not say how long the certificate lives")
+    return float(value)
 
 
 def _name_in(certificate: x509.Certificate) -> WorkerName | None:

@@ -2,36 +2,46 @@
 
 The key is made here and never leaves. A thread brings fresh evidence to the broker when half of the
 certificate's time is over, and with each answer learns who is out of the job. Groups go on as they
-are; one that has a member who is out is ended on every rank. Where no broker can be reached until
-the certificate ends, the groups are ended too: so a worker that was revoked has nobody left to talk
-to when the configured minutes are over, even if it can cut others off from the broker.
+are; one that has a member who is out is ended on every rank.
+
+That thread can fail, and need not be believed: the certificate's end is also a lease, which the
+native threads that move records check (native/lease.hpp). A renewal moves the lease, and only after
+the groups with a member who is out were ended. So a worker that was revoked has no group left when
+the configured minutes are over, whatever happens to anybody's renewal.
+
+A process that ends without an unhandled exception gives its rank back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import random
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sealring import _native
 from sealring.broker.attesters import Attester, find_attester
-from sealring.broker.client import BrokerClient, Joined
+from sealring.broker.client import BrokerClient, Joined, boottime
 from sealring.broker.messages import broker_urls
 from sealring.errors import (
     BrokerUnreachable,
     ConfigurationError,
+    NoLongerAdmitted,
     NoSuchResource,
+    RankTaken,
     SealringError,
     StoreUnavailable,
     TooManyRequests,
@@ -50,6 +60,13 @@ _NEEDED: Final = ("SEALRING_AUTHORITY", "SEALRING_POLICY", "SEALRING_JOB")
 _EARLIEST, _LATEST = 0.4, 0.6
 """The parts of a certificate's time between which it is renewed: not by all workers at once."""
 _ASK_SECONDS: Final = 10.0
+_JOIN_SECONDS: Final = 60.0
+"""How long a worker waits at most for a broker that it has never reached."""
+_LEAVE_SECONDS: Final = 3.0
+_PAUSE: Final = 2.0
+"""Seconds between two tries to renew, where the broker answered and could not do it."""
+_FINAL: Final = (WorkerRevoked, RankTaken)
+"""What no other try mends: the broker has decided against this key."""
 
 
 class Expellable(Protocol):
@@ -83,8 +100,13 @@ class Enrolment:
         self._groups = weakref.WeakKeyDictionary()
         self._failure: SealringError | None = None
         self._stop = threading.Event()
-        self._joined = self._join(max(0.0, deadline - time.monotonic()))
+        self.lease = _native.Lease()
+        """For the groups: it ends with the certificate."""
+        self._joined = self._join(min(_JOIN_SECONDS, max(0.0, deadline - time.monotonic())))
+        self._extend_lease(self._joined)
+        self._pid = os.getpid()
         threading.Thread(target=self._renew, name="sealring-renewal", daemon=True).start()
+        atexit.register(self._leave)
 
     def credentials(self, deadline: float) -> Credentials:
         """For a new group: the newest certificate, and who is out by now."""
@@ -93,6 +115,12 @@ class Enrolment:
             if self._failure is not None:
                 raise self._failure
             joined = self._joined
+        if self.lease.ended:
+            raise NoLongerAdmitted(
+                f"the certificate of rank {self._name.rank} has ended, and the broker did not "
+                "renew it: start this worker again",
+                peer=self._name.rank,
+            )
         if key_digest(joined.certificate) in joined.keys_out:
             # Its peers would refuse it; better to say so than to wait for them.
             raise WorkerRevoked(f"rank {self._name.rank} was taken out of job {self._name.job}")
@@ -133,22 +161,57 @@ class Enrolment:
         return _run(self._client.join(self._name, self._world, self._key, self._attester, seconds))
 
     def _renew(self) -> None:
-        while True:
-            part = random.uniform(_EARLIEST, _LATEST)  # noqa: S311
-            if self._stop.wait(part * self._left()):
-                return
+        """Renews again and again, until the certificate ends or the broker decides against it."""
+        due = self._when_due()
+        while not self._stop.wait(due):
             try:
-                joined = self._join(self._left())
-            except SealringError as error:
-                self._end(error)
-                return
-            with self._lock:
-                self._joined = joined
-            _LOG.info("sealring: the certificate of rank %d was renewed", self._name.rank)
-            self._expel_who_is_out()
+                self._renew_once()
+                due = self._when_due()
+                continue
+            except Exception as problem:
+                # Whatever else it is, the certificate is good until it ends.
+                if isinstance(problem, _FINAL) or self._left() == 0.0:
+                    self._end(problem)
+                    return
+                _LOG.warning(
+                    "sealring: rank %d was not renewed, and is admitted for %.0f s more: %s: %s",
+                    self._name.rank, self._left(), type(problem).__name__, problem,
+                )  # fmt: skip
+            due = min(_PAUSE, self._left())
+
+    def _renew_once(self) -> None:
+        joined = self._join(self._left())
+        with self._lock:
+            self._joined = joined
+        # First this: whoever is out must not gain time by our renewal.
+        self._expel_who_is_out()
+        self._extend_lease(joined)
+        _LOG.info("sealring: the certificate of rank %d was renewed", self._name.rank)
+
+    def _extend_lease(self, joined: Joined) -> None:
+        wall = joined.certificate.not_valid_after_utc.timestamp()
+        self.lease.extend(int(joined.boottime_end * 1e9), int(wall * 1e9))
+
+    def _when_due(self) -> float:
+        return random.uniform(_EARLIEST, _LATEST) * self._left()  # noqa: S311
 
     def _left(self) -> float:
-        return max(0.0, self.certificate.not_valid_after_utc.timestamp() - time.time())
+        with self._lock:
+            joined = self._joined
+        wall = joined.certificate.not_valid_after_utc.timestamp() - time.time()
+        return max(0.0, min(wall, joined.boottime_end - boottime()))
+
+    def _leave(self) -> None:
+        """At exit: without its key nobody can hold the rank any more, so it is given back."""
+        # A forked child is not this worker; one that failed is for its operator to look at.
+        failed = getattr(sys, "last_value", None) is not None
+        if os.getpid() != self._pid or failed or self._stop.is_set() or self._failure is not None:
+            return
+        self._stop.set()
+        try:
+            asyncio.run(self._client.leave(self._name, self._key, _LEAVE_SECONDS))
+        except Exception as problem:
+            _LOG.warning("sealring: the broker was not told that this worker ended: %s", problem)
 
     def _ask_who_is_out(self, seconds: float) -> None:
         try:
@@ -159,17 +222,28 @@ class Enrolment:
             return
         with self._lock:
             joined = self._joined
-            self._joined = Joined(joined.certificate, joined.evidence, out, joined.data_keys)
+            self._joined = replace(joined, keys_out=out)
 
     def _expel_who_is_out(self) -> None:
         with self._lock:
             out, groups = self._joined.keys_out, list(self._groups.items())
         for group, keys in groups:
             for member in [member for member, key in keys.items() if key in out]:
-                group.expel(member, f"rank {member} was taken out of the job by the broker")
+                group.expel(
+                    member, f"rank {member} was taken out of the job by the broker, or not renewed"
+                )
 
-    def _end(self, error: SealringError) -> None:
-        _LOG.error("sealring: rank %d was not renewed: %s", self._name.rank, error)
+    def _end(self, problem: Exception) -> None:
+        error = (
+            problem
+            if isinstance(problem, SealringError)
+            else NoLongerAdmitted(
+                f"the certificate of rank {self._name.rank} could not be renewed: "
+                f"{type(problem).__name__}: {problem}",
+                peer=self._name.rank,
+            )
+        )
+        _LOG.error("sealring: rank %d was not renewed: %s", self._name.rank, problem)
         with self._lock:
             self._failure = error
             groups = list(self._groups)
@@ -180,11 +254,20 @@ class Enrolment:
 def _run(conversation: Coroutine[Any, Any, T]) -> T:
     """To its end, also where the script itself runs in an event loop."""
     try:
+        if not _in_an_event_loop():
+            return asyncio.run(conversation)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, conversation).result()
+    finally:
+        conversation.close()  # where it was never begun: no loop, no thread
+
+
+def _in_an_event_loop() -> bool:
+    try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(conversation)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, conversation).result()
+        return False
+    return True
 
 
 _enrolments: Final[dict[tuple[int, str, str, int, int], Enrolment]] = {}

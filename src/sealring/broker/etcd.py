@@ -4,8 +4,9 @@ What a decision read is what its commit is conditional on: every key that was re
 was, every range that was scanned must have nothing newer. If another replica was faster, the
 decisions are made again on what is there now.
 
-etcd is believed: whoever can write there can take back a revocation. Use TLS with certificates for
-clients (`etcd://...?ca=ca.pem&certificate=c.pem&key=c.key`). No key of the broker ever goes there.
+etcd is not believed (authenticated.py), and no key of the broker goes there. Members on other
+machines are reached over TLS with a client's certificate only
+(`etcd://...?ca=ca.pem&certificate=c.pem&key=c.key`): who can write there can stop the broker.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from sealring.broker.store import Source, Store
+from sealring.broker.authenticated import Source, VersionNote
+from sealring.broker.store import Store
 from sealring.errors import ConfigurationError, StoreUnavailable
 
 _CALL_SECONDS: Final = 2.0
 _COMMIT_SECONDS: Final = 15.0
 """Longer than an election: a lost leader costs time, not joins."""
 _PAUSE_SECONDS: Final = 0.1
+_PAGE_ROWS: Final = 500
+"""Rows in one answer: etcd's gateway refuses answers of many megabytes."""
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 class EtcdStore(Store):
-    def __init__(self, url: str, name: str) -> None:
-        super().__init__()
+    def __init__(self, url: str, name: str, key: bytes, note: VersionNote | None = None) -> None:
+        super().__init__(key, note)
         self._etcd = _Etcd(url)
         self._prefix = f"sealring/{name}/"
         self._start()
@@ -76,20 +81,28 @@ class _Rows:
         return self._values[key]
 
     def scan(self, start: str, end: str) -> list[tuple[str, bytes]]:
-        span = {"key": self._name(start), "range_end": self._name(end)}
-        answer = self._etcd.call("range", span, self._deadline)
-        revision = int(answer["header"]["revision"])
+        span: dict[str, Any] = {"key": self._name(start), "range_end": self._name(end)}
+        asked, revision = {**span, "limit": _PAGE_ROWS}, 0
+        found: list[tuple[str, bytes]] = []
+        more = True
+        while more:
+            answer = self._etcd.call("range", asked, self._deadline)
+            revision = revision or int(answer["header"]["revision"])
+            page = [
+                (base64.b64decode(one["key"]), base64.b64decode(one["value"]))
+                for one in answer.get("kvs", [])
+            ]
+            found += [(name.decode().removeprefix(self._prefix), value) for name, value in page]
+            more = bool(answer.get("more")) and bool(page)
+            if more:
+                # Every page is of the moment of the first one.
+                after = _text(page[-1][0] + b"\0")
+                asked = {**asked, "key": after, "revision": str(revision)}
         # For all keys of the range, those too that are not there yet.
         self._compares.append(
             {**span, "target": "MOD", "result": "LESS", "mod_revision": str(revision + 1)}
         )
-        return [
-            (
-                base64.b64decode(one["key"]).decode().removeprefix(self._prefix),
-                base64.b64decode(one["value"]),
-            )
-            for one in answer.get("kvs", [])
-        ]
+        return found
 
     def write(self, writes: dict[str, bytes | None]) -> bool:
         actions = [
@@ -118,6 +131,12 @@ class _Etcd:
                 f"?{'=...&'.join(_TLS_OPTIONS)}=... for TLS"
             )
         self._tls = _tls(options) if options else None
+        remote = [member for member in self._members if _host(member) not in _LOOPBACK]
+        if self._tls is None and remote:
+            raise ConfigurationError(
+                f"etcd at {remote[0]} is on another machine and would be spoken to in the clear: "
+                f"add ?{'=FILE&'.join(_TLS_OPTIONS)}=FILE, with a client's certificate"
+            )
         self._connection: http.client.HTTPConnection | None = None
 
     def call(self, verb: str, request: dict[str, Any], deadline: float) -> dict[str, Any]:
@@ -173,6 +192,10 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as problem:
         raise ConfigurationError(f"etcd's certificates cannot be read: {problem}") from None
     return context
+
+
+def _host(member: str) -> str:
+    return urlsplit(f"//{member}").hostname or ""
 
 
 def _text(value: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import h11
 from OpenSSL import SSL
 
+from sealring.broker.bodies import Bodies, Body
 from sealring.broker.tls import TlsStream
 from sealring.errors import (
     BrokerUnreachable,
@@ -62,6 +63,8 @@ class Limits:
     connections_per_address: int = 2048
     head_bytes: int = 16 << 10
     body_bytes: int = MAX_EVIDENCE_BYTES + (64 << 10)
+    all_body_bytes: int = 32 << 20
+    """Of all requests together that are not answered yet (bodies.py)."""
     request_seconds: float = 15.0
     """For TLS's handshake, and again for each request, from its first byte to its last."""
     idle_seconds: float = 30.0
@@ -89,11 +92,17 @@ class Response:
 
 
 Handle = Callable[[Request], Awaitable[Response]]
-Explain = Callable[[SealringError], Response]
+Explain = Callable[[SealringError, str], Response]
+"""The answer to a request of this address that was refused."""
 
 
 async def serve_connection(
-    stream: Stream, address: str, limits: Limits, handle: Handle, explain: Explain
+    stream: Stream,
+    address: str,
+    limits: Limits,
+    bodies: Bodies,
+    handle: Handle,
+    explain: Explain,
 ) -> None:
     """Answer requests until the client goes, is too slow, or makes a mistake."""
     async with asyncio.timeout(limits.request_seconds):
@@ -106,16 +115,20 @@ async def serve_connection(
             if not first:
                 return
             http.receive_data(first)
+        body = bodies.open(address, stream.abort)
         try:
             async with asyncio.timeout(limits.request_seconds):
-                request = await _receive_request(stream, http, address, limits)
+                request = await _receive_request(stream, http, body, limits)
             response = await handle(request)
         except TimeoutError:
-            response = explain(RequestTooSlow("the request did not come whole in time"))
+            error = RequestTooSlow("the request did not come whole in time")
+            response = explain(error, address)
         except h11.RemoteProtocolError as problem:
-            response = explain(MalformedRequest(f"that is not HTTP/1.1: {problem}"))
-        except SealringError as error:
-            response = explain(error)
+            response = explain(MalformedRequest(f"that is not HTTP/1.1: {problem}"), address)
+        except SealringError as refusal:
+            response = explain(refusal, address)
+        finally:
+            body.close()
         async with asyncio.timeout(limits.answer_seconds):
             await _send_response(stream, http, response)
         if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
@@ -124,10 +137,9 @@ async def serve_connection(
 
 
 async def _receive_request(
-    stream: Stream, http: h11.Connection, address: str, limits: Limits
+    stream: Stream, http: h11.Connection, body: Body, limits: Limits
 ) -> Request:
     head: h11.Request | None = None
-    body = bytearray()
     while True:
         event = http.next_event()
         if event is h11.NEED_DATA:
@@ -138,8 +150,8 @@ async def _receive_request(
         elif isinstance(event, h11.Request):
             head = event
         elif isinstance(event, h11.Data):
-            body += event.data
-            if len(body) > limits.body_bytes:
+            body.add(event.data)
+            if len(body.content) > limits.body_bytes:
                 raise RequestTooLarge(f"a request has at most {limits.body_bytes} bytes")
         elif isinstance(event, h11.EndOfMessage) and head is not None:
             headers = {
@@ -149,8 +161,8 @@ async def _receive_request(
                 head.method.decode("latin-1"),
                 head.target.decode("latin-1"),
                 headers,
-                bytes(body),
-                address,
+                body.finish(),
+                body.address,
             )
         else:
             raise MalformedRequest("the connection ends here")

@@ -29,6 +29,8 @@ class BrokerKeys:
     nonce_key: bytes = field(repr=False)
     token_key: Ed25519PrivateKey = field(repr=False)
     audit_key: Ed25519PrivateKey = field(repr=False)
+    store_key: bytes = field(repr=False)
+    """Authenticates the rows of the store."""
 
     @property
     def name(self) -> str:
@@ -49,4 +51,5 @@ def open_broker_keys(directory: Path) -> BrokerKeys:
         derived(b"nonces"),
         Ed25519PrivateKey.from_private_bytes(derived(b"tokens")),
         Ed25519PrivateKey.from_private_bytes(derived(b"audit log")),
+        derived(b"store"),
     )

@@ -1,10 +1,11 @@
 """Who holds which rank, what was used, who is out: the broker's decisions as functions on a view.
 
 rank/<job>/<rank>            the holder: its key, its attestation, how often the rank was joined
-nonce/<until>/<nonce>        used
+nonce/<made>/<nonce>         used
 token/<until>/<id>/<path>    used for this
-out/<job>/<key>              a key that is no longer of the job: revoked, or another one came
-barred/<what>                a machine or a rank that may not join
+token/<until>/<id>           how often it was refused
+out/<job>/<key>              a key that is no longer of the job: revoked, left, or another one came
+barred/..., alias/...        machines and ranks that may not join (bars.py)
 
 A rank has one holder, which is a key. The same key comes again to renew. Another key is a re-join,
 which the policy counts; the key before it is out from then on. Outcomes are returned and not raised
@@ -13,36 +14,44 @@ where something is to be remembered of them: a refusal uses up its nonce too, an
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.broker import audit
+from sealring.broker import audit, bars
+from sealring.broker.nonces import KEPT_SECONDS
 from sealring.broker.store import Row, View
 from sealring.broker.tokens import Grant
 from sealring.errors import (
+    BrokerError,
     ConfigurationError,
     RankTaken,
     ReusedNonce,
     ReusedToken,
-    SealringError,
     WorkerRevoked,
 )
 from sealring.identity.names import WorkerName
 
 SWEEP_ROWS: Final = 24
 """Few enough to be committed together with other decisions (etcd takes 128 rows at once)."""
+_REFUSALS_LOGGED: Final = 8
+"""Of one token. Its holder was admitted, and must not fill the log all the same."""
+_LEFT: Final = "it left"
+
+Objection = Callable[[Row], BrokerError | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Applicant:
-    """A worker whose evidence was judged."""
+    """A worker whose evidence passed the policy."""
 
     name: WorkerName
     world: int
     key: str
-    machine: str
+    machines: tuple[str, ...]
+    """The names of its machine that it has proved; none where the hardware does not tell."""
     label: str
     """`snp Milan`, or SIMULATED."""
     facts: dict[str, Any]
@@ -54,21 +63,15 @@ class Ledger:
     audit_key: Ed25519PrivateKey
     rejoins: int
 
-    def refuse(
-        self, view: View, nonce: str, until: int, now: float, who: Row, error: SealringError
-    ) -> None:
-        """Evidence that did not pass. Its nonce is used all the same."""
-        _use_nonce(view, nonce, until)
-        self._note(view, now, "refused", **who, error=type(error).__name__, why=str(error)[:500])
-
     def admit(
-        self, view: View, nonce: str, until: int, now: float, applicant: Applicant
-    ) -> SealringError | None:
+        self, view: View, nonce: str, made: int, now: float, applicant: Applicant
+    ) -> BrokerError | None:
         """Give the applicant its rank, or say why not."""
-        _use_nonce(view, nonce, until)
+        _use_nonce(view, nonce, made)
+        bars.learn_names(view, applicant.machines)
         name = applicant.name
         who = {**_who(name), "key": applicant.key, "kind": applicant.label}
-        refusal: SealringError | None = self._barred(view, name, applicant.key, applicant.machine)
+        refusal: BrokerError | None = _barred(view, name, applicant.key, applicant.machines)
         place = _place(name)
         holder = view.get(place)
         event = "joined"
@@ -78,8 +81,9 @@ class Ledger:
             elif holder["joins"] > self.rejoins:
                 refusal = RankTaken(
                     f"rank {name.rank} of {name.job} is another worker's, and the policy lets it "
-                    f"be joined again {self.rejoins} times: raise `rejoins`, or free the rank with "
-                    f"`sealring broker release --job {name.job} --rank {name.rank}`"
+                    f"be joined again {self.rejoins} times. If that worker is gone, free its rank "
+                    f"with `sealring broker release --job {name.job} --rank {name.rank}` (without "
+                    "--rank: all ranks of the job), or raise `rejoins`"
                 )
             else:
                 event = "joined again"
@@ -94,7 +98,7 @@ class Ledger:
             place,
             {
                 "key": applicant.key,
-                "machine": applicant.machine,
+                "machines": list(applicant.machines),
                 "kind": applicant.label,
                 "world": applicant.world,
                 "joins": before["joins"] + (not renewed),
@@ -104,25 +108,39 @@ class Ledger:
                 "facts": applicant.facts,
             },
         )
-        self._note(view, now, event, **who, machine=applicant.machine)
+        self._note(view, now, event, **who, machine=" ".join(applicant.machines))
         return None
 
     def spend(
-        self, view: View, grant: Grant, path: str, now: float, minutes: float | None = None
-    ) -> Row:
-        """Use a token for one thing; the holder's row, if it still is the holder.
+        self,
+        view: View,
+        grant: Grant,
+        path: str,
+        now: float,
+        *,
+        objection: Objection = lambda holder: None,
+        minutes: float | None = None,
+    ) -> Row | BrokerError:
+        """Use a token for one thing; the holder's row, or why it gets nothing, which is logged.
 
         With `minutes` the thing is a certificate, which ends no later than the hardware's chain.
         """
         name = grant.name
-        spent = f"token/{grant.until:012d}/{grant.identifier}/{path}"
-        if view.get(spent) is not None:
-            raise ReusedToken(f"the token has fetched {path} before: attest again")
+        spent = f"{_token(grant)}/{path}"
         holder = view.get(_place(name))
-        if holder is None or holder["key"] != grant.key:
-            raise RankTaken(f"rank {name.rank} of {name.job} is another worker's by now")
-        if (refusal := self._barred(view, name, grant.key, holder["machine"])) is not None:
-            raise refusal
+        refusal: BrokerError | None = None
+        if view.get(spent) is not None:
+            refusal = ReusedToken(f"the token has fetched {path} before: attest again")
+        elif holder is None or holder["key"] != grant.key:
+            refusal = RankTaken(f"rank {name.rank} of {name.job} is another worker's by now")
+        elif holder["facts"]["claims_digest"] != grant.claims:
+            refusal = ReusedToken("the worker has attested again since: use its newest token")
+        else:
+            refusal = _barred(view, name, grant.key, holder["machines"]) or objection(holder)
+        if refusal is not None:
+            self._refuse(view, grant, path, now, refusal)
+            return refusal
+        assert holder is not None
         view.put(spent, {})
         if minutes is not None:
             until = min(now + 60 * minutes, holder["facts"]["chain_until"])
@@ -137,49 +155,76 @@ class Ledger:
         if holder is None:
             raise ConfigurationError(f"nobody holds rank {name.rank} of {name.job}")
         _out(view, name, holder["key"], now, "revoked")
-        bar = _machine_bar(holder["machine"]) if holder["machine"] else _rank_bar(name)
-        view.put(bar, {"time": now})
-        barred = [f"key {holder['key'][:16]}", bar.removeprefix("barred/").replace("/", " ")]
-        self._note(view, now, "revoked", **_who(name), key=holder["key"], barred=bar)
-        return barred
+        machines = bars.names_of(view, holder["machines"])
+        if machines:
+            bars.bar_machines(view, machines, now)
+            barred = [f"machine {machine}" for machine in machines]
+        else:
+            bars.bar_rank(view, name, now)
+            barred = [f"rank {name.rank} of {name.job}, until it is released"]
+        self._note(view, now, "revoked", **_who(name), key=holder["key"], barred=", ".join(barred))
+        return [f"key {holder['key'][:16]}", *barred]
 
-    def bar_machine(self, view: View, now: float, machine: str) -> list[str]:
-        """Take out a machine, and every worker that joined from it."""
-        view.put(_machine_bar(machine), {"time": now})
-        barred = [f"machine {machine}"]
+    def bar_machine(
+        self, view: View, now: float, machine: str, *, unseen: bool = False
+    ) -> list[str]:
+        """Take out a machine by any of its names, and every worker that joined from it."""
+        if not unseen:
+            bars.require_seen(view, machine)
+        machines = bars.names_of(view, [machine])
+        bars.bar_machines(view, machines, now)
+        barred = [f"machine {one}" for one in machines]
         for place, holder in list(view.scan("rank/")):
-            if holder["machine"] == machine:
+            if set(holder["machines"]) & set(machines):
                 name = _name_of(place)
                 _out(view, name, holder["key"], now, "revoked")
                 barred.append(f"rank {name.rank} of {name.job}, key {holder['key'][:16]}")
-        self._note(view, now, "revoked", machine=machine)
+        self._note(view, now, "revoked", machine=" ".join(machines))
         return barred
 
+    def readmit_machine(self, view: View, now: float, machine: str) -> list[str]:
+        machines = bars.readmit_machine(view, machine)
+        self._note(view, now, "released", machine=" ".join(machines))
+        return machines
+
     def release(self, view: View, now: float, name: WorkerName) -> None:
-        """Free a rank: its holder is out, and whoever the policy admits may join it."""
-        holder = view.get(_place(name))
-        if holder is not None:
-            _out(view, name, holder["key"], now, "released")
-            view.delete(_place(name))
-        view.delete(_rank_bar(name))
+        """Free a rank: its holder is out, and any worker that the policy admits may join it."""
+        self._free(view, now, name, "released")
+        bars.release_rank(view, name)
         self._note(view, now, "released", **_who(name))
 
-    def readmit_machine(self, view: View, now: float, machine: str) -> None:
-        view.delete(_machine_bar(machine))
-        self._note(view, now, "released", machine=machine)
+    def release_some(self, view: View, now: float, job: str) -> list[int]:
+        """Free some of a job's ranks, few enough for one commit; none when all are free."""
+        names = [_name_of(place) for place, _ in view.scan(f"rank/{job}/")][:SWEEP_ROWS]
+        for name in names:
+            self._free(view, now, name, "released")
+            self._note(view, now, "released", **_who(name))
+        return [name.rank for name in names]
 
-    def _barred(self, view: View, name: WorkerName, key: str, machine: str) -> WorkerRevoked | None:
-        if view.get(_out_key(name, key)) is not None:
-            return WorkerRevoked(f"this worker's key is no longer of job {name.job}")
-        if machine and view.get(_machine_bar(machine)) is not None:
-            return WorkerRevoked(
-                f"machine {machine[:16]} was revoked: `sealring broker release --machine` readmits"
-            )
-        if view.get(_rank_bar(name)) is not None:
-            return WorkerRevoked(
-                f"rank {name.rank} of {name.job} was revoked: `sealring broker release` readmits"
-            )
-        return None
+    def leave(self, view: View, now: float, name: WorkerName, key: str) -> bool:
+        """The holder itself gives its rank back; False if it is not the holder."""
+        holder = view.get(_place(name))
+        if holder is None or holder["key"] != key:
+            return False
+        self._free(view, now, name, _LEFT)
+        self._note(view, now, "left", **_who(name), key=key, kind=holder["kind"])
+        return True
+
+    def _free(self, view: View, now: float, name: WorkerName, why: str) -> None:
+        holder = view.get(_place(name))
+        if holder is not None:
+            _out(view, name, holder["key"], now, why)
+            view.delete(_place(name))
+
+    def _refuse(
+        self, view: View, grant: Grant, path: str, now: float, refusal: BrokerError
+    ) -> None:
+        refusals = (view.get(_token(grant)) or {"refusals": 0})["refusals"]
+        if refusals < _REFUSALS_LOGGED:
+            view.put(_token(grant), {"refusals": refusals + 1})
+            error = type(refusal).__name__
+            facts = {"key": grant.key, "what": path[:200], "error": error, "why": str(refusal)}
+            self._note(view, now, "refused", **_who(grant.name), **facts)
 
     def _note(self, view: View, now: float, event: str, **facts: Any) -> None:
         audit.append(view, self.audit_key, now, event, facts)
@@ -190,25 +235,42 @@ def holders(view: View) -> list[tuple[WorkerName, Row]]:
 
 
 def keys_out(view: View, job: str) -> list[str]:
-    """The keys that are no longer of the job."""
+    """The keys that peers must not talk to. One that left by itself is just gone."""
     prefix = f"out/{job}/"
-    return [key.removeprefix(prefix) for key, _ in view.scan(prefix)]
+    return [key.removeprefix(prefix) for key, row in view.scan(prefix) if row["why"] != _LEFT]
+
+
+def keys_to_leave(view: View, job: str, now: float) -> list[str]:
+    """Those, and the keys whose certificate has ended: an honest worker has no group by then."""
+    ended = [
+        row["key"]
+        for _, row in view.scan(f"rank/{job}/")
+        if row["certificate_until"] is not None and row["certificate_until"] < now
+    ]
+    return sorted({*keys_out(view, job), *ended})
 
 
 def sweep(view: View, now: float) -> int:
     """Forget some of what nobody can use any more."""
     forgotten = 0
-    for prefix in ("nonce/", "token/"):
+    for prefix, kept in (("nonce/", KEPT_SECONDS), ("token/", 0)):
         for key, _ in view.scan(prefix):
-            if forgotten == SWEEP_ROWS or int(key.split("/")[1]) > now:
+            if forgotten == SWEEP_ROWS or int(key.split("/")[1]) + kept > now:
                 break
             view.delete(key)
             forgotten += 1
     return forgotten
 
 
-def _use_nonce(view: View, nonce: str, until: int) -> None:
-    used = f"nonce/{until:012d}/{nonce}"
+def _barred(view: View, name: WorkerName, key: str, machines: Sequence[str]) -> BrokerError | None:
+    if (row := view.get(_out_key(name, key))) is not None:
+        return WorkerRevoked(f"this worker's key is no longer of job {name.job}: {row['why']}")
+    return bars.why_barred(view, name, machines)
+
+
+def _use_nonce(view: View, nonce: str, made: int) -> None:
+    # Named by when it was made, so that it stays used whatever the policy's nonce_seconds become.
+    used = f"nonce/{made:012d}/{nonce}"
     if view.get(used) is not None:
         raise ReusedNonce("evidence was brought for this nonce before: ask for another one")
     view.put(used, {})
@@ -222,6 +284,10 @@ def _who(name: WorkerName) -> Row:
     return {"job": name.job, "rank": name.rank}
 
 
+def _token(grant: Grant) -> str:
+    return f"token/{grant.until:012d}/{grant.identifier}"
+
+
 def _place(name: WorkerName) -> str:
     return f"rank/{name.job}/{name.rank:05d}"
 
@@ -233,11 +299,3 @@ def _name_of(place: str) -> WorkerName:
 
 def _out_key(name: WorkerName, key: str) -> str:
     return f"out/{name.job}/{key}"
-
-
-def _machine_bar(machine: str) -> str:
-    return f"barred/machine/{machine}"
-
-
-def _rank_bar(name: WorkerName) -> str:
-    return f"barred/rank/{name.job}/{name.rank:05d}"

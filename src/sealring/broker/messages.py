@@ -34,8 +34,11 @@ PROTOCOL: Final = "0.4.0"
 AUTH, ATTEST, RESOURCE = "/kbs/v0/auth", "/kbs/v0/attest", "/kbs/v0/resource/"
 OUT: Final = "/sealring/v0/out/"
 """GET: the keys that are no longer of a job."""
+LEAVE: Final = "/sealring/v0/leave"
+"""POST: a worker that ends gives its rank back."""
 COOKIE: Final = "kbs-session-id"
 _PROOF: Final = b"sealring-1 join\0"
+_LEAVE_PROOF: Final = b"sealring-1 leave\0"
 _TEES: Final = {"simulated": "sample"}
 """KBS's names where they are not ours."""
 
@@ -132,7 +135,7 @@ def parse_attestation(data: bytes) -> Attestation:
     if not isinstance(shown["primary_evidence"], dict) or shown["additional_evidence"] != "{}":
         raise MalformedRequest("all evidence is one object, in primary_evidence")
     public_key = _bytes(worker["public-key"])
-    _check_proof(public_key, _bytes(fields["signature"]), runtime)
+    _check_proof(public_key, _bytes(fields["signature"]), _PROOF + _canonical(runtime))
     name, world = _name(worker["name"]), worker["world"]
     if type(world) is not int or not name.rank < world <= MAX_WORLD:
         raise MalformedRequest(f"rank {name.rank} does not exist in that world")
@@ -147,7 +150,29 @@ def parse_attestation(data: bytes) -> Attestation:
     )
 
 
-def _check_proof(public_key: bytes, signature: bytes, runtime: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Leave:
+    name: WorkerName
+    public_key: bytes
+
+
+def write_leave(name: WorkerName, key: Ed25519PrivateKey) -> bytes:
+    """Needs no nonce: it is good for one key, which is out of the job once it has come."""
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    worker = {"name": name.uri, "public-key": _text(public)}
+    signature = _text(key.sign(_LEAVE_PROOF + _canonical(worker)))
+    return json.dumps({"worker": worker, "signature": signature}).encode()
+
+
+def parse_leave(data: bytes) -> Leave:
+    fields = _exactly(parse_json(data), "worker", "signature")
+    worker = _exactly(fields["worker"], "name", "public-key")
+    public_key = _bytes(worker["public-key"])
+    _check_proof(public_key, _bytes(fields["signature"]), _LEAVE_PROOF + _canonical(worker))
+    return Leave(_name(worker["name"]), public_key)
+
+
+def _check_proof(public_key: bytes, signature: bytes, signed: bytes) -> None:
     try:
         key = load_der_public_key(public_key)
         if not isinstance(key, Ed25519PublicKey):
@@ -155,11 +180,11 @@ def _check_proof(public_key: bytes, signature: bytes, runtime: dict[str, Any]) -
         canonical = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         if canonical != public_key:
             raise MalformedRequest("the worker's key is not in its canonical form")
-        key.verify(signature, _PROOF + _canonical(runtime))
+        key.verify(signature, signed)
     except (ValueError, UnsupportedAlgorithm):
         raise MalformedRequest("the worker's key cannot be read") from None
     except InvalidSignature:
-        raise MalformedRequest("runtime-data is not signed by the worker's key") from None
+        raise MalformedRequest("the request is not signed by the worker's key") from None
 
 
 def _name(value: Any) -> WorkerName:

@@ -5,7 +5,8 @@
 
 The tag is a MAC over both and the session, so giving one out writes nothing: whoever asks a
 million times fills no disk, and a restarted broker or another replica knows its own. A nonce
-becomes a row in the store when evidence comes for it, and then never passes again.
+becomes a row in the store when evidence that passes the policy comes for it, and then never passes
+again. One that failing evidence came for is remembered by this broker alone (strangers.py).
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from typing import Final
 
 from sealring.errors import ExpiredNonce, UnknownNonce
 from sealring.identity.attestation.evidence import NONCE_BYTES
+from sealring.limits import MAX_NONCE_SECONDS
 
 _TAG_AT: Final = 16
 _SKEW_SECONDS: Final = 60
 """Replicas' clocks may differ by so much."""
+KEPT_SECONDS: Final = MAX_NONCE_SECONDS + 2 * _SKEW_SECONDS
+"""How long a used nonce is remembered: longer than any policy lets it be good, so that another
+`nonce_seconds` brings none back."""
 
 
 def new_session() -> str:
@@ -33,14 +38,14 @@ def make_nonce(key: bytes, session: str, now: float) -> bytes:
 
 
 def check_nonce(key: bytes, session: str, nonce: bytes, now: float, seconds: int) -> int:
-    """That we made it, for this session, not long ago; returns when it ends."""
+    """That we made it, for this session, not long ago; returns when we did."""
     body, tag = nonce[:_TAG_AT], nonce[_TAG_AT:]
     if len(nonce) != NONCE_BYTES or not hmac.compare_digest(tag, _tag(key, session, body)):
         raise UnknownNonce("this broker gave out no such nonce in this session: ask for one")
     made = int.from_bytes(body[:8], "big") / 1000
     if not -_SKEW_SECONDS <= now - made <= seconds:
         raise ExpiredNonce(f"the nonce is older than {seconds} s: ask for another one")
-    return int(made) + seconds + _SKEW_SECONDS + 1
+    return int(made)
 
 
 def _tag(key: bytes, session: str, body: bytes) -> bytes:

@@ -31,9 +31,10 @@ _COLUMNS: Final = (
     "verdict",
 )  # fmt: skip
 _SHOWN: Final = 16
+_REFUSALS_SHOWN: Final = 10
 
 
-def render(holders: Sequence[tuple[WorkerName, Row, bool]], now: float) -> Response:
+def render(holders: Sequence[tuple[WorkerName, Row, bool]], refused: Row, now: float) -> Response:
     rows = "\n".join(_row(name, holder, out, now) for name, holder, out in holders)
     simulated = sum(holder["facts"]["worker"]["simulated"] for _, holder, _ in holders)
     warning = (
@@ -50,11 +51,31 @@ def render(holders: Sequence[tuple[WorkerName, Row, bool]], now: float) -> Respo
 <table><thead><tr>{head}</tr></thead><tbody>
 {rows}
 </tbody></table>
-<p>{len(holders)} ranks are held. {_time(now)}</p></body></html>"""
+<p>{len(holders)} ranks are held. {_time(now)}</p>
+{_refused(refused)}</body></html>"""
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
     headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
     return Response(200, html.encode(), "text/html; charset=utf-8", headers)
+
+
+def _refused(refused: Row) -> str:
+    """Who came with nothing that could be believed: counts, and the last of them."""
+    counts, last = refused["counts"], refused["last"]
+    if not counts:
+        return "<p>Nothing was refused before it proved anything.</p>"
+    kinds = ", ".join(f"{escape(name)} {counts[name]}" for name in sorted(counts))
+    rows = "".join(
+        f"<tr><td>{_time(one['time'])}</td><td>{escape(one['address'])}</td>"
+        f"<td>{escape(one['error'])}</td><td>{escape(one['why'])}</td></tr>"
+        for one in reversed(last[-_REFUSALS_SHOWN:])
+    )
+    head = "<tr><th>time</th><th>address</th><th>error</th><th>why</th></tr>"
+    return (
+        f"<h2>Refused before anything was proven</h2><p>{sum(counts.values())} since "
+        f"{_time(refused['since'])}: {kinds}. The last of them:</p>"
+        f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    )
 
 
 def _row(name: WorkerName, holder: Row, out: bool, now: float) -> str:

@@ -27,6 +27,7 @@ _STATUS: Final[dict[type[SealringError], int]] = {
     errors.RequestTooLarge: 413,
     errors.TooManyRequests: 429,
     errors.StoreUnavailable: 503,
+    errors.BrokerMisconfigured: 500,
 }
 _UNAUTHORISED, _FORBIDDEN, _OURS = 401, 403, 500
 

@@ -10,7 +10,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
 from sealring.broker.http import Handle, Request, Response
-from sealring.broker.messages import ATTEST, AUTH, COOKIE, OUT, RESOURCE
+from sealring.broker.messages import ATTEST, AUTH, COOKIE, LEAVE, OUT, RESOURCE
 from sealring.broker.page import render
 from sealring.broker.service import Broker
 from sealring.errors import MalformedRequest, NoSuchResource, UnknownNonce, UnknownToken
@@ -37,6 +37,10 @@ def worker_routes(broker: Broker) -> Handle:
         if path.startswith(OUT) and is_job(job := path.removeprefix(OUT)):
             _only("GET", request)
             return _json({"out": await broker.keys_out(job)})
+        if path == LEAVE:
+            _only("POST", request)
+            await broker.leave(request.body)
+            return _json({})
         raise NoSuchResource("the broker has nothing there")
 
     return handle
@@ -49,7 +53,7 @@ def page_routes(broker: Broker) -> Handle:
         host = request.headers.get("host", "").rpartition(":")[0]
         if request.path != "/" or host not in LOOPBACK:
             raise NoSuchResource("the broker's page is at / of this host's own address")
-        return render(await broker.holders(), time.time())
+        return render(await broker.holders(), await broker.refused(), time.time())
 
     return handle
 

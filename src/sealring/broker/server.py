@@ -14,7 +14,9 @@ from typing import Final
 
 from OpenSSL import SSL
 
+from sealring.broker.bodies import Bodies
 from sealring.broker.http import (
+    Explain,
     Handle,
     Limits,
     PlainStream,
@@ -30,7 +32,13 @@ from sealring.broker.refusals import response_of
 from sealring.broker.routes import page_routes, worker_routes
 from sealring.broker.service import Broker
 from sealring.broker.tls import answer, server_context
-from sealring.errors import ConfigurationError, SealringError, StoreUnavailable, TooManyRequests
+from sealring.errors import (
+    ConfigurationError,
+    SealringError,
+    StoreUnavailable,
+    TamperedStore,
+    TooManyRequests,
+)
 
 _LOG = logging.getLogger("sealring.broker")
 _BACKLOG: Final = 2048
@@ -41,11 +49,15 @@ _OWN_CERTIFICATE_SECONDS: Final = SERVER_DAYS * 86400 / 4
 class Server:
     """Serves one table of routes at one address."""
 
-    def __init__(self, keys: BrokerKeys, names: Sequence[str], limits: Limits) -> None:
+    def __init__(
+        self, keys: BrokerKeys, names: Sequence[str], limits: Limits, explain: Explain
+    ) -> None:
         self._keys = keys
         self._names = names
         self._limits = limits
+        self._explain = explain
         self._rates = Rates(limits.requests_per_second, limits.burst)
+        self._bodies = Bodies(limits.all_body_bytes)
         self._open: Counter[str] = Counter()
         self._streams: set[Stream] = set()
         self.renew_own_certificate()
@@ -94,7 +106,9 @@ class Server:
         self._open[address] += 1
         self._streams.add(stream)
         try:
-            await serve_connection(stream, address, self._limits, routes, response_of)
+            await serve_connection(
+                stream, address, self._limits, self._bodies, routes, self._explain
+            )
         except (TimeoutError, OSError, SSL.Error):
             stream.abort()  # slow, gone, or no TLS at all: nobody to tell
         except asyncio.CancelledError:
@@ -112,7 +126,7 @@ async def _guarded(routes: Handle, request: Request) -> Response:
     try:
         return await routes(request)
     except SealringError as error:
-        if isinstance(error, ConfigurationError | StoreUnavailable):
+        if isinstance(error, ConfigurationError | StoreUnavailable | TamperedStore):
             _LOG.error("%s: %s", type(error).__name__, error)
         raise
     except Exception as problem:
@@ -132,7 +146,13 @@ async def serving(
 ) -> AsyncIterator[tuple[int, int | None]]:
     """A broker that answers; yields its port and its page's."""
     _raise_descriptor_limit()
-    server = Server(keys, names, limits)
+
+    def explain(error: SealringError, address: str) -> Response:
+        if not error.audited:
+            broker.strangers.note(error, address, time.time())
+        return response_of(error)
+
+    server = Server(keys, names, limits, explain)
     chores = asyncio.create_task(_chores(broker, server))
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -145,6 +165,8 @@ async def serving(
             yield port, page_port
     finally:
         chores.cancel()
+        with contextlib.suppress(SealringError):
+            await broker.keep_refusals()
         broker.close()
 
 
@@ -155,6 +177,7 @@ async def _chores(broker: Broker, server: Server) -> None:
         try:
             while await broker.sweep():
                 await asyncio.sleep(0)
+            await broker.keep_refusals()
         except SealringError as error:
             _LOG.error("%s: %s", type(error).__name__, error)
         if time.monotonic() - renewed > _OWN_CERTIFICATE_SECONDS:

@@ -3,7 +3,8 @@
 Each step ends in one commit, or in none:
 
     challenge   nothing is written
-    attest      nonce used, verdict logged, rank taken: one commit; then the token is signed
+    attest      nonce used, verdict logged, rank taken: one commit; then the token is signed.
+                Evidence that does not pass the policy writes nothing (strangers.py)
     resource    the certificate is signed; token used, gift logged: one commit; then it is sent
 
 Killed between any two of them, nothing is given twice: a rank's holder is a key, and only that key
@@ -16,6 +17,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,24 +25,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.broker import ledger, nonces
+from sealring.broker import ledger, nonces, strangers
 from sealring.broker.credentials import challenge_of, credential_for
 from sealring.broker.envelopes import seal
 from sealring.broker.issuing import issue_to_worker
 from sealring.broker.keys import BrokerKeys
 from sealring.broker.ledger import Applicant, Ledger
-from sealring.broker.messages import Attestation, parse_attestation, parse_auth
+from sealring.broker.messages import Attestation, parse_attestation, parse_auth, parse_leave
 from sealring.broker.store import Row, Store, View
+from sealring.broker.strangers import Strangers
 from sealring.broker.tokens import Grant, check_token, make_token
 from sealring.errors import (
     AttestationError,
+    BrokerError,
+    BrokerMisconfigured,
     ConfigurationError,
     NoSuchResource,
     ResourceNotGranted,
+    SealringError,
+    TamperedStore,
 )
 from sealring.identity.attestation import (
     AttestedWorker,
@@ -84,9 +91,10 @@ class Broker:
         self._rules = rules
         self._clock = clock
         self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
+        self.strangers = Strangers(socket.gethostname(), clock())
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
 
-    async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, str]]:
+    async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, Any]]:
         """A session, its nonce, and what else goes with it."""
         introduction = parse_auth(request)
         session = nonces.new_session()
@@ -103,36 +111,31 @@ class Broker:
         """Evidence in, a token out."""
         sent = parse_attestation(request)
         now = self._clock()
-        until = nonces.check_nonce(
+        made = nonces.check_nonce(
             self._keys.nonce_key, session, sent.nonce, now, self._rules.policy.nonce_seconds
         )
-        nonce, key = sent.nonce.hex(), hashlib.sha256(sent.public_key).hexdigest()
+        self.strangers.require_unused(sent.nonce)
+        name, key = sent.name, hashlib.sha256(sent.public_key).hexdigest()
         try:
             worker, digest = await asyncio.get_running_loop().run_in_executor(
                 self._threads, partial(self._judge, sent)
             )
-        except AttestationError as refused:
-            error = refused
-            who = {"job": sent.name.job, "rank": sent.name.rank, "key": key}
-            await self._store.transact(
-                lambda view: self._ledger.refuse(view, nonce, until, now, who, error)
-            )
-            _LOG.warning("refused rank %d of %s: %s", sent.name.rank, sent.name.job, error)
+        except AttestationError:
+            self.strangers.use_nonce(sent.nonce)
             raise
-        applicant = Applicant(
-            sent.name, sent.world, key, worker.machine, worker.label, self._facts(worker, digest)
-        )
+        facts = self._facts(worker, digest)
+        machines = (worker.machine, *worker.also_known_as) if worker.machine else ()
+        applicant = Applicant(name, sent.world, key, machines, worker.label, facts)
         refusal = await self._store.transact(
-            lambda view: self._ledger.admit(view, nonce, until, now, applicant)
+            lambda view: self._ledger.admit(view, sent.nonce.hex(), made, now, applicant)
         )
-        name = sent.name
         if refusal is not None:
-            _LOG.warning("refused rank %d of %s: %s", name.rank, name.job, refusal)
-            raise refusal
+            raise _audited(refusal)
         _LOG.info("admitted rank %d of %s (%s)", name.rank, name.job, worker.label)
         return make_token(
-            self._keys, worker, name, sent.world, key, sent.jwk, self._rules.policy_digest, now
-        )
+            self._keys, worker, name, sent.world, key, facts["claims_digest"], sent.jwk,
+            self._rules.policy_digest, now,
+        )  # fmt: skip
 
     async def resource(self, token: str, path: str) -> dict[str, str]:
         """One thing that the token's holder may have, sealed to it."""
@@ -145,7 +148,8 @@ class Broker:
         return seal(content, grant.jwk)
 
     async def keys_out(self, job: str) -> list[str]:
-        return await self._store.transact(lambda view: ledger.keys_out(view, job))
+        now = self._clock()
+        return await self._store.transact(lambda view: ledger.keys_to_leave(view, job, now))
 
     async def holders(self) -> list[tuple[WorkerName, Row, bool]]:
         """Every rank's holder, and whether it is out."""
@@ -156,6 +160,33 @@ class Broker:
             return [(name, row, row["key"] in out[name.job]) for name, row in found]
 
         return await self._store.transact(read)
+
+    def check_data_keys(self) -> None:
+        """At the start: a data key that is there and cannot be used is its operator's to mend."""
+        directory = self._rules.keys_directory
+        for rule in self._rules.policy.resources:
+            if directory is not None and (directory / rule.path).exists():
+                read_private(directory / rule.path, "the data key", ConfigurationError)
+
+    async def leave(self, request: bytes) -> None:
+        """A worker that ends gives its rank back."""
+        left = parse_leave(request)
+        key, now = hashlib.sha256(left.public_key).hexdigest(), self._clock()
+        await self._store.transact(lambda view: self._ledger.leave(view, now, left.name, key))
+
+    async def refused(self) -> dict[str, Any]:
+        """What was refused before anything was proven."""
+        await self.keep_refusals()
+        return await self._store.transact(strangers.refused)
+
+    async def keep_refusals(self) -> None:
+        if (flush := self.strangers.flush()) is None:
+            return
+        try:
+            await self._store.transact(flush.write)
+        except SealringError:
+            self.strangers.put_back(flush)
+            raise
 
     async def sweep(self) -> int:
         return await self._store.transact(lambda view: ledger.sweep(view, self._clock()))
@@ -177,33 +208,45 @@ class Broker:
             "kind": worker.kind,
             "evidence": digest,
             "claims": claims.decode(),
+            "claims_digest": hashlib.sha256(claims).hexdigest(),
             "chain_until": worker.not_after.timestamp(),
             "public_key": worker.challenge.public_key.hex(),
         }
 
     async def _certificate(self, grant: Grant, now: float) -> bytes:
-        def decide(view: View) -> tuple[Row, list[str]]:
-            row = self._ledger.spend(
-                view, grant, CERTIFICATE, now, self._rules.policy.certificate_minutes
-            )
-            return row, ledger.keys_out(view, grant.name.job)
+        minutes = self._rules.policy.certificate_minutes
+
+        def decide(view: View) -> tuple[Row | BrokerError, list[str]]:
+            row = self._ledger.spend(view, grant, CERTIFICATE, now, minutes=minutes)
+            return row, ledger.keys_to_leave(view, grant.name.job, now)
 
         row, out = await self._store.transact(decide)
+        if isinstance(row, BrokerError):
+            raise _audited(row)
+        # Signed after the commit, for the key and the claims that the token was given for.
         facts = row["facts"]
-        # Signed after the commit and from what it says: for the rank's holder, whoever asks.
+        public_key, claims = bytes.fromhex(facts["public_key"]), facts["claims"].encode()
+        if (
+            hashlib.sha256(public_key).hexdigest() != grant.key
+            or hashlib.sha256(claims).hexdigest() != grant.claims
+        ):
+            raise TamperedStore("a row of the store is not what was attested")
+        issued = datetime.fromtimestamp(now, UTC)
         certificate = issue_to_worker(
             self._keys,
-            bytes.fromhex(facts["public_key"]),
+            public_key,
             grant.name,
             row["world"],
-            facts["claims"].encode(),
-            self._rules.policy.certificate_minutes,
+            claims,
+            minutes,
             datetime.fromtimestamp(facts["chain_until"], UTC),
-            datetime.fromtimestamp(now, UTC),
+            issued,
         )
         return json.dumps(
             {
                 "certificate": certificate.public_bytes(Encoding.PEM).decode(),
+                # For a worker whose clock is wrong, or is set: it counts from when it asked.
+                "seconds": (certificate.not_valid_after_utc - issued).total_seconds(),
                 "out": out,
                 "resources": granted(self._rules.policy, facts["kind"], grant.name.rank),
             }
@@ -213,20 +256,37 @@ class Broker:
         if not is_resource(path):
             raise NoSuchResource("a resource is repository/type/tag")
 
-        def decide(view: View) -> None:
-            holder = self._ledger.spend(view, grant, path, now)
-            kind = holder["facts"]["kind"]
-            if path not in granted(self._rules.policy, kind, grant.name.rank):
-                raise ResourceNotGranted(f"the policy does not grant {path} to this worker")
-
         content = self._read_key(path)
-        await self._store.transact(decide)
-        if content is None:
-            raise NoSuchResource(f"the policy grants {path}, and the broker does not have it")
+
+        def objection(holder: Row) -> BrokerError | None:
+            if path not in granted(self._rules.policy, holder["facts"]["kind"], grant.name.rank):
+                return ResourceNotGranted(f"the policy does not grant {path} to this worker")
+            return content if isinstance(content, BrokerError) else None
+
+        spent = await self._store.transact(
+            lambda view: self._ledger.spend(view, grant, path, now, objection=objection)
+        )
+        if isinstance(spent, BrokerError):
+            raise _audited(spent)
+        assert isinstance(content, bytes)
         return content
 
-    def _read_key(self, path: str) -> bytes | None:
+    def _read_key(self, path: str) -> bytes | BrokerError:
+        """The data key, or why the broker cannot give it."""
         directory = self._rules.keys_directory
         if directory is None or not (directory / path).exists():
-            return None
-        return read_private(directory / path, "the data key", ConfigurationError)
+            return NoSuchResource(f"the policy grants {path}, and the broker does not have it")
+        try:
+            return read_private(directory / path, "the data key", ConfigurationError)
+        except ConfigurationError as problem:
+            _LOG.error("%s", problem)
+            # Where its files lie is the broker's own matter.
+            said = str(problem).replace(str(directory / path), path)
+            return BrokerMisconfigured(f"the broker cannot use one of its files: {said}")
+
+
+def _audited(refusal: BrokerError) -> BrokerError:
+    """Known to be in the audit log, where nothing else needs to remember it."""
+    _LOG.warning("refused: %s", refusal)
+    refusal.audited = True
+    return refusal

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sealring.broker.store import Source, Store
+from sealring.broker.authenticated import Source, VersionNote
+from sealring.broker.store import Store
 from sealring.errors import ConfigurationError, StoreUnavailable
 
 _BUSY_SECONDS: Final = 10.0
@@ -22,8 +23,8 @@ CREATE TRIGGER IF NOT EXISTS audit_is_not_cut BEFORE DELETE ON rows
 
 
 class SqliteStore(Store):
-    def __init__(self, path: Path) -> None:
-        super().__init__()
+    def __init__(self, path: Path, key: bytes, note: VersionNote | None = None) -> None:
+        super().__init__(key, note)
         try:
             # Made by us, so that nobody else ever could read it.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

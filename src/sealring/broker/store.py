@@ -15,9 +15,10 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from sealring.errors import StoreUnavailable
+from sealring.broker.authenticated import AuthenticatedRows, Source, VersionNote
+from sealring.errors import StoreUnavailable, TamperedStore
 
 T = TypeVar("T")
 Row: TypeAlias = dict[str, Any]
@@ -25,13 +26,6 @@ Job: TypeAlias = tuple[Callable[["View"], Any], Future[Any]]
 
 _BATCH: Final = 16
 """Decisions per commit. Each writes a handful of rows, and etcd takes 128 in one transaction."""
-
-
-class Source(Protocol):
-    """What is committed."""
-
-    def get(self, key: str) -> bytes | None: ...
-    def scan(self, start: str, end: str) -> list[tuple[str, bytes]]: ...
 
 
 class View:
@@ -68,7 +62,9 @@ class View:
 class Store(ABC):
     """One thread commits. `submit` may be called from any thread, `transact` from a loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes, note: VersionNote | None = None) -> None:
+        """`key` authenticates the rows; `note` remembers the version apart from the store."""
+        self._rows = AuthenticatedRows(key, note)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="sealring-store", daemon=True)
         self._closed = False
@@ -123,21 +119,23 @@ class Store(ABC):
         def run(source: Source) -> dict[str, bytes | None]:
             outcomes.clear()
             pending: dict[str, bytes | None] = {}
+            rows = self._rows.at(source)
             for decide, _ in batch:
-                view = View(source, pending)
+                view = View(rows, pending)
                 try:
                     outcomes.append((decide(view), None))
-                except StoreUnavailable:
+                except (StoreUnavailable, TamperedStore):
                     raise
                 except BaseException as problem:
                     outcomes.append((None, problem))
                 else:
                     pending |= view.writes
-            return pending
+            return self._rows.stage(pending)
 
         failure: BaseException | None = None
         try:
             self.commit(run)
+            self._rows.committed()
         except BaseException as problem:
             failure = problem
         for index, (_, future) in enumerate(batch):

@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from cryptography import x509
@@ -23,6 +24,8 @@ from sealring.limits import KEY_EXCHANGE
 
 T = TypeVar("T")
 _CHUNK: Final = 64 << 10
+_NOT_YET_VALID, _EXPIRED = 9, 10
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 class TlsStream:
@@ -65,6 +68,11 @@ class TlsStream:
 
     def abort(self) -> None:
         self._writer.transport.abort()
+
+    @property
+    def address(self) -> str | None:
+        """The peer's, in numbers."""
+        return (self._writer.get_extra_info("peername") or (None,))[0]
 
     @property
     def certificate(self) -> x509.Certificate | None:
@@ -118,17 +126,31 @@ def client_context(authorities: Sequence[x509.Certificate]) -> SSL.Context:
     for authority in authorities:
         store.add_cert(crypto.X509.from_cryptography(authority))
     store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
-    context.set_verify(SSL.VERIFY_PEER, None)
+    context.set_verify(SSL.VERIFY_PEER, _remember_why)
     return context
 
 
-async def connect(host: str, port: int, context: SSL.Context) -> TlsStream:
-    """A connection to a broker that has proved to be the one of this name."""
+def _remember_why(
+    connection: SSL.Connection, certificate: crypto.X509, code: int, depth: int, good: int
+) -> bool:
+    """OpenSSL's own verdict, with its number and the certificate kept for the error."""
+    if not good:
+        connection.set_app_data((code, certificate.to_cryptography()))
+    return bool(good)
+
+
+async def connect(
+    host: str, port: int, context: SSL.Context, address: str | None = None
+) -> TlsStream:
+    """A connection to a broker that has proved to be the one of this name, at that address."""
     where = f"{host}:{port}"
     try:
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(address or host, port)
     except (OSError, socket.gaierror) as problem:
-        raise BrokerUnreachable(f"the broker at {where} cannot be reached: {problem}") from None
+        raise BrokerUnreachable(
+            f"the broker at {where} cannot be reached ({problem}): check that host and port are "
+            "the broker's, and that it runs"
+        ) from None
     connection = SSL.Connection(context, None)
     connection.set_connect_state()
     if not _is_address(host):
@@ -140,10 +162,7 @@ async def connect(host: str, port: int, context: SSL.Context) -> TlsStream:
         except (ConnectionError, OSError):
             raise BrokerUnreachable(f"the broker at {where} closed the connection") from None
         except SSL.Error as problem:
-            raise UntrustedBroker(
-                f"what answers at {where} cannot prove to be the broker ({problem}): check "
-                "SEALRING_AUTHORITY and the address"
-            ) from None
+            raise UntrustedBroker(_why_untrusted(connection, where, problem)) from None
         _check_name(stream.certificate, host, where)
         if stream.key_exchange != KEY_EXCHANGE:
             raise UntrustedBroker(
@@ -154,6 +173,21 @@ async def connect(host: str, port: int, context: SSL.Context) -> TlsStream:
         stream.abort()
         raise
     return stream
+
+
+def _why_untrusted(connection: SSL.Connection, where: str, problem: SSL.Error) -> str:
+    code, certificate = connection.get_app_data() or (0, None)
+    if certificate is not None and code in (_NOT_YET_VALID, _EXPIRED):
+        start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        return (
+            f"by this machine's clock it is {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, and the "
+            f"certificate of what answers at {where} is valid from {start:%Y-%m-%d %H:%M} to "
+            f"{end:%Y-%m-%d %H:%M}: set the clock of this machine, or the broker's, right"
+        )
+    return (
+        f"what answers at {where} cannot prove to be the broker ({problem}): check "
+        "SEALRING_AUTHORITY and the address"
+    )
 
 
 def _check_name(certificate: x509.Certificate | None, host: str, where: str) -> None:

@@ -35,6 +35,8 @@ class Grant:
     world: int
     key: str
     """SHA-256 of the worker's public key (SPKI)."""
+    claims: str
+    """SHA-256 of what a certificate for it will say of its attestation."""
     jwk: dict[str, str]
     """What things are sealed to."""
     until: int
@@ -46,6 +48,7 @@ def make_token(
     name: WorkerName,
     world: int,
     key: str,
+    claims_digest: str,
     jwk: dict[str, str],
     policy_digest: str,
     now: float,
@@ -72,7 +75,7 @@ def make_token(
                 "ear.veraison.annotated-evidence": worker.as_json(),
             }
         },
-        "sealring": {"name": name.uri, "world": world, "key": key},
+        "sealring": {"name": name.uri, "world": world, "key": key, "claims": claims_digest},
     }
     return jwt.encode({"alg": _ALGORITHM}, claims, _key(keys), algorithms=[_ALGORITHM])
 
@@ -84,7 +87,8 @@ def check_token(keys: BrokerKeys, token: str, now: float) -> Grant:
         name = WorkerName.parse(ours["name"])
         until = int(claims["exp"])
         grant = Grant(
-            claims["jti"], name, ours["world"], ours["key"], claims["cnf"]["jwk"], until
+            claims["jti"], name, ours["world"], ours["key"], ours["claims"],
+            claims["cnf"]["jwk"], until,
         ) if name else None  # fmt: skip
     except (JoseError, KeyError, TypeError, ValueError):
         grant = None

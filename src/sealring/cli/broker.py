@@ -30,6 +30,7 @@ app = typer.Typer(help="Give ranks and keys to workers whose evidence passes a p
 
 T = TypeVar("T")
 _PORT: Final = 8443
+_REFUSALS_SHOWN: Final = 5
 
 Ca = Annotated[Path, typer.Option("--ca", help="The authority, of `sealring ca init`.")]
 StoreUrl = Annotated[
@@ -85,11 +86,16 @@ def revoke(
     job: Job = None,
     rank: Rank = None,
     machine: Machine = None,
+    unseen: Annotated[
+        bool, typer.Option("--unseen", help="Bar a machine that no worker has joined from.")
+    ] = False,
 ) -> None:
     """Take a worker out, or a machine with all its workers."""
     now = time.time()
     if machine is not None:
-        barred = _decide(ca, store, lambda ledger, view: ledger.bar_machine(view, now, machine))
+        barred = _decide(
+            ca, store, lambda ledger, view: ledger.bar_machine(view, now, machine, unseen=unseen)
+        )
     else:
         name = _name(job, rank)
         barred = _decide(ca, store, lambda ledger, view: ledger.revoke(view, now, name))
@@ -106,11 +112,20 @@ def release(
     rank: Rank = None,
     machine: Machine = None,
 ) -> None:
-    """Free a rank for whoever the policy admits, or readmit a machine."""
+    """Free a rank, or all ranks of a job, for other workers; or readmit a machine."""
     now = time.time()
     if machine is not None:
-        _decide(ca, store, lambda ledger, view: ledger.readmit_machine(view, now, machine))
-        _say(f"Machine {machine} may join again.")
+        for one in _decide(
+            ca, store, lambda ledger, view: ledger.readmit_machine(view, now, machine)
+        ):
+            _say(f"Machine {one} may join again.")
+    elif job is not None and rank is None:
+        freed: list[int] = []
+        while some := _decide(ca, store, lambda ledger, view: ledger.release_some(view, now, job)):
+            freed += some
+        if not freed:
+            raise ConfigurationError(f"no rank of {job} is held")
+        _say(f"{len(freed)} ranks of {job} are free. What was revoked stays barred.")
     else:
         name = _name(job, rank)
         _decide(ca, store, lambda ledger, view: ledger.release(view, now, name))
@@ -128,15 +143,22 @@ def audit(
 ) -> None:
     """Check the log from its first entry to its last, and show it."""
     from sealring.broker import audit as log
+    from sealring.broker import strangers
 
     keys, opened = _open(ca, store)
     try:
         public = keys.audit_key.public_key()
         found, entries = opened.submit(lambda view: log.check(view, public, head)).result()
+        refused = opened.submit(strangers.refused).result()
     finally:
         opened.close()
     if json:
-        print_json({"entries": entries, "head": found.digest, "number": found.number})
+        print_json(
+            {
+                "entries": entries, "head": found.digest, "number": found.number,
+                "refused": refused,
+            }
+        )  # fmt: skip
         return
     table = Table(title=f"{found.number} entries, each committed to by the next")
     for column in ("", "time", "event", "job", "rank", "evidence", "more"):
@@ -150,6 +172,13 @@ def audit(
             Text(str(entry.get("kind", ""))), Text(more, overflow="fold"),
         )  # fmt: skip
     console.print(table)
+    if refused["counts"]:
+        total = sum(refused["counts"].values())
+        kinds = ", ".join(f"{name} {refused['counts'][name]}" for name in sorted(refused["counts"]))
+        _say(f"Refused before anything was proven, and not in the log: {total} ({kinds}). Last:")
+        for one in refused["last"][-_REFUSALS_SHOWN:]:
+            when = datetime.fromtimestamp(one["time"], UTC)
+            _say(f"  {when:%Y-%m-%d %H:%M:%S} {one['address']} {one['error']}: {one['why']}")
     _say(f"Head: {found.digest}")
 
 
@@ -186,6 +215,12 @@ async def _serve(
     trust = trust_in(rules, cache)
     keys, opened = _open(ca, store)
     broker = Broker(keys, opened, Rules(rules, digest, trust, data_keys))
+    try:
+        broker.check_data_keys()
+        await opened.transact(lambda view: None)  # a store that is not ours is refused here
+    except BaseException:
+        opened.close()
+        raise
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -206,14 +241,17 @@ async def _serve(
 
 
 def _open(ca: Path, store: str | None) -> tuple[BrokerKeys, Store]:
+    from sealring.broker.authenticated import VersionNote
     from sealring.broker.etcd import EtcdStore
     from sealring.broker.keys import open_broker_keys
     from sealring.broker.sqlite import SqliteStore
 
     keys = open_broker_keys(ca)
+    note = VersionNote(ca / "broker.version")
     if store is not None and "://" in store:
-        return keys, EtcdStore(store, keys.name)
-    return keys, SqliteStore(Path(store) if store else ca / "broker.sqlite")
+        return keys, EtcdStore(store, keys.name, keys.store_key, note)
+    path = Path(store) if store else ca / "broker.sqlite"
+    return keys, SqliteStore(path, keys.store_key, note)
 
 
 def _decide(ca: Path, store: str | None, decide: Callable[[Ledger, View], T]) -> T:
@@ -229,7 +267,7 @@ def _decide(ca: Path, store: str | None, decide: Callable[[Ledger, View], T]) ->
 
 def _name(job: str | None, rank: int | None) -> WorkerName:
     if job is None or rank is None:
-        raise ConfigurationError("say who: --job and --rank, or --machine")
+        raise ConfigurationError("say which: --job and --rank, or --machine")
     return WorkerName(job, rank)
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sealring.cli.terminal import errors
 from sealring.errors import ConfigurationError, NoIdentity
 from sealring.group.settings import read_settings
 from sealring.identity.secret import read_secret
+from sealring.last_words import LAUNCHED
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 # Whatever follows the script's name is the script's, options and all.
 PASS_ON: Final[dict[str, Any]] = {
@@ -59,6 +65,7 @@ def run(
         os.environ["SEALRING_TRANSPORT"] = transport
     read_settings(os.environ)
     from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     arguments = ["--nproc-per-node", str(nproc), "--nnodes", str(nnodes)]
@@ -81,11 +88,39 @@ def run(
     ]  # fmt: skip
     if module:
         arguments.append("--module")
+    os.environ[LAUNCHED] = "1"
+    if nproc > 1:
+        # What torch's launcher sets, and warns of.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # It reports failed workers as well; what there is to say of them is said below.
+    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
     try:
         torchrun([*arguments, script, *context.args])
     except SignalException as stopped:
         # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
         raise typer.Exit(128 + stopped.sigval) from None
+    except ChildFailedError as failed:
+        _print_first(failed)
+        raise typer.Exit(1) from None
+
+
+def _print_first(failed: ChildFailedError) -> None:
+    """The error of the worker that failed first: once, and after all else."""
+    rank, failure = failed.get_first_failure()
+    others = len(failed.failures) - 1
+    ended = f"; {others} more ended with it" if others else ""
+    told = failure.message if isinstance(failure.message, dict) else None
+    if told is None:
+        errors.print(
+            f"Rank {rank} ended with exit code {failure.exitcode}{ended}. What it said of it "
+            "stands above.",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        return
+    errors.print(
+        f"{told['extraInfo']['py_callstack']}{told['message']} (rank {rank}{ended})",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _rendezvous() -> str:

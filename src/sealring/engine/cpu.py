@@ -89,8 +89,9 @@ class CpuEngine:
         rekey_bytes: int = limits.REKEY_BYTES,
         gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
         first_failure: _native.FirstFailure | None = None,
+        lease: _native.Lease | None = None,
     ) -> None:
-        """`first_failure` is shared with the group's mailbox, if it has one."""
+        """`first_failure` and `lease` are shared with the group's mailbox, if it has one."""
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
@@ -106,6 +107,8 @@ class CpuEngine:
         self._native = _native.Engine(
             rank, world, context, group_key, record_bytes, rekey_bytes, self._first_failure
         )
+        if lease is not None:
+            self._native.use_lease(lease)
         for peer, link in links:
             self._names.hosts[peer] = link.host
             keys = (link.send_key, link.receive_key, link.peer_group_key)

@@ -35,8 +35,9 @@ class Mailbox:
         rekey_bytes: int = limits.REKEY_BYTES,
         gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
         first_failure: _native.FirstFailure | None = None,
+        lease: _native.Lease | None = None,
     ) -> None:
-        """`first_failure` is shared with the group's engine, if it has one."""
+        """`first_failure` and `lease` are shared with the group's engine, if it has one."""
         self._names = Names(rank, tuple(range(world) if members is None else members))
         self._gpu: Attachment | None = None
         self._preparing = threading.Lock()
@@ -51,6 +52,8 @@ class Mailbox:
             min(gpu_record_bytes, largest_segment(world)),
             self._first_failure,
         )
+        if lease is not None:
+            self._native.use_lease(lease)
         for peer, link in links:
             self._names.hosts[peer] = link.host
             keys = (link.send_key, link.receive_key)

@@ -50,6 +50,8 @@ def create_group(options: Any) -> SealedProcessGroup:
         else enrolment.credentials(deadline)
     )
 
+    lease = None if enrolment is None else enrolment.lease
+
     # Fresh for every group, so its nonces may start at zero.
     group_key = secrets.token_bytes(limits.KEY_BYTES)
 
@@ -92,6 +94,7 @@ def create_group(options: Any) -> SealedProcessGroup:
             record_bytes=settings.record_bytes,
             rekey_bytes=settings.rekey_bytes,
             first_failure=first_failure,
+            lease=lease,
         )
         gpu = GpuCalls(engine, settings.cuda_wait)
         try:
@@ -104,6 +107,7 @@ def create_group(options: Any) -> SealedProcessGroup:
                 record_bytes=settings.record_bytes,
                 rekey_bytes=settings.rekey_bytes,
                 first_failure=first_failure,
+                lease=lease,
             )
         except BaseException:
             engine.close()  # the error's traceback may keep it, with its links and keys

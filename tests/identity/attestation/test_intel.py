@@ -15,6 +15,7 @@ from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, issue
 from sealring.bench.minting.intel import MRENCLAVE, MRSIGNER, MRTD, PPID, Intel, tdx_body
 from sealring.errors import (
     AttestationError,
+    BadCollateral,
     ChainExpired,
     ChainRevoked,
     ConfigurationError,
@@ -150,9 +151,25 @@ def test_collateral_that_is_stale_missing_forged_or_anothers() -> None:
     refused(StaleRevocationList, GOOD, INTEL.trust(now=NOW - 2 * DAY))
     refused(StaleRevocationList, GOOD, INTEL.trust(INTEL.collateral("sgx")))
     stranger = issue("Intel SGX TCB Signing", None, ca=False, curve=ec.SECP256R1())
-    refused(ForgedEvidence, GOOD, INTEL.trust(INTEL.collateral(signer=stranger)))
+    # The verifier's own file is to blame, and not the worker.
+    refused(BadCollateral, GOOD, INTEL.trust(INTEL.collateral(signer=stranger)))
     # Another Intel's lists are not lists of ours, and its statements are not believed.
-    refused(ForgedEvidence, GOOD, INTEL.trust(Intel().collateral()))
+    refused(BadCollateral, GOOD, INTEL.trust(Intel().collateral()))
+    good = INTEL.collateral()
+    for name in ("tcb_info_signature", "qe_identity_signature", "pck_crl", "root_ca_crl"):
+        fields = json.loads(good.text)
+        fields[name] = fields[name][:-1] + ("0" if fields[name][-1] != "0" else "1")
+        refused(BadCollateral, GOOD, INTEL.trust(replace(good, text=json.dumps(fields))))
+
+
+def test_a_quote_of_a_guest_with_a_service_td_is_true_and_not_admitted() -> None:
+    """A migration service, for instance, can read such a guest's memory."""
+    bound = CHALLENGE.report_data("tdx", b"[]")
+    body = tdx_body(bound)
+    served = body + body[:16] + b"\x01" * 48
+    refused(GuestNotAllowed, Evidence("tdx", CHALLENGE, {"quote": INTEL.quote(served)}, ()))
+    alone = body + body[:16] + bytes(48)
+    verify(Evidence("tdx", CHALLENGE, {"quote": INTEL.quote(alone)}, ()))
 
 
 def test_the_newest_collateral_is_used() -> None:
@@ -268,5 +285,5 @@ def test_their_broken_variants_do_not(name: str, kind: str) -> None:
         check(raw, kind, collateral, datetime(2030, 1, 1, tzinfo=UTC))
     fields = json.loads(collateral.text)
     fields["tcb_info"] = fields["tcb_info"].replace("OutOfDate", "UpToDate")
-    with pytest.raises(ForgedEvidence):
+    with pytest.raises(BadCollateral):
         check(raw, kind, parse_collateral(json.dumps(fields)))

@@ -96,6 +96,12 @@ def _check_link(
     der: bytes, certificate: x509.Certificate, issuer: x509.Certificate, cas_below: int
 ) -> None:
     """`issuer` signed `certificate`, and may. A root's signature on itself would say nothing."""
+    check_issued(der, certificate, issuer)
+    _check_authority(issuer, cas_below)
+
+
+def check_issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> None:
+    """`issuer` signed `certificate`, whose bytes are `der`."""
     try:
         if certificate.public_bytes(Encoding.DER) == der:
             certificate.verify_directly_issued_by(issuer)
@@ -104,7 +110,6 @@ def _check_link(
     except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError) as problem:
         pair = f"{name_of(issuer)} did not issue {name_of(certificate)}"
         raise UntrustedChain(f"{pair}: {type(problem).__name__}") from None
-    _check_authority(issuer, cas_below)
 
 
 def _check_loose(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> None:

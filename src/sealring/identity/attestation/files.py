@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sealring.errors import BadPolicy, ConfigurationError
@@ -12,6 +15,8 @@ from sealring.identity.attestation.policy import Policy
 from sealring.identity.attestation.policy_file import parse_policy
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.private_files import read_public
+
+_LOG = logging.getLogger("sealring")
 
 
 def read_policy(path: Path) -> tuple[Policy, str]:
@@ -24,22 +29,47 @@ def read_policy(path: Path) -> tuple[Policy, str]:
 
 
 def trust_in(policy: Policy, folder: Path | None) -> Callable[[], Trust]:
-    """Trust at the present time; the folder is read again when something changes in it."""
-    seen: tuple[tuple[str, int], ...] | None = None
-    cache = Cache()
+    """Trust at the present time; the folder is read again when something changes in it.
 
-    def trust() -> Trust:
-        nonlocal seen, cache
-        if folder is not None and (now := _state(folder)) != seen:
-            cache, seen = read_cache(folder), now
-        return cache.trust(policy)
-
-    trust()  # what cannot be read is better said at the start
-    return trust
+    A folder that cannot be read is an error at the start. Later what was read before stays in use,
+    with the dates that it has, and the log says so: a file may be half written just now.
+    """
+    if folder is None:
+        return lambda: Cache().trust(policy)
+    kept = _Kept(folder)
+    return lambda: kept.cache().trust(policy)
 
 
-def _state(folder: Path) -> tuple[tuple[str, int], ...]:
+class _Kept:
+    """What was last read of a folder, as a whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._seen = _state(folder)
+        self._cache = read_cache(folder)
+        self._read_at = datetime.now(UTC)
+
+    def cache(self) -> Cache:
+        with self._lock:
+            try:
+                now = _state(self._folder)
+                if now != self._seen:
+                    # Tried once for each state of the folder, whatever comes of it.
+                    self._seen = now
+                    self._cache, self._read_at = read_cache(self._folder), datetime.now(UTC)
+            except ConfigurationError as problem:
+                _LOG.error(
+                    "%s. What was read of the cache at %s stays in use; put new files there under "
+                    "another name and rename them",
+                    problem, f"{self._read_at:%Y-%m-%d %H:%M:%S} UTC",
+                )  # fmt: skip
+            return self._cache
+
+
+def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
     try:
-        return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir()))
+        found = [(path.name, path.stat()) for path in folder.iterdir()]
     except OSError as problem:
         raise ConfigurationError(f"the cache {folder} cannot be read: {problem}") from None
+    return tuple(sorted((name, each.st_mtime_ns, each.st_size) for name, each in found))

@@ -32,6 +32,7 @@ from sealring.identity.attestation.chains import VerifiedChain, split_pem, verif
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.ecdsa import P256_ORDER, check_spelling, with_lower_s
 from sealring.identity.attestation.evidence import Challenge, Evidence
+from sealring.identity.attestation.intel_statements import check_statements
 from sealring.identity.attestation.revocation import ListSeen
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.worker import Claims
@@ -179,6 +180,7 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
     collateral = _fitting(trust, kind, family)
     lists = (*trust.lists, *collateral.lists)
     chain = verify_chain(whole, trust.intel, replace(trust, lists=lists))
+    check_statements(collateral.text, family, replace(trust, lists=lists))
     # dcap-qvl refuses debug guests too, but among other things: this one has its own error.
     attributes = quote.report.td_attributes if kind == TDX else quote.report.attributes
     if attributes[0] & _DEBUG[kind]:
@@ -204,7 +206,7 @@ def _refusal(kind: str, problem: str) -> AttestationError:
         return StaleRevocationList(f"Intel's statements are out of date, fetch them again: {said}")
     if "TCB level" in said:
         return TcbTooOld(f"Intel lists no TCB level that this platform has: {said}")
-    if "enabled" in said:
+    if "enabled" in said or "service TD" in said:
         return GuestNotAllowed(f"no {kind} guest may be launched like this: {said}")
     return ForgedEvidence(f"the {kind} quote does not verify: {said}")
 

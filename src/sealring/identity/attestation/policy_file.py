@@ -16,6 +16,7 @@ from sealring.identity.attestation.policy_broker import (
 from sealring.identity.attestation.policy_devices import DeviceRules
 from sealring.identity.attestation.policy_kinds import KINDS
 from sealring.identity.attestation.policy_reader import Missing, Reader
+from sealring.limits import MAX_NONCE_SECONDS
 
 _FRESHNESS: Final = {
     "nonce_seconds", "require_revocation_lists", "issuers_without_lists", "revocation_list_days",
@@ -58,7 +59,7 @@ def _read(reader: Reader) -> Policy:
         simulated_roots=_roots(reader, "simulated"),
         tpm_roots=_roots(reader, "tpm"),
         devices=_devices(reader) if "nvidia" in document else None,
-        nonce_seconds=reader.number(fresh, "freshness", "nonce_seconds", 1, 3600, 120),
+        nonce_seconds=reader.number(fresh, "freshness", "nonce_seconds", 1, MAX_NONCE_SECONDS, 120),
         require_revocation_lists=reader.flag(fresh, "freshness", "require_revocation_lists", True),
         issuers_without_lists=reader.words(
             fresh, "freshness", "issuers_without_lists", None, longest=100

@@ -22,6 +22,8 @@ class Claims:
     """Milan, Genoa, Turin; TDX; SIMULATED."""
     machine: str = ""
     """The same for all evidence of one machine; empty where the hardware does not tell."""
+    also_known_as: tuple[str, ...] = ()
+    """Its other names that it has proved: those of a TPM's other endorsement keys."""
     measurement: str = ""
     signer: str = ""
     """Digest of the key that signed the image; empty if none did."""
@@ -107,6 +109,7 @@ class DescribedWorker(Claims):
             "product": self.product,
             "simulated": self.simulated,
             "machine": self.machine,
+            "also_known_as": list(self.also_known_as),
             "measurement": self.measurement,
             "signer": self.signer,
             "registers": dict(self.registers),

@@ -24,11 +24,13 @@ from cryptography.hazmat.primitives.kdf.concatkdf import ConcatKDFHash
 from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFHMAC, CounterLocation, Mode
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sealring.errors import ForgedEvidence, UnknownEvidence
+from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.tpm.structures import Public, PublicKey, parse_public
 
+MAX_OTHERS: Final = 4
+"""Endorsement keys of one TPM beside the one that its chain is for."""
 _LABEL: Final = b"IDENTITY\0"
 _EK_CERTIFICATE: Final = x509.ObjectIdentifier("2.23.133.8.1")
 _TPM_PURPOSES: Final = {_EK_CERTIFICATE, x509.ObjectIdentifier("2.23.133.8.3")}
@@ -55,10 +57,29 @@ def make_credential(chain: Sequence[bytes], ak: bytes, trust: Trust) -> Credenti
     return Credential(subject(chain[0], ak) + secret, blob)
 
 
-def subject(ek_certificate: bytes, ak: bytes) -> bytes:
-    """Whom a credential is for. Both are hashed first, so no two pairs meet."""
-    parts = hashlib.sha256(ek_certificate).digest() + hashlib.sha256(ak).digest()
-    return hashlib.sha256(parts).digest()
+def split_certificates(data: bytes) -> list[bytes]:
+    """DER certificates that stand one behind the other."""
+    found = []
+    while data:
+        size = 4 + int.from_bytes(data[2:4], "big")
+        if data[:2] != b"\x30\x82" or len(data) < size:
+            raise MalformedEvidence("the other endorsement keys' certificates are not DER")
+        found.append(data[:size])
+        data = data[size:]
+    if len(found) > MAX_OTHERS:
+        raise MalformedEvidence(f"a TPM shows at most {MAX_OTHERS} other endorsement keys")
+    return found
+
+
+def subject(ek_certificate: bytes, ak: bytes, others: Sequence[bytes] = ()) -> bytes:
+    """Whom a credential is for. All are hashed first, so no two of them meet."""
+    parts = [hashlib.sha256(one).digest() for one in (ek_certificate, ak, *others)]
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def joint_secret(secrets: Sequence[bytes]) -> bytes:
+    """Known to a TPM that has opened all of them."""
+    return secrets[0] if len(secrets) == 1 else hashlib.sha256(b"".join(secrets)).digest()
 
 
 def machine_name(endorsement: x509.Certificate) -> str:

@@ -1,12 +1,16 @@
 """This machine's TPM: who it is, and evidence from it.
 
-machine.introduction()   ->  the EK's chain and the AK, for the verifier to make a credential
-machine.attest(...)      ->  evidence, with the credential opened
+machine.introduction()   ->  the EKs' chains and the AK, for the verifier to make credentials
+machine.attest(...)      ->  evidence, with the credentials opened
+
+A TPM has an EK for each kind of key. All that have a certificate are shown, so that a verifier
+knows the machine again by any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +20,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.errors import MalformedEvidence, TpmFailed, UnknownEvidence
-from sealring.identity.attestation.chains import load_certificate
+from sealring.errors import (
+    AttestationError,
+    MalformedEvidence,
+    TpmFailed,
+    UnknownEvidence,
+    UntrustedChain,
+)
+from sealring.identity.attestation.chains import check_issued, load_certificate
 from sealring.identity.attestation.evidence import (
     QUALIFYING_BYTES,
     Challenge,
@@ -26,7 +36,7 @@ from sealring.identity.attestation.evidence import (
     encode_devices,
 )
 from sealring.identity.attestation.tpm.commands import EITHER_POLICY, Tpm
-from sealring.identity.attestation.tpm.credential import subject
+from sealring.identity.attestation.tpm.credential import joint_secret, subject
 from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
 from sealring.identity.attestation.tpm.structures import (
     BANKS,
@@ -37,6 +47,7 @@ from sealring.identity.attestation.tpm.structures import (
 )
 from sealring.identity.attestation.tpm.verify import KIND, RESETTABLE
 
+_LOG = logging.getLogger("sealring")
 DEVICE: Final = "/dev/tpmrm0"
 EVENT_LOG: Final = Path("/sys/kernel/security/tpm0/binary_bios_measurements")
 QUOTED: Final = tuple(pcr for pcr in range(24) if pcr not in RESETTABLE)
@@ -75,6 +86,17 @@ class Introduction:
     chain: tuple[bytes, ...]
     """The EK's certificate and its issuers, root last."""
     ak: bytes
+    others: tuple[tuple[bytes, ...], ...] = ()
+    """The chains of the TPM's other EKs, as far as its makers' certificates are at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endorsement:
+    """An EK: its certificate, and how to reach the key, by a handle or by making it again."""
+
+    certificate: bytes
+    handle: int | None
+    template: bytes
 
 
 class TpmMachine:
@@ -90,12 +112,21 @@ class TpmMachine:
         The EK's certificate is read from the TPM, unless it is given.
         """
         self._tpm, self._event_log = tpm, event_log
-        found, self._ek_handle, self._ek_template = self._endorsement(certificate)
-        self._chain = (found, *issuers)
+        found = list(self._endorsements(certificate))
+        if not found:
+            raise TpmFailed(
+                "the TPM holds no certificate for an endorsement key of its own: have one issued"
+            )
+        self._first, *others = found
+        self._chain = _chain_of(self._first.certificate, issuers) or (
+            self._first.certificate, *issuers
+        )  # fmt: skip
+        chains = [(one, _chain_of(one.certificate, issuers)) for one in others]
+        self._others = [(one, chain) for one, chain in chains if chain is not None]
 
     def introduction(self) -> Introduction:
         with self._tpm.primary(_AK) as (_, ak):
-            return Introduction(self._chain, ak)
+            return Introduction(self._chain, ak, tuple(chain for _, chain in self._others))
 
     def attest(
         self,
@@ -103,12 +134,23 @@ class TpmMachine:
         public_key: bytes,
         blob: bytes,
         devices: tuple[DeviceEvidence, ...] = (),
+        others: Sequence[bytes | None] = (),
     ) -> Evidence:
-        """`blob` is the verifier's credential for what `introduction` said."""
+        """`blob` is the verifier's credential for what `introduction` said.
+
+        `others` are those for the other EKs; None for one that the verifier does not know.
+        """
         with self._tpm.primary(_AK) as (ak_handle, ak):
-            with self._ek() as (ek_handle, _):
-                secret = self._tpm.activate(ak_handle, ek_handle, blob)
-            credential = subject(self._chain[0], ak) + secret
+            secrets, shown = [self._opened(self._first, ak_handle, blob)], []
+            for (one, _), sealed in zip(self._others, others, strict=False):
+                if sealed is None:
+                    continue
+                try:
+                    secrets.append(self._opened(one, ak_handle, sealed))
+                    shown.append(one.certificate)
+                except TpmFailed as problem:
+                    _LOG.warning("sealring: another endorsement key is not shown: %s", problem)
+            credential = subject(self._chain[0], ak, shown) + joint_secret(secrets)
             challenge = Challenge(nonce, public_key, credential)
             qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
             quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
@@ -116,33 +158,62 @@ class TpmMachine:
         parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
         if log := matching_log(values, self._event_log):
             parts["event_log"] = log
+        if shown:
+            parts["endorsements"] = b"".join(shown)
         return Evidence(KIND, challenge, parts, self._chain, devices)
 
-    def _ek(self) -> AbstractContextManager[tuple[int, bytes]]:
-        if self._ek_handle is not None:
-            return nullcontext((self._ek_handle, b""))
-        return self._tpm.primary(self._ek_template)
+    def _opened(self, one: Endorsement, ak_handle: int, sealed: bytes) -> bytes:
+        with self._ek(one) as (ek_handle, _):
+            return self._tpm.activate(ak_handle, ek_handle, sealed)
 
-    def _endorsement(self, given: bytes | None) -> tuple[bytes, int | None, bytes]:
-        """The EK's certificate, and how to reach that key: by a handle, or by making it again."""
+    def _ek(self, one: Endorsement) -> AbstractContextManager[tuple[int, bytes]]:
+        if one.handle is not None:
+            return nullcontext((one.handle, b""))
+        return self._tpm.primary(one.template)
+
+    def _endorsements(self, given: bytes | None) -> Iterator[Endorsement]:
+        """The EKs that have a certificate; only the one that is given, if one is."""
         for index, handle, template in _EKS:
             found = given or self._tpm.read_nv(index)
             if found is None:
                 continue
             # Some makers fill the index up behind the certificate.
             der = first_der(found)
-            key = load_certificate(der).public_key()
+            try:
+                key = load_certificate(der).public_key()
+            except AttestationError as problem:
+                _LOG.warning("sealring: an endorsement key's certificate is not used: %s", problem)
+                continue
             if _EK_KINDS.get(_kind_of(key)) is not template:
                 continue
             public = self._tpm.read_public(handle)
             if public is not None and _key_bytes(key) in public:
-                return der, handle, template
+                yield Endorsement(der, handle, template)
+                continue
             with self._tpm.primary(template) as (_, made):
-                if _key_bytes(key) in made:
-                    return der, None, template
-        raise TpmFailed(
-            "the TPM holds no certificate for an endorsement key of its own: have one issued"
-        )
+                own = _key_bytes(key) in made
+            if own:
+                yield Endorsement(der, None, template)
+
+
+def _chain_of(certificate: bytes, issuers: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """The certificate with its issuers, root last; None where one of them is not at hand."""
+    chain = [certificate]
+    known = {der: load_certificate(der) for der in (certificate, *issuers)}
+    while (last := known[chain[-1]]).issuer != last.subject:
+        found = next((der for der in issuers if _issued(chain[-1], last, known[der])), None)
+        if found is None or found in chain:
+            return None
+        chain.append(found)
+    return tuple(chain)
+
+
+def _issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        check_issued(der, certificate, issuer)
+    except UntrustedChain:
+        return False
+    return True
 
 
 def quote_pcrs(tpm: Tpm, key: int, qualifying: bytes) -> tuple[bytes, bytes, bytes]:

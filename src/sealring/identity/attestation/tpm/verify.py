@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Final
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
+from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.tpm.credential import (
     certifies,
     check_ak,
     machine_name,
+    split_certificates,
     subject,
     verify_tpm_chain,
 )
@@ -34,24 +36,28 @@ RESETTABLE: Final = frozenset({16, 23})
 
 
 def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
-    raw, signature, ak, values, log = evidence.only(
-        "quote", "signature", "ak", "pcrs", optional=("event_log",)
+    raw, signature, ak, values, log, others = evidence.only(
+        "quote", "signature", "ak", "pcrs", optional=("event_log", "endorsements")
     )
     key = check_ak(ak).key
     quote, pcrs = verify_quote(raw, signature, key, values)
+    other_keys = split_certificates(others)
     chain = verify_tpm_chain(evidence.chain, trust)
     certified = certifies(chain, key)
+    if certified and other_keys:
+        raise MalformedEvidence("a certified attestation key comes without endorsement keys")
     if challenge is not None and certified:
         # Nothing was activated, whatever the verifier had prepared.
         challenge = replace(challenge, credential=b"")
     elif challenge is not None:
         made_for, secret = challenge.credential[:32], challenge.credential[32:]
-        if not secret or made_for != subject(evidence.chain[0], ak):
+        if not secret or made_for != subject(evidence.chain[0], ak, other_keys):
             raise NotBound("no credential was made for this TPM and this attestation key")
     evidence.check_bound(quote.extra_data, challenge, "the TPM quote")
     return Claims(
         product="2.0",
         machine=machine_name(chain.leaf),
+        also_known_as=tuple(machine_name(load_certificate(one)) for one in other_keys),
         registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
         events=events(log, pcrs, quote.bank),
         guest={"resets": quote.resets, "ak_certificate": int(certified)},

@@ -1,0 +1,59 @@
+"""Whether a verifier's own copy of Intel's statements is Intel's.
+
+dcap-qvl checks it too, but says of collateral that is not Intel's what it says of a quote that is
+forged. Checked apart, the error names whose file it is.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from sealring.errors import AttestationError, BadCollateral, ChainExpired, ChainRevoked
+from sealring.identity.attestation.chains import split_pem, verify_chain
+from sealring.identity.attestation.roots import Trust
+
+
+def check_statements(text: str, family: str, trust: Trust) -> None:
+    """Raises BadCollateral if a statement or a list in the file is not signed by Intel."""
+    fields: dict[str, Any] = json.loads(text)
+    try:
+        for name in ("tcb_info", "qe_identity"):
+            signer = _signer(fields[f"{name}_issuer_chain"], trust)
+            signature = bytes.fromhex(fields[f"{name}_signature"])
+            half = len(signature) // 2
+            numbers = (int.from_bytes(part, "big") for part in (signature[:half], signature[half:]))
+            _public(signer).verify(
+                encode_dss_signature(*numbers), fields[name].encode(), ec.ECDSA(SHA256())
+            )
+        chain = split_pem(fields["pck_crl_issuer_chain"].encode())
+        _signer(fields["pck_crl_issuer_chain"], trust)
+        for name, issuer in (("pck_crl", chain[0]), ("root_ca_crl", chain[-1])):
+            found = x509.load_der_x509_crl(bytes.fromhex(fields[name]))
+            key = _public(x509.load_der_x509_certificate(issuer))
+            if not found.is_signature_valid(key):
+                raise InvalidSignature
+    except (ChainExpired, ChainRevoked):
+        return  # their own errors come where the quote is verified
+    except (InvalidSignature, KeyError, TypeError, ValueError, AttestationError):
+        raise BadCollateral(
+            f"this verifier's own Intel collateral for {family} is not signed by Intel: the worker "
+            "is not to blame; fetch the file again"
+        ) from None
+
+
+def _signer(pem: str, trust: Trust) -> x509.Certificate:
+    return verify_chain(split_pem(pem.encode()), trust.intel, trust).leaf
+
+
+def _public(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("Intel signs with keys on P-256")
+    return key

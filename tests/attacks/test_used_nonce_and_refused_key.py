@@ -1,0 +1,96 @@
+"""A nonce used a second time under another policy; requests for data keys that nobody hears of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sealring.broker import audit, ledger
+from sealring.broker.http import Client
+from sealring.broker.tls import client_context, connect
+from sealring.errors import NoSuchResource, ResourceNotGranted, ReusedNonce, ReusedToken
+from tests.broker.local import Place, Running, running
+from tests.broker.test_hostile_clients import Worker, talk
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@contextmanager
+def policy_of(place: Place, seconds: int) -> Iterator[Running]:
+    place.write_policy(f"[freshness]\nnonce_seconds = {seconds}\n")
+    with running(place) as broker:
+        yield broker
+
+
+def attest(broker: Running, worker: Worker, body: bytes) -> None:
+    async def act() -> None:
+        context = client_context([broker.place.keys.authority])
+        worker.client = Client(await connect("127.0.0.1", broker.port, context), "here")
+        try:
+            await worker.attest(body)
+        finally:
+            worker.client.close()
+
+    asyncio.run(act())
+
+
+def test_a_used_nonce_stays_used_under_another_nonce_seconds(place: Place) -> None:
+    kept: list[tuple[Worker, bytes]] = []
+
+    async def join(worker: Worker) -> None:
+        await worker.auth()
+        body = worker.body()
+        await worker.attest(body)
+        kept.append((worker, body))
+
+    with policy_of(place, 120) as broker:
+        talk(broker, join)
+    worker, body = kept[0]
+    with policy_of(place, 3600) as broker, pytest.raises(ReusedNonce):
+        attest(broker, worker, body)
+    # Nor is it forgotten once the shorter time is over.
+    place.clock = lambda: time.time() + 600
+    with policy_of(place, 120) as broker:
+        broker.decide(lambda _, view: ledger.sweep(view, place.clock()))
+    with policy_of(place, 3600) as broker, pytest.raises(ReusedNonce):
+        attest(broker, worker, body)
+
+
+def test_refused_requests_for_data_keys_are_in_the_log(place: Place) -> None:
+    place.write_policy('[[resources]]\npath = "data/key/granted"\n')
+    with running(place) as broker:
+
+        async def act(worker: Worker) -> None:
+            await worker.auth()
+            await worker.attest()
+            with pytest.raises(ResourceNotGranted):
+                await worker.fetch("data/key/secret")
+            with pytest.raises(NoSuchResource):
+                await worker.fetch("data/key/granted")
+            await worker.fetch()
+            with pytest.raises(ReusedToken):
+                await worker.fetch()
+            # Its holder must not fill the log either.
+            for number in range(30):
+                with pytest.raises(ResourceNotGranted):
+                    await worker.fetch(f"data/key/secret{number}")
+
+        talk(broker, act)
+        public = place.keys.audit_key.public_key()
+        _, entries = broker.store.submit(lambda view: audit.check(view, public)).result()
+    told = [(entry["event"], entry.get("what"), entry.get("error")) for entry in entries]
+    assert told[1:5] == [
+        ("refused", "data/key/secret", "ResourceNotGranted"),
+        ("refused", "data/key/granted", "NoSuchResource"),
+        ("gave", "sealring/certificate/worker", None),
+        ("refused", "sealring/certificate/worker", "ReusedToken"),
+    ]
+    assert len(told) < 12
