@@ -10,7 +10,9 @@ LIBCRYPTO := build/libcrypto
 STATIC_OPENSSL = SEALRING_STATIC_OPENSSL=$(shell cat $(LIBCRYPTO)/prefix)
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz conformance clean help
+FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+
+.PHONY: demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-native fuzz-deps conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -89,6 +91,18 @@ fuzz: $(VENV)/.installed ## every parser under atheris, SECONDS=30 each; finds g
 	    || { tail -40 build/fuzz/$$target.log; exit 1; }; \
 	  grep -E "executed_units|new_units" build/fuzz/$$target.log; \
 	done
+
+fuzz-native: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the native parsers under libFuzzer and sanitizers (clang), SECONDS=60 each; COVERAGE=1 adds lines covered
+	@command -v clang++ >/dev/null || { echo "fuzz-native needs clang and its libclang-rt: make fuzz-deps"; exit 1; }
+	@CXX=clang++ $(BIN)/cmake -S . -B build/fuzz-native -G Ninja $(FUZZ_CMAKE) >/dev/null && $(BIN)/cmake --build build/fuzz-native
+	@if [ -n "$(COVERAGE)" ]; then \
+	  CXX=clang++ $(BIN)/cmake -S . -B build/fuzz-native-coverage -G Ninja $(FUZZ_CMAKE) -DSEALRING_FUZZ_COVERAGE=ON >/dev/null \
+	  && $(BIN)/cmake --build build/fuzz-native-coverage; else rm -rf build/fuzz-native-coverage; fi
+	@$(BIN)/python -m tests.fuzz.native --seconds $(or $(SECONDS),60) $(if $(ONLY),--only $(ONLY))
+
+fuzz-deps: ## Debian's clang, libFuzzer and coverage tools
+	@dpkg --status clang llvm >/dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends clang llvm libclang-rt-dev; }
 
 conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on Gloo
 	@$(BIN)/python -m tests.conformance

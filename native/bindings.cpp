@@ -15,6 +15,7 @@
 #include "engine.hpp"
 #include "gpu_bindings.hpp"
 #include "mailbox.hpp"
+#include "secret_bindings.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -83,10 +84,13 @@ nb::tuple failure_fields(const Failure& failure) {
                         failure.reported_by, text);
 }
 
-// A synchronous call runs on the script's own thread: Ctrl-C must get through.
-bool script_wants_out() {
+// A synchronous call runs on the script's own thread: Ctrl-C must get through. A signal's handler may
+// also fork, and then the child returns here too.
+bool script_wants_out(const ProcessMark& process) {
   const nb::gil_scoped_acquire held;
-  return PyErr_CheckSignals() != 0;
+  const bool wants_out = PyErr_CheckSignals() != 0;
+  process.require("this process group");
+  return wants_out;
 }
 
 Failure failure_from(const FailureFields& fields) {
@@ -171,6 +175,8 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   m.doc() = "sealring's native core: records, links, reductions and the CPU engine.";
 
+  bind_secrets(m);
+
   nb::class_<Program>(m, "Program")
       .def(nb::new_(&make_program), "operation"_a, "algorithm"_a, "rank"_a, "world"_a, "slots"_a,
            "scratch"_a, "steps"_a);
@@ -202,39 +208,38 @@ NB_MODULE(_native, m) {
   bind_gpu(engine);
   engine
       .def(
-          "__init__",
-          [](Engine* self, int rank, int world, const nb::bytes& context, const nb::bytes& group_key,
-             size_t record_bytes, uint64_t rekey_bytes, std::shared_ptr<FirstFailure> first_failure) {
+          nb::new_([](int rank, int world, const nb::bytes& context, const SecretBytes& group_key,
+                      size_t record_bytes, uint64_t rekey_bytes, std::shared_ptr<FirstFailure> first_failure) {
             if (world < 1 || rank < 0 || rank >= world) throw nb::value_error("rank outside the world");
             if (record_bytes < 16 || record_bytes > kMaxPayload || record_bytes % 16 != 0) {
               throw nb::value_error("record_bytes must be a multiple of 16, at most 1 MiB");
             }
-            new (self) Engine(rank, world, exactly<Context>(context, "context"),
-                              exactly<KeyBytes>(group_key, "group_key"), record_bytes, rekey_bytes,
-                              std::move(first_failure));
-          },
+            return owned_here<Engine>(rank, world, exactly<Context>(context, "context"),
+                                      key_from(group_key, "group_key"), record_bytes, rekey_bytes,
+                                      std::move(first_failure));
+          }),
           "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a,
           "first_failure"_a)
       .def("use_lease", [](Engine& self, std::shared_ptr<Lease> lease) { self.use_lease(std::move(lease)); },
            "lease"_a)
       .def(
           "add_tcp_link",
-          [](Engine& self, int peer, int socket, const nb::bytes& send_key,
-             const nb::bytes& receive_key, const nb::bytes& peer_group_key) {
-            self.add_link(peer, make_tcp_pipe(socket), exactly<KeyBytes>(send_key, "send_key"),
-                          exactly<KeyBytes>(receive_key, "receive_key"),
-                          exactly<KeyBytes>(peer_group_key, "peer_group_key"));
+          [](Engine& self, int peer, int socket, const SecretBytes& send_key,
+             const SecretBytes& receive_key, const SecretBytes& peer_group_key) {
+            self.add_link(peer, make_tcp_pipe(socket), key_from(send_key, "send_key"),
+                          key_from(receive_key, "receive_key"),
+                          key_from(peer_group_key, "peer_group_key"));
           },
           "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a, "peer_group_key"_a)
       .def(
           "add_shm_link",
           [](Engine& self, int peer, int socket, LinkMemory& own, LinkMemory& theirs,
-             const nb::bytes& send_key, const nb::bytes& receive_key,
-             const nb::bytes& peer_group_key) {
+             const SecretBytes& send_key, const SecretBytes& receive_key,
+             const SecretBytes& peer_group_key) {
             self.add_link(peer, make_shm_pipe(socket, std::move(own), std::move(theirs)),
-                          exactly<KeyBytes>(send_key, "send_key"),
-                          exactly<KeyBytes>(receive_key, "receive_key"),
-                          exactly<KeyBytes>(peer_group_key, "peer_group_key"));
+                          key_from(send_key, "send_key"),
+                          key_from(receive_key, "receive_key"),
+                          key_from(peer_group_key, "peer_group_key"));
           },
           "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a,
           "peer_group_key"_a)
@@ -250,7 +255,7 @@ NB_MODULE(_native, m) {
                       static_cast<ReduceKind>(reduction), factor, segment_bytes, timeout_s,
                       ready.has_value(), ready.value_or(0), wired};
             if (prepared) call.prepared = prepared_from(*prepared);
-            call.wants_out = script_wants_out;
+            call.wants_out = [&self] { return script_wants_out(self.process()); };
             std::optional<Failure> failure;
             {
               nb::gil_scoped_release released;
@@ -336,36 +341,36 @@ NB_MODULE(_native, m) {
   bind_gpu(mailbox);
   mailbox
       .def(
-          "__init__",
-          [](Mailbox* self, int rank, int world, const nb::bytes& context, size_t record_bytes,
+          nb::new_([](int rank, int world, const nb::bytes& context, size_t record_bytes,
              uint64_t rekey_bytes, size_t gpu_record_bytes,
              std::shared_ptr<FirstFailure> first_failure) {
             if (gpu_record_bytes < 16 || gpu_record_bytes > kGpuPayload ||
                 gpu_record_bytes % 16 != 0) {
               throw nb::value_error("gpu_record_bytes must be a multiple of 16, at most 256 KiB");
             }
-            new (self) Mailbox(rank, world, exactly<Context>(context, "context"), record_bytes,
-                               rekey_bytes, gpu_record_bytes, std::move(first_failure));
-          },
+            return owned_here<Mailbox>(rank, world, exactly<Context>(context, "context"),
+                                       record_bytes, rekey_bytes, gpu_record_bytes,
+                                       std::move(first_failure));
+          }),
           "rank"_a, "world"_a, "context"_a, "record_bytes"_a, "rekey_bytes"_a,
           "gpu_record_bytes"_a, "first_failure"_a)
       .def("use_lease", [](Mailbox& self, std::shared_ptr<Lease> lease) { self.use_lease(std::move(lease)); },
            "lease"_a)
       .def(
           "add_tcp_link",
-          [](Mailbox& self, int peer, int socket, const nb::bytes& send_key,
-             const nb::bytes& receive_key) {
-            self.add_link(peer, make_tcp_pipe(socket), exactly<KeyBytes>(send_key, "send_key"),
-                          exactly<KeyBytes>(receive_key, "receive_key"));
+          [](Mailbox& self, int peer, int socket, const SecretBytes& send_key,
+             const SecretBytes& receive_key) {
+            self.add_link(peer, make_tcp_pipe(socket), key_from(send_key, "send_key"),
+                          key_from(receive_key, "receive_key"));
           },
           "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a)
       .def(
           "add_shm_link",
           [](Mailbox& self, int peer, int socket, LinkMemory& own, LinkMemory& theirs,
-             const nb::bytes& send_key, const nb::bytes& receive_key) {
+             const SecretBytes& send_key, const SecretBytes& receive_key) {
             self.add_link(peer, make_shm_pipe(socket, std::move(own), std::move(theirs)),
-                          exactly<KeyBytes>(send_key, "send_key"),
-                          exactly<KeyBytes>(receive_key, "receive_key"));
+                          key_from(send_key, "send_key"),
+                          key_from(receive_key, "receive_key"));
           },
           "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a)
       .def(
@@ -394,7 +399,9 @@ NB_MODULE(_native, m) {
       .def(
           "wait",
           [](Mailbox& self, Mailbox::Ticket ticket) {
-            return without_gil([&] { return self.wait(ticket, script_wants_out); });
+            return without_gil([&] {
+              return self.wait(ticket, [&self] { return script_wants_out(self.process()); });
+            });
           },
           "ticket"_a)
       .def("finished",
@@ -444,7 +451,8 @@ NB_MODULE(_native, m) {
       "aead_seal",
       [](const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& associated,
          const nb::bytes& plain) {
-        Aead aead(exactly<KeyBytes>(key, "key"), Aead::Direction::seal);
+        Aead aead(exactly<KeyBytes>(key, "key"), Aead::Direction::seal, Suite::aes_256_gcm,
+                  Aead::Zeros::allowed);
         std::vector<uint8_t> out(plain.size() + kTagBytes);
         aead.seal(exactly<Nonce>(nonce, "nonce"), {data(associated), associated.size()},
                   data(plain), plain.size(), out.data(), out.data() + plain.size());
@@ -457,7 +465,8 @@ NB_MODULE(_native, m) {
          const nb::bytes& sealed) -> nb::object {
         if (sealed.size() < kTagBytes) return nb::none();
         const size_t bytes = sealed.size() - kTagBytes;
-        Aead aead(exactly<KeyBytes>(key, "key"), Aead::Direction::open);
+        Aead aead(exactly<KeyBytes>(key, "key"), Aead::Direction::open, Suite::aes_256_gcm,
+                  Aead::Zeros::allowed);
         std::vector<uint8_t> out(bytes);
         if (!aead.open(exactly<Nonce>(nonce, "nonce"), {data(associated), associated.size()},
                        data(sealed), bytes, data(sealed) + bytes, out.data())) {

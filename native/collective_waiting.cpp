@@ -87,6 +87,7 @@ void Collective::tell_status() {
     view().put_into(header);
     header.kind = Kind::status;
     link->send(header, nullptr);
+    link->flush();  // here, so that it is not taken for progress of the collective, which ends no waiting
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "alert.hpp"
 #include "farewell.hpp"
+#include "inherited_sockets.hpp"
 #include "sealing_on_device.hpp"
 
 namespace sealring {
@@ -47,6 +48,7 @@ Engine::~Engine() { close(); }
 
 void Engine::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                       const KeyBytes& receive_key, const KeyBytes& peer_group_key) {
+  require_process();
   if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || peer == rank_ || links_[peer]) {
     throw std::invalid_argument("a link to a rank that cannot have one");
   }
@@ -55,9 +57,11 @@ void Engine::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send
       std::make_unique<OpeningKey>(gpu_key(peer_group_key), Suite::chacha20_poly1305);
   links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
                                         keyring_, pool_);
+  close_in_children(links_[peer]->socket());
 }
 
 void Engine::attach(std::unique_ptr<Device> device) {
+  require_process();
   const std::lock_guard<std::mutex> lock(running_);
   if (device_) throw std::invalid_argument("the engine has a device already");
   // All keys now: later a GPU is at work, and streams wait for it.
@@ -76,6 +80,7 @@ void Engine::attach(std::unique_ptr<Device> device) {
 
 void Engine::offer_wires(uint32_t slots, size_t payload,
                          const std::function<Device::Area(size_t)>& make) {
+  require_process();
   if (!device_) throw std::invalid_argument("there is no device attached");
   if (slots == 0 || payload < kGpuPayload || payload % kGpuPayload != 0) {
     throw std::invalid_argument("a slot must hold whole records");
@@ -88,12 +93,14 @@ void Engine::offer_wires(uint32_t slots, size_t payload,
 }
 
 void Engine::open_wire(int peer, Device::Area area) {
+  require_process();
   const std::lock_guard<std::mutex> lock(running_);
   if (!wires_) throw std::invalid_argument("no wires were offered");
   wires_->area_of(peer) = area;
 }
 
 void Engine::open_channel(int peer, int channel, bool sends) {
+  require_process();
   const std::lock_guard<std::mutex> lock(running_);
   if (!wires_) throw std::invalid_argument("no wires were offered");
   if (sends) {
@@ -104,6 +111,7 @@ void Engine::open_channel(int peer, int channel, bool sends) {
 }
 
 Device::Area Engine::map_wire(int file, size_t bytes) {
+  require_process();
   const std::lock_guard<std::mutex> lock(running_);
   if (!device_) throw std::invalid_argument("there is no device attached");
   mapped_.emplace_back(file, bytes);
@@ -111,12 +119,14 @@ Device::Area Engine::map_wire(int file, size_t bytes) {
 }
 
 void Engine::use_wires() {
+  require_process();
   const std::lock_guard<std::mutex> lock(running_);
   if (!wires_ || failure_ || closed_) return;
   keyring_.wire_slots = wires_->slots();
 }
 
 void Engine::drop_wires() {
+  require_process();
   const std::lock_guard<std::mutex> lock(running_);
   if (keyring_.wire_slots != 0) throw std::invalid_argument("the wires are in use");
   wires_.reset();
@@ -124,6 +134,7 @@ void Engine::drop_wires() {
 
 // Not under the lock of a run, which may wait for the peers of another one.
 Device::Prepared Engine::prepare(const Call& call, uint64_t stream) {
+  require_process();
   if (!device_) throw std::invalid_argument("there is no device attached");
   const Cut cut(call, call.wired ? wires_.get() : nullptr);
   const uint64_t commands = std::max<uint64_t>(1, cut.steps + most_replaced_keys(cut));
@@ -162,6 +173,7 @@ uint64_t Engine::most_replaced_keys(const Cut& cut) {
 }
 
 void Engine::spoil(const Call& call) {
+  require_process();
   const std::lock_guard<std::mutex> lock(running_);
   if (call.prepared.commands == 0 || !device_) return;
   // The keys go with it, so the group must have ended.
@@ -174,6 +186,7 @@ void Engine::spoil(const Call& call) {
 }
 
 void Engine::run(const Call& call) {
+  require_process();
   const std::lock_guard<std::mutex> lock(running_);
   require_possible(call);
   if (call.on_device && call.prepared.commands == 0) {
@@ -233,6 +246,8 @@ void Engine::run_collective(const Call& call, BufferPool& pool) {
         .run();
   } catch (const Failure&) {
     throw;
+  } catch (const ForkedProcess&) {
+    throw;  // the parent's collective goes on
   } catch (const std::exception& broken) {
     if (device == nullptr) throw;
     // The other ranks wait for this one: they must be told.
@@ -242,6 +257,7 @@ void Engine::run_collective(const Call& call, BufferPool& pool) {
 }
 
 void Engine::fail(const Failure& failure) {
+  if (!process_.here()) return;
   // First: a run under way ends with it, not with the interruption that it sees.
   Failure ends = first_failure_->settle(failure);
   interrupted_ = true;
@@ -277,6 +293,7 @@ void Engine::end_with(Failure& failure, const View& view) {
 }
 
 void Engine::close() {
+  if (!process_.here()) return;
   interrupted_ = true;
   const std::lock_guard<std::mutex> lock(running_);
   if (closed_ || failure_) return;
@@ -286,6 +303,7 @@ void Engine::close() {
 }
 
 void Engine::release_device() {
+  if (!process_.here()) return;
   const std::lock_guard<std::mutex> lock(running_);
   if (!device_ || (!closed_ && !failure_) || !device_->at_rest()) return;
   wires_.reset();
@@ -296,7 +314,10 @@ void Engine::release_device() {
 
 // The keys' destructors overwrite them.
 void Engine::wipe() {
-  for (auto& link : links_) link.reset();
+  for (auto& link : links_) {
+    if (link) forget_in_children(link->socket());
+    link.reset();
+  }
   for (auto& key : keyring_.groups) key.reset();
   for (auto& key : keyring_.groups_gpu) key.reset();
   keyring_.own_group.reset();
@@ -322,11 +343,13 @@ void Engine::update_account() {
 }
 
 Engine::Account Engine::account() const {
+  require_process();
   const std::lock_guard<std::mutex> lock(account_lock_);
   return account_;
 }
 
 std::pair<uint64_t, uint64_t> Engine::sealed_and_opened() const {
+  require_process();
   const std::lock_guard<std::mutex> lock(account_lock_);
   return {account_.stats.sealed_bytes, account_.stats.opened_bytes};
 }

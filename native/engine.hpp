@@ -18,10 +18,13 @@
 #include "lease.hpp"
 #include "link.hpp"
 #include "mapped_file.hpp"
+#include "secret_memory.hpp"
 #include "wires.hpp"
 
 namespace sealring {
 
+// In a forked child every call throws ForkedProcess, but for those that end the group: these do nothing,
+// since the group and its connections are the parent's.
 class Engine {
  public:
   Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
@@ -53,7 +56,10 @@ class Engine {
   // Gives the device its part of a collective ahead (device.hpp), in the order in which they will be
   // run, behind what the caller's stream was given. Streams may then wait for it; it must be run.
   Device::Prepared prepare(const Call& call, uint64_t stream);
-  void prepare_rest() { device_->prepare_rest(); }
+  void prepare_rest() {
+    require_process();
+    device_->prepare_rest();
+  }
 
   // Lets the streams go on that wait for one whose run has failed, without a result.
   void spoil(const Call& call);
@@ -70,6 +76,7 @@ class Engine {
   void fail(const Failure& failure);
   // Makes a run under way in another thread end with FailureCode::closed.
   void interrupt() { interrupted_ = true; }
+  const ProcessMark& process() const { return process_; }
 
   struct Account {
     Stats stats;
@@ -82,6 +89,7 @@ class Engine {
   std::pair<uint64_t, uint64_t> sealed_and_opened() const;
 
  private:
+  void require_process() const { process_.require("this process group"); }
   // Over a link goes what a GPU sealed, or, where that goes another way, its header alone.
   BufferPool& pool_of(const Call& call) { return call.on_device && !call.wired ? gpu_pool_ : pool_; }
   void require_possible(const Call& call);
@@ -93,6 +101,7 @@ class Engine {
   void wipe();
   void update_account();
 
+  const ProcessMark process_;
   const int rank_;
   const uint64_t rekey_bytes_;
   std::vector<MappedFile> mapped_;  // first: the device has it registered

@@ -80,6 +80,7 @@ struct Inputs {
   chacha::Nonce nonce;
 
   Inputs(const KeyBytes& key_bytes, const sealring::Nonce& nonce_bytes) {
+    key_bytes.process().require("this key");
     for (int i = 0; i < 8; ++i) key[i] = word_at(key_bytes.data(), 32, 4 * i);
     for (int i = 0; i < 3; ++i) nonce.word[i] = word_at(nonce_bytes.data(), 12, 4 * i);
   }

@@ -18,8 +18,11 @@ void require(bool good, const char* what) {
 
 KeyBytes expand(const KeyBytes& key, std::string_view info);
 
+// Looked up once: that takes longer than to expand a key.
 const EVP_CIPHER* cipher_of(Suite suite) {
-  return suite == Suite::aes_256_gcm ? EVP_aes_256_gcm() : EVP_chacha20_poly1305();
+  static const EVP_CIPHER* const aes = EVP_CIPHER_fetch(nullptr, "AES-256-GCM", nullptr);
+  static const EVP_CIPHER* const chacha = EVP_CIPHER_fetch(nullptr, "ChaCha20-Poly1305", nullptr);
+  return suite == Suite::aes_256_gcm ? aes : chacha;
 }
 
 }  // namespace
@@ -39,6 +42,8 @@ namespace {
 
 // HKDF-Expand of RFC 5869 with SHA-256.
 KeyBytes expand(const KeyBytes& key, std::string_view info) {
+  key.require_key();
+  const KeyInUse in_use;
   static constexpr char kDigest[] = "SHA256";
   std::unique_ptr<EVP_KDF, decltype(&EVP_KDF_free)> hkdf(
       EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr), EVP_KDF_free);
@@ -64,17 +69,31 @@ KeyBytes expand(const KeyBytes& key, std::string_view info) {
 
 }  // namespace
 
-Aead::Aead(const KeyBytes& key, Direction direction, Suite suite)
-    : context_(EVP_CIPHER_CTX_new()) {
+Aead::Aead(const KeyBytes& key, Direction direction, Suite suite, Zeros zeros)
+    : key_(key),
+      direction_(direction),
+      suite_(suite),
+      zeros_(zeros),
+      context_(EVP_CIPHER_CTX_new()) {
   require(context_ != nullptr, "EVP_CIPHER_CTX_new");
-  require(EVP_CipherInit_ex(context_.get(), cipher_of(suite), nullptr, key.data(), nullptr,
-                            direction == Direction::seal ? 1 : 0) == 1,
-          "EVP_CipherInit_ex");
+  if (zeros == Zeros::refused) key_.require_key();
 }
 
-void Aead::seal(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* plain,
-                size_t bytes, uint8_t* cipher, uint8_t* tag) {
-  EVP_CIPHER_CTX* context = context_.get();
+Aead::Use::Use(const Aead& aead) : aead_(aead) {
+  if (aead.zeros_ == Zeros::refused) aead.key_.require_key();
+  const int good = EVP_CipherInit_ex(aead.context_.get(), cipher_of(aead.suite_), nullptr,
+                                     aead.key_.data(), nullptr,
+                                     aead.direction_ == Direction::seal ? 1 : 0);
+  if (good != 1) EVP_CIPHER_CTX_reset(aead.context_.get());
+  require(good == 1, "EVP_CipherInit_ex");
+}
+
+// OpenSSL overwrites what it frees here: the expanded key, and what was made with it.
+Aead::Use::~Use() { EVP_CIPHER_CTX_reset(aead_.context_.get()); }
+
+void Aead::Use::seal(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* plain,
+                     size_t bytes, uint8_t* cipher, uint8_t* tag) {
+  EVP_CIPHER_CTX* context = aead_.context_.get();
   int written = 0;
   require(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "seal: nonce");
   require(EVP_EncryptUpdate(context, nullptr, &written, associated.data(),
@@ -86,11 +105,13 @@ void Aead::seal(const Nonce& nonce, std::span<const uint8_t> associated, const u
   }
   require(EVP_EncryptFinal_ex(context, tag, &written) == 1, "seal: final");
   require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag) == 1, "seal: tag");
+  // A signal's handler may have forked meanwhile: one of the two processes must not send this.
+  aead_.key_.process().require("this key");
 }
 
-bool Aead::open(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* cipher,
-                size_t bytes, const uint8_t* tag, uint8_t* plain) {
-  EVP_CIPHER_CTX* context = context_.get();
+bool Aead::Use::open(const Nonce& nonce, std::span<const uint8_t> associated,
+                     const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain) {
+  EVP_CIPHER_CTX* context = aead_.context_.get();
   int written = 0;
   require(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "open: nonce");
   require(EVP_DecryptUpdate(context, nullptr, &written, associated.data(),
@@ -108,17 +129,13 @@ bool Aead::open(const Nonce& nonce, std::span<const uint8_t> associated, const u
 }
 
 SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes, Suite suite)
-    : key_(key),
-      suite_(suite),
-      aead_(key, Aead::Direction::seal, suite),
-      rekey_bytes_(rekey_bytes) {}
+    : aead_(key, Aead::Direction::seal, suite), rekey_bytes_(rekey_bytes) {}
 
 SealingKey::Place SealingKey::advance(size_t bytes, size_t records) {
   // A record longer than the limit still goes out under a key of its own.
   // An empty record counts too: its tags are made with the key.
   if (ratchets_before(bytes, records)) {
-    key_ = ratchet(key_);
-    aead_ = Aead(key_, Aead::Direction::seal, suite_);
+    aead_ = Aead(ratchet(aead_.key()), Aead::Direction::seal, aead_.suite());
     sealed_bytes_ = 0;
     ++generation_;
   }
@@ -129,7 +146,7 @@ SealingKey::Place SealingKey::advance(size_t bytes, size_t records) {
 }
 
 OpeningKey::OpeningKey(const KeyBytes& key, Suite suite)
-    : key_(key), suite_(suite), aead_(key, Aead::Direction::open, suite) {}
+    : aead_(key, Aead::Direction::open, suite) {}
 
 bool OpeningKey::authentic(uint32_t generation, const Nonce& nonce,
                            std::span<const uint8_t> associated, const uint8_t* tag) {
@@ -137,12 +154,10 @@ bool OpeningKey::authentic(uint32_t generation, const Nonce& nonce,
     return aead_.open(nonce, associated, nullptr, 0, tag, nullptr);
   }
   if (generation_ + 1 == 0 || generation != generation_ + 1) return false;
-  const KeyBytes next = ratchet(key_);
-  Aead candidate(next, Aead::Direction::open, suite_);
+  Aead candidate(ratchet(bytes()), Aead::Direction::open, aead_.suite());
   const bool good = candidate.open(nonce, associated, nullptr, 0, tag, nullptr);
   if (good) {
     aead_ = std::move(candidate);
-    key_ = next;
     generation_ = generation;
   }
   return good;

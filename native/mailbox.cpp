@@ -10,6 +10,7 @@
 #include <string>
 
 #include "alert.hpp"
+#include "inherited_sockets.hpp"
 #include "porter.hpp"
 #include "sealing_on_device.hpp"
 
@@ -33,6 +34,8 @@ auto Mailbox::with_device(Work work) {
     return work();
   } catch (const Failure&) {
     throw;
+  } catch (const ForkedProcess&) {
+    throw;  // the parent's messages go on
   } catch (const std::exception& broken) {
     throw Failure(FailureCode::closed, -1,
                   "the GPU of rank " + std::to_string(rank_) + " failed: " + broken.what());
@@ -62,14 +65,17 @@ Mailbox::~Mailbox() {
 
 void Mailbox::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                        const KeyBytes& receive_key) {
+  require_process();
   if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || peer == rank_ || links_[peer]) {
     throw std::invalid_argument("a link to a rank that cannot have one");
   }
   links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
                                         keyring_, pool_);
+  close_in_children(links_[peer]->socket());
 }
 
 void Mailbox::attach(std::unique_ptr<Device> device) {
+  require_process();
   const Lock lock(lock_);
   if (device_) throw std::invalid_argument("the mailbox has a device already");
   // All keys now: later a GPU is at work, and streams wait for it.
@@ -122,6 +128,7 @@ void Mailbox::require_device(const std::optional<OnDevice>& place) const {
 
 Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_t bytes,
                               double timeout_s, std::optional<OnDevice> place) {
+  require_process();
   Lock lock(lock_);
   require_alive();
   require_lease(lock);
@@ -143,6 +150,7 @@ Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_
 
 Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t bytes,
                                  double timeout_s, std::optional<OnDevice> place) {
+  require_process();
   Lock lock(lock_);
   require_alive();
   require_lease(lock);
@@ -173,6 +181,7 @@ Mailbox::Ticket Mailbox::new_ticket(const std::optional<OnDevice>& place, uint32
 }
 
 std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wants_out) {
+  require_process();
   Lock lock(lock_);
   const auto over = [&] {
     const auto entry = tickets_.find(ticket);
@@ -199,6 +208,7 @@ std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wan
 }
 
 std::vector<std::pair<Mailbox::Ticket, int>> Mailbox::finished() {
+  require_process();
   Lock lock(lock_);
   for (;;) {
     std::vector<std::pair<Ticket, int>> out;
@@ -246,6 +256,7 @@ void Mailbox::done(Ticket ticket, int peer) {
 }
 
 void Mailbox::close() {
+  if (!process_.here()) return;
   Lock lock(lock_);
   if (closed_ || failure_) return;
   closed_ = true;
@@ -256,6 +267,7 @@ void Mailbox::close() {
 }
 
 bool Mailbox::release_device(std::chrono::duration<double> patience) {
+  if (!process_.here()) return true;
   Lock lock(lock_);
   if (!device_ || (!closed_ && !failure_)) return true;
   wait_for_driver(lock);
@@ -269,6 +281,7 @@ bool Mailbox::release_device(std::chrono::duration<double> patience) {
 }
 
 void Mailbox::fail(const Failure& failure) {
+  if (!process_.here()) return;
   Lock lock(lock_);
   if (closed_ || failure_) return;
   failure_ = first_failure_->settle(failure);
@@ -294,7 +307,10 @@ const Failure& Mailbox::end_with(const Failure& failure) {
 // The keys' destructors overwrite them.
 void Mailbox::wipe() {
   stats_ = {stats_.sealed_bytes, stats_.opened_bytes, 0};
-  for (auto& link : links_) link.reset();
+  for (auto& link : links_) {
+    if (link) forget_in_children(link->socket());
+    link.reset();
+  }
   if (device_) device_->wipe();
   waiting_.clear();
   arrivals_.clear();
@@ -311,6 +327,7 @@ void Mailbox::wake() {
 }
 
 Mailbox::Stats Mailbox::stats() const {
+  require_process();
   const Lock lock(lock_);
   Stats out = stats_;
   out.memory_bytes = pool_.bytes() + gpu_pool_.bytes() + (device_ ? device_->memory_bytes() : 0);

@@ -31,10 +31,13 @@
 #include "first_failure.hpp"
 #include "lease.hpp"
 #include "link.hpp"
+#include "secret_memory.hpp"
 #include "waiting.hpp"
 
 namespace sealring {
 
+// In a forked child every call throws ForkedProcess, but for those that end the group: these do nothing,
+// since the group and its connections are the parent's.
 class Mailbox {
  public:
   using Ticket = uint64_t;
@@ -102,6 +105,7 @@ class Mailbox {
     size_t memory_bytes = 0;
   };
   Stats stats() const;
+  const ProcessMark& process() const { return process_; }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -212,6 +216,7 @@ class Mailbox {
   void sleep(Lock& lock);
   void check_patience() const;
   void check_device_patience() const;
+  void require_process() const { process_.require("this process group"); }
   void require_alive() const;
   void require_lease(Lock& lock);
   void require_link(int peer) const;
@@ -224,6 +229,7 @@ class Mailbox {
   void wipe();
   void wake();
 
+  const ProcessMark process_;
   const int rank_;
   const uint64_t rekey_bytes_;
   mutable std::mutex lock_;

@@ -95,12 +95,14 @@ void Mailbox::call_without(Lock& lock, Call call) {
 }
 
 uint32_t Mailbox::number_of(Ticket ticket) const {
+  require_process();
   const Lock lock(lock_);
   const auto found = on_device_.find(ticket);
   return found == on_device_.end() ? 0 : found->second.number;
 }
 
 void Mailbox::hold(uint64_t stream, uint32_t number) {
+  require_process();
   Lock lock(lock_);
   if (!device_) return;  // all were let go
   Porter* const porter = device_->porter();
@@ -108,11 +110,13 @@ void Mailbox::hold(uint64_t stream, uint32_t number) {
 }
 
 bool Mailbox::is_over(uint32_t number) const {
+  require_process();
   const Lock lock(lock_);
   return !device_ || device_->porter()->is_over(number);
 }
 
 bool Mailbox::porter_is_in() const {
+  require_process();
   const Lock lock(lock_);
   return porter_works();
 }
@@ -155,6 +159,7 @@ void Mailbox::move_for_streams() {
 }
 
 void Mailbox::let_streams_go_on() {
+  if (!process_.here()) return;
   const Lock lock(lock_);
   streams_may_go_on_ = closed_ || failure_;
   changed_.notify_all();

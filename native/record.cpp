@@ -72,10 +72,19 @@ bool Header::decode(const uint8_t* in, Header& header) {
   return header.length <= kMaxPayload && (header.lane & kHeaderLane) == 0;
 }
 
-void seal_header(SealingKey& key, const Context& context, const Header& header, uint8_t* out) {
+namespace {
+
+void seal_header_with(Aead::Use& key, const Context& context, const Header& header, uint8_t* out) {
   header.encode(out);
-  key.aead().seal(make_nonce(header.lane | kHeaderLane, header.count), associated_data(out, context),
-                  nullptr, 0, nullptr, out + kHeaderBytes);
+  key.seal(make_nonce(header.lane | kHeaderLane, header.count), associated_data(out, context),
+           nullptr, 0, nullptr, out + kHeaderBytes);
+}
+
+}  // namespace
+
+void seal_header(SealingKey& key, const Context& context, const Header& header, uint8_t* out) {
+  Aead::Use use(key.aead());
+  seal_header_with(use, context, header, out);
 }
 
 void seal_record(SealingKey& key, const Context& context, Header& header, const uint8_t* plain,
@@ -83,10 +92,11 @@ void seal_record(SealingKey& key, const Context& context, Header& header, const 
   const SealingKey::Place place = key.advance(header.length);
   header.generation = place.generation;
   header.count = place.count;
-  seal_header(key, context, header, out);
+  Aead::Use use(key.aead());  // expanded once for both
+  seal_header_with(use, context, header, out);
   uint8_t* payload = out + kSealedHeaderBytes;
-  key.aead().seal(make_nonce(header.lane, header.count), associated_data(out, context), plain,
-                  header.length, payload, payload + header.length);
+  use.seal(make_nonce(header.lane, header.count), associated_data(out, context), plain,
+           header.length, payload, payload + header.length);
 }
 
 bool authentic_header(OpeningKey& key, const Context& context, const Header& header,

@@ -16,6 +16,7 @@ namespace sealring {
 // Puts a key where the device finds it, once per generation.
 template <typename Key>
 int slot_of(Device& device, Key& key) {
+  key.bytes().require_key();
   OnDevice& there = key.on_device;
   if (there.slot < 0) {
     there = {device.add_key(key.bytes()), key.generation()};

@@ -1,6 +1,8 @@
 from collections.abc import Sequence
 from typing import TypedDict
 
+from typing_extensions import Buffer
+
 class Account(TypedDict):
     sealed_bytes: int
     opened_bytes: int
@@ -21,6 +23,48 @@ class Account(TypedDict):
 
 Prepared = tuple[int, int, int, int]
 """A GPU's part of a collective: its first shift, how many, how many more, scratch memory."""
+
+class ProcessMark:
+    """The process in which it was made. A forked child is another one."""
+    def __init__(self) -> None: ...
+    @property
+    def here(self) -> bool: ...
+    def require(self, what: str) -> None:
+        """Raises ForkedProcess, about `what`, if this is another process."""
+
+class Secret:
+    """Bytes in the memory for keys, which forked children and core files do not get.
+
+    Its buffer is that memory itself. Every use but `wipe` raises ForkedProcess in a child.
+    """
+    def __init__(self, source: Buffer) -> None: ...
+    @staticmethod
+    def zeros(size: int) -> Secret: ...
+    @staticmethod
+    def random(size: int) -> Secret: ...
+    @staticmethod
+    def from_hex(text: Buffer) -> Secret: ...
+    def write_hex(self, into: Buffer) -> None: ...
+    def part(self, start: int, size: int) -> Secret: ...
+    def derive(self, salt: bytes, info: bytes, size: int) -> Secret:
+        """HKDF with SHA-256."""
+    def hmac_sha256(self, data: bytes) -> bytes: ...
+    def seal(self, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
+        """AES-256-GCM; the tag comes last."""
+    def open(self, nonce: bytes, sealed: bytes, associated: bytes) -> bytes | None: ...
+    def wipe(self) -> None: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class FreedMemoryOverwritten:
+    """While one exists, larger blocks of memory are overwritten when they are freed."""
+    def __init__(self) -> None: ...
+
+def erase(memory: Buffer) -> None:
+    """Overwrites a writable buffer."""
+
+def secret_memory_report() -> tuple[int, int]:
+    """Bytes of the memory for keys: mapped, and of these locked into RAM."""
 
 class Program:
     def __init__(
@@ -57,14 +101,14 @@ class Engine:
         rank: int,
         world: int,
         context: bytes,
-        group_key: bytes,
+        group_key: Secret,
         record_bytes: int,
         rekey_bytes: int,
         first_failure: FirstFailure,
     ) -> None: ...
     def use_lease(self, lease: Lease) -> None: ...
     def add_tcp_link(
-        self, peer: int, socket: int, send_key: bytes, receive_key: bytes, peer_group_key: bytes
+        self, peer: int, socket: int, send_key: Secret, receive_key: Secret, peer_group_key: Secret
     ) -> None: ...
     def add_shm_link(
         self,
@@ -72,9 +116,9 @@ class Engine:
         socket: int,
         own: LinkMemory,
         theirs: LinkMemory,
-        send_key: bytes,
-        receive_key: bytes,
-        peer_group_key: bytes,
+        send_key: Secret,
+        receive_key: Secret,
+        peer_group_key: Secret,
     ) -> None: ...
     def run(
         self,
@@ -174,15 +218,17 @@ class Mailbox:
     def host_log(self) -> list[str]: ...
     def host_fail(self) -> None: ...
     def release_gpu(self, patience_s: float) -> bool: ...
-    def add_tcp_link(self, peer: int, socket: int, send_key: bytes, receive_key: bytes) -> None: ...
+    def add_tcp_link(
+        self, peer: int, socket: int, send_key: Secret, receive_key: Secret
+    ) -> None: ...
     def add_shm_link(
         self,
         peer: int,
         socket: int,
         own: LinkMemory,
         theirs: LinkMemory,
-        send_key: bytes,
-        receive_key: bytes,
+        send_key: Secret,
+        receive_key: Secret,
     ) -> None: ...
     def send(
         self,

@@ -11,6 +11,7 @@
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
     │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
+    ├── ForkedProcess                 the script's: a forked child used what is its parent's
     ├── WorkerFailed                  a process that bench or demo started ended with an error
     ├── HandshakeError                a peer was refused, or refused us; no group was made
     │   ├── WrongJob
@@ -140,6 +141,14 @@ class TpmFailed(AttestationUnavailable):
         super().__init__(message)
         self.code = code
         """The TPM's own error code; 0 where it gave none."""
+
+
+class ForkedProcess(SealringError):
+    """A forked child used a group, a sealed store or a key of its parent's, which goes on there.
+
+    A child has none of its parent's keys. It may make a group of its own, after
+    destroy_process_group().
+    """
 
 
 class WorkerFailed(SealringError):

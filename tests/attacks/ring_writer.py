@@ -1,7 +1,8 @@
 """Ranks that seal, and a process that changes their ring meanwhile. Run by test_shared_ring.py.
 
-python -m tests.attacks.ring_writer WORLDS prints how many worlds ended with right results, how many
-with which error, and how many with a wrong element.
+python -m tests.attacks.ring_writer SECONDS prints how many worlds ended with right results, how
+many with which error, and how many with a wrong element. It goes on for longer if no record was
+destroyed, since the hostile process then had no chance to run.
 
 Each world runs all_reduces of two ranks until one fails. Of the two records that a rank sends in
 each, the first is for the peer alone and the second is published; all are as long as an eighth of
@@ -17,6 +18,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from typing import Final
 
@@ -75,13 +77,23 @@ def run_world(orders: socket.socket, spot: int) -> str:
     return "right results"
 
 
-def main(worlds: int) -> None:
+def run_worlds(orders: socket.socket, seconds: float) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    began = time.monotonic()
+    while (spent := time.monotonic() - began) < 10 * seconds:
+        if outcomes["TamperedRecord"] and spent > seconds:
+            break
+        outcomes[run_world(orders, outcomes.total() % len(SPOTS))] += 1
+    return outcomes
+
+
+def main(seconds: float) -> None:
     orders, theirs = socket.socketpair()
     command = [sys.executable, "-m", "tests.attacks.ring_writer"]
     with orders, subprocess.Popen(command, stdin=theirs) as hostile:
         theirs.close()
         try:
-            outcomes = Counter(run_world(orders, world % len(SPOTS)) for world in range(worlds))
+            outcomes = run_worlds(orders, seconds)
         finally:
             hostile.kill()
     for outcome, count in outcomes.most_common():
@@ -89,4 +101,4 @@ def main(worlds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1])) if len(sys.argv) > 1 else write_into_rings()
+    main(float(sys.argv[1])) if len(sys.argv) > 1 else write_into_rings()

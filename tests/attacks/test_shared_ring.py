@@ -11,7 +11,7 @@ from typing import Final
 from tests.attacks.ring_writer import WRONG
 from tests.attacks.unprivileged import CHECKOUT
 
-WORLDS: Final = 30
+SECONDS: Final = 7
 
 # AES-GCM as OpenSSL computes it without the CPU's widest instructions: some kilobytes are
 # encrypted, written out, and then hashed from where they were written. Elsewhere the hash may be
@@ -24,7 +24,7 @@ READS_BACK: Final = {
 
 def test_a_byte_changed_in_the_ring_while_it_is_sealed_is_never_delivered() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.attacks.ring_writer", str(WORLDS)],
+        [sys.executable, "-m", "tests.attacks.ring_writer", str(SECONDS)],
         cwd=CHECKOUT,
         env=os.environ | READS_BACK.get(platform.machine(), {}),
         capture_output=True,
@@ -36,7 +36,6 @@ def test_a_byte_changed_in_the_ring_while_it_is_sealed_is_never_delivered() -> N
     outcomes = {
         name: int(n) for n, name in (line.split(" ", 1) for line in done.stdout.splitlines())
     }
-    assert sum(outcomes.values()) == WORLDS
     assert WRONG not in outcomes, outcomes
     # The attack did reach the records.
     assert outcomes.get("TamperedRecord", 0) > 0, outcomes

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from sealring import _native
 from sealring._native import LinkMemory
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.cuda.wires import Wire
@@ -47,9 +48,9 @@ class LocalLink:
     host: str
     socket: socket.socket
     memory: SharedMemory | None
-    send_key: bytes
-    receive_key: bytes
-    peer_group_key: bytes
+    send_key: _native.Secret
+    receive_key: _native.Secret
+    peer_group_key: _native.Secret
 
 
 class Middle(threading.Thread):
@@ -204,8 +205,8 @@ class LocalWorld:
     def _host(self, rank: int) -> str:
         return f"host-{rank if self.hosts is None else self.hosts[rank]}"
 
-    def _key(self, *words: object) -> bytes:
-        return hashlib.sha256(repr((self.keys_seed, words)).encode()).digest()
+    def _key(self, *words: object) -> _native.Secret:
+        return _native.Secret(hashlib.sha256(repr((self.keys_seed, words)).encode()).digest())
 
     def _connect(self, low: int, high: int) -> tuple[LocalLink, LocalLink]:
         a, b = tcp_pair()

@@ -108,7 +108,7 @@ def test_authority(vector: dict[str, str]) -> None:
     serial = int.from_bytes(derive(b"authority serial", 16), "big") | 1
     assert f"{serial:032x}" == vector["authority-serial"]
 
-    authority = derive_authority(secret)
+    authority = derive_authority(_native.Secret(secret))
     assert authority.default_job == vector["default-job"]
     assert authority.certificate.public_key() == public
     assert authority.certificate.serial_number == serial

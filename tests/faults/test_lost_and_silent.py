@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,13 +50,21 @@ def expendable() -> Iterator[Expendable]:
     started.workers.close()
 
 
+def is_running(pid: int) -> bool:
+    """Whether it is neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def dies(rank: int, world: int, idle: bool) -> str:
     pids = warm_up()
     if rank == world - 1:
         # In a collective: the others are waiting for it by then, or about to.
         time.sleep(0 if idle else 0.3)
         os.kill(os.getpid(), signal.SIGKILL)
-    while idle and os.path.exists(f"/proc/{pids[-1]}/cwd"):  # gone, or nothing but a zombie
+    while idle and is_running(pids[-1]):
         time.sleep(0.01)
     dist.all_reduce(torch.ones(1000))
     return "reduced"

@@ -163,7 +163,13 @@ def test_a_signal_ends_a_job_and_nothing_is_left(
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
     job = subprocess.Popen(
         [Path(sys.executable).parent / "sealring", "run", "-n", "2", script, tmp_path, how],
-        env={**clean, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch), "MARK": mark},
+        env={
+            **clean,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(scratch),
+            "MARK": mark,
+            "SEALRING_ALLOW_DEBUGGERS": "1",  # so that this test sees what they have, as any user
+        },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

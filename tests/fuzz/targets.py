@@ -161,7 +161,9 @@ def stored(data: bytes) -> None:
         raise AssertionError("a forged part was opened")
 
 
-_STORE_KEYS: Final = StoreKeys.derive(bytes(32), ["nobody has sealed anything under this"])
+_STORE_KEYS: Final = StoreKeys.derive(
+    _native.Secret(bytes(range(32))), ["nobody has sealed anything under this"]
+)
 
 
 def evidence(data: bytes) -> None:

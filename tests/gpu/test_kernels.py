@@ -82,11 +82,16 @@ def test_tags_do_not_depend_on_what_others_write_into_the_output(
     kernels.seal(tensor, key, header(), wire)  # compiled now, so that the next one meets the writer
     torch.cuda.synchronize()
     changed = 0
+    writer = torch.cuda.Stream()
     for _ in range(20):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(20):
-                payloads.bitwise_xor_(1)
-        kernels.seal(tensor, key, header(), wire)
+        # Both streams wait until all is queued, and then run at the same time.
+        torch.cuda._sleep(40_000_000)
+        writer.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(writer):
+            for number in range(200):
+                payloads.bitwise_xor_(number)
+        for _ in range(20):
+            kernels.seal(tensor, key, header(), wire)
         torch.cuda.synchronize()
         sealed = bytes(wire.cpu().numpy())
         for at in range(0, len(right), stride):

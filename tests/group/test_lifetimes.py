@@ -80,10 +80,10 @@ class Recorded(CpuEngine):
         links = list(links)
         Recorded.groups.append(
             {
-                "own": (options["group_key"], options["context"]),
-                "sent": {members[peer]: link.send_key for peer, link in links},
-                "received": {members[peer]: link.receive_key for peer, link in links},
-                "theirs": {members[peer]: link.peer_group_key for peer, link in links},
+                "own": (bytes(options["group_key"]), options["context"]),
+                "sent": {members[peer]: bytes(link.send_key) for peer, link in links},
+                "received": {members[peer]: bytes(link.receive_key) for peer, link in links},
+                "theirs": {members[peer]: bytes(link.peer_group_key) for peer, link in links},
             }
         )
         super().__init__(rank, world, links=links, members=members, **options)

@@ -34,8 +34,8 @@ def keys(one: Terms, zero: Terms) -> tuple[bytes, bytes]:
         dialer, acceptor = met.channels()
         assert dialer.link_keys.send == acceptor.link_keys.receive
         assert dialer.link_keys.receive == acceptor.link_keys.send
-        assert dialer.link_keys.send.hex() not in repr(dialer.link_keys)
-        return dialer.link_keys.send, dialer.link_keys.receive
+        assert bytes(dialer.link_keys.send).hex() not in repr(dialer.link_keys)
+        return bytes(dialer.link_keys.send), bytes(dialer.link_keys.receive)
 
 
 def test_both_ends_have_the_same_keys_and_nobody_else_has() -> None:

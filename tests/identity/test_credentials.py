@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from sealring import _native
 from sealring.errors import BadCertificate, BadSecret, ConfigurationError, NoIdentity
 from sealring.identity import Credentials, load_credentials, verify
 from sealring.identity.secret import derive_authority
@@ -57,10 +58,13 @@ def test_holders_of_one_secret_verify_each_other(tmp_path: Path) -> None:
 
 def test_a_secret_always_gives_the_same_authority() -> None:
     """Two versions of sealring must agree on it, so a change here is a change of the protocol."""
-    authority = derive_authority(SECRET.encode())
+    authority = derive_authority(_native.Secret(SECRET.encode()))
     assert authority.default_job == "job-811803af"
-    assert authority.certificate == derive_authority(SECRET.encode()).certificate
-    assert authority.certificate != derive_authority(SECRET.encode() + b"x").certificate
+    assert authority.certificate == derive_authority(_native.Secret(SECRET.encode())).certificate
+    assert (
+        authority.certificate
+        != derive_authority(_native.Secret(SECRET.encode() + b"x")).certificate
+    )
 
 
 def test_each_worker_has_a_key_of_its_own() -> None:
@@ -191,4 +195,4 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 def test_printing_credentials_shows_no_key() -> None:
     credentials = load_credentials(0, 1, {"SEALRING_SECRET": SECRET})
     assert "rivate" not in repr(credentials)
-    assert "key" not in repr(derive_authority(SECRET.encode())).lower()
+    assert "key" not in repr(derive_authority(_native.Secret(SECRET.encode()))).lower()

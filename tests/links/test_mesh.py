@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sealring import _native
 from sealring.errors import (
     CertificateExpired,
     ConfigurationError,
@@ -281,7 +282,7 @@ def test_a_worker_that_reached_another_rank() -> None:
     "options",
     [
         {"transport": "udp"},
-        {"group_key": bytes(16)},
+        {"group_key": _native.Secret.random(16)},
         {"terms": terms(1)},
         {"environ": {"SEALRING_ADDRESS": "0.0.0.0"}},
         {"environ": {"SEALRING_ADDRESS": "192.0.2.1"}},
@@ -293,7 +294,7 @@ def test_a_call_that_cannot_work(options: dict[str, Any]) -> None:
         "store": DictStore(),
         "credentials": ISSUER.credentials(0),
         "terms": terms(0),
-        "group_key": bytes(32),
+        "group_key": _native.Secret.random(32),
         "timeout": 1.0,
         "environ": {},
     } | options

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from sealring import _native
 from sealring.handshake import Terms
 from sealring.identity import Credentials
 from sealring.links import Link, build_mesh
@@ -67,7 +67,7 @@ class World:
             "timeout": 20.0,
             "environ": LOOPBACK,
         } | options
-        self.group_keys = [secrets.token_bytes(32) for _ in range(size)]
+        self.group_keys = [_native.Secret.random(32) for _ in range(size)]
         self.outcomes: dict[object, list[Link] | BaseException] = {}
         self._threads: list[threading.Thread] = []
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from sealring import _native
 from sealring.store import SealedStore
 from sealring.store.values import StoreKeys
 
-KEYS = StoreKeys.derive(bytes(range(32)), ["tests"])
+KEYS = StoreKeys.derive(_native.Secret(bytes(range(32))), ["tests"])
 
 
 def tcp_store() -> Any:

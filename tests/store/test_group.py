@@ -113,7 +113,7 @@ def test_a_groups_store_under_a_key_agreed_in_it(workers: Workers) -> None:
 
 def keys_of_two_calls(rank: int, world: int) -> tuple[bytes, bytes]:
     first, second = sealed_group_store(), sealed_group_store()
-    return first._keys.value_key, second._keys.value_key
+    return bytes(first._keys.value_key), bytes(second._keys.value_key)
 
 
 def test_members_share_a_fresh_key(workers: Workers) -> None:

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from sealring import _native
 from sealring.identity.secret import derive_store_key
 from sealring.store.values import Kind, StoreKeys, parse_parts
 
@@ -55,7 +56,7 @@ def test_as_the_text_says(vector: dict[str, str]) -> None:
 
 
 def test_as_the_code_does(vector: dict[str, str]) -> None:
-    key = derive_store_key(vector["secret-text"].encode())
+    key = derive_store_key(_native.Secret(vector["secret-text"].encode()))
     keys = StoreKeys.derive(key, ["demo", "worker", "run-1", "0"])
     name = keys.value_name("address/0")
     assert name == vector["stored-value-name"]

@@ -92,7 +92,9 @@ class Enrolment:
         self._name = name
         self._world = world
         self._attester = attester
-        self._key = Ed25519PrivateKey.generate()
+        self._process = _native.ProcessMark()
+        self._seed = _native.Secret.random(32)
+        """The private key, which in RFC 8032 is any 32 random bytes."""
         self._trust = trust_in(settings.policy, settings.cache)
         self._client = BrokerClient(settings.brokers, settings.authorities)
         self._lock = threading.Lock()
@@ -110,6 +112,7 @@ class Enrolment:
 
     def credentials(self, deadline: float) -> Credentials:
         """For a new group: the newest certificate, and who is out by now."""
+        self._process.require("this worker's enrolment")
         self._ask_who_is_out(min(_ASK_SECONDS, max(0.0, deadline - time.monotonic())))
         with self._lock:
             if self._failure is not None:
@@ -135,6 +138,7 @@ class Enrolment:
         )
 
     def data_key(self, path: str) -> bytes:
+        self._process.require("this worker's enrolment")
         with self._lock:
             keys = self._joined.data_keys
         if path not in keys:
@@ -156,6 +160,10 @@ class Enrolment:
     def certificate(self) -> x509.Certificate:
         with self._lock:
             return self._joined.certificate
+
+    @property
+    def _key(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(memoryview(self._seed))
 
     def _join(self, seconds: float) -> Joined:
         return _run(self._client.join(self._name, self._world, self._key, self._attester, seconds))

@@ -273,6 +273,7 @@ def _gpu(device: torch.device) -> Finding:
     """A group of one, made ready for the GPU as every group is."""
     import torch
 
+    from sealring import _native
     from sealring.engine.cpu import CpuEngine
     from sealring.group.gpu import GpuCalls
     from sealring.group.settings import read_settings
@@ -284,7 +285,7 @@ def _gpu(device: torch.device) -> Finding:
             0,
             1,
             context=bytes(limits.KEY_BYTES),
-            group_key=os.urandom(limits.KEY_BYTES),
+            group_key=_native.Secret.random(limits.KEY_BYTES),
             links=(),
         )
         calls = GpuCalls(engine, wait)
@@ -296,6 +297,23 @@ def _gpu(device: torch.device) -> Finding:
     return Finding(name, "ok", found)
 
 
+def _key_memory() -> Iterator[Finding]:
+    from sealring import _native
+
+    kept = _native.Secret.random(limits.KEY_BYTES)
+    mapped, locked = _native.secret_memory_report()
+    del kept
+    if locked == mapped:
+        yield Finding("memory for keys", "ok", "locked into RAM, left out of core files")
+        return
+    yield Finding(
+        "memory for keys",
+        "warning",
+        "left out of core files, not locked into RAM",
+        "keys could reach a swap file: raise `ulimit -l` (RLIMIT_MEMLOCK), or use no swap",
+    )
+
+
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _aes,
     _openssl,
@@ -304,5 +322,6 @@ CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _ports,
     _shared_memory,
     _clock,
+    _key_memory,
     _gpus,
 )

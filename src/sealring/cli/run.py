@@ -14,6 +14,7 @@ import typer
 from sealring.cli.terminal import errors
 from sealring.errors import ConfigurationError, NoIdentity
 from sealring.group.settings import read_settings
+from sealring.identity.process import shut_out_debuggers
 from sealring.identity.secret import read_secret
 from sealring.last_words import LAUNCHED
 
@@ -58,6 +59,7 @@ def run(
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own."""
+    shut_out_debuggers()  # the job's secret may be made here
     if job is not None:
         os.environ["SEALRING_JOB"] = job
     os.environ.update(_brokered(broker, authority, policy) or _identity(nnodes, secret_file))

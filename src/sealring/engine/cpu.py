@@ -39,11 +39,11 @@ class LinkEnds(Protocol):
     @property
     def memory(self) -> SharedMemory | None: ...
     @property
-    def send_key(self) -> bytes: ...
+    def send_key(self) -> _native.Secret: ...
     @property
-    def receive_key(self) -> bytes: ...
+    def receive_key(self) -> _native.Secret: ...
     @property
-    def peer_group_key(self) -> bytes: ...
+    def peer_group_key(self) -> _native.Secret: ...
     @property
     def socket(self) -> socket.socket: ...
 
@@ -81,7 +81,7 @@ class CpuEngine:
         world: int,
         *,
         context: bytes,
-        group_key: bytes,
+        group_key: _native.Secret,
         links: Iterable[tuple[int, LinkEnds]],
         host: str = "",
         members: Sequence[int] | None = None,
@@ -118,6 +118,8 @@ class CpuEngine:
             else:
                 own, theirs = link.memory
                 self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
+            for key in keys:
+                key.wipe()  # the native engine has its own copy
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
 
     def use_gpu(

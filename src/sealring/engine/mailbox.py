@@ -57,11 +57,14 @@ class Mailbox:
         for peer, link in links:
             self._names.hosts[peer] = link.host
             keys = (link.send_key, link.receive_key)
+            link.peer_group_key.wipe()  # messages are for one rank each
             if link.memory is None:
                 self._native.add_tcp_link(peer, link.socket.detach(), *keys)
             else:
                 own, theirs = link.memory
                 self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
+            for key in keys:
+                key.wipe()  # the native mailbox has its own copy
 
     def use_gpu(self, ordinal: int, *, streams_wait: bool = False) -> None:
         """Makes ready what messages of this GPU's need; raises Unsupported if it cannot be.

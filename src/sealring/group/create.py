@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import time
 import weakref
 from dataclasses import replace
@@ -24,6 +23,7 @@ from sealring.group.monitored import Arrivals, serve_torchs_own_call
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.handshake import Terms, group_context
+from sealring.handshake.secrets import wiped
 from sealring.identity import load_credentials
 from sealring.identity.process import shut_out_debuggers
 from sealring.links import Link, agreed_epoch, build_mesh
@@ -53,7 +53,7 @@ def create_group(options: Any) -> SealedProcessGroup:
     lease = None if enrolment is None else enrolment.lease
 
     # Fresh for every group, so its nonces may start at zero.
-    group_key = secrets.token_bytes(limits.KEY_BYTES)
+    group_key = _native.Secret.random(limits.KEY_BYTES)
 
     def links_for(terms: Terms, objection: SealringError | None = None) -> list[tuple[int, Link]]:
         links = build_mesh(
@@ -67,7 +67,7 @@ def create_group(options: Any) -> SealedProcessGroup:
         )
         return [(members.index(link.peer), link) for link in links]
 
-    with agreed_epoch(options.store, members, rank, deadline) as epoch:
+    with wiped(group_key), agreed_epoch(options.store, members, rank, deadline) as epoch:
         terms = Terms(
             job=credentials.job,
             group=options.group_id or "default",

@@ -27,6 +27,8 @@ class Interruptible(Protocol):
 
 
 _under_way: Final[weakref.WeakSet[Interruptible]] = weakref.WeakSet()
+# A forked child has no part in its parent's groups.
+os.register_at_fork(after_in_child=_under_way.clear)
 _lock: Final = threading.Lock()
 _pipe: tuple[int, int] | None = None
 _owner = 0

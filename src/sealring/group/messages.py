@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
+from sealring import _native
 from sealring.engine.failures import fields_of
 from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import GroupClosed, GroupError
@@ -50,6 +51,7 @@ class Messages:
         owed: OwedError,
     ) -> None:
         """`on_failure` ends the rest of the group, and returns the error that it ended with."""
+        self._process = _native.ProcessMark()
         self.gpu = gpu
         self.owed = owed
         self._mailbox = mailbox
@@ -99,6 +101,7 @@ class Messages:
         result: list[torch.Tensor],
         on_success: Callable[[], None] | None,
     ) -> MessageWork:
+        self._process.require("this process group")
         if (owed := self.owed.collect()) is not None:
             raise owed
         work = MessageWork(self, result, entry)
@@ -172,6 +175,7 @@ class Messages:
             self._let_go([work], ended)
 
     def drive(self, work: MessageWork) -> None:
+        self._process.require("this message")
         try:
             with self._current_device_kept():
                 peer = self._mailbox.wait(work.ticket)

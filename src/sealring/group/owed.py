@@ -44,6 +44,8 @@ class OwedError:
 
 
 _of_all_groups: Final[weakref.WeakSet[OwedError]] = weakref.WeakSet()
+# A forked child has no part in its parent's groups.
+os.register_at_fork(after_in_child=_of_all_groups.clear)
 
 
 def raise_what_is_owed() -> None:

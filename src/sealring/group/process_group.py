@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from sealring import _native
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, Fields, fields_of
 from sealring.engine.mailbox import Mailbox
@@ -54,6 +55,8 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         introduction: Introduction,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
+        self._process = _native.ProcessMark()
+        """In a forked child the threads are gone and locks may be taken: nothing may be called."""
         self._rank = rank
         self._world = world
         self._engine = engine
@@ -153,6 +156,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         return True
 
     def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        self._require_process()
         if device is None or not self._gpu.serves(device):
             return
         try:
@@ -169,6 +173,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         return True
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
+        self._require_process()
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device | None = None) -> dist.Work:
@@ -180,6 +185,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
+        self._require_process()
         if not isinstance(timeout, timedelta):
             timeout = self._timeout if timeout is None else timedelta(seconds=timeout)
         options = dist.BarrierOptions()
@@ -200,12 +206,16 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
         Then raises what only streams were waiting for, and nobody has been told of.
         """
+        if not self._process.here:
+            return  # the parent's group goes on; torch may forget it here
         self._close()
         if (error := self._owed.collect()) is not None:
             raise error
 
     def abort(self) -> None:
         """Ends at once; what is under way fails with GroupClosed here and on every peer."""
+        if not self._process.here:
+            return
         self._owed.told()
         self._close(abort=True)
 
@@ -214,14 +224,19 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         self._end_with((NO_LONGER_ADMITTED, member, 0, -1, why))
 
     def _end_with(self, failure: Fields) -> None:
+        if not self._process.here:
+            return
         self._messages.fail(self._engine.error_of(failure))
         self._engine.fail(failure)
 
     def leave(self) -> None:
         """At the process's exit: nobody waits any more for what is still in the queue.
 
-        Unless only a stream was to wait for it: to the script those calls are done.
+        Unless only a stream was to wait for it: to the script those calls are done. A forked child
+        that ends has no part in the group.
         """
+        if not self._process.here:
+            return
         self._close(abort=not self._dispatcher.idle and not self._gpu.streams_wait)
         if (error := self._owed.collect()) is not None:
             end_process("the script ended without having seen this error", error)
@@ -235,7 +250,11 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     # ---- in and out of the queue
 
+    def _require_process(self) -> None:
+        self._process.require("this process group")
+
     def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
+        self._require_process()
         if device.type != "cuda":
             return self.selection(operation, nbytes)
         self._introduction.hold(device, self._run_introduction)
@@ -266,6 +285,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
     ) -> dist.Work:
+        self._require_process()
         if (error := self._owed.collect()) is not None:
             raise error
         # What can be refused comes first: a work that nobody runs would never be done.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sealring import _native
 from sealring.errors import GroupError, PeerSilent
 from sealring.group.gates import AnyGate, completed
 from sealring.group.message_gates import all_of
@@ -32,6 +33,7 @@ class SealedWork(dist.Work):
     ) -> None:
         """With a gate, streams wait for the work, and the host only where it is given a time."""
         super().__init__()
+        self._process = _native.ProcessMark()
         self._result = result
         self._give_up = give_up
         self._gate = gate
@@ -106,6 +108,8 @@ class SealedWork(dist.Work):
         return not self._done or self._block(timeout)
 
     def _block(self, timeout: timedelta) -> bool:
+        if not self._done:
+            self._process.require("this work")  # a forked child has no thread that would finish it
         limit = timeout.total_seconds() if timeout > timedelta(0) else -1
         try:
             in_time = self._pending.acquire(timeout=limit)
@@ -129,6 +133,8 @@ class SealedWork(dist.Work):
 
     def settle(self) -> None:
         """Returns when it is done, however it ended."""
+        if not self._done:
+            self._process.require("this work")
         self._pending.acquire()
         self._let_others_by()
 

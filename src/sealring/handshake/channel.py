@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sealring import _native
 from sealring.errors import (
     HandshakeError,
     MalformedSetup,
@@ -39,6 +40,7 @@ from sealring.handshake.messages import (
     write_hello,
 )
 from sealring.handshake.refusals import error_of, refusal_of
+from sealring.handshake.secrets import erased, take_key, write_key
 from sealring.handshake.terms import Terms, link_context
 from sealring.handshake.tls import LINGER_SECONDS, TlsConnection
 from sealring.identity.credentials import Credentials
@@ -54,8 +56,12 @@ Admit = Callable[[Hello], None]
 class LinkKeys:
     """One key per direction. Not printable."""
 
-    send: bytes = field(repr=False)
-    receive: bytes = field(repr=False)
+    send: _native.Secret = field(repr=False)
+    receive: _native.Secret = field(repr=False)
+
+    def wipe(self) -> None:
+        self.send.wipe()
+        self.receive.wipe()
 
 
 class SecureChannel:
@@ -74,11 +80,22 @@ class SecureChannel:
         with _attributed(self._tls):
             _send(self._tls, encode_message(message))
 
+    def send_key(self, message: Mapping[str, Any], field: str, key: _native.Secret) -> None:
+        """The message with `key` in this field, in hexadecimal."""
+        with _attributed(self._tls), erased(write_key(message, field, key)) as raw:
+            _send(self._tls, raw)
+
     def receive(self, deadline: float | None = None) -> Message:
         """The peer's next message; raises the error that it stands for if it is a refusal."""
         self._tls.deadline = self._tls.deadline if deadline is None else deadline
         with _attributed(self._tls):
             return _understood(_receive(self._tls), self._tls.who, self.peer.rank)
+
+    def receive_key(self, field: str) -> tuple[Message, _native.Secret | None]:
+        """The next message and the key in this field, which the message itself has no more."""
+        with _attributed(self._tls), erased(_receive(self._tls)) as raw:
+            key = take_key(raw, field)
+            return _understood(raw, self._tls.who, self.peer.rank), key
 
     def refusing(self) -> AbstractContextManager[None]:
         """In it, whatever goes wrong is laid to this peer and told to it; the channel is closed."""
@@ -234,7 +251,7 @@ def _verified(
 
 
 def _receive_hello(tls: TlsConnection, terms: Terms, peer: VerifiedPeer) -> tuple[bytes, Hello]:
-    raw = _receive(tls)
+    raw = bytes(_receive(tls))
     try:
         message = parse_message(raw)
         if message["type"] == "refusal":
@@ -248,7 +265,7 @@ def _receive_hello(tls: TlsConnection, terms: Terms, peer: VerifiedPeer) -> tupl
 
 
 def _check_evidence(tls: TlsConnection, judged: JudgedPeer, peer: VerifiedPeer) -> None:
-    raw = _receive(tls, judged.admission.evidence_limit)
+    raw = bytes(_receive(tls, judged.admission.evidence_limit))
     try:
         message = parse_message(raw)
     except MalformedSetup:
@@ -283,11 +300,12 @@ def _link_keys(
         acceptor_hello=second[2],
     )
     material = tls.export(_LABEL, 2 * KEY_BYTES, context)
-    forth, back = material[:KEY_BYTES], material[KEY_BYTES:]
+    forth, back = material.part(0, KEY_BYTES), material.part(KEY_BYTES, KEY_BYTES)
+    material.wipe()
     return LinkKeys(forth, back) if dialer else LinkKeys(back, forth)
 
 
-def _understood(raw: bytes, who: str, peer: int) -> Message:
+def _understood(raw: bytes | bytearray, who: str, peer: int) -> Message:
     message = parse_message(raw)
     if message["type"] == "refusal":
         raise error_of(message, who, peer)
@@ -302,11 +320,16 @@ def _tell(tls: TlsConnection, error: SealringError) -> None:
         _send(tls, encode_message(refusal_of(error)))
 
 
-def _send(tls: TlsConnection, message: bytes) -> None:
-    tls.send(len(message).to_bytes(4, "big") + message)
+def _send(tls: TlsConnection, message: bytes | bytearray) -> None:
+    # One piece, so that one TLS record carries it.
+    whole = bytearray(4 + len(message))
+    whole[:4] = len(message).to_bytes(4, "big")
+    whole[4:] = message
+    with erased(whole):
+        tls.send(whole)
 
 
-def _receive(tls: TlsConnection, most: int = MAX_SETUP_BYTES) -> bytes:
+def _receive(tls: TlsConnection, most: int = MAX_SETUP_BYTES) -> bytearray:
     length = int.from_bytes(tls.receive(4), "big")
     # Before a byte of it is read or room is made for it.
     if length > most:

@@ -73,7 +73,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
     return encoded
 
 
-def parse_message(raw: bytes) -> Message:
+def parse_message(raw: bytes | bytearray) -> Message:
     """One JSON object with a string in "type"."""
     if len(raw) > MAX_SETUP_BYTES:
         raise MalformedSetup(f"a set-up message of {len(raw)} bytes is over {MAX_SETUP_BYTES}")

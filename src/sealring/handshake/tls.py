@@ -13,11 +13,13 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from cryptography import x509
 from OpenSSL import SSL, crypto
+from OpenSSL._util import ffi, lib
 
+from sealring import _native
 from sealring.errors import MalformedSetup, PeerUnreachable, ProtocolMismatch, SuiteMismatch
 from sealring.handshake.refusals import from_alert, from_reason, from_verify_code
 from sealring.identity.certificates import claims_of
@@ -31,6 +33,7 @@ _DATES: Final = (
     SSL.X509VerificationCodes.ERR_CERT_NOT_YET_VALID,
 )
 _NO_AUTO_CHAIN: Final = 0x8  # SSL_MODE_NO_AUTO_CHAIN, which pyOpenSSL does not name
+_CLEANSE_PLAINTEXT: Final = 0x2  # SSL_OP_CLEANSE_PLAINTEXT: what was read is overwritten
 LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 10
 
@@ -92,26 +95,50 @@ class TlsConnection:
         if self._tls.get_alpn_proto_negotiated() != ALPN:
             raise ProtocolMismatch(f"{self.who} speaks TLS but not sealring's protocol")
 
-    def export(self, label: bytes, length: int, context: bytes) -> bytes:
-        return self._tls.export_keying_material(label, length, context)
+    # pyOpenSSL's own functions for these return `bytes`, which nobody can overwrite.
 
-    def send(self, data: bytes) -> None:
-        while data:
-            sent = self._run(functools.partial(self._tls.send, data))
-            data = data[sent:]
+    def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
+        secret = _native.Secret.zeros(length)
+        with ffi.from_buffer(secret) as out:
+            given = (label, len(label), context, len(context), 1)
+            if lib.SSL_export_keying_material(self._tls._ssl, out, length, *given) != 1:
+                raise MalformedSetup(f"{self.who}: TLS could not derive the link's keys")
+        return secret
 
-    def receive(self, count: int) -> bytes:
-        """Exactly `count` bytes."""
-        received = bytearray()
-        while len(received) < count:
-            received += self._run(functools.partial(self._tls.recv, count - len(received)))
-        return bytes(received)
+    def send(self, data: bytes | bytearray) -> None:
+        with memoryview(data) as left:
+            at = 0
+            while at < len(left):
+                with left[at:] as rest:
+                    at += self._run(functools.partial(self._tls.send, rest))
+
+    def receive(self, count: int) -> bytearray:
+        """Exactly `count` bytes, for the caller to overwrite if they are secret."""
+        received = bytearray(count)
+        at = 0
+        with ffi.from_buffer(received) as out:
+            while at < count:
+                at += self._run(functools.partial(self._read, out + at, count - at))
+        return received
+
+    def _read(self, into: Any, count: int) -> int:
+        read: int = lib.SSL_read(self._tls._ssl, into, count)
+        self._tls._raise_ssl_error(self._tls._ssl, read)
+        return read
 
     def detach(self) -> socket.socket:
         """The socket, without a word to the peer: no close_notify may precede the records."""
-        # Dropping the connection frees OpenSSL's state and keys; it does not own the descriptor.
-        del self._tls
+        self._drop()
         return self._socket
+
+    def _drop(self) -> None:
+        """Frees OpenSSL's state and keys; the descriptor is not its own.
+
+        OpenSSL does not overwrite the connection's secrets when it frees them.
+        """
+        overwritten = _native.FreedMemoryOverwritten()
+        self.__dict__.pop("_tls", None)
+        del overwritten
 
     @property
     def socket(self) -> socket.socket:
@@ -133,6 +160,7 @@ class TlsConnection:
                     break
                 budget -= len(chunk)
         self._socket.close()
+        self._drop()
 
     def _run(self, call: Callable[[], T]) -> T:
         while True:
@@ -169,6 +197,7 @@ class TlsConnection:
         context.set_tls13_ciphersuites(_CIPHERSUITES)
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
+        context.set_options(_CLEANSE_PLAINTEXT)
         # Every peer has the authority; what it needs is the worker's certificate alone.
         context.set_mode(_NO_AUTO_CHAIN)
         context.use_certificate(credentials.certificate)

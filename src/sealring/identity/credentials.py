@@ -26,10 +26,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from sealring import _native
 from sealring.errors import BadCertificate, ConfigurationError, NoIdentity
 from sealring.identity.certificates import Claims, claims_of
 from sealring.identity.names import WorkerName, check_job
-from sealring.identity.private_files import read_private, read_public
+from sealring.identity.private_files import read_public, read_secret_file
 from sealring.identity.secret import derive_authority, read_secret
 from sealring.identity.verification import is_issued_by
 
@@ -105,7 +106,7 @@ def load_credentials(
     )
 
 
-def _from_secret(secret: bytes, job: str | None, rank: int, world: int) -> Credentials:
+def _from_secret(secret: _native.Secret, job: str | None, rank: int, world: int) -> Credentials:
     authority = derive_authority(secret)
     name = WorkerName(job or authority.default_job, rank)
     certificate, key = authority.issue_to_self(name, world)
@@ -186,9 +187,9 @@ def _certificates(path: Path, what: str) -> list[x509.Certificate]:
 
 
 def _private_key(path: Path) -> PrivateKey:
-    content = read_private(path, "the key", BadCertificate)
+    content = read_secret_file(path, "the key", BadCertificate)
     try:
-        key = load_pem_private_key(content, password=None)
+        key = load_pem_private_key(memoryview(content), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # The parser's own words may quote the file; they are left out with intent.
         raise BadCertificate(f"the key {path} is not an unencrypted PEM private key") from None

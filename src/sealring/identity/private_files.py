@@ -7,6 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from sealring import _native
 from sealring.errors import ConfigurationError
 from sealring.identity.process import shut_out_debuggers
 
@@ -19,6 +20,14 @@ def read_private(path: Path, what: str, error: type[ConfigurationError]) -> byte
     The checks are made on the opened file, not on its name, so it cannot be exchanged between the
     check and the read. O_NONBLOCK keeps a FIFO placed there from hanging the worker.
     """
+    secret = read_secret_file(path, what, error)
+    content = bytes(secret)
+    secret.wipe()
+    return content
+
+
+def read_secret_file(path: Path, what: str, error: type[ConfigurationError]) -> _native.Secret:
+    """As read_private, without a copy that cannot be overwritten."""
     shut_out_debuggers()
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -26,13 +35,15 @@ def read_private(path: Path, what: str, error: type[ConfigurationError]) -> byte
         raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
     try:
         _check_private(os.fstat(fd), path, what, error)
-        with open(fd, "rb", closefd=False) as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+        size = os.fstat(fd).st_size
+        _check_size(size, path, what, error)
+        content = _native.Secret.zeros(size)
+        read = os.readv(fd, [content])
     except OSError as problem:
         raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
     finally:
         os.close(fd)
-    return _bounded(content, path, what, error)
+    return content.part(0, read)
 
 
 def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
@@ -41,7 +52,8 @@ def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as problem:
         raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
-    return _bounded(content, path, what, error)
+    _check_size(len(content), path, what, error)
+    return content
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -116,9 +128,8 @@ def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
     return temporary
 
 
-def _bounded(content: bytes, path: Path, what: str, error: type[ConfigurationError]) -> bytes:
-    if len(content) > _MAX_FILE_BYTES:
+def _check_size(size: int, path: Path, what: str, error: type[ConfigurationError]) -> None:
+    if size > _MAX_FILE_BYTES:
         raise error(
             f"{what} {path} is larger than {_MAX_FILE_BYTES} bytes, so it is something else"
         )
-    return content

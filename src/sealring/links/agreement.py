@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from sealring import _native
 from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Message, digest, exactly
+from sealring.handshake.secrets import NO_KEY
 from sealring.links.descriptors import Address, leave
 from sealring.links.memory import (
     OwnMemory,
@@ -41,11 +43,11 @@ _REFUSED: Final = "the peer could not open, or refused, our memory"
 @dataclass(frozen=True, slots=True)
 class Settled:
     memory: SharedMemory | None
-    peer_group_key: bytes = field(repr=False)
+    peer_group_key: _native.Secret = field(repr=False)
 
 
 def settle_as_dialer(
-    channel: SecureChannel, group_key: bytes, transport: Transport, own_host: str
+    channel: SecureChannel, group_key: _native.Secret, transport: Transport, own_host: str
 ) -> Settled:
     wanted = transport == "shm" or (transport == "auto" and _near(channel, own_host))
     with _own_memory(channel, transport, wanted) as own:
@@ -70,7 +72,9 @@ def settle_as_dialer(
     return Settled(memory, peer_group_key)
 
 
-def settle_as_acceptor(channel: SecureChannel, group_key: bytes, transport: Transport) -> Settled:
+def settle_as_acceptor(
+    channel: SecureChannel, group_key: _native.Secret, transport: Transport
+) -> Settled:
     peer_group_key, offer = _receive_link(channel)
     with _own_memory(channel, transport, offer is not None and transport != "tcp") as own:
         left, reason = False, "the peer offered none"
@@ -118,15 +122,18 @@ def _own_memory(
             own.close()
 
 
-def _send_link(channel: SecureChannel, group_key: bytes, own: OwnMemory | None) -> None:
+def _send_link(channel: SecureChannel, group_key: _native.Secret, own: OwnMemory | None) -> None:
     offer = None if own is None else offer_of(own.inbox.address)
-    channel.send({"type": "link", "group_key": group_key.hex(), "shm": offer})
+    channel.send_key({"type": "link", "group_key": "", "shm": offer}, "group_key", group_key)
 
 
-def _receive_link(channel: SecureChannel) -> tuple[bytes, Address | None]:
-    message = _receive(channel, "link", _LINK)
+def _receive_link(channel: SecureChannel) -> tuple[_native.Secret, Address | None]:
+    message, key = channel.receive_key("group_key")
+    _check(channel, message, "link", _LINK)
     offer = None if message["shm"] is None else parse_offer(message["shm"])
-    return bytes.fromhex(digest(message, "group_key")), offer
+    if digest(message, "group_key") != NO_KEY or key is None or key == _native.Secret.zeros(32):
+        raise _malformed(channel, "sent no group key where it belongs")
+    return key, offer
 
 
 def _send_transport(channel: SecureChannel, memory: SharedMemory | None) -> None:
@@ -143,10 +150,14 @@ def _receive_transport(channel: SecureChannel) -> bool:
 
 def _receive(channel: SecureChannel, kind: str, fields: frozenset[str]) -> Message:
     message = channel.receive()
+    _check(channel, message, kind, fields)
+    return message
+
+
+def _check(channel: SecureChannel, message: Message, kind: str, fields: frozenset[str]) -> None:
     if message["type"] != kind:
         raise _malformed(channel, "did not say how to link")
     exactly(message, fields)
-    return message
 
 
 def _malformed(channel: SecureChannel, what: str) -> MalformedSetup:

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
+from sealring import _native
 from sealring.links.memory import SharedMemory
 
 # A host that answers nothing for about a minute is gone; a rank that merely computes has a kernel
@@ -29,9 +30,9 @@ class Link:
     memory: SharedMemory | None
     dialer: bool
     """Whether this side dialed."""
-    send_key: bytes = field(repr=False)
-    receive_key: bytes = field(repr=False)
-    peer_group_key: bytes = field(repr=False)
+    send_key: _native.Secret = field(repr=False)
+    receive_key: _native.Secret = field(repr=False)
+    peer_group_key: _native.Secret = field(repr=False)
     fingerprint: str
     """SHA-256 of the peer's public key, by which a broker would take it out of the job."""
 

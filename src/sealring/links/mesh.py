@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from sealring import _native
 from sealring.errors import (
     ConfigurationError,
     HandshakeError,
@@ -57,7 +58,7 @@ def build_mesh(
     store: Store,
     credentials: Credentials,
     terms: Terms,
-    group_key: bytes,
+    group_key: _native.Secret,
     *,
     timeout: float,
     transport: Transport = "auto",
@@ -95,7 +96,7 @@ class _Mesh:
         book: AddressBook,
         credentials: Credentials,
         terms: Terms,
-        group_key: bytes,
+        group_key: _native.Secret,
         timeout: float,
         transport: Transport,
         addresses: list[str],

@@ -48,7 +48,9 @@ class WaitingLink:
 
     def discard(self, until: float) -> None:
         # The error's traceback may keep the link: not its memory, nor its peer's key.
-        self.settled = Settled(None, b"")
+        self.settled.peer_group_key.wipe()
+        self.settled = Settled(None, self.settled.peer_group_key)
+        self.channel.link_keys.wipe()
         self.channel.close(until)
 
     def link(self) -> Link:

@@ -25,6 +25,8 @@ what led up to it."""
 
 _LOG = logging.getLogger("sealring")
 _recorders: list[FlightRecorder] = []
+# A forked child has no part in its parent's groups.
+os.register_at_fork(after_in_child=_recorders.clear)
 
 
 class FlightFiles(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 
 import torch
@@ -11,7 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
+from sealring import _native
 from sealring.errors import ConfigurationError, Unsupported
+from sealring.handshake.secrets import wiped
 from sealring.identity.names import check_job
 from sealring.identity.secret import default_job, derive_store_key, read_secret
 from sealring.limits import KEY_BYTES
@@ -51,13 +52,16 @@ def sealed_group_store(group: dist.ProcessGroup | None = None) -> SealedStore:
     """
     group = _sealed_group(group)
     _, store = distributed_c10d._world.pg_map[group]
-    key = torch.zeros(KEY_BYTES, dtype=torch.uint8)
-    if dist.get_rank(group) == 0:
-        key.copy_(torch.frombuffer(bytearray(secrets.token_bytes(KEY_BYTES)), dtype=torch.uint8))
-    dist.broadcast(key, src=dist.get_global_rank(group, 0), group=group)
-    keys = StoreKeys.derive(key.numpy().tobytes(), ["group"])
-    key.zero_()
-    return SealedStore(store, keys)
+    first = dist.get_rank(group) == 0
+    key = _native.Secret.random(KEY_BYTES) if first else _native.Secret.zeros(KEY_BYTES)
+    with wiped(key):
+        # The tensor has the secret's own memory.
+        dist.broadcast(
+            torch.frombuffer(key, dtype=torch.uint8),
+            src=dist.get_global_rank(group, 0),
+            group=group,
+        )
+        return SealedStore(store, StoreKeys.derive(key, ["group"]))
 
 
 def seal_group_store(group: dist.ProcessGroup | None = None) -> SealedStore:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch.distributed  # noqa: F401 (makes the module below importable)
 from torch._C._distributed_c10d import Store
 
+from sealring import _native
 from sealring.errors import StoreError, TamperedValue, Unsupported
 from sealring.store.freshness import Freshness, Seen
 from sealring.store.values import WRITER_BYTES, Kind, StoreKeys, parse_parts
@@ -35,6 +36,7 @@ class SealedStore(Store):
 
     def __init__(self, store: Store, keys: StoreKeys) -> None:
         super().__init__()
+        self._process = _native.ProcessMark()
         self._inner: Any = store
         self._keys = keys
         self._freshness = Freshness()
@@ -163,6 +165,7 @@ class SealedStore(Store):
     @property
     def _store(self) -> Any:
         """The store beneath, with our timeout: torch's C++ sets that without calling Python."""
+        self._process.require("this store")  # its connection is the parent's, too
         if self._inner.timeout != self.timeout:
             self._inner.set_timeout(self.timeout)
         return self._inner
@@ -200,13 +203,10 @@ class _Writer:
         self.lock = threading.Lock()
         """Held from the numbering of a part until it is in the store, so that numbers grow there
         in the order of writing."""
-        self._pid = 0
-        self._name = b""
+        self._name = os.urandom(WRITER_BYTES)
         self._number = 0
 
     def next(self) -> tuple[bytes, int]:
-        if self._pid != os.getpid():  # a forked child is a writer of its own
-            self._pid, self._name, self._number = os.getpid(), os.urandom(WRITER_BYTES), 0
         self._number += 1
         return self.last()
 

@@ -7,25 +7,19 @@
      | magic  | version| kind  | length   | writer  | number  | salt   | encrypted     | tag     |
 
 Every part has a key of its own, HKDF(value key, salt, what the part is and where it belongs), and
-uses it once. So writers need not know of each other, and a forked process repeats nothing.
+uses it once. So writers need not know of each other. A forked child has none of the keys.
 """
 
 from __future__ import annotations
 
 import enum
-import hashlib
-import hmac
 import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
+from sealring import _native
 from sealring.errors import TamperedValue
 from sealring.limits import KEY_BYTES, PROTOCOL_VERSION, TAG_BYTES
 
@@ -70,47 +64,47 @@ class Part:
 class StoreKeys:
     """What the holders of one key make of it for one job, run and restart. Printing it is safe."""
 
-    name_key: bytes = field(repr=False)
-    counter_key: bytes = field(repr=False)
-    value_key: bytes = field(repr=False)
+    name_key: _native.Secret = field(repr=False)
+    counter_key: _native.Secret = field(repr=False)
+    value_key: _native.Secret = field(repr=False)
 
     @staticmethod
-    def derive(key: bytes, context: Iterable[str]) -> StoreKeys:
+    def derive(key: _native.Secret, context: Iterable[str]) -> StoreKeys:
         """`context` says where the key is used; whoever has another one shares nothing with us."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a store's key has {KEY_BYTES} bytes, not {len(key)}")
         bound = _fields(text.encode() for text in context)
 
-        def derived(purpose: bytes) -> bytes:
-            return HKDF(SHA256(), KEY_BYTES, _SALT, _fields([purpose, bound])).derive(key)
+        def derived(purpose: bytes) -> _native.Secret:
+            return key.derive(_SALT, _fields([purpose, bound]), KEY_BYTES)
 
         return StoreKeys(derived(b"names"), derived(b"counters"), derived(b"values"))
 
     def value_name(self, key: str) -> str:
-        return hmac.new(self.name_key, key.encode(), hashlib.sha256).hexdigest()
+        return self.name_key.hmac_sha256(key.encode()).hex()
 
     def counter_name(self, key: str) -> str:
         """Another name than the value's: an unsealed number must never be taken for a value."""
-        return hmac.new(self.counter_key, key.encode(), hashlib.sha256).hexdigest()
+        return self.counter_key.hmac_sha256(key.encode()).hex()
 
     def seal(self, kind: Kind, name: str, writer: bytes, number: int, value: bytes) -> bytes:
         if len(value) > MAX_VALUE_BYTES:
             raise ValueError(f"a sealed value has at most {MAX_VALUE_BYTES} bytes")
         salt = os.urandom(32)
         header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, len(value), writer, number, salt)
-        return header + self._cipher(salt, name).encrypt(_NONCE, value, header)
+        return header + self._part_key(salt, name).seal(_NONCE, value, header)
 
     def open(self, part: Part, name: str) -> bytes:
-        try:
-            return self._cipher(part.salt, name).decrypt(_NONCE, part.sealed, part.header)
-        except InvalidTag:
+        value = self._part_key(part.salt, name).open(_NONCE, part.sealed, part.header)
+        if value is None:
             raise TamperedValue(
                 "the store holds a value that no worker of this job put there under this key"
-            ) from None
+            )
+        return value
 
-    def _cipher(self, salt: bytes, name: str) -> AESGCM:
+    def _part_key(self, salt: bytes, name: str) -> _native.Secret:
         info = _fields([b"sealring-1 store value", name.encode()])
-        return AESGCM(HKDF(SHA256(), KEY_BYTES, salt, info).derive(self.value_key))
+        return self.value_key.derive(salt, info, KEY_BYTES)
 
 
 def parse_parts(raw: bytes) -> tuple[Part, ...]:

@@ -1,0 +1,145 @@
+"""A worker that reports its keys, masked, and writes memory to files for the test to search.
+
+Rank 0 writes, while its group lives, all the memory of a forked child and what a core file of its
+own would hold; when the group has ended it dumps core.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from sealring.engine.cpu import CpuEngine
+from sealring.engine.mailbox import Mailbox
+from sealring.group import create
+from sealring.handshake import tls
+from tests.attacks.key_search import masked
+
+_PR_SET_DUMPABLE: Final = 4
+OWN_MEMORY: Final = "own.memory"
+CHILDS_MEMORY: Final = "child.memory"
+_BLOCK: Final = 1 << 18
+
+
+def report(name: str, secret: object) -> None:
+    print("key", name.replace(" ", "-"), masked(secret), flush=True)
+
+
+def record_keys() -> None:
+    """Reports every key that set-up hands on, and the secrets of its TLS connections."""
+
+    class RecordedEngine(CpuEngine):
+        def __init__(self, *arguments: Any, links: Any, group_key: Any, **options: Any) -> None:
+            links = list(links)
+            report("group key", group_key)
+            for peer, link in links:
+                report(f"to {peer}", link.send_key)
+                report(f"from {peer}", link.receive_key)
+                report(f"group key of {peer}", link.peer_group_key)
+            super().__init__(*arguments, links=links, group_key=group_key, **options)
+
+    class RecordedMailbox(Mailbox):
+        def __init__(self, *arguments: Any, links: Any, **options: Any) -> None:
+            links = list(links)
+            for peer, link in links:
+                report(f"messages to {peer}", link.send_key)
+                report(f"messages from {peer}", link.receive_key)
+            super().__init__(*arguments, links=links, **options)
+
+    create.CpuEngine = RecordedEngine  # type: ignore[misc]
+    create.Mailbox = RecordedMailbox  # type: ignore[misc]
+    export, context = tls.TlsConnection.export, tls.TlsConnection._context
+    numbers = iter(range(100))
+
+    def recorded_export(self: Any, *arguments: Any) -> Any:
+        exported = export(self, *arguments)
+        report(f"exporter {next(numbers)}", exported)
+        return exported
+
+    def recorded_context(self: Any, *arguments: Any, **options: Any) -> Any:
+        made = context(self, *arguments, **options)
+
+        def on_secret(_: object, line: bytes) -> None:
+            # In hexadecimal: what is searched for is the secret itself.
+            name, _, secret = line.decode().split()
+            values = (int(secret[at : at + 2], 16) for at in range(0, len(secret), 2))
+            report(f"TLS {name} {next(numbers)}", bytearray(values))
+
+        made.set_keylog_callback(on_secret)
+        return made
+
+    tls.TlsConnection.export = recorded_export  # type: ignore[method-assign]
+    tls.TlsConnection._context = recorded_context  # type: ignore[method-assign]
+
+
+def train() -> None:
+    tensor = torch.ones(100_000)
+    for _ in range(16):
+        dist.all_reduce(tensor)
+    message = torch.ones(100_000)
+    if dist.get_rank() == 0:
+        dist.send(message, dst=1)
+        dist.recv(message, src=1)
+    else:
+        dist.recv(message, src=0)
+        dist.send(message, dst=0)
+    group = dist.group.WORLD
+    assert group is not None
+    print("rekeys", max(group.account()["rekeys"]), flush=True)  # type: ignore[attr-defined]
+
+
+def dump_core() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+    os.abort()
+
+
+def write_memory(path: str, *, as_core: bool) -> None:
+    """All writable memory; `as_core`: without what MADV_DONTDUMP keeps out of core files."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    mappings: list[tuple[int, int]] = []
+    with open("/proc/self/smaps") as listing:
+        for line in listing:
+            fields = line.split()
+            if "-" in fields[0] and fields[1].startswith("rw"):
+                start, end = (int(each, 16) for each in fields[0].split("-"))
+                mappings.append((start, end))
+            elif "-" in fields[0]:
+                mappings.append((0, 0))
+            elif fields[0] == "VmFlags:" and as_core and "dd" in fields:
+                mappings.pop()
+    nothing = bytes(_BLOCK)
+    with open("/proc/self/mem", "rb", 0) as memory, open(path, "wb", 0) as out:
+        for start, end in mappings:
+            for at in range(start, end, _BLOCK):
+                try:
+                    block = os.pread(memory.fileno(), min(_BLOCK, end - at), at)
+                except OSError:
+                    break
+                if block != nothing[: len(block)]:
+                    out.write(block)
+
+
+def main() -> None:
+    record_keys()
+    dist.init_process_group("sealring")
+    train()
+    rank = dist.get_rank()
+    if rank == 0:
+        write_memory(OWN_MEMORY, as_core=True)
+        if (child := os.fork()) == 0:
+            write_memory(CHILDS_MEMORY, as_core=False)
+            os._exit(0)
+        os.waitpid(child, 0)
+    dist.destroy_process_group()
+    if rank == 0:
+        dump_core()
+
+
+if __name__ == "__main__":
+    main()
