@@ -46,8 +46,12 @@ from tests.broker.local import JOB, Place, running
 from tests.identity.attestation import swtpm
 
 AMD, INTEL, GPU, MAKER = Amd(), Intel(), Nvidia(), Maker()
-AZURE = AzureGuest(AMD)
+AZURE, AZURE_TDX = AzureGuest(AMD), AzureGuest(INTEL)
 PCR4 = pcr_values(BOOT)[4].hex()
+SNP = f'''[snp]
+measurements = ["{MEASUREMENT.hex()}"]
+unchecked = ["minimum_tcb", "platform_info"]
+'''
 LISTS = "[freshness]\nrequire_revocation_lists = false\n"
 
 
@@ -106,27 +110,46 @@ def taken(data: bytes) -> tuple[bytes, bytes]:
     return data[2:size], data[size:]
 
 
+def tpm_by_certificate(challenge: Challenge) -> Evidence:
+    chain = (MAKER.ak_certificate.der, *MAKER.chain[1:])
+    return replace(MAKER.evidence(challenge), chain=chain)
+
+
 CASES = {
-    "snp": (Minted("snp", snp), AMD.trust(), f'[snp]\nmeasurements = ["{MEASUREMENT.hex()}"]'),
+    "snp": (Minted("snp", snp), AMD.trust(), SNP),
     "tdx": (
         Minted("tdx", lambda challenge: INTEL.evidence(challenge=challenge)),
         INTEL.trust(),
-        f'[tdx]\nmeasurements = ["{MRTD.hex()}"]',
+        f'[tdx]\nmeasurements = ["{MRTD.hex()}"]\nunchecked = ["rtmr0", "rtmr1", "rtmr2"]',
     ),
     "azure": (
         Minted("az-snp-vtpm", lambda challenge: AZURE.evidence(challenge)),
         AMD.trust(),
-        f'[az-snp-vtpm]\nmeasurements = ["{MEASUREMENT.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}',
+        f'[az-snp-vtpm]\nmeasurements = ["{MEASUREMENT.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
+        'unchecked = ["minimum_tcb", "platform_info", "pcr7"]',
+    ),
+    "azure tdx": (
+        Minted("az-tdx-vtpm", lambda challenge: AZURE_TDX.evidence(challenge)),
+        INTEL.trust(),
+        f'[az-tdx-vtpm]\nmeasurements = ["{MRTD.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
+        'unchecked = ["pcr7"]',
     ),
     "gpu": (
         Minted("snp", snp_with_gpu),
         replace(AMD.trust(), nvidia=GPU.trust().nvidia, references=GPU.references()),
-        f'[snp]\nmeasurements = ["{MEASUREMENT.hex()}"]\n[nvidia]\ngpus = 1',
+        f"{SNP}\n[nvidia]\ngpus = 1",
+    ),
+    "tpm with an AK certificate": (
+        Minted("tpm", tpm_by_certificate),
+        MAKER.trust(),
+        f'[tpm]\nroots = ["{MAKER.root.fingerprint}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
+        'ak_certificates = true\nunchecked = ["pcr0", "pcr7"]',
     ),
     "tpm": (
         MintedTpm(),
         MAKER.trust(),
-        f'[tpm]\nroots = ["{MAKER.root.fingerprint}"]\npcrs = {{4 = ["{PCR4}"]}}',
+        f'[tpm]\nroots = ["{MAKER.root.fingerprint}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
+        'unchecked = ["pcr0", "pcr7"]',
     ),
 }
 
@@ -207,7 +230,8 @@ def test_a_real_tpm_in_software_joins(tmp_path: Path) -> None:
         swtpm.extend(tpm, 4, b"\x04" * 32)
         machine = TpmMachine(tpm, maker.chain[1:], certificate=maker.ek.der)
         shown = tpm.read_pcrs([4]).hex()
-        policy = f'[tpm]\nroots = ["{maker.root.fingerprint}"]\npcrs = {{4 = ["{shown}"]}}'
+        policy = f'[tpm]\nroots = ["{maker.root.fingerprint}"]\npcrs = {{4 = ["{shown}"]}}\n'
+        policy += 'unchecked = ["pcr0", "pcr7"]'
         place = at(tmp_path, (TpmAttester(machine), maker.trust(), policy))
         with running(place) as broker:
             own = Ed25519PrivateKey.generate()

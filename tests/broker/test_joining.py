@@ -163,7 +163,10 @@ def test_evidence_of_another_simulator_is_refused(broker: Running) -> None:
 
 
 def test_a_policy_without_the_word_simulated_admits_none(place: Place) -> None:
-    place.policy.write_text(f'version = 1\n[snp]\nmeasurements = ["{"5a" * 48}"]\n')
+    place.policy.write_text(
+        f'version = 1\n[snp]\nmeasurements = ["{"5a" * 48}"]\n'
+        'unchecked = ["minimum_tcb", "platform_info"]\n'
+    )
     with running(place) as broker, pytest.raises(UntrustedChain):
         broker.join(0)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from sealring import _native
 from sealring.bench.minting.certificates import NOW
 from sealring.bench.minting.intel import Intel
@@ -39,14 +41,23 @@ from sealring.errors import (
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
 from sealring.identity.attestation import Policy, Trust, judge, parse_evidence, parse_policy
-from sealring.identity.attestation.az_snp_vtpm import parse_hcl_report
+from sealring.identity.attestation.ccel import check_ccel
+from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.claims import parse_claims
 from sealring.identity.attestation.intel import parse_collateral, verify_quote
+from sealring.identity.attestation.loose_der import signed_part, with_sets_in_order
 from sealring.identity.attestation.nvidia import spdm
 from sealring.identity.attestation.nvidia.reference import verify_reference
+from sealring.identity.attestation.paravisor import parse_hcl_report
 from sealring.identity.attestation.snp import parse_report
-from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
+from sealring.identity.attestation.tpm.event_log import (
+    only_pcrs,
+    parse_event_log,
+    replay,
+    without_filling,
+)
 from sealring.identity.attestation.tpm.structures import (
+    BANKS,
     check_signature,
     name_of,
     parse_public,
@@ -209,12 +220,32 @@ def tpm_signature(data: bytes) -> None:
 
 
 def event_log(data: bytes) -> None:
+    with suppress(MalformedEvidence, UnknownEvidence):
+        assert data.startswith(without_filling(data))
+    with suppress(MalformedEvidence, UnknownEvidence, ForgedEvidence):
+        check_ccel(data, {"rtmr0": "00" * 48})
+    for bank, size in BANKS.items():
+        try:
+            events = parse_event_log(data, bank)
+        except (MalformedEvidence, UnknownEvidence):
+            continue
+        assert only_pcrs(data, set(range(24))) == data
+        assert all(len(value) == size for value in replay(events, bank).values())
+
+
+def certificate(data: bytes) -> None:
+    """As some makers write them, with sets in another order than DER's."""
+    with suppress(ValueError):
+        ordered = with_sets_in_order(data)
+        assert len(ordered) == len(data)
+        assert with_sets_in_order(ordered) == ordered
     try:
-        events = parse_event_log(data)
-    except (MalformedEvidence, UnknownEvidence):
+        read = load_certificate(data)
+    except MalformedEvidence:
         return
-    assert only_pcrs(data, set(range(24))) == data
-    assert all(len(value) == 32 for value in replay(events).values())
+    if read.public_bytes(Encoding.DER) != data:
+        assert read.public_bytes(Encoding.DER) == with_sets_in_order(data)
+        assert signed_part(data) in data
 
 
 def hcl_report(data: bytes) -> None:
@@ -322,6 +353,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "tpm_key": tpm_key,
     "tpm_signature": tpm_signature,
     "event_log": event_log,
+    "certificate": certificate,
     "hcl_report": hcl_report,
     "intel_quote": intel_quote,
     "intel_collateral": intel_collateral,

@@ -36,6 +36,7 @@ from tests.fuzz.targets import ALERT_FIXED
 from tests.handshake.meeting import terms
 from tests.identity.attestation.minting import CHALLENGE, Amd
 from tests.identity.attestation.test_policy import EVERY_KIND, ONLY_SNP, POLICY
+from tests.identity.attestation.test_tpm_makers import unordered
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -250,6 +251,8 @@ def event_logs() -> Iterator[tuple[str, bytes]]:
     yield "good", good
     yield "banks", tpm.event_log(tpm.BOOT, ((4, 20), (11, 32), (12, 48)))
     yield "no-events", tpm.event_log(())
+    yield "sha384", tpm.event_log(tpm.BOOT, ((12, 48),))
+    yield "filled", good + b"\xff" * 64
     yield "sha1", tpm.event_log(tpm.BOOT, ((4, 20),))
     yield "pcr-24", tpm.event_log((tpm.Measured(24, 1, b""),))
     yield (
@@ -257,6 +260,17 @@ def event_logs() -> Iterator[tuple[str, bytes]]:
         good + bytes.fromhex("0400000001000000010000000b00") + bytes(32) + b"\xff" * 4,
     )
     yield "short", good[:-1]
+
+
+def certificates() -> Iterator[tuple[str, bytes]]:
+    maker = tpm.Maker()
+    leaf, root = unordered()
+    yield "good", maker.ek.der
+    yield "vcek", Amd().chain[0]
+    yield "unordered", leaf
+    yield "its-root", root
+    yield "short", leaf[:-1]
+    yield "deep", b"\x30\x80" * 40
 
 
 def hcl_reports() -> Iterator[tuple[str, bytes]]:
@@ -381,6 +395,7 @@ def main() -> None:
         "tpm_key": tpm_keys(),
         "tpm_signature": tpm_signatures(),
         "event_log": event_logs(),
+        "certificate": certificates(),
         "hcl_report": hcl_reports(),
         "intel_quote": intel_quotes(),
         "intel_collateral": intel_collaterals(),

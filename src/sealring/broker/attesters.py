@@ -21,10 +21,12 @@ from cryptography.hazmat.primitives.serialization import (
 from sealring.errors import ConfigurationError, MalformedAnswer
 from sealring.identity.attestation import Challenge, Evidence, Policy
 from sealring.identity.attestation.azure_guest import AzureMachine
+from sealring.identity.attestation.coco import CocoMachine
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.collect import collect_gpus
 from sealring.identity.attestation.simulated import KIND as SIMULATED
 from sealring.identity.attestation.simulated import Simulator
+from sealring.identity.attestation.tpm.certified import CertifiedTpmMachine
 from sealring.identity.attestation.tpm.commands import Tpm
 from sealring.identity.attestation.tpm.machine import DEVICE, TpmMachine, read_issuers
 from sealring.identity.attestation.tpm.verify import KIND as TPM
@@ -33,7 +35,7 @@ from sealring.identity.private_files import read_private, read_public, write_pri
 
 _SIMULATOR_DAYS: Final = 365
 _MEASUREMENT_BYTES: Final = 32
-_TSM, _AZURE = "tsm", "azure"
+_TSM, _AZURE, _CERTIFIED, _COCO = "tsm", "azure", "tpm-ak", "coco"
 
 
 class Attester(Protocol):
@@ -140,13 +142,18 @@ def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:
         return GuestAttester(TsmMachine(_chain(environ)), gpus)
     if source == _AZURE:
         return GuestAttester(AzureMachine(_tpm(environ), _chain(environ)), gpus)
+    if source == _COCO:
+        return GuestAttester(CocoMachine(_chain(environ)), gpus)
+    if source == _CERTIFIED:
+        return GuestAttester(CertifiedTpmMachine(_tpm(environ), _chain(environ)), gpus)
     if source == TPM:
         return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)), gpus)
     kind, _, directory = source.partition(":")
     if kind == SIMULATED and directory:
         return open_simulator(Path(directory))
     raise ConfigurationError(
-        f"SEALRING_ATTESTER is {source!r}; set it to {_TSM}, {_AZURE}, {TPM} or {SIMULATED}:DIR"
+        f"SEALRING_ATTESTER is {source!r}; set it to {_TSM}, {_AZURE}, {TPM}, {_CERTIFIED}, "
+        f"{_COCO} or {SIMULATED}:DIR"
     )
 
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from rich.table import Table
 
-from sealring.cli.terminal import console, print_json
-from sealring.errors import AttestationError, AttestationUnavailable
+from sealring.cli.terminal import console, print_json, say
+from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError
+from sealring.identity.attestation import Policy
+from sealring.identity.attestation.chains import load_certificate
+from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.identity.attestation.intel import TDX
+from sealring.identity.attestation.policy_devices import DeviceRules
 from sealring.identity.attestation.snp import parse_report
 from sealring.identity.attestation.tpm.commands import Tpm
+from sealring.identity.attestation.tpm.credential import seal_credential
 from sealring.identity.attestation.tpm.machine import DEVICE, QUOTED, TpmMachine
+from sealring.identity.attestation.tpm.structures import BANKS, parse_public
 from sealring.identity.attestation.tpm.verify import registers
 from sealring.identity.attestation.tsm import Answer, ask
 from sealring.identity.attestation.verify import DEVICE_VERIFIERS, VERIFIERS
+from sealring.identity.private_files import write_public
 
 _DEVICES: Final = {
     "snp": "/dev/sev-guest",
@@ -29,13 +41,25 @@ _DEVICES: Final = {
 
 def attest(
     tpm: Annotated[str, typer.Option(help="The TPM: a device, or a simulator's socket.")] = DEVICE,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write evidence there, made as SEALRING_ATTESTER says, to try a policy."),
+    ] = None,
+    gpus: Annotated[bool, typer.Option("--gpus", help="With --out: show the GPUs too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the hardware here that signs evidence, and what it would show today.
 
     What is shown is what the hardware says of itself, for writing a policy: nothing of it was
-    verified, and only verified evidence proves anything.
+    verified, and only verified evidence proves anything. With --out, evidence is written to a file,
+    for `sealring policy check` and `sealring policy new`: made for a nonce of its own, so that no
+    broker takes it.
     """
+    if out is not None:
+        _write(out, gpus, tpm, json)
+        return
+    if gpus:
+        raise ConfigurationError("--gpus is for the evidence that --out writes")
     found = [_row(kind, device, Path(device).exists()) for kind, device in _DEVICES.items()]
     found.append(_row("tpm", tpm, "://" in tpm or Path(tpm).exists()))
     for row in found:
@@ -55,6 +79,38 @@ def attest(
     for row in found:
         for name, value in row["shows"].items():
             console.print(f"{row['kind']} {name} = {value}", highlight=False, soft_wrap=True)
+
+
+def _write(out: Path, gpus: bool, tpm: str, json: bool) -> None:
+    from sealring.broker.attesters import find_attester  # its packages are an extra
+
+    environ = {**os.environ} if tpm == DEVICE else {**os.environ, "SEALRING_TPM": tpm}
+    devices = DeviceRules() if gpus else None
+    attester = find_attester(environ, Policy({}, devices=devices))
+    public_key = Ed25519PrivateKey.generate().public_key()
+    key = public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    extra = _credential(attester.introduce())
+    content = attester.attest(secrets.token_bytes(NONCE_BYTES), key, extra).encode()
+    write_public(out, content)
+    shown = {"kind": attester.kind, "out": str(out), "bytes": len(content)}
+    if json:
+        print_json(shown)
+        return
+    say(f"{out}: {attester.kind} evidence, for a nonce of its own. No broker takes it; try it with")
+    say(f"  sealring policy new --evidence {out}")
+    say(f"  sealring policy check POLICY {out}")
+
+
+def _credential(introduction: dict[str, Any]) -> dict[str, Any]:
+    """A TPM's exchange with its verifier, both played here: it proves nothing to others."""
+    if not introduction:
+        return {}
+    certificate, ak = (
+        base64.b64decode(one) for one in (introduction["chain"][0], introduction["ak"])
+    )
+    endorsement = load_certificate(certificate).public_key()
+    blob = seal_credential(endorsement, parse_public(ak).name, secrets.token_bytes(32))
+    return {"credential": base64.b64encode(blob).decode()}
 
 
 def _row(kind: str, device: str, present: bool) -> dict[str, Any]:
@@ -84,8 +140,9 @@ def _ask(kind: str, device: str) -> dict[str, Any]:
 
 def _tpm(address: str) -> dict[str, Any]:
     with Tpm.open(address) as tpm:
-        values = tpm.read_pcrs(QUOTED)
-        shows = registers({pcr: values[32 * n :][:32] for n, pcr in enumerate(QUOTED)})
+        bank = tpm.bank()
+        values, size = tpm.read_pcrs(QUOTED, bank), BANKS[bank]
+        shows = registers({pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)})
         try:
             TpmMachine(tpm, ())
         except (AttestationError, AttestationUnavailable) as problem:

@@ -36,3 +36,8 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.4g} {unit}"
         count /= 1024
     raise AssertionError
+
+
+def say(text: str) -> None:
+    """One sentence as it is: long values stay whole, so that they can be copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, issue
 from sealring.bench.minting.intel import MRENCLAVE, MRSIGNER, MRTD, PPID, Intel, tdx_body
@@ -34,9 +35,11 @@ from sealring.identity.attestation import (
     Evidence,
     Trust,
 )
+from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.intel import (
     Collateral,
     parse_collateral,
+    pck_chain,
     quote_size,
     verify_quote,
 )
@@ -181,6 +184,16 @@ def test_a_tcb_that_intel_does_not_list() -> None:
     assert worker.tcb_status == "OutOfDate"
 
 
+def test_collateral_that_was_fetched_for_another_machine_of_the_family() -> None:
+    fetched = INTEL.trust(INTEL.collateral(with_pck=True))
+    second = INTEL.another(b"second machine..")
+    assert verify(GOOD, fetched).machine == PPID.hex()
+    assert verify(second.evidence(), fetched).machine == b"second machine..".hex()
+    gone = INTEL.trust(INTEL.collateral(with_pck=True, revoked=(second.pck,)))
+    assert verify(GOOD, gone).tcb_status == "UpToDate"
+    refused(ChainRevoked, second.evidence(), gone)
+
+
 def test_a_file_that_is_no_collateral() -> None:
     for text in ("", "{}", "[]", '{"tcb_info": "{}"}'):
         with pytest.raises(ConfigurationError):
@@ -215,6 +228,22 @@ def test_real_quotes_verify_at_their_own_dates() -> None:
     assert "INTEL-SA-00289" in sgx.advisories
     with pytest.raises(TcbTooOld):
         check(*_kind("tdx_quote_outdated", "tdx"))
+
+
+def test_real_collateral_of_one_machine_fits_the_familys_others() -> None:
+    folder = vectors("tdx")
+    padded = bytes(json.loads((folder / "near_quote.json").read_text()))
+    quote = padded[: quote_size(padded)]
+    fields = json.loads((folder / "near_collateral.json").read_text())
+    other, _ = real("tdx_quote")
+    chain = b"".join(
+        load_certificate(one).public_bytes(Encoding.PEM) for one in pck_chain(other)
+    ).decode()
+    for shown in (fields["pck_certificate_chain"], chain):
+        known = parse_collateral(json.dumps(fields | {"pck_certificate_chain": shown}))
+        one, another = (check(raw, "tdx", known) for raw in (quote, other))
+        assert (one.tcb_status, another.tcb_status) == ("UpToDate", "OutOfDate")
+        assert one.machine != another.machine
 
 
 def _kind(name: str, kind: str) -> tuple[bytes, str, Collateral]:

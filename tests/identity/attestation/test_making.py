@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from sealring.bench.minting.azure import AzureGuest
 from sealring.bench.minting.certificates import CHALLENGE, pem
 from sealring.bench.minting.intel import Intel, tdx_body
 from sealring.bench.minting.nvidia import Nvidia
+from sealring.bench.minting.tpm import Measured, event_log
 from sealring.errors import AttestationUnavailable, TpmFailed
 from sealring.identity.attestation import parse_evidence, verify_evidence
 from sealring.identity.attestation.azure_guest import AK, HCL_REPORT, AzureMachine
@@ -22,15 +26,19 @@ from sealring.identity.attestation.nvidia.collect import GpuCertificate, GpuRepo
 from sealring.identity.attestation.nvidia.device import verify_nvidia
 from sealring.identity.attestation.tpm.commands import OWNER, PASSWORD, Tpm
 from sealring.identity.attestation.tsm import TsmMachine, ask, certificates_of
+from tests.identity.attestation.answering import answering
 from tests.identity.attestation.swtpm import needs_swtpm, running, store
 
 AMD, INTEL, GPU = Amd(), Intel(), Nvidia()
 
 
-def table(chain: tuple[bytes, ...]) -> bytes:
+VCEK_NAME, VLEK_NAME = "63da758de6644564adc5f4b93be8accd", "a8074bc2a25a483eaae639c045a0b8a1"
+
+
+def table(chain: tuple[bytes, ...], leaf: str = VCEK_NAME) -> bytes:
     """As the host's firmware hands certificates over."""
     names = [
-        "63da758de6644564adc5f4b93be8accd",
+        leaf,
         "4ab7b379bbac4fe4a02f05aef327c782",
         "c0b406a4a803495297433fb6014cd0ae",
     ]
@@ -100,21 +108,45 @@ def test_a_host_that_hands_out_no_certificates(
 ) -> None:
     kernel = Kernel("sev_guest", lambda data: AMD.report(report_data=data))
     reports = kernel.install(tmp_path, monkeypatch)
-    with pytest.raises(AttestationUnavailable, match="no certificates"):
+    with pytest.raises(AttestationUnavailable, match="no certificate of SEV-VCEK"):
         TsmMachine(reports=reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
     given = TsmMachine(AMD.chain, reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
     assert given.chain == AMD.chain
     assert certificates_of(table(AMD.chain)) == AMD.chain
-    assert certificates_of(table(AMD.chain[:2])) == ()
+    assert certificates_of(table(AMD.chain[:1])) == AMD.chain[:1]
+    with pytest.raises(AttestationUnavailable, match="CN=ARK-Milan is missing"):
+        TsmMachine(AMD.chain[:2], reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
+
+
+def test_a_host_that_hands_out_only_its_providers_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vlek = Amd(vlek=True)
+    handed = table(vlek.chain[:1], VLEK_NAME)
+    kernel = Kernel("sev_guest", lambda data: vlek.report(report_data=data), handed)
+    reports = kernel.install(tmp_path, monkeypatch)
+    with pytest.raises(AttestationUnavailable, match="CN=SEV-VLEK-Milan is missing"):
+        TsmMachine(reports=reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    # The operator gives AMD's certificates, and maybe those for chips' own keys too.
+    given = (*vlek.chain[1:], *AMD.chain, b"unreadable")
+    evidence = TsmMachine(given, reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    assert evidence.chain == vlek.chain
+    assert verify_evidence(evidence, CHALLENGE, vlek.trust()).guest["vlek"] == 1
 
 
 def test_a_tdx_guest_whose_kernel_fills_the_buffer_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = Kernel("tdx_guest", lambda data: INTEL.quote(tdx_body(data)) + bytes(99))
-    machine = TsmMachine(reports=kernel.install(tmp_path, monkeypatch))
+    kernel = Kernel("tdx_guest", lambda data: INTEL.quote(tdx_body(data, rtmrs=held)) + bytes(99))
+    measured = (Measured(2, 13, b"kernel"),)
+    digest = hashlib.sha384(b"kernel").digest()
+    held = {1: hashlib.sha384(bytes(48) + digest).digest()}
+    log = tmp_path / "CCEL"
+    log.write_bytes(event_log(measured, ((12, 48),)) + b"\xff" * 100)
+    machine = TsmMachine(reports=kernel.install(tmp_path, monkeypatch), event_log=log)
     evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
-    assert verify_evidence(evidence, CHALLENGE, INTEL.trust()).kind == "tdx"
+    worker = verify_evidence(evidence, CHALLENGE, INTEL.trust())
+    assert (worker.kind, worker.events) == ("tdx", {"rtmr1": (digest.hex(),)})
 
 
 def test_a_machine_that_is_no_guest_and_one_of_an_unknown_kind(
@@ -145,6 +177,33 @@ def test_a_guest_of_azures_with_a_real_virtual_tpm() -> None:
         worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, AMD.trust())
     assert worker.label == "az-snp-vtpm Milan"
     assert worker.registers["pcr17"] == "ff" * 32
+
+
+@needs_swtpm
+def test_a_tdx_guest_of_azures_has_its_report_quoted_by_the_metadata_service() -> None:
+    asked = []
+
+    def metadata(path: str, body: bytes) -> tuple[int, bytes]:
+        asked.append((path, json.loads(body)["report"]))
+        quote = base64.urlsafe_b64encode(guest.td_quote + bytes(70)).decode().rstrip("=")
+        return (200, json.dumps({"quote": quote}).encode()) if len(asked) == 1 else (500, b"{}")
+
+    with running() as address, Tpm.open(address) as tpm, answering(metadata) as service:
+        with tpm.primary(RSA_AK) as (handle, public):
+            tpm.call("EvictControl", 0x120, (OWNER, handle), (PASSWORD,), AK.to_bytes(4, "big"))
+        guest = AzureGuest(INTEL, modulus=int.from_bytes(public[-256:], "big"))
+        store(tpm, HCL_REPORT, guest.hcl_report(pad=0))
+        machine = AzureMachine(tpm, (), service)
+        evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+        worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, INTEL.trust())
+        with pytest.raises(AttestationUnavailable, match="status 500"):
+            machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+        gone = AzureMachine(tpm, (), ("127.0.0.1", 1))
+        with pytest.raises(AttestationUnavailable, match="does not answer"):
+            gone.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    assert worker.label == "az-tdx-vtpm TDX"
+    report = base64.urlsafe_b64encode(guest.report[:1024]).decode().rstrip("=")
+    assert asked[0] == ("/acc/tdquote", report)
 
 
 class Nvml:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.bench.minting.amd import Amd
 from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, issue
-from sealring.bench.minting.nvidia import MEASUREMENTS, SWITCH, Nvidia, own_fields
+from sealring.bench.minting.nvidia import MEASUREMENTS, SWITCH, VBIOS, Nvidia, own_fields
 from sealring.errors import (
     AttestationError,
     ChainExpired,
@@ -36,6 +36,7 @@ from sealring.identity.attestation import (
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.device import verify_nvidia, verify_report
 from sealring.identity.attestation.nvidia.reference import Reference, verify_reference
+from sealring.identity.attestation.nvidia.spdm import canonical_report
 from sealring.identity.attestation.worker import AttestedDevice
 from tests.identity.attestation.judging import refusal
 from tests.identity.attestation.vectors import vectors
@@ -250,7 +251,8 @@ def test_measurements_are_held_against_the_references_of_the_very_firmware() -> 
     fewer = {n: v for n, v in MEASUREMENTS.items() if n != 5}
     assert verify(GPU.evidence(NONCE, measurements=fewer)).mismatches == (5,)
     newer = GPU.evidence(NONCE, opaque=own_fields("GH100") | {3: b"591.0\0"})
-    assert verify(newer).reference == ()
+    assert verify(newer).unreferenced == ("driver",)
+    assert verify(newer).reference == (f"GH100 {VBIOS}",)
     off = own_fields("GH100") | {11: b"\x55"}
     without = MEASUREMENTS | {35: bytes(48)}
     assert verify(GPU.evidence(NONCE, measurements=without)).mismatches == (35,)
@@ -299,7 +301,9 @@ def test_real_gpus_verify_under_the_pinned_root() -> None:
     for raw, chain in real():
         report, _, model = verify_report(raw, chain, Trust(THEN))
         device = verify_nvidia(
-            DeviceEvidence("nvidia", {"report": raw}, chain), report.nonce, Trust(THEN)
+            DeviceEvidence("nvidia", {"report": canonical_report(raw)}, chain),
+            report.nonce,
+            Trust(THEN),
         )
         identities.add(device.identity)
         assert model == "GH100"
@@ -311,7 +315,7 @@ def test_eight_gpus_of_one_machine_are_linked_to_the_same_four_switches() -> Non
     linked = set()
     for raw, chain in real()[1:]:
         nonce = verify_report(raw, chain, Trust(THEN))[0].nonce
-        evidence = DeviceEvidence("nvidia", {"report": raw}, chain)
+        evidence = DeviceEvidence("nvidia", {"report": canonical_report(raw)}, chain)
         linked.add(verify_nvidia(evidence, nonce, Trust(THEN)).switches)
     assert len(linked) == 1
     assert len(linked.pop()) == 4

@@ -31,7 +31,15 @@ from sealring.errors import (
 from sealring.identity.attestation import AttestedWorker, Challenge, Trust, judge, parse_policy
 from sealring.identity.attestation.simulated import Simulator
 from sealring.identity.attestation.verify import verify_evidence
-from tests.identity.attestation.minting import CHALLENGE, DAY, MEASUREMENT, NOW, PLAIN_POLICY, Amd
+from tests.identity.attestation.minting import (
+    CHALLENGE,
+    CHIP,
+    DAY,
+    MEASUREMENT,
+    NOW,
+    PLAIN_POLICY,
+    Amd,
+)
 
 AMD = Amd()
 SIMULATOR = Simulator.create(NOW)
@@ -46,7 +54,8 @@ revocation_list_days = 7
 [snp]
 measurements = ["{MEASUREMENT.hex()}"]
 products = ["Milan"]
-minimum_tcb = {{snp = 8, microcode = 100}}
+minimum_tcb = {{Milan = {{bootloader = 3, tee = 0, snp = 8, microcode = 100}}}}
+platform_info = {{alias_check = true}}
 
 [simulated]
 roots = ["{SIMULATOR.fingerprint}"]
@@ -62,7 +71,8 @@ ranks = "4"
 kinds = ["snp", "simulated"]
 """
 ONLY_SNP = POLICY[: POLICY.index("[simulated]")]
-PCR4, KERNEL = pcr_values(BOOT)[4].hex(), BOOT[3].digest.hex()
+PCR0, PCR4, PCR7 = (pcr_values(BOOT)[pcr].hex() for pcr in (0, 4, 7))
+KERNEL = BOOT[3].digest.hex()
 EVERY_KIND = f"""\
 version = 1
 
@@ -71,21 +81,24 @@ require_revocation_lists = false
 
 [tpm]
 roots = ["{"ab" * 32}"]
-pcrs = {{4 = ["{PCR4}"]}}
+pcrs = {{0 = ["{PCR0}"], 4 = ["{PCR4}"], 7 = ["{PCR7}"]}}
 events = {{4 = ["{BOOT[2].digest.hex()}", "{KERNEL}"]}}
 
 [az-snp-vtpm]
 measurements = ["{MEASUREMENT.hex()}"]
-pcrs = {{4 = ["{PCR4}"]}}
+pcrs = {{4 = ["{PCR4}"], 7 = ["{PCR7}"]}}
+unchecked = ["minimum_tcb", "platform_info"]
 
 [tdx]
 measurements = ["{MRTD.hex()}"]
 registers = {{rtmr1 = ["{"a1" * 48}"]}}
+unchecked = ["rtmr0", "rtmr2"]
 minimum_tcb = {{module = 5, evaluation = 17}}
 
 [sgx]
 signers = ["{MRSIGNER.hex()}"]
 registers = {{isvprodid = ["0007"]}}
+minimum_tcb = {{isvsvn = 3}}
 tcb_status = ["UpToDate", "SWHardeningNeeded"]
 
 [simulated]
@@ -94,6 +107,7 @@ measurements = ["abcd"]
 
 [snp]
 measurements = ["{MEASUREMENT.hex()}"]
+unchecked = ["minimum_tcb", "platform_info"]
 
 [nvidia]
 gpus = 1
@@ -149,8 +163,27 @@ def test_a_tcb_below_the_minimum_and_another_product() -> None:
     tcb = {"bootloader": 3, "tee": 0, "snp": 7, "microcode": 99}
     old = Amd("Genoa", tcb=tcb)
     worker = verify_evidence(old.evidence(), CHALLENGE, old.trust(old.revocation_list()))
-    said = refused(GuestNotAllowed, worker)
+    assert "product: Genoa, not Milan" in refused(GuestNotAllowed, worker)
+    old = Amd(tcb=tcb)
+    worker = verify_evidence(old.evidence(), CHALLENGE, old.trust(old.revocation_list()))
+    said = refused(TcbTooOld, worker)
     assert "tcb snp: 7, not at least 8; tcb microcode: 99, not at least 100" in said
+
+
+def test_each_product_has_its_own_minimum() -> None:
+    """Turin counts from small numbers, in a part that others do not have."""
+    both = POLICY.replace('products = ["Milan"]\n', "").replace(
+        "minimum_tcb = {Milan",
+        "minimum_tcb = {Turin = {fmc = 1, bootloader = 1, tee = 1, snp = 3, microcode = 70}, Milan",
+    )
+    turin = Amd("Turin", tcb={"fmc": 1, "bootloader": 1, "tee": 1, "snp": 3, "microcode": 70})
+    listed = turin.trust(turin.revocation_list())
+    worker = verify_evidence(turin.evidence(turin.report(chip=CHIP)), CHALLENGE, listed)
+    assert judged(worker, both) == []
+    assert judged(snp(), both) == []
+    old = Amd("Turin", tcb={"fmc": 0, "bootloader": 1, "tee": 1, "snp": 3, "microcode": 70})
+    worker = verify_evidence(old.evidence(), CHALLENGE, old.trust(old.revocation_list()))
+    assert judged(worker, both) == [("tcb fmc", TcbTooOld), ("launch tcb fmc", TcbTooOld)]
 
 
 def test_revocation_lists_are_needed_unless_the_policy_says_otherwise() -> None:
@@ -198,10 +231,14 @@ def test_simulated_evidence_is_held_to_the_same() -> None:
         ("_days = 7", "_days = true", "line 5: freshness.revocation_list_days is a number"),
         ('["Milan"]', '["Rome"]', "line 9: snp.products is a list of Genoa, Milan, Turin"),
         (MEASUREMENT.hex(), "5A", "line 8: snp.measurements is a list of lower-case hexadecimal"),
-        ("snp = 8", "snp = 800", "line 10: snp.minimum_tcb.snp is a number from 0 to 255"),
-        ("snp = 8", "psp = 8", "line 10: snp.minimum_tcb.psp is not known here"),
-        ('["abcd"]', "[]", "line 14: simulated.measurements is empty or missing"),
-        ('roots = ["', 'root = ["', "line 13: simulated.root is not known here"),
+        ("snp = 8", "snp = 800", "line 10: snp.minimum_tcb.Milan.snp is a number from 0 to 255"),
+        ("snp = 8", "psp = 8", "line 10: snp.minimum_tcb.Milan.psp is not known here"),
+        ("snp = 8, ", "", "line 10: snp.minimum_tcb.Milan does not state snp"),
+        ("{Milan =", "{Genoa =", "line 9: snp.products and minimum_tcb do not name the same"),
+        ("alias_check = true", "alias_check = 1", "line 11: snp.platform_info.alias_check is true"),
+        ("alias_check", "aliases", "line 11: snp.platform_info.aliases is not known here"),
+        ('["abcd"]', "[]", "line 15: simulated.measurements is empty or missing"),
+        ('roots = ["', 'root = ["', "line 14: simulated.root is not known here"),
         ('"0-3"', '"3-0"', "ranks.ranks is"),
         ('kinds = ["snp"]', 'kinds = ["tdx"]', "ranks.kinds is a list of kinds that this policy"),
         ("[snp]", "[snp", "the policy is not TOML"),
@@ -268,7 +305,7 @@ def test_a_tpm_is_judged_by_its_pcrs_and_by_what_was_measured_into_them() -> Non
 
 def test_no_policy_can_rest_on_a_pcr_that_can_be_reset() -> None:
     for pcr in (16, 23, 24):
-        bad = EVERY_KIND.replace("pcrs = {4 ", f"pcrs = {{{pcr} ", 1)
+        bad = EVERY_KIND.replace("pcrs = {0 ", f"pcrs = {{{pcr} ", 1)
         with pytest.raises(BadPolicy) as caught:
             parse_policy(bad)
         assert f"tpm.pcrs.{pcr} is not known here" in str(caught.value)
@@ -281,7 +318,7 @@ def test_a_virtual_tpm_needs_its_guest_to_be_known_too() -> None:
     open_boot = AzureGuest(AMD, secure_boot=False)
     worker = verify_evidence(open_boot.evidence(), CHALLENGE, AMD.trust())
     assert judged(worker, WITHOUT_GPUS) == [("insecure_boot", GuestNotAllowed)]
-    pcrs = WITHOUT_GPUS.replace(f'pcrs = {{4 = ["{PCR4}"]}}\n\n[tdx]', "\n[tdx]")
+    pcrs = WITHOUT_GPUS.replace(f'pcrs = {{4 = ["{PCR4}"], 7 = ["{PCR7}"]}}\n', "")
     with pytest.raises(BadPolicy, match="pcrs is empty or missing"):
         parse_policy(pcrs)
 
@@ -350,7 +387,7 @@ def test_a_gpu_linked_to_a_switch_of_another_machine() -> None:
     trust = replace(AMD.trust(), nvidia=frozenset({gpu.root.fingerprint, switch.root.fingerprint}))
     devices = (foreign, switch.evidence(nonce))
     worker = verify_evidence(AMD.evidence(devices=devices), CHALLENGE, trust)
-    assert ("links", DeviceNotAllowed) in judged(worker)
+    assert ("links of gpus", DeviceNotAllowed) in judged(worker)
 
 
 def test_every_devices_chain_needs_a_list_of_its_own() -> None:
@@ -361,6 +398,7 @@ def test_every_devices_chain_needs_a_list_of_its_own() -> None:
     evidence = AMD.evidence(devices=(gpu.evidence(nonce),))
     worker = verify_evidence(evidence, CHALLENGE, trust)
     assert ("revocation", StaleRevocationList) in judged(worker, strict)
-    listed = replace(trust, lists=(*trust.lists, gpu.root.revocation_list()))
+    issuers = (gpu.root, gpu.identity, gpu.provisioner)
+    listed = replace(trust, lists=(*trust.lists, *(one.revocation_list() for one in issuers)))
     worker = verify_evidence(evidence, CHALLENGE, listed)
     assert ("revocation", StaleRevocationList) not in judged(worker, strict)

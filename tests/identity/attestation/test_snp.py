@@ -42,7 +42,7 @@ def test_true_evidence_is_an_attested_worker() -> None:
     assert worker.tcb == TCB
     assert worker.not_after == AMD.leaf.not_valid_after_utc
     assert [one.made for one in worker.lists] == [NOW - DAY]
-    assert worker.unlisted == ("CN=SEV-Milan",)
+    assert worker.unlisted == ()
     assert not worker.debug
     assert not worker.simulated
 

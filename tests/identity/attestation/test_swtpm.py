@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,13 +16,22 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from sealring.bench.minting.certificates import CHALLENGE
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import BOOT, Maker, event_log
-from sealring.errors import ForgedEvidence, NotBound, TpmFailed
-from sealring.identity.attestation import Challenge, Trust, parse_evidence, verify_evidence
+from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, TpmFailed
+from sealring.identity.attestation import (
+    Challenge,
+    Trust,
+    judge,
+    parse_evidence,
+    parse_policy,
+    verify_evidence,
+)
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.tpm import machine as machine_module
-from sealring.identity.attestation.tpm.commands import Tpm
+from sealring.identity.attestation.tpm.certified import CertifiedTpmMachine
+from sealring.identity.attestation.tpm.commands import PASSWORD, Tpm
 from sealring.identity.attestation.tpm.credential import Credential, make_credential
 from sealring.identity.attestation.tpm.machine import TpmMachine, read_issuers
+from sealring.identity.attestation.tpm.structures import parse_public
 from tests.identity.attestation.swtpm import extend, needs_swtpm, reset, running, store
 
 pytestmark = needs_swtpm
@@ -159,6 +169,89 @@ def test_an_address_where_no_tpm_is(tmp_path: Path) -> None:
     ):
         with pytest.raises(TpmFailed, match="cannot be opened"):
             Tpm.open(address)
+
+
+def test_a_tpm_whose_attestation_key_has_a_certificate() -> None:
+    with running() as address, Tpm.open(address) as tpm:
+        with pytest.raises(TpmFailed, match="no certificate for an attestation key"):
+            CertifiedTpmMachine(tpm, ())
+        with tpm.primary(machine_module._AK) as (_, ak):
+            key = parse_public(ak).key
+        maker = Maker(ak_certified=key)
+        store(tpm, 0x01C10002, maker.ak_certificate.der + bytes(9))
+        store(tpm, 0x01C10003, machine_module._AK)
+        machine = CertifiedTpmMachine(tpm, maker.chain[1:])
+        evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+        worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, maker.trust())
+        assert worker.guest["ak_certificate"] == 1
+        with pytest.raises(NotBound):
+            verify_evidence(evidence, replace(CHALLENGE, nonce=bytes(32)), maker.trust())
+
+
+def test_a_tpm_that_keeps_only_sha_384(tmp_path: Path) -> None:
+    banks = b"".join(bank.to_bytes(2, "big") + b"\3" + bits for bank, bits in (
+        (4, bytes(3)), (11, bytes(3)), (12, b"\xff" * 3), (13, bytes(3)),
+    ))  # fmt: skip
+    with running(tmp_path) as address, Tpm.open(address) as tpm:
+        platform = 0x4000000C
+        tpm.call("PCR_Allocate", 0x12B, (platform,), (PASSWORD,), (4).to_bytes(4, "big") + banks)
+        tpm.call("Shutdown", 0x145, parameters=bytes(2))
+    log = tmp_path / "binary_bios_measurements"
+    log.write_bytes(event_log(BOOT[1:], ((12, 48),)))
+    with running(tmp_path) as address, Tpm.open(address) as tpm:
+        for event in BOOT[1:]:
+            digest = hashlib.sha384(event.content).digest()
+            values = (1).to_bytes(4, "big") + (12).to_bytes(2, "big") + digest
+            tpm.call("PCR_Extend", 0x182, (event.pcr,), (PASSWORD,), values)
+        with tpm.primary(machine_module._EK_P256) as (_, public):
+            x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
+        key = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
+        maker = Maker(ek=key)
+        machine = TpmMachine(tpm, maker.chain[1:], maker.ek.der, log)
+        credential, challenge = asked(machine, maker.trust())
+        evidence = machine.attest(challenge.nonce, challenge.public_key, credential.blob)
+    worker = verify_evidence(parse_evidence(evidence.encode()), challenge, maker.trust())
+    assert worker.registers["pcr17"] == "ff" * 48
+    boot = (hashlib.sha384(BOOT[n].content).hexdigest() for n in (2, 3))
+    assert worker.events["pcr4"] == tuple(boot)
+    policy = f"""version = 1
+[tpm]
+roots = ["{maker.root.fingerprint}"]
+pcrs = {{4 = ["{worker.registers["pcr4"]}"]}}
+unchecked = ["pcr0", "pcr7"]
+"""
+    rules = judge(parse_policy(policy), worker, None).rules
+    assert [rule.name for rule in rules if rule.refusal] == ["revocation"]
+    short = {**evidence.parts, "pcrs": evidence.parts["pcrs"][:-16]}
+    with pytest.raises(MalformedEvidence, match="of 48 bytes"):
+        verify_evidence(replace(evidence, parts=short), challenge, maker.trust())
+
+
+@pytest.mark.parametrize("kind", ["secp384r1", "rsa3072"])
+def test_a_tpm_with_a_larger_endorsement_key(kind: str) -> None:
+    index, template = {
+        "secp384r1": (0x01C00016, machine_module._EK_P384),
+        "rsa3072": (0x01C0001C, machine_module._EK_RSA_3072),
+    }[kind]
+    with running() as address, Tpm.open(address) as tpm:
+        with tpm.primary(template) as (_, public):
+            numbers = rsa.RSAPublicNumbers(65537, int.from_bytes(public[-384:], "big"))
+            if kind == "rsa3072":
+                key: object = numbers.public_key()
+            else:
+                x, y = (int.from_bytes(one, "big") for one in (public[-98:-50], public[-48:]))
+                key = ec.EllipticCurvePublicNumbers(x, y, ec.SECP384R1()).public_key()
+        maker = Maker(ek=key)
+        store(tpm, index, maker.ek.der)
+        machine = TpmMachine(tpm, maker.chain[1:])
+        credential, challenge = asked(machine, maker.trust())
+        evidence = machine.attest(challenge.nonce, challenge.public_key, credential.blob)
+        worker = verify_evidence(parse_evidence(evidence.encode()), challenge, maker.trust())
+        assert worker.registers["pcr17"] == "ff" * 32
+        bent = bytearray(credential.blob)
+        bent[20] ^= 1
+        with pytest.raises(TpmFailed, match="ActivateCredential"):
+            machine.attest(challenge.nonce, challenge.public_key, bytes(bent))
 
 
 @pytest.mark.skipif(shutil.which("swtpm_setup") is None, reason="swtpm-tools is not installed")

@@ -6,11 +6,8 @@ from datetime import datetime
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA384
 
-from sealring.bench.minting.certificates import CHALLENGE, NOW, issue
+from sealring.bench.minting.certificates import CHALLENGE, NOW, issue, sign
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
 
@@ -18,6 +15,8 @@ MEASUREMENT: Final = b"\x5a" * 48
 CHIP: Final = bytes(range(64))
 TCB: Final = {"bootloader": 3, "tee": 0, "snp": 8, "microcode": 115}
 PLAIN_POLICY: Final = 0x30000
+PLATFORM_INFO: Final = 0x25
+"""SMT, error-correcting memory, and memory that was checked for aliases."""
 _OIDS: Final = {"bootloader": "3.1", "tee": "3.2", "snp": "3.3", "microcode": "3.8", "fmc": "3.9"}
 _LAYOUT: Final = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
 _TURIN_LAYOUT: Final = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
@@ -93,23 +92,34 @@ class Amd:
         algorithm: int = 1,
         measurement: bytes = MEASUREMENT,
         report_data: bytes | None = None,
+        launch_tcb: dict[str, int] | None = None,
+        platform_info: int = PLATFORM_INFO,
+        guest_svn: int = 0,
+        host_data: bytes = bytes(32),
+        id_key: bytes = bytes(48),
         devices: tuple[DeviceEvidence, ...] = (),
     ) -> bytes:
         raw = bytearray(0x2A0)
         raw[0:4] = version.to_bytes(4, "little")
+        raw[4:8] = guest_svn.to_bytes(4, "little")
         raw[8:16] = policy.to_bytes(8, "little")
         raw[0x30:0x34] = vmpl.to_bytes(4, "little")
         raw[0x34:0x38] = algorithm.to_bytes(4, "little")
+        raw[0x40:0x48] = platform_info.to_bytes(8, "little")
         raw[0x48:0x4C] = (4 if self.vlek else 0).to_bytes(4, "little")
         bound = challenge.report_data("snp", encode_devices(devices))
         raw[0x50:0x90] = report_data or bound
         raw[0x90:0xC0] = measurement
+        raw[0xC0:0xE0] = host_data
+        raw[0xE0:0x110] = id_key
         layout = _TURIN_LAYOUT if self.product == "Turin" else _LAYOUT
-        for name, value in (tcb or self.tcb).items():
-            raw[0x180 + layout[name]] = value
+        reported = tcb or self.tcb
+        for at, parts in ((0x180, reported), (0x1F0, launch_tcb or reported)):
+            for name, value in parts.items():
+                raw[at + layout[name]] = value
         own = b"" if self.vlek else (chip if chip is not None else CHIP)
         raw[0x1A0:0x1E0] = own.ljust(64, b"\0")
-        r, s = decode_dss_signature(self.chip_key.key.sign(bytes(raw), ec.ECDSA(SHA384())))
+        r, s = sign(self.chip_key.key, bytes(raw))
         return bytes(raw) + r.to_bytes(72, "little") + s.to_bytes(72, "little") + bytes(368)
 
     def evidence(

@@ -9,8 +9,10 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
 from cryptography.x509.oid import NameOID
 
 from sealring.identity.attestation import Challenge
@@ -18,6 +20,8 @@ from sealring.identity.attestation import Challenge
 NOW: Final = datetime(2026, 6, 1, tzinfo=UTC)
 DAY: Final = timedelta(days=1)
 CHALLENGE: Final = Challenge(bytes(range(32)), b"a worker's public key")
+_P256_ORDER: Final = 2**256 - 2**224 + 2**192 - 0x4319055258E8617B0C46353D039CDAAF
+_P384_ORDER: Final = 2**384 - int("389CB27E0BC8D220A7E5F24DB74F58851313E695333AD68D", 16)
 _USAGES: Final = (
     "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
     "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
@@ -62,6 +66,34 @@ class Holder:
             )
         return builder.sign(self.key, _hash(self.key))
 
+    def answer(
+        self,
+        about: Holder,
+        *,
+        status: ocsp.OCSPCertStatus = ocsp.OCSPCertStatus.GOOD,
+        reason: x509.ReasonFlags | None = None,
+        responder: Holder | None = None,
+        days_old: int = 1,
+        days_left: int = 10,
+    ) -> ocsp.OCSPResponse:
+        """What OCSP says of a certificate that this authority issued."""
+        signer = responder or self
+        revoked = status is ocsp.OCSPCertStatus.REVOKED
+        builder = ocsp.OCSPResponseBuilder().add_response(
+            cert=about.certificate,
+            issuer=self.certificate,
+            algorithm=SHA384(),
+            cert_status=status,
+            this_update=NOW - days_old * DAY,
+            next_update=NOW + days_left * DAY,
+            revocation_time=NOW - days_old * DAY if revoked else None,
+            revocation_reason=reason,
+        )
+        builder = builder.responder_id(ocsp.OCSPResponderEncoding.HASH, signer.certificate)
+        if responder is not None:
+            builder = builder.certificates([responder.certificate])
+        return builder.sign(signer.key, _hash(signer.key))
+
 
 def issue(
     name: str,
@@ -98,6 +130,14 @@ def issue(
     for extension in extensions:
         builder = builder.add_extension(extension, critical)
     return Holder(builder.sign(above, _hash(above)), key)
+
+
+def sign(key: ec.EllipticCurvePrivateKey, message: bytes) -> tuple[int, int]:
+    """r, and the smaller s: as a worker sends a signature of its hardware."""
+    r, s = decode_dss_signature(key.sign(message, ec.ECDSA(_hash(key))))
+    # Spelled out a second time, not taken from what the verifier does.
+    order = _P256_ORDER if isinstance(key.curve, ec.SECP256R1) else _P384_ORDER
+    return r, min(s, order - s)
 
 
 def pem(*holders: Holder) -> str:

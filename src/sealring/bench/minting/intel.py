@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, Holder, issue, pem
+from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, Holder, issue, pem, sign
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
 from sealring.identity.attestation.intel import Collateral, parse_collateral
@@ -36,19 +36,29 @@ class Intel:
         curve = ec.SECP256R1()
         self.root = issue("Intel SGX Root CA", None, ca=True, curve=curve)
         self.platform = issue("Intel SGX PCK Platform CA", self.root, ca=True, curve=curve)
-        self.pck = issue(
-            "Intel SGX PCK Certificate",
-            self.platform,
-            ca=False,
-            curve=curve,
-            days=pck_days,
-            usage=["digital_signature"],
-            extensions=[x509.UnrecognizedExtension(x509.ObjectIdentifier(_SGX), _platform(ppid))],
-        )
+        self.pck = self._platform_key(ppid, pck_days)
         self.tcb_signer = issue(
             "Intel SGX TCB Signing", self.root, ca=False, curve=curve, usage=["digital_signature"]
         )
         self.attestation_key = ec.generate_private_key(curve)
+
+    def _platform_key(self, ppid: bytes, days: int = 100) -> Holder:
+        return issue(
+            "Intel SGX PCK Certificate",
+            self.platform,
+            ca=False,
+            curve=ec.SECP256R1(),
+            days=days,
+            usage=["digital_signature"],
+            extensions=[x509.UnrecognizedExtension(x509.ObjectIdentifier(_SGX), _platform(ppid))],
+        )
+
+    def another(self, ppid: bytes) -> Intel:
+        """Another machine of the same family, with the same authorities above it."""
+        other = copy.copy(self)
+        other.pck = self._platform_key(ppid)
+        other.attestation_key = ec.generate_private_key(ec.SECP256R1())
+        return other
 
     def trust(self, *collateral: Collateral, now: datetime = NOW) -> Trust:
         known = collateral or (self.collateral(),)
@@ -65,8 +75,13 @@ class Intel:
         make = tdx_body if kind == "tdx" else sgx_body
         return Evidence(kind, challenge, {"quote": self.quote(make(bound, **changes))}, (), devices)
 
-    def quote(self, body: bytes, version: int | None = None) -> bytes:
-        """SGX (version 3), TDX 1.0 (version 4 or 5) or TDX 1.5 (version 5), as the body is long."""
+    def quote(
+        self, body: bytes, version: int | None = None, *, shown: Holder | None = None
+    ) -> bytes:
+        """SGX (version 3), TDX 1.0 (version 4 or 5) or TDX 1.5 (version 5), as the body is long.
+
+        `shown` is another machine's key, whose certificate the quote holds in the place of ours.
+        """
         tdx = len(body) != _ENCLAVE_BYTES
         number = version or {_ENCLAVE_BYTES: 3, _TD_BYTES: 4, _TD_15_BYTES: 5}[len(body)]
         head = _le(number, 2) + _le(2, 2) + _le(0x81 if tdx else 0, 4) + bytes(4)
@@ -78,7 +93,7 @@ class Intel:
         extra = b"quoting enclave".ljust(32, b"\0")
         qe = _enclave(bytes(32), _QE_SIGNER, 2, 4, hashlib.sha256(own + extra).digest() + bytes(32))
         certified = qe + _sign(self.pck.key, qe) + _le(len(extra), 2) + extra
-        chain = pem(self.pck, self.platform, self.root).encode()
+        chain = pem(shown or self.pck, self.platform, self.root).encode()
         certified += _le(5, 2) + _le(len(chain), 4) + chain
         if tdx:
             certified = _le(6, 2) + _le(len(certified), 4) + certified
@@ -95,7 +110,9 @@ class Intel:
         days_old: int = 1,
         days_left: int = 10,
         signer: Holder | None = None,
+        with_pck: bool = False,
     ) -> Collateral:
+        """`with_pck`: with this machine's certificates, as `dcap_qvl.get_collateral` writes it."""
         issued, until = NOW - days_old * DAY, NOW + days_left * DAY
         dates = {"issueDate": _date(issued), "nextUpdate": _date(until)}
         shared = {**dates, "tcbEvaluationDataNumber": 17}
@@ -130,6 +147,7 @@ class Intel:
             ).public_bytes(Encoding.DER)
             for one in (self.root, self.platform)
         ]
+        own = pem(self.pck, self.platform, self.root)
         return parse_collateral(
             json.dumps(
                 {
@@ -142,17 +160,24 @@ class Intel:
                     "qe_identity_issuer_chain": pem(self.tcb_signer, self.root),
                     "qe_identity": qe_text,
                     "qe_identity_signature": _sign(by.key, qe_text.encode()).hex(),
+                    **({"pck_certificate_chain": own} if with_pck else {}),
                 }
             )
         )
 
 
 def tdx_body(
-    report_data: bytes, *, measurement: bytes = MRTD, attributes: int = 1 << 28, svn: int = _SVN
+    report_data: bytes,
+    *,
+    measurement: bytes = MRTD,
+    attributes: int = 1 << 28,
+    svn: int = _SVN,
+    rtmrs: Mapping[int, bytes] | None = None,
 ) -> bytes:
     body = bytes([svn]).ljust(16, b"\0") + bytes(48 + 48 + 8) + _le(attributes, 8)
     body += bytes.fromhex("e702060000000000") + measurement + bytes(3 * 48)
-    return body + b"".join(bytes([0xA0 + n]) * 48 for n in range(4)) + report_data
+    held = {n: bytes([0xA0 + n]) * 48 for n in range(4)} | dict(rtmrs or {})
+    return body + b"".join(held[n] for n in range(4)) + report_data
 
 
 def sgx_body(
@@ -212,7 +237,7 @@ def _der(tag: int, body: bytes) -> bytes:
 
 
 def _sign(key: ec.EllipticCurvePrivateKey, message: bytes) -> bytes:
-    r, s = decode_dss_signature(key.sign(message, ec.ECDSA(SHA256())))
+    r, s = sign(key, message)
     return r.to_bytes(32, "big") + s.to_bytes(32, "big")
 
 

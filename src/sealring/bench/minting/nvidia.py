@@ -7,11 +7,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA384
 
-from sealring.bench.minting.certificates import NOW, Holder, issue, pem
+from sealring.bench.minting.certificates import NOW, Holder, issue, pem, sign
 from sealring.identity.attestation import Trust
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.reference import Reference, verify_reference
@@ -95,7 +92,7 @@ class Nvidia:
         signed = bytes([version, 0xE0, 1, 0xFF]) + nonce + b"\0"
         signed += bytes([version, 0x60, 0, 0, len(measurements)]) + _le(len(blocks), 3) + blocks
         signed += b"\x99" * 32 + _sized(own)
-        r, s = decode_dss_signature(self.device.key.sign(signed, ec.ECDSA(SHA384())))
+        r, s = sign(self.device.key, signed)
         return signed + r.to_bytes(48, "big") + s.to_bytes(48, "big")
 
     def reference_file(
@@ -156,9 +153,10 @@ class Nvidia:
         )
 
 
-def own_fields(model: str) -> dict[int, bytes]:
+def own_fields(model: str, gpus: int = 1) -> dict[int, bytes]:
     if model.startswith("LS"):
-        return {6: VBIOS.encode(), 22: SWITCH}
+        linked = b"".join(bytes([0x90 + n]) * 8 for n in range(gpus))
+        return {6: VBIOS.encode(), 22: SWITCH, 26: linked + bytes(8)}
     return {
         6: bytes.fromhex("00a5009601000000"),
         3: DRIVER.encode() + b"\0",

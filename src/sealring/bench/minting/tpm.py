@@ -9,10 +9,10 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.bench.minting.certificates import CHALLENGE, NOW, Holder, issue
+from sealring.bench.minting.certificates import sign as sign_ecdsa
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
 from sealring.identity.attestation.tpm.commands import selection
@@ -57,7 +57,8 @@ def event_log(
     for event in events:
         log += _le(event.pcr, 4) + _le(event.kind, 4) + _le(len(banks), 4)
         for bank, size in banks:
-            log += _le(bank, 2) + (event.digest if bank == 11 else bytes(size))
+            hashed = {11: event.digest, 12: hashlib.sha384(event.content).digest()}
+            log += _le(bank, 2) + hashed.get(bank, bytes(size))
         log += _le(len(event.content), 4) + event.content
     return log
 
@@ -88,7 +89,7 @@ def sign(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, message: bytes) ->
     if isinstance(key, rsa.RSAPrivateKey):
         raw = key.sign(message, padding.PKCS1v15(), SHA256())
         return bytes.fromhex("0014000b") + sized(raw)
-    r, s = decode_dss_signature(key.sign(message, ec.ECDSA(SHA256())))
+    r, s = sign_ecdsa(key, message)
     return bytes.fromhex("0018000b") + sized(r.to_bytes(32, "big")) + sized(s.to_bytes(32, "big"))
 
 
@@ -109,8 +110,9 @@ class Maker:
         purpose: x509.ExtensionType = EK_PURPOSE,
         attributes: int = AK_ATTRIBUTES,
         events: tuple[Measured, ...] = BOOT,
+        ak_certified: object = None,
     ) -> None:
-        """`ek` is a real TPM's public key, to be certified."""
+        """`ek` is a real TPM's public key, to be certified; `ak_certified` likewise."""
         self.root = issue("TPM maker's root", None, ca=True)
         self.signer = issue("TPM maker", self.root, ca=True)
         self.ek: Holder = issue(
@@ -125,6 +127,14 @@ class Maker:
         )
         self.ak_key = ec.generate_private_key(ec.SECP256R1())
         self.ak = public_of(self.ak_key, attributes)
+        self.ak_certificate: Holder = issue(
+            "attestation key",
+            self.signer,
+            ca=False,
+            public_key=ak_certified or self.ak_key.public_key(),
+            usage=["digital_signature"],
+            extensions=[x509.ExtendedKeyUsage([x509.ObjectIdentifier("2.23.133.8.3")])],
+        )
         self.events = events
 
     @property

@@ -7,14 +7,20 @@ cursor         binary evidence, read from front to back
 worker         AttestedWorker, the value that only verify can make
 snp            AMD SEV-SNP
 tpm/           TPM 2.0, and evidence from this machine's
-az_snp_vtpm    a virtual TPM that an SNP report vouches for: Azure's form
-intel          Intel TDX and SGX
+az_vtpm        a virtual TPM that an SNP report or a TDX quote vouches for: Azure's form;
+               paravisor its report as bytes
+intel          Intel TDX and SGX; ccel a TDX guest's event log
 nvidia/        GPUs and switches, inside any of these machines
 simulated      for laptops and tests; says SIMULATED wherever it appears
-tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure
+tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure, coco the
+               same from a confidential container's agent
 verify         evidence in, AttestedWorker out
-policy         what may join, and why something may not
-policy_file    the policy as TOML; policy_reader its fields, policy_broker the broker's part
+policy         what may join, and why something may not; policy_devices the same for GPUs
+policy_file    the policy as TOML: policy_kinds a table for each kind, policy_broker the broker's
+               part, policy_openings the rules that must be stated, policy_reader the fields
+policy_words   what a policy lets in, in words
+policy_writing a strict policy made from evidence; policy_upgrade an old policy made strict
+revocation     lists and OCSP answers of a chain's issuers
 cache          what vendors say of their hardware, fetched beforehand
 files          policy and cache, read
 claims         what a certificate says of its holder's attestation
@@ -26,7 +32,7 @@ from sealring.identity.attestation.evidence import Challenge, Evidence, parse_ev
 from sealring.identity.attestation.policy import Policy, Verdict, judge
 from sealring.identity.attestation.policy_file import parse_policy
 from sealring.identity.attestation.roots import Trust
-from sealring.identity.attestation.verify import verify_evidence
+from sealring.identity.attestation.verify import describe_evidence, verify_evidence
 from sealring.identity.attestation.worker import AttestedWorker
 
 __all__ = [
@@ -37,6 +43,7 @@ __all__ = [
     "Policy",
     "Trust",
     "Verdict",
+    "describe_evidence",
     "judge",
     "parse_evidence",
     "parse_policy",

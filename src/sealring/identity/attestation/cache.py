@@ -1,6 +1,7 @@
 """What vendors say of their hardware, fetched beforehand and kept in one folder.
 
 *.crl      revocation lists, DER or PEM
+*.ocsp     OCSP answers, DER
 *.json     Intel collateral, as dcap-qvl writes it
 *.swidtag  NVIDIA's reference measurements, also *.xml
 
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.x509 import ocsp
 
 from sealring.errors import AttestationError, ConfigurationError
 from sealring.identity.attestation.intel import Collateral, parse_collateral
@@ -27,6 +29,7 @@ from sealring.identity.private_files import read_public
 @dataclass(frozen=True, slots=True)
 class Cache:
     lists: tuple[x509.CertificateRevocationList, ...] = ()
+    answers: tuple[ocsp.OCSPResponse, ...] = ()
     collateral: tuple[Collateral, ...] = ()
     references: tuple[Reference, ...] = ()
     expired: tuple[str, ...] = ()
@@ -34,8 +37,18 @@ class Cache:
 
     def trust(self, policy: Policy, now: datetime | None = None) -> Trust:
         """The pinned roots, those that the policy names, and all of this."""
-        pinned = Trust.pinned(policy.simulated_roots, self.lists, now, policy.tpm_roots)
-        return replace(pinned, collateral=self.collateral, references=self.references)
+        return self.trust_roots(policy.simulated_roots, policy.tpm_roots, now)
+
+    def trust_roots(
+        self, simulated: frozenset[str], tpm: frozenset[str], now: datetime | None
+    ) -> Trust:
+        pinned = Trust.pinned(simulated, self.lists, now, tpm)
+        return replace(
+            pinned,
+            answers=self.answers,
+            collateral=self.collateral,
+            references=self.references,
+        )
 
 
 def read_cache(folder: Path, now: datetime | None = None) -> Cache:
@@ -46,7 +59,8 @@ def read_cache(folder: Path, now: datetime | None = None) -> Cache:
     except OSError as problem:
         raise ConfigurationError(f"the cache {folder} cannot be read: {problem}") from None
     lists = tuple(read_list(path) for path in paths if path.suffix == ".crl")
-    trust = Trust(now or datetime.now(UTC), lists=lists)
+    answers = tuple(read_answer(path) for path in paths if path.suffix == ".ocsp")
+    trust = Trust(now or datetime.now(UTC), lists=lists, answers=answers)
     for path in paths:
         if path.suffix == ".json":
             collateral.append(_collateral(path))
@@ -56,11 +70,12 @@ def read_cache(folder: Path, now: datetime | None = None) -> Cache:
                 references.append(verify_reference(content, trust))
             except AttestationError as refusal:
                 expired.append(f"{path.name}: {refusal}")
-        elif path.suffix != ".crl":
+        elif path.suffix not in (".crl", ".ocsp"):
             raise ConfigurationError(
-                f"{path} is not a .crl, .json, .swidtag or .xml: the cache holds nothing else"
+                f"{path} is not a .crl, .ocsp, .json, .swidtag or .xml: the cache holds nothing "
+                "else"
             )
-    return Cache(lists, tuple(collateral), tuple(references), tuple(expired))
+    return Cache(lists, answers, tuple(collateral), tuple(references), tuple(expired))
 
 
 def read_list(path: Path) -> x509.CertificateRevocationList:
@@ -71,6 +86,19 @@ def read_list(path: Path) -> x509.CertificateRevocationList:
         return x509.load_der_x509_crl(content)
     except ValueError:
         raise ConfigurationError(f"{path} holds no revocation list") from None
+
+
+def read_answer(path: Path) -> ocsp.OCSPResponse:
+    content = read_public(path, "the OCSP answer", ConfigurationError)
+    try:
+        answer = ocsp.load_der_ocsp_response(content)
+    except ValueError:
+        raise ConfigurationError(f"{path} holds no OCSP answer") from None
+    if answer.response_status is not ocsp.OCSPResponseStatus.SUCCESSFUL:
+        raise ConfigurationError(
+            f"{path} holds the OCSP error {answer.response_status.name}: ask again"
+        )
+    return answer
 
 
 def _collateral(path: Path) -> Collateral:

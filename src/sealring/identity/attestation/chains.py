@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.errors import (
-    ChainExpired,
-    ChainRevoked,
-    MalformedEvidence,
-    StaleRevocationList,
-    UntrustedChain,
-)
+from sealring.errors import ChainExpired, MalformedEvidence, UntrustedChain
+from sealring.identity.attestation.loose_der import signed_part, with_sets_in_order
+from sealring.identity.attestation.revocation import ListSeen, check_revocation, name_of
 from sealring.identity.attestation.roots import Trust
-
-
-@dataclass(frozen=True, slots=True)
-class ListSeen:
-    """A revocation list that was consulted, so that its age can be shown."""
-
-    issuer: str
-    made: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +28,7 @@ class VerifiedChain:
     """When the first of them ends."""
     lists: tuple[ListSeen, ...]
     unlisted: tuple[str, ...]
-    """Issuers for which no revocation list was at hand."""
+    """Issuers whose word on revocation is needed, and of which there is none (revocation.py)."""
 
     @property
     def leaf(self) -> x509.Certificate:
@@ -52,35 +40,43 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
     if not chain:
         raise UntrustedChain("the evidence brings no certificates")
     certificates = tuple(load_certificate(der) for der in chain)
-    root = certificates[-1].fingerprint(SHA256()).hex()
+    root = hashlib.sha256(chain[-1]).hexdigest()
     if root not in roots:
         raise UntrustedChain(
-            f"the chain ends at {_name(certificates[-1])} ({root[:16]}…), not a pinned root"
+            f"the chain ends at {name_of(certificates[-1])} ({root[:16]}…), not a pinned root"
         )
     for depth, issuer in enumerate(certificates[1:]):
-        _check_link(certificates[depth], issuer, depth)
+        _check_link(chain[depth], certificates[depth], issuer, depth)
     if len(certificates) == 1:
         _check_authority(certificates[0], 0)
     for certificate in certificates:
         _check_understood(certificate)
         _check_dates(certificate, trust.now)
-    lists, unlisted = _check_revocation(certificates, trust)
+    lists, unlisted = check_revocation(certificates, trust)
     not_after = min(certificate.not_valid_after_utc for certificate in certificates)
     return VerifiedChain(certificates, root, not_after, lists, unlisted)
 
 
 def load_certificate(der: bytes) -> x509.Certificate:
+    """Its fields. Some makers' are not quite DER: then its bytes are not the given ones."""
     try:
-        with warnings.catch_warnings():
-            # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
-            warnings.simplefilter("ignore")
-            certificate = x509.load_der_x509_certificate(der)
-            # These are read on first use. What cannot be read is to fail here, not in the midst.
-            _ = certificate.subject, certificate.issuer, certificate.extensions
-            _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-            certificate.public_key()
+        try:
+            return _load(der)
+        except ValueError:
+            return _load(with_sets_in_order(der))
     except Exception:  # Strange bytes raise ValueError, TypeError, InvalidVersion and more.
         raise MalformedEvidence("a certificate of the chain cannot be read") from None
+
+
+def _load(der: bytes) -> x509.Certificate:
+    with warnings.catch_warnings():
+        # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
+        warnings.simplefilter("ignore")
+        certificate = x509.load_der_x509_certificate(der)
+        # These are read on first use. What cannot be read is to fail here, not in the midst.
+        _ = certificate.subject, certificate.issuer, certificate.extensions
+        _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        certificate.public_key()
     return certificate
 
 
@@ -96,14 +92,40 @@ def split_pem(text: bytes) -> tuple[bytes, ...]:
     return tuple(one.public_bytes(Encoding.DER) for one in found)
 
 
-def _check_link(certificate: x509.Certificate, issuer: x509.Certificate, cas_below: int) -> None:
+def _check_link(
+    der: bytes, certificate: x509.Certificate, issuer: x509.Certificate, cas_below: int
+) -> None:
     """`issuer` signed `certificate`, and may. A root's signature on itself would say nothing."""
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError) as problem:
-        pair = f"{_name(issuer)} did not issue {_name(certificate)}"
-        raise UntrustedChain(f"{pair}: {type(problem).__name__}") from None
+    check_issued(der, certificate, issuer)
     _check_authority(issuer, cas_below)
+
+
+def check_issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> None:
+    """`issuer` signed `certificate`, whose bytes are `der`."""
+    try:
+        if certificate.public_bytes(Encoding.DER) == der:
+            certificate.verify_directly_issued_by(issuer)
+        else:
+            _check_loose(der, certificate, issuer)
+    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError) as problem:
+        pair = f"{name_of(issuer)} did not issue {name_of(certificate)}"
+        raise UntrustedChain(f"{pair}: {type(problem).__name__}") from None
+
+
+def _check_loose(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> None:
+    """The issuer's signature over the bytes as they came, whose fields were read from a copy."""
+    if certificate.issuer != issuer.subject:
+        raise ValueError("another issuer's name")
+    key, algorithm = issuer.public_key(), certificate.signature_hash_algorithm
+    how, signed = certificate.signature_algorithm_parameters, signed_part(der)
+    if algorithm is None:
+        raise ValueError("a signature without a hash")
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(how, ec.ECDSA):
+        key.verify(certificate.signature, signed, how)
+    elif isinstance(key, rsa.RSAPublicKey) and isinstance(how, padding.PKCS1v15 | padding.PSS):
+        key.verify(certificate.signature, signed, how, algorithm)
+    else:
+        raise ValueError("a signature that does not go with the key")
 
 
 def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:
@@ -113,11 +135,11 @@ def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:
         constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
         usage = extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound:
-        raise UntrustedChain(f"{_name(issuer)} does not say that it may issue") from None
+        raise UntrustedChain(f"{name_of(issuer)} does not say that it may issue") from None
     if not constraints.ca or not usage.key_cert_sign:
-        raise UntrustedChain(f"{_name(issuer)} may not issue certificates")
+        raise UntrustedChain(f"{name_of(issuer)} may not issue certificates")
     if constraints.path_length is not None and constraints.path_length < cas_below:
-        raise UntrustedChain(f"{_name(issuer)} may not have that many issuers below it")
+        raise UntrustedChain(f"{name_of(issuer)} may not have that many issuers below it")
 
 
 def _check_understood(certificate: x509.Certificate) -> None:
@@ -125,7 +147,7 @@ def _check_understood(certificate: x509.Certificate) -> None:
     for extension in certificate.extensions:
         if extension.critical and isinstance(extension.value, x509.UnrecognizedExtension):
             raise UntrustedChain(
-                f"{_name(certificate)} has the critical extension {extension.oid.dotted_string}, "
+                f"{name_of(certificate)} has the critical extension {extension.oid.dotted_string}, "
                 "which is not known"
             )
 
@@ -134,44 +156,7 @@ def _check_dates(certificate: x509.Certificate, now: datetime) -> None:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= now <= end:
         raise ChainExpired(
-            f"{_name(certificate)} is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}, and the check "
-            f"is made for {now:%Y-%m-%d}: have the machine's certificates renewed, or set the clock"
+            f"{name_of(certificate)} is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}, and the "
+            f"check is made for {now:%Y-%m-%d}: have the machine's certificates renewed, or set "
+            "the clock"
         )
-
-
-def _check_revocation(
-    certificates: tuple[x509.Certificate, ...], trust: Trust
-) -> tuple[tuple[ListSeen, ...], tuple[str, ...]]:
-    seen: list[ListSeen] = []
-    unlisted: list[str] = []
-    for certificate, issuer in pairwise(certificates):
-        lists = [one for one in trust.lists if _is_from(one, issuer)]
-        if not lists:
-            unlisted.append(_name(issuer))
-        for one in lists:
-            made, until = one.last_update_utc, one.next_update_utc
-            if until is None or not made <= trust.now <= until:
-                raise StaleRevocationList(
-                    f"the revocation list of {_name(issuer)}, made {made:%Y-%m-%d}, is not in "
-                    f"force on {trust.now:%Y-%m-%d}: fetch it again"
-                )
-            if one.get_revoked_certificate_by_serial_number(certificate.serial_number):
-                raise ChainRevoked(f"{_name(issuer)} has revoked {_name(certificate)}")
-            seen.append(ListSeen(_name(issuer), made))
-    return tuple(seen), tuple(unlisted)
-
-
-def _is_from(revocation: x509.CertificateRevocationList, issuer: x509.Certificate) -> bool:
-    """Signed by this issuer: a list that only bears its name is no list of its."""
-    if revocation.issuer != issuer.subject:
-        return False
-    try:
-        return revocation.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
-    except (TypeError, ValueError, UnsupportedAlgorithm):
-        return False
-
-
-def _name(certificate: x509.Certificate) -> str:
-    """For messages only, so cut and printable."""
-    text = certificate.subject.rfc4514_string()[:100]
-    return "".join(letter if letter.isprintable() else "?" for letter in text) or "(no name)"

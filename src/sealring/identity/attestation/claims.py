@@ -17,7 +17,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from cryptography import x509
 
-from sealring.identity.attestation.chains import ListSeen
+from sealring.identity.attestation.revocation import ListSeen
 from sealring.identity.attestation.worker import AttestedDevice, AttestedWorker, DescribedWorker
 from sealring.identity.certificates import ATTESTATION_OID
 

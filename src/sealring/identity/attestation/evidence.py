@@ -19,10 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sealring.errors import MalformedEvidence, UnknownEvidence
+from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
 
 VERSION: Final = 1
 NONCE_BYTES: Final = 32
+REPORT_DATA_BYTES: Final = 64
+QUALIFYING_BYTES: Final = 32
+"""How much of them a TPM signs: what fits into every TPM's qualifying data."""
 MAX_EVIDENCE_BYTES: Final = 512 << 10
 MAX_CHAIN: Final = 8
 MAX_DEVICES: Final = 24
@@ -102,6 +105,16 @@ class Evidence:
     def binding(self, challenge: Challenge) -> bytes:
         """What the machine must have signed, if this is all of its devices' evidence."""
         return challenge.report_data(self.kind, encode_devices(self.devices))
+
+    def check_bound(self, signed: bytes, challenge: Challenge | None, what: str) -> None:
+        """`signed` is what the hardware signed of the caller's bytes, or the first part of it.
+
+        Without a challenge nothing is asked, and what comes of it is no AttestedWorker.
+        """
+        if challenge is None:
+            return
+        if len(signed) < QUALIFYING_BYTES or signed != self.binding(challenge)[: len(signed)]:
+            raise NotBound(f"{what} was made for another nonce, worker's key or set of devices")
 
     def encode(self) -> bytes:
         own = DeviceEvidence(self.kind, self.parts, self.chain).as_json()

@@ -23,15 +23,17 @@ from sealring.errors import (
     GuestNotAllowed,
     MalformedEvidence,
     MissingExtra,
-    NotBound,
     StaleRevocationList,
     TcbTooOld,
     UnknownEvidence,
 )
-from sealring.identity.attestation.chains import ListSeen, VerifiedChain, split_pem, verify_chain
+from sealring.identity.attestation.ccel import check_ccel
+from sealring.identity.attestation.chains import VerifiedChain, split_pem, verify_chain
 from sealring.identity.attestation.cursor import Cursor
+from sealring.identity.attestation.ecdsa import P256_ORDER, check_spelling, with_lower_s
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.intel_statements import check_statements
+from sealring.identity.attestation.revocation import ListSeen
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.worker import Claims
 
@@ -40,6 +42,7 @@ _TEES: Final = {TDX: 0x81, SGX: 0x00}
 _HEADER_BYTES: Final = 48
 _BODY_BYTES: Final = {3: 384, 4: 584}
 _PEM_CHAIN, _QE_REPORT = 5, 6
+_SIGNATURE_BYTES, _ENCLAVE_BYTES = 64, 384
 _DEBUG: Final = {TDX: 1, SGX: 2}
 
 
@@ -48,6 +51,7 @@ class Collateral:
     """What Intel says about one family of platforms, as it was fetched."""
 
     text: str
+    """Without the certificates of the machine for which it was fetched: quotes bring their own."""
     tee: str
     fmspc: str
     lists: tuple[x509.CertificateRevocationList, ...]
@@ -61,13 +65,15 @@ def parse_collateral(text: str) -> Collateral:
     """A file of this machine's, not of a worker's."""
     try:
         fields = json.loads(text)
+        # dcap-qvl would believe these in the place of the quote's own, which is what we check.
+        fields.pop("pck_certificate_chain", None)
         tcb, qe = json.loads(fields["tcb_info"]), json.loads(fields["qe_identity"])
         lists = tuple(
             x509.load_der_x509_crl(bytes.fromhex(fields[name]))
             for name in ("root_ca_crl", "pck_crl")
         )
         return Collateral(
-            text=text,
+            text=json.dumps(fields),
             tee=TDX if tcb.get("id") == "TDX" else SGX,
             fmspc=tcb["fmspc"].upper(),
             lists=lists,
@@ -110,6 +116,19 @@ def pck_chain(data: bytes) -> tuple[bytes, ...]:
     return split_pem(text)
 
 
+def canonical_quote(data: bytes) -> bytes:
+    """As a worker sends it: the quote's signature and the quoting enclave's in one spelling."""
+    end, version, signature = _signature(data)
+    start = end - len(signature)
+    # Behind the quote's signature and its key, and from version 4 on a type and a length, stand the
+    # quoting enclave's report and the signature over it.
+    enclave = start + 2 * _SIGNATURE_BYTES + (6 if version > 3 else 0) + _ENCLAVE_BYTES
+    half = _SIGNATURE_BYTES // 2
+    for at in (start, enclave):
+        data = with_lower_s(data, at + half, half, P256_ORDER)
+    return data
+
+
 def _signature(data: bytes) -> tuple[int, int, bytes]:
     """Where the quote ends, its version, and the signature with all that belongs to it."""
     cursor = Cursor(data, "the quote", "little")
@@ -126,14 +145,23 @@ def _signature(data: bytes) -> tuple[int, int, bytes]:
     return cursor.at, version, signature
 
 
-def verify_intel(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
-    (raw,) = evidence.only("quote")
+def verify_intel(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
+    if evidence.kind == TDX:
+        raw, log = evidence.only("quote", optional=("event_log",))
+    else:
+        (raw,), log = evidence.only("quote"), b""
+    check_spelling(raw, canonical_quote(raw), "the quote")
     if evidence.chain:
         raise MalformedEvidence("an Intel quote holds its chain itself")
     claims, bound = verify_quote(raw, evidence.kind, trust)
-    if bound != evidence.binding(challenge):
-        raise NotBound("the quote was made for another nonce, worker's key or set of devices")
-    return claims
+    evidence.check_bound(bound, challenge, "the quote")
+    return replace(claims, events=check_ccel(log, claims.registers)) if log else claims
+
+
+def registers_of(quote: bytes) -> dict[str, str]:
+    """The RTMRs of a TDX quote of this machine's own: nothing of it is verified here."""
+    body = _HEADER_BYTES + (6 if quote[:2] == b"\x05\0" else 0)
+    return {f"rtmr{n}": quote[body + 328 + 48 * n :][:48].hex() for n in range(4)}
 
 
 def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sealring.errors import (
-    AttestationError,
     DebugGuest,
-    DeviceNotAllowed,
     GuestNotAllowed,
     JobNotAllowed,
     KindNotAllowed,
@@ -21,7 +19,9 @@ from sealring.errors import (
     StaleRevocationList,
     TcbTooOld,
 )
-from sealring.identity.attestation.worker import AttestedDevice, DescribedWorker
+from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
+from sealring.identity.attestation.policy_rule import Rule, any_of, judged, shown
+from sealring.identity.attestation.worker import DescribedWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +31,24 @@ class KindRules:
     measurements: frozenset[str] = frozenset()
     signers: frozenset[str] = frozenset()
     products: frozenset[str] = frozenset()
-    minimum_tcb: Mapping[str, int] = field(default_factory=dict)
+    minimum_tcb: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By product, as each vendor numbers the parts of each. A product without one is refused."""
+    launch_tcb: bool = False
+    """The guest must have been launched under a TCB that meets the same minimum."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """The most that each fact of the launch may be: vmpl 0, migration 0."""
+    floors: Mapping[str, int] = field(default_factory=dict)
+    """The least that each fact of the launch may be: guest_svn 3."""
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """What each fact of the launch must be: platform_smt 0."""
     registers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """What each of these registers must hold: one of the values."""
     events: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """What each of these registers may have been extended with, by a log that replays."""
     tcb_status: frozenset[str] = frozenset()
     """The vendor's words on a TCB that are good enough; empty where the vendor gives none."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRules:
-    """What the machine's GPUs and switches must show."""
-
-    gpus: int = 1
-    switches: int = 0
-    models: frozenset[str] = frozenset()
-    firmware: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By name (driver, vbios): the admitted versions, where the policy lists some."""
-    require_reference: bool = True
+    unchecked: frozenset[str] = frozenset()
+    """The rules that the policy leaves out and says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,8 @@ class Policy:
     """None: a worker shows no devices."""
     nonce_seconds: int = 120
     require_revocation_lists: bool = True
+    issuers_without_lists: frozenset[str] = frozenset()
+    """Names of issuers that are believed although nothing is known of what they revoked."""
     revocation_list_days: int = 30
     rejoins: int = 0
     job: str | None = None
@@ -91,15 +90,6 @@ class Policy:
     peer_evidence: bool = False
     """Workers show each other the evidence itself, not only the broker's word on it."""
     resources: tuple[ResourceRules, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    name: str
-    wanted: str
-    found: str
-    refusal: type[AttestationError] | None
-    """None if it passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +115,8 @@ def judge(
     """`rank` and `job` are None where none is asked for yet, as in `sealring policy check`."""
     rules = policy.kinds.get(worker.kind)
     results = [
-        _rule("kind", rules is not None, _any(policy.kinds), worker.label, KindNotAllowed),
-        _rule("debug", not worker.debug, "off", "on" if worker.debug else "off", DebugGuest),
+        judged("kind", rules is not None, any_of(policy.kinds), worker.label, KindNotAllowed),
+        judged("debug", not worker.debug, "off", "on" if worker.debug else "off", DebugGuest),
     ]
     if rules is not None:
         results += [*_runs(rules, worker), *_launch(rules, worker)]
@@ -134,7 +124,7 @@ def judge(
     if rank is not None:
         results.append(_rank(policy, worker.kind, rank))
     if job is not None and policy.job is not None:
-        results.append(_rule("job", job == policy.job, policy.job, job, JobNotAllowed))
+        results.append(judged("job", job == policy.job, policy.job, job, JobNotAllowed))
     results.append(_lists(policy, worker))
     return Verdict(worker.label, tuple(results))
 
@@ -154,11 +144,11 @@ def _runs(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
         known = worker.measurement in rules.measurements or worker.signer in rules.signers
         wanted = f"one of {len(rules.measurements)} measurements or {len(rules.signers)} signers"
         found = worker.measurement
-        results.append(_rule("measurement", known, wanted, found, MeasurementNotAllowed))
+        results.append(judged("measurement", known, wanted, found, MeasurementNotAllowed))
     for name, values in rules.registers.items():
         has = worker.registers.get(name, "not quoted")
         wanted = f"one of {len(values)} values"
-        results.append(_rule(name, has in values, wanted, has, MeasurementNotAllowed))
+        results.append(judged(name, has in values, wanted, has, MeasurementNotAllowed))
     for name, allowed in rules.events.items():
         digests = worker.events.get(name)
         others = [one for one in digests or () if one not in allowed]
@@ -167,7 +157,7 @@ def _runs(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
         )
         passed = digests is not None and not others
         wanted = f"only events of {len(allowed)} listed"
-        results.append(_rule(f"{name} events", passed, wanted, found, MeasurementNotAllowed))
+        results.append(judged(f"{name} events", passed, wanted, found, MeasurementNotAllowed))
     return results
 
 
@@ -175,110 +165,66 @@ def _launch(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
     results = []
     if rules.products:
         fits = worker.product in rules.products
-        wanted = _any(rules.products)
-        results.append(_rule("product", fits, wanted, worker.product, GuestNotAllowed))
-    for name, least in rules.minimum_tcb.items():
-        has = worker.tcb.get(name)
-        fits = has is not None and has >= least
-        results.append(_rule(f"tcb {name}", fits, f"at least {least}", _shown(has), TcbTooOld))
+        wanted = any_of(rules.products)
+        results.append(judged("product", fits, wanted, worker.product, GuestNotAllowed))
+    results += _tcb(rules, worker)
     if rules.tcb_status:
-        fits, wanted = worker.tcb_status in rules.tcb_status, _any(rules.tcb_status)
+        fits, wanted = worker.tcb_status in rules.tcb_status, any_of(rules.tcb_status)
         found = " ".join((worker.tcb_status, *worker.advisories))
-        results.append(_rule("tcb status", fits, wanted, found, TcbTooOld))
+        results.append(judged("tcb status", fits, wanted, found, TcbTooOld))
     for name, most in rules.limits.items():
         has = worker.guest.get(name)
         fits = has is not None and has <= most
-        results.append(_rule(name, fits, f"at most {most}", _shown(has), GuestNotAllowed))
+        results.append(judged(name, fits, f"at most {most}", shown(has), GuestNotAllowed))
+    for name, least in rules.floors.items():
+        has = worker.guest.get(name)
+        fits = has is not None and has >= least
+        results.append(judged(name, fits, f"at least {least}", shown(has), GuestNotAllowed))
+    for name, value in rules.facts.items():
+        has = worker.guest.get(name)
+        results.append(judged(name, has == value, str(value), shown(has), GuestNotAllowed))
+    return results
+
+
+def _tcb(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
+    if not rules.minimum_tcb:
+        return []
+    minimum = rules.minimum_tcb.get(worker.product)
+    if minimum is None:
+        wanted = f"{any_of(rules.minimum_tcb)}: no minimum is stated for others"
+        return [judged("tcb", False, wanted, worker.product, TcbTooOld)]
+    found = {"tcb": worker.tcb} | ({"launch tcb": worker.launch_tcb} if rules.launch_tcb else {})
+    results = []
+    for which, parts in found.items():
+        for name, least in minimum.items():
+            has = parts.get(name)
+            fits = has is not None and has >= least
+            results.append(
+                judged(f"{which} {name}", fits, f"at least {least}", shown(has), TcbTooOld)
+            )
     return results
 
 
 def _rank(policy: Policy, kind: str, rank: int) -> Rule:
     fitting = [one for one in policy.ranks if one.first <= rank <= one.last]
     kinds = set().union(*(one.kinds for one in fitting)) if policy.ranks else set(policy.kinds)
-    return _rule(f"rank {rank}", kind in kinds, _any(kinds), kind, RankNotAllowed)
+    return judged(f"rank {rank}", kind in kinds, any_of(kinds), kind, RankNotAllowed)
 
 
 def _lists(policy: Policy, worker: DescribedWorker) -> Rule:
-    """Every chain needs a list of its own. Simulated evidence has no vendor, and so no list."""
-    own = [] if worker.simulated else [worker.lists]
-    chains = [*own, *(device.lists for device in worker.devices)]
-    ages = [(worker.verified_at - one.made).days for lists in chains for one in lists]
-    without = sum(not lists for lists in chains)
+    """Nothing that an issuer may have revoked. Simulated evidence has no vendor, and so no list."""
+    own = [] if worker.simulated else [(worker.lists, worker.unlisted)]
+    chains = [*own, *((device.lists, device.unlisted) for device in worker.devices)]
+    ages = [(worker.verified_at - one.made).days for lists, _ in chains for one in lists]
+    missing = {issuer for _, unlisted in chains for issuer in unlisted}
+    missing -= policy.issuers_without_lists
     found = f"{len(ages)} lists, the oldest of {max(ages)} days" if ages else "no list"
-    if ages and without:
-        found += f"; {without} chains without one"
+    if missing:
+        found += f"; none of {', '.join(sorted(missing))}"
     fresh = all(age <= policy.revocation_list_days for age in ages)
-    needed = policy.require_revocation_lists and bool(chains)
-    wanted = f"{'some' if needed else 'any'}, of at most {policy.revocation_list_days} days"
-    return _rule(
-        "revocation", fresh and not (needed and without), wanted, found, StaleRevocationList
+    needed = policy.require_revocation_lists
+    whose = "one of every issuer" if needed else "any"
+    wanted = f"{whose}, of at most {policy.revocation_list_days} days"
+    return judged(
+        "revocation", fresh and not (needed and missing), wanted, found, StaleRevocationList
     )
-
-
-def judge_devices(rules: DeviceRules | None, worker: DescribedWorker) -> list[Rule]:
-    if rules is None:
-        shown = " ".join(device.model for device in worker.devices)
-        return (
-            [_rule("devices", False, "none: the policy has no [nvidia]", shown, DeviceNotAllowed)]
-            if worker.devices
-            else []
-        )
-    gpus = {one.identity for one in worker.devices if not one.is_switch}
-    switches = {one.identity for one in worker.devices if one.is_switch}
-    results = []
-    for name, shown_ones, least in (
-        ("gpus", gpus, rules.gpus),
-        ("switches", switches, rules.switches),
-    ):
-        fits, wanted = len(shown_ones) >= least, f"at least {least}"
-        results.append(_rule(name, fits, wanted, str(len(shown_ones)), DeviceNotAllowed))
-    results.append(_linked(worker))
-    for device in worker.devices:
-        results += _device(rules, device)
-    return results
-
-
-def _linked(worker: DescribedWorker) -> Rule:
-    """Each GPU is linked to just the switches that are shown, where any are: none of elsewhere."""
-    shown = {one for device in worker.devices if device.is_switch for one in device.switches}
-    linked = {one for device in worker.devices if not device.is_switch for one in device.switches}
-    foreign = sorted(linked - shown) if shown else []
-    return _rule(
-        "links", not foreign, "to the switches shown", " ".join(foreign) or "no others",
-        DeviceNotAllowed,
-    )  # fmt: skip
-
-
-def _device(rules: DeviceRules, device: AttestedDevice) -> list[Rule]:
-    name = device.identity
-    results = []
-    if rules.models:
-        fits, wanted = device.model in rules.models, _any(rules.models)
-        results.append(_rule(f"{name} model", fits, wanted, device.model, DeviceNotAllowed))
-    for part, versions in rules.firmware.items():
-        has = device.firmware.get(part)
-        if has is not None:
-            fits, wanted = has in versions, _any(versions)
-            results.append(_rule(f"{name} {part}", fits, wanted, has, DeviceNotAllowed))
-    differing = " ".join(map(str, device.mismatches))
-    found = (
-        f"{differing} differ" if differing else "the same" if device.reference else "no reference"
-    )
-    fits = not device.mismatches and (bool(device.reference) or not rules.require_reference)
-    wanted = "as NVIDIA's references" if rules.require_reference else "as any reference there is"
-    results.append(_rule(f"{name} measurements", fits, wanted, found, MeasurementNotAllowed))
-    return results
-
-
-def _rule(
-    name: str, passed: bool, wanted: str, found: str, refusal: type[AttestationError]
-) -> Rule:
-    return Rule(name, wanted, found, None if passed else refusal)
-
-
-def _any(names: Mapping[str, object] | frozenset[str] | set[str]) -> str:
-    return " or ".join(sorted(names)) or "nothing"
-
-
-def _shown(value: int | None) -> str:
-    return "not stated" if value is None else str(value)

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sealring.errors import BadPolicy
 from sealring.limits import MAX_WORLD
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A rule that a table must state, or name under `unchecked`, and does neither."""
+
+    table: str
+    name: str
+    consequence: str
+    line: int
+
+    def __str__(self) -> str:
+        return (
+            f"line {self.line}: {self.table}.{self.name} is missing: {self.consequence}. State it, "
+            f'or leave it open in so many words: unchecked = ["{self.name}"] in [{self.table}]'
+        )
+
+
 class Reader:
     def __init__(self, text: str) -> None:
+        self.missing: list[Missing] = []
         self._lines = text.splitlines()
         try:
             self.document = tomllib.loads(text)
@@ -49,29 +67,29 @@ class Reader:
             raise self.bad(where, "kinds", "is a list of kinds that this policy describes")
         return frozenset(named)
 
-    def digests(
-        self, table: dict[str, Any], where: str, name: str, size: int | None
-    ) -> frozenset[str]:
+    def digests(self, table: dict[str, Any], where: str, name: str, *sizes: int) -> frozenset[str]:
+        """Each of one of the sizes, in bytes; without any, of at most 64."""
         found = table.get(name, [])
-        count = str(size) if size else "1,64"
-        pattern = re.compile(rf"(?:[0-9a-f]{{2}}){{{count}}}")
+        counts = [str(size) for size in sizes] or ["1,64"]
+        pattern = re.compile("|".join(rf"(?:[0-9a-f]{{2}}){{{count}}}" for count in counts))
         if not isinstance(found, list) or not all(
             isinstance(one, str) and pattern.fullmatch(one) for one in found
         ):
-            size_text = f"{size} bytes each" if size else "at most 64 bytes each"
+            listed = " or ".join(map(str, sizes))
+            size_text = f"{listed} bytes each" if sizes else "at most 64 bytes each"
             raise self.bad(where, name, f"is a list of lower-case hexadecimal, {size_text}")
         return frozenset(found)
 
     def digest_lists(
-        self, table: dict[str, Any], where: str, name: str, known: Collection[str], size: int | None
+        self, table: dict[str, Any], where: str, name: str, sizes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, frozenset[str]]:
-        """A table of lists: {4 = ["..."], 7 = ["...", "..."]}."""
+        """A table of lists: {4 = ["..."], 7 = ["...", "..."]}, each of digests."""
         found = table.get(name, {})
         if not isinstance(found, dict):
             raise self.bad(where, name, "is a table of lists")
         inner = f"{where}.{name}"
-        self.known(found, known, inner)
-        lists = {key: self.digests(found, inner, key, size) for key in found}
+        self.known(found, sizes, inner)
+        lists = {key: self.digests(found, inner, key, *sizes[key]) for key in found}
         for key, values in lists.items():
             self.some(values, inner, key)
         return lists
@@ -83,10 +101,12 @@ class Reader:
         name: str,
         known: Collection[str] | None,
         default: Collection[str] = (),
+        longest: int = 63,
     ) -> frozenset[str]:
         found = table.get(name, list(default))
         if not isinstance(found, list) or not all(
-            isinstance(one, str) and (one in known if known else 0 < len(one) < 64) for one in found
+            isinstance(one, str) and (one in known if known else 0 < len(one) <= longest)
+            for one in found
         ):
             listed = ", ".join(sorted(known)) if known else "words"
             raise self.bad(where, name, f"is a list of {listed}")
@@ -110,6 +130,17 @@ class Reader:
         self.known(found, known, inner)
         return {key: self.number(found, inner, key, 0, most, 0) for key in found}
 
+    def flags(
+        self, table: dict[str, Any], where: str, name: str, known: Collection[str]
+    ) -> dict[str, int]:
+        """A table of true and false: {smt = false}; as 0 and 1."""
+        found = table.get(name, {})
+        if not isinstance(found, dict):
+            raise self.bad(where, name, "is a table of true and false")
+        inner = f"{where}.{name}"
+        self.known(found, known, inner)
+        return {key: int(self.flag(found, inner, key, False)) for key in found}
+
     def flag(self, table: dict[str, Any], where: str, name: str, default: bool) -> bool:
         value = table.get(name, default)
         if type(value) is not bool:
@@ -128,9 +159,9 @@ class Reader:
 
     def bad(self, where: str, name: str, must: str) -> BadPolicy:
         field = f"{where}.{name}" if where else name
-        return BadPolicy(f"the policy, line {self._line(where, name)}: {field} {must}")
+        return BadPolicy(f"the policy, line {self.line(where, name)}: {field} {must}")
 
-    def _line(self, where: str, name: str) -> int:
+    def line(self, where: str, name: str) -> int:
         """Where the field stands; where its table starts if it does not; else line 1."""
         table, at = "", 0
         for number, line in enumerate(self._lines, 1):
@@ -142,7 +173,8 @@ class Reader:
                         return number
             elif match := re.match(r"\s*[\"']?([\w-]+)[\"']?\s*[=.]", line):
                 # `minimum_tcb = {snp = 8}` holds its fields in one line.
-                inline = f"{table}.{match[1]}".lstrip(".") == where and name in line
+                path = f"{table}.{match[1]}".lstrip(".")
+                inline = f"{where}.".startswith(f"{path}.") and name in line
                 if (table == where and match[1] == name) or inline:
                     return number
         return at or 1

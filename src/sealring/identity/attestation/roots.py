@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
+from cryptography.x509 import ocsp
 
 if TYPE_CHECKING:
     from sealring.identity.attestation.intel import Collateral
@@ -49,6 +50,8 @@ class Trust:
     simulated: frozenset[str] = frozenset()
     """Fingerprints of SIMULATED roots: none, unless a policy names some."""
     lists: tuple[x509.CertificateRevocationList, ...] = ()
+    answers: tuple[ocsp.OCSPResponse, ...] = ()
+    """OCSP answers, as they were fetched."""
     collateral: tuple[Collateral, ...] = ()
     """Intel's word on its platforms, as it was fetched."""
     references: tuple[Reference, ...] = ()

@@ -18,9 +18,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, UntrustedChain
+from sealring.errors import ForgedEvidence, MalformedEvidence, UntrustedChain
 from sealring.identity.attestation.chains import verify_chain
 from sealring.identity.attestation.evidence import (
+    REPORT_DATA_BYTES,
     Challenge,
     DeviceEvidence,
     Evidence,
@@ -99,7 +100,7 @@ class Simulator:
         return Evidence(KIND, challenge, parts, chain, devices)
 
 
-def verify_simulated(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
+def verify_simulated(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     statement, signature = evidence.only("statement", "signature")
     chain = verify_chain(evidence.chain, trust.simulated, trust)
     names = chain.leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -113,8 +114,7 @@ def verify_simulated(evidence: Evidence, challenge: Challenge, trust: Trust) -> 
     except InvalidSignature:
         raise ForgedEvidence("the SIMULATED statement is not signed by its authority") from None
     fields = _parse_statement(statement)
-    if fields["report_data"] != evidence.binding(challenge).hex():
-        raise NotBound("the SIMULATED statement was made for another nonce or another key")
+    evidence.check_bound(_report_data(fields["report_data"]), challenge, "the SIMULATED statement")
     return Claims(
         product="SIMULATED",
         measurement=fields["measurement"],
@@ -138,3 +138,13 @@ def _parse_statement(statement: bytes) -> dict[str, Any]:
     ):
         raise MalformedEvidence("the SIMULATED statement does not have its fields")
     return fields
+
+
+def _report_data(text: str) -> bytes:
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if len(raw) != REPORT_DATA_BYTES:
+        raise MalformedEvidence("the SIMULATED statement holds no report data")
+    return raw

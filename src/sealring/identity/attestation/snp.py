@@ -1,7 +1,7 @@
 """AMD SEV-SNP: the report's bytes, and why to believe them.
 
 Layout after AMD's SEV-SNP firmware ABI (document 56860). Whatever the signature does not cover
-must be zero, so that evidence has one spelling.
+must be zero, and the signature in its one spelling (ecdsa.py): so a report has one spelling.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509.oid import NameOID
 
-from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, UnknownEvidence
+from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
+from sealring.identity.attestation.ecdsa import P384_ORDER, check_spelling, with_lower_s
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.worker import Claims
@@ -33,7 +34,7 @@ _AMD: Final = "1.3.6.1.4.1.3704.1."
 _PRODUCT, _CHIP = _AMD + "2", _AMD + "4"
 
 # Where each part's version is in the eight bytes of a TCB, and in a certificate's extensions.
-_TCB_BYTES: Final = {
+TCB_BYTES: Final = {
     "Milan": {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7},
     "Genoa": {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7},
     "Turin": {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7},
@@ -45,6 +46,17 @@ _TCB_OIDS: Final = {
     "microcode": _AMD + "3.8",
     "fmc": _AMD + "3.9",
 }
+# The bits of PLATFORM_INFO. What is beyond them counts as `platform_unknown`.
+PLATFORM_BITS: Final = {
+    "smt": 0,
+    "tsme": 1,
+    "ecc": 2,
+    "rapl_disabled": 3,
+    "ciphertext_hiding": 4,
+    "alias_check": 5,
+    "tio": 7,
+}
+REGISTER_BYTES: Final = {"host_data": 32, "family_id": 16, "image_id": 16, "author_key": 48}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +64,20 @@ class Report:
     """The fields of a report. Reading them says nothing about their truth."""
 
     version: int
+    guest_svn: int
     policy: int
+    family_id: bytes
+    image_id: bytes
     vmpl: int
+    platform_info: int
     flags: int
     report_data: bytes
     measurement: bytes
+    host_data: bytes
     id_key_digest: bytes
+    author_key_digest: bytes
     tcb: bytes
+    launch_tcb: bytes
     chip_id: bytes
     signed: bytes
     r: int
@@ -71,6 +90,11 @@ class Report:
     @property
     def signing_key(self) -> int:
         return self.flags >> 2 & 7
+
+    @property
+    def key_name(self) -> str:
+        """The common name of the certificate for that key."""
+        return {_VCEK: "SEV-VCEK", _VLEK: "SEV-VLEK"}.get(self.signing_key, "an unknown key")
 
 
 def parse_report(data: bytes) -> Report:
@@ -86,13 +110,20 @@ def parse_report(data: bytes) -> Report:
         raise MalformedEvidence("bytes after the SNP report's signature are not zero")
     return Report(
         version=version,
+        guest_svn=_number(data, 0x04, 4),
         policy=_number(data, 0x08, 8),
+        family_id=data[0x10:0x20],
+        image_id=data[0x20:0x30],
         vmpl=_number(data, 0x30, 4),
+        platform_info=_number(data, 0x40, 8),
         flags=_number(data, 0x48, 4),
         report_data=data[0x50:0x90],
         measurement=data[0x90:0xC0],
+        host_data=data[0xC0:0xE0],
         id_key_digest=data[0xE0:0x110],
+        author_key_digest=data[0x110:0x140],
         tcb=data[0x180:0x188],
+        launch_tcb=data[0x1F0:0x1F8],
         chip_id=data[0x1A0:0x1E0],
         signed=data[:SIGNED_BYTES],
         r=_number(data, SIGNED_BYTES, _SCALAR),
@@ -100,11 +131,16 @@ def parse_report(data: bytes) -> Report:
     )
 
 
-def verify_snp(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
+def canonical_report(raw: bytes) -> bytes:
+    """As a worker sends it."""
+    return with_lower_s(raw, SIGNED_BYTES + _SCALAR, _SCALAR, P384_ORDER, "little")
+
+
+def verify_snp(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     (raw,) = evidence.only("report")
+    check_spelling(raw, canonical_report(raw), "the SNP report")
     report, chain, product = verify_report(raw, evidence.chain, trust)
-    if report.report_data != evidence.binding(challenge):
-        raise NotBound("the SNP report was made for another nonce, worker's key or set of devices")
+    evidence.check_bound(report.report_data, challenge, "the SNP report")
     return claims_of(report, chain, product)
 
 
@@ -114,12 +150,22 @@ def claims_of(report: Report, chain: VerifiedChain, product: str) -> Claims:
         machine=report.chip_id.hex() if any(report.chip_id) else "",
         measurement=report.measurement.hex(),
         signer=report.id_key_digest.hex() if any(report.id_key_digest) else "",
-        tcb=_tcb_of_report(report, product),
+        registers={
+            "host_data": report.host_data.hex(),
+            "family_id": report.family_id.hex(),
+            "image_id": report.image_id.hex(),
+            "author_key": report.author_key_digest.hex(),
+        },
+        tcb=_tcb(report.tcb, product),
+        launch_tcb=_tcb(report.launch_tcb, product),
         debug=report.debug,
         guest={
             "vmpl": report.vmpl,
             "migration": report.policy >> 18 & 1,
             "smt": report.policy >> 16 & 1,
+            "vlek": int(report.signing_key == _VLEK),
+            "guest_svn": report.guest_svn,
+            **_platform(report.platform_info),
         },
         lists=chain.lists,
         unlisted=chain.unlisted,
@@ -136,7 +182,7 @@ def verify_report(
     product = trust.amd[verified.root]
     _check_role(report, verified, product)
     _check_signature(report, verified.leaf)
-    reported, certified = _tcb_of_report(report, product), _tcb_of_key(verified.leaf, product)
+    reported, certified = _tcb(report.tcb, product), _tcb_of_key(verified.leaf, product)
     if reported != certified:
         raise ForgedEvidence(f"the key is for the TCB {certified}, and the report says {reported}")
     if report.signing_key == _VCEK:
@@ -149,7 +195,7 @@ def _check_role(report: Report, chain: VerifiedChain, product: str) -> None:
     names = {_VCEK: ("SEV-VCEK", f"SEV-{product}"), _VLEK: ("SEV-VLEK", f"SEV-VLEK-{product}")}
     if report.signing_key not in names:
         raise UnknownEvidence(f"SNP signing key {report.signing_key} is not known")
-    found = tuple(_common_name(one) for one in chain.certificates[:-1])
+    found = tuple(common_name(one) for one in chain.certificates[:-1])
     if found != names[report.signing_key]:
         raise ForgedEvidence(
             f"the report names a key of {' by '.join(names[report.signing_key])}, and its chain is "
@@ -178,12 +224,18 @@ def _check_chip(report: Report, leaf: x509.Certificate) -> None:
         raise ForgedEvidence("the certificate is for another chip than the report's")
 
 
-def _tcb_of_report(report: Report, product: str) -> dict[str, int]:
-    return {name: report.tcb[at] for name, at in _TCB_BYTES[product].items()}
+def _tcb(raw: bytes, product: str) -> dict[str, int]:
+    return {name: raw[at] for name, at in TCB_BYTES[product].items()}
+
+
+def _platform(info: int) -> dict[str, int]:
+    facts = {f"platform_{name}": info >> bit & 1 for name, bit in PLATFORM_BITS.items()}
+    known = sum(1 << bit for bit in PLATFORM_BITS.values())
+    return facts | {"platform_unknown": info & ~known}
 
 
 def _tcb_of_key(leaf: x509.Certificate, product: str) -> dict[str, int]:
-    return {name: _integer(_extension(leaf, _TCB_OIDS[name])) for name in _TCB_BYTES[product]}
+    return {name: _integer(_extension(leaf, _TCB_OIDS[name])) for name in TCB_BYTES[product]}
 
 
 def _extension(certificate: x509.Certificate, oid: str) -> bytes:
@@ -200,7 +252,7 @@ def _integer(der: bytes) -> int:
     return int.from_bytes(der[2:], "big")
 
 
-def _common_name(certificate: x509.Certificate) -> str:
+def common_name(certificate: x509.Certificate) -> str:
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if len(names) == 1 else ""
 

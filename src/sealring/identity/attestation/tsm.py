@@ -6,13 +6,18 @@ Not yet run on such hardware: tests play the kernel's part.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from sealring.errors import AttestationUnavailable
+from cryptography import x509
+
+from sealring.errors import AttestationUnavailable, MalformedEvidence
+from sealring.identity.attestation.ccel import CCEL, matching_ccel
+from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.evidence import (
     Challenge,
@@ -20,8 +25,9 @@ from sealring.identity.attestation.evidence import (
     Evidence,
     encode_devices,
 )
-from sealring.identity.attestation.intel import TDX, quote_size
+from sealring.identity.attestation.intel import TDX, canonical_quote, quote_size, registers_of
 from sealring.identity.attestation.snp import KIND as SNP
+from sealring.identity.attestation.snp import canonical_report, common_name, parse_report
 
 REPORTS: Final = Path("/sys/kernel/config/tsm/report")
 _PROVIDERS: Final = {"sev_guest": SNP, "tdx_guest": TDX}
@@ -46,9 +52,11 @@ class Answer:
 
 
 class TsmMachine:
-    def __init__(self, chain: Sequence[bytes] = (), reports: Path = REPORTS) -> None:
-        """`chain` is an SNP chip's, leaf first, for hosts that do not hand it to their guests."""
-        self._chain, self._reports = tuple(chain), reports
+    def __init__(
+        self, chain: Sequence[bytes] = (), reports: Path = REPORTS, event_log: Path = CCEL
+    ) -> None:
+        """`chain` holds certificates of an SNP chip that the host does not hand to its guests."""
+        self._chain, self._reports, self._event_log = tuple(chain), reports, event_log
         self.kind = ask(bytes(64), reports).kind
 
     def attest(
@@ -59,14 +67,13 @@ class TsmMachine:
         if self.kind == TDX:
             # The kernel's buffer may be longer than the quote.
             quote = answer.report[: quote_size(answer.report)]
-            return Evidence(TDX, challenge, {"quote": quote}, (), devices)
-        chain = certificates_of(answer.certificates) or self._chain
-        if not chain:
-            raise AttestationUnavailable(
-                "the host hands no certificates to its guest: fetch the chip's from AMD's key "
-                "distribution service and give them"
-            )
-        return Evidence(SNP, challenge, {"report": answer.report}, chain, devices)
+            parts = {"quote": canonical_quote(quote)}
+            if log := matching_ccel(registers_of(quote), self._event_log):
+                parts["event_log"] = log
+            return Evidence(TDX, challenge, parts, (), devices)
+        key = parse_report(answer.report).key_name
+        chain = whole_chain(key, certificates_of(answer.certificates), self._chain)
+        return Evidence(SNP, challenge, {"report": canonical_report(answer.report)}, chain, devices)
 
 
 def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:
@@ -98,7 +105,10 @@ def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:
 
 
 def certificates_of(table: bytes) -> tuple[bytes, ...]:
-    """The chain in a host's table (GHCB specification), leaf first; nothing if it is not whole."""
+    """What is in a host's table (GHCB specification): the chip's key first, then its issuers.
+
+    Some hosts hand over the key's certificate alone.
+    """
     cursor = Cursor(table, "the host's certificates", "little")
     found: dict[UUID, bytes] = {}
     while cursor.left >= 24:
@@ -107,6 +117,31 @@ def certificates_of(table: bytes) -> tuple[bytes, ...]:
         if not name.int:
             break
         found[name] = table[offset : offset + size]
-    leaf = next((found[name] for name in _LEAVES if name in found), b"")
-    issuers = [found[name] for name in _ISSUERS if name in found]
-    return (leaf, *issuers) if leaf and len(issuers) == len(_ISSUERS) else ()
+    return tuple(found[name] for name in (*_LEAVES, *_ISSUERS) if found.get(name))
+
+
+def whole_chain(key: str, handed: Sequence[bytes], given: Sequence[bytes]) -> tuple[bytes, ...]:
+    """From the key that signed to AMD's root, by the names of issuers, out of both sources."""
+    known = dict(_readable((*handed, *given)))
+    leaf = next((der for der, one in known.items() if common_name(one) == key), None)
+    if leaf is None:
+        raise AttestationUnavailable(
+            f"the host hands no certificate of {key} to its guest: fetch it from AMD's key "
+            "distribution service, with its issuers', and give them (SEALRING_ATTESTER_CHAIN)"
+        )
+    chain = [leaf]
+    while (last := known[chain[-1]]).subject != last.issuer:
+        above = next((der for der, one in known.items() if one.subject == last.issuer), None)
+        if above is None or above in chain:
+            raise AttestationUnavailable(
+                f"the certificate of {last.issuer.rfc4514_string()} is missing: fetch it from "
+                "AMD's key distribution service and give it (SEALRING_ATTESTER_CHAIN)"
+            )
+        chain.append(above)
+    return tuple(chain)
+
+
+def _readable(certificates: Sequence[bytes]) -> Iterator[tuple[bytes, x509.Certificate]]:
+    for der in certificates:
+        with suppress(MalformedEvidence):
+            yield der, load_certificate(der)

@@ -7,8 +7,8 @@ from dataclasses import InitVar, dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
-from sealring.identity.attestation.chains import ListSeen
 from sealring.identity.attestation.evidence import Challenge
+from sealring.identity.attestation.revocation import ListSeen
 
 SEAL: Final = object()
 """For verify.py. Nothing else imports it; a test looks."""
@@ -32,6 +32,8 @@ class Claims:
     events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What a register was extended with, where a log that replays to it came along."""
     tcb: Mapping[str, int] = field(default_factory=dict)
+    launch_tcb: Mapping[str, int] = field(default_factory=dict)
+    """The TCB under which the guest was launched, where the hardware tells it."""
     tcb_status: str = ""
     """The vendor's word on that TCB, where it has one: UpToDate, OutOfDate."""
     advisories: tuple[str, ...] = ()
@@ -57,10 +59,14 @@ class AttestedDevice:
     """Versions: driver, vbios."""
     reference: tuple[str, ...]
     """The vendor's signed references that its measurements were held against."""
+    unreferenced: tuple[str, ...]
+    """The firmware for which there was no reference."""
     mismatches: tuple[int, ...]
     """The measurements that are not what those say."""
     switches: tuple[str, ...]
     """The switches that a GPU is linked to; a switch's own identity."""
+    gpus: tuple[str, ...]
+    """The GPUs that a switch is linked to, by identities that the GPUs' own reports do not hold."""
     lists: tuple[ListSeen, ...]
     unlisted: tuple[str, ...]
     not_after: datetime
@@ -73,6 +79,7 @@ class AttestedDevice:
             "identity": self.identity,
             "firmware": dict(self.firmware),
             "references": list(self.reference),
+            "without_reference": list(self.unreferenced),
             "mismatches": list(self.mismatches),
             "not_after": self.not_after.isoformat(),
             **lists_as_json(self.lists, self.unlisted, now),
@@ -107,6 +114,7 @@ class DescribedWorker(Claims):
             "signer": self.signer,
             "registers": dict(self.registers),
             "tcb": dict(self.tcb),
+            "launch_tcb": dict(self.launch_tcb),
             "tcb_status": self.tcb_status,
             "advisories": list(self.advisories),
             "debug": self.debug,
@@ -143,16 +151,27 @@ def attested(
     seal: object,
 ) -> AttestedWorker:
     """The claims with what they were verified for, until the first of the chains ends."""
-    shown = {one.name: getattr(claims, one.name) for one in fields(Claims)}
-    shown["not_after"] = min([claims.not_after, *(device.not_after for device in devices)])
     return AttestedWorker(
-        **shown,
+        **_shown(claims, devices),
         kind=kind,
         challenge=challenge,
         devices=devices,
         verified_at=verified_at,
         seal=seal,
     )
+
+
+def described(
+    claims: Claims, *, kind: str, devices: tuple[AttestedDevice, ...], verified_at: datetime
+) -> DescribedWorker:
+    shown = _shown(claims, devices)
+    return DescribedWorker(**shown, kind=kind, devices=devices, verified_at=verified_at)
+
+
+def _shown(claims: Claims, devices: tuple[AttestedDevice, ...]) -> dict[str, Any]:
+    shown = {one.name: getattr(claims, one.name) for one in fields(Claims)}
+    shown["not_after"] = min([claims.not_after, *(device.not_after for device in devices)])
+    return shown
 
 
 def lists_as_json(

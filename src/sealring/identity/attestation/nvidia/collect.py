@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.errors import AttestationUnavailable
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.device import KIND
+from sealring.identity.attestation.nvidia.spdm import canonical_report
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 NONCE_BYTES: Final = 32
@@ -69,7 +70,7 @@ def _one(nvml: Any, index: int, nonce: bytes) -> DeviceEvidence:
         raise AttestationUnavailable(f"GPU {index} gives no certificates") from None
     return DeviceEvidence(
         KIND,
-        {"report": bytes(report.report)[: report.size]},
+        {"report": canonical_report(bytes(report.report)[: report.size])},
         tuple(one.public_bytes(Encoding.DER) for one in chain),
     )
 

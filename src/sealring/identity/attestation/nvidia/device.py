@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA384
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
+from sealring.identity.attestation.ecdsa import check_spelling
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.reference import Reference
 from sealring.identity.attestation.nvidia.spdm import (
@@ -23,8 +24,10 @@ from sealring.identity.attestation.nvidia.spdm import (
     FWID,
     NVDEC0,
     SIGNATURE_BYTES,
+    SWITCH_GPUS,
     SWITCHES,
     Report,
+    canonical_report,
     parse_report,
 )
 from sealring.identity.attestation.roots import Trust
@@ -41,19 +44,21 @@ _FIRMWARE_IDS: Final = tuple(
 _SHA384_DIGEST: Final = bytes.fromhex("303d06096086480165030402020430")
 _NVDEC0_OFF: Final = b"\x55"
 _NVDEC0_MEASUREMENT: Final = 35
-_SWITCH_BYTES: Final = 8
+_IDENTITY_BYTES: Final = 8
 
 
-def verify_nvidia(evidence: DeviceEvidence, nonce: bytes, trust: Trust) -> AttestedDevice:
+def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -> AttestedDevice:
     (raw,) = evidence.only("report")
+    check_spelling(raw, canonical_report(raw), "the device's report")
     report, chain, model = verify_report(raw, evidence.chain, trust)
-    if report.nonce != nonce:
+    if nonce is not None and report.nonce != nonce:
         raise NotBound("the device's report was made for another machine, worker or time")
     is_switch = model in NVSWITCHES
     firmware = {"vbios": report.vbios}
     if not is_switch:
         firmware["driver"] = report.text(DRIVER)
-    references = _fitting(report, model, firmware, trust)
+    fitting = _fitting(report, model, firmware, trust)
+    references = tuple(fitting.values())
     return AttestedDevice(
         kind=KIND,
         model=model,
@@ -61,10 +66,12 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes, trust: Trust) -> Attes
         identity=_name(chain.leaf),
         firmware=firmware,
         reference=tuple(f"{one.model} {one.version}" for one in references),
+        unreferenced=tuple(sorted(set(firmware) - set(fitting))),
         mismatches=_mismatches(report, references),
-        switches=_switches(report, is_switch),
-        lists=chain.lists,
-        unlisted=chain.unlisted,
+        switches=_links(report, SWITCHES, reverse=not is_switch),
+        gpus=_links(report, SWITCH_GPUS) if is_switch else (),
+        lists=(*chain.lists, *(seen for one in references for seen in one.lists)),
+        unlisted=(*chain.unlisted, *(issuer for one in references for issuer in one.unlisted)),
         not_after=chain.not_after,
     )
 
@@ -132,24 +139,23 @@ def _check_firmware(report: Report, leaf: x509.Certificate) -> None:
 
 def _fitting(
     report: Report, model: str, firmware: dict[str, str], trust: Trust
-) -> tuple[Reference, ...]:
-    """One reference per firmware, if there is one for each; of several the one that fits best.
+) -> dict[str, Reference]:
+    """A reference for each firmware that has one; of several the one that fits best.
 
     Boards of one model share version numbers but not measurements, so a version may have several.
     """
-    chosen = []
-    for version in firmware.values():
+    chosen = {}
+    for name, version in firmware.items():
         same = [
             one
             for one in trust.references
             if _plain(one.model) == _plain(model) and one.version.upper() == version.upper()
         ]
-        if not same:
-            return ()
-        best = min(same, key=lambda one: len(_mismatches(report, (one,))))
-        best.check_dates(trust.now)
-        chosen.append(best)
-    return tuple(chosen)
+        if same:
+            best = min(same, key=lambda one: len(_mismatches(report, (one,))))
+            best.check_dates(trust.now)
+            chosen[name] = best
+    return chosen
 
 
 def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int, ...]:
@@ -166,13 +172,16 @@ def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int,
     return tuple(sorted(wrong))
 
 
-def _switches(report: Report, is_switch: bool) -> tuple[str, ...]:
-    """GPUs write the identities of the switches they are linked to from the other end."""
-    raw = report.opaque.get(SWITCHES, b"")
-    if len(raw) % _SWITCH_BYTES:
-        raise MalformedEvidence("the device's list of switches is cut")
-    each = {raw[at : at + _SWITCH_BYTES] for at in range(0, len(raw), _SWITCH_BYTES)}
-    return tuple(sorted((one if is_switch else one[::-1]).hex() for one in each if any(one)))
+def _links(report: Report, field: int, *, reverse: bool = False) -> tuple[str, ...]:
+    """Identities of devices at the other ends of links, without those of links that are off.
+
+    GPUs write the identities of switches from the other end.
+    """
+    raw = report.opaque.get(field, b"")
+    if len(raw) % _IDENTITY_BYTES:
+        raise MalformedEvidence("the device's list of links is cut")
+    each = {raw[at : at + _IDENTITY_BYTES] for at in range(0, len(raw), _IDENTITY_BYTES)}
+    return tuple(sorted((one[::-1] if reverse else one).hex() for one in each if any(one)))
 
 
 def _plain(model: str) -> str:

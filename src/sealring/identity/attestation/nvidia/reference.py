@@ -23,7 +23,8 @@ from sealring.errors import (
     MissingExtra,
     UntrustedChain,
 )
-from sealring.identity.attestation.chains import verify_chain
+from sealring.identity.attestation.chains import VerifiedChain, verify_chain
+from sealring.identity.attestation.revocation import ListSeen
 from sealring.identity.attestation.roots import NVIDIA_REFERENCE_ROOTS, Trust
 
 _SEAL: Final = object()
@@ -45,6 +46,9 @@ class Reference:
     """By index: the values that are right. What the file marks as inactive is not here."""
     not_before: datetime
     not_after: datetime
+    lists: tuple[ListSeen, ...]
+    unlisted: tuple[str, ...]
+    """As of the signer's chain (revocation.py)."""
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
@@ -77,7 +81,7 @@ def verify_reference(
     chain = verify_chain(_chain(root), roots, trust)
     _check_signer(chain.leaf)
     signed = _signed(root, chain.leaf, trust.now, signxml)
-    return _read(signed, chain.not_after, chain.certificates)
+    return _read(signed, chain)
 
 
 def _chain(root: Any) -> tuple[bytes, ...]:
@@ -117,9 +121,7 @@ def _signed(root: Any, leaf: x509.Certificate, now: datetime, signxml: ModuleTyp
     return verified.signed_xml
 
 
-def _read(
-    signed: Any, not_after: datetime, certificates: tuple[x509.Certificate, ...]
-) -> Reference:
+def _read(signed: Any, chain: VerifiedChain) -> Reference:
     meta, payload = signed.find(f"{_SWID}Meta"), signed.find(f"{_SWID}Payload")
     if meta is None or payload is None:
         raise MalformedEvidence("the reference measurements lack Meta or Payload")
@@ -143,8 +145,10 @@ def _read(
         version=meta.attrib.get("colloquialVersion", ""),
         model=meta.attrib.get("product", ""),
         measurements=measurements,
-        not_before=max(one.not_valid_before_utc for one in certificates),
-        not_after=not_after,
+        not_before=max(one.not_valid_before_utc for one in chain.certificates),
+        not_after=chain.not_after,
+        lists=chain.lists,
+        unlisted=chain.unlisted,
         seal=_SEAL,
     )
 

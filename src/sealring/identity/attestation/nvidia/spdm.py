@@ -11,6 +11,7 @@ from typing import Final
 
 from sealring.errors import MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.cursor import Cursor
+from sealring.identity.attestation.ecdsa import P384_ORDER, with_lower_s
 
 SIGNATURE_BYTES: Final = 96
 _VERSION: Final = 0x11
@@ -19,7 +20,7 @@ _SIGNED, _ALL = 0x01, 0xFF
 _DMTF: Final = 1
 
 DRIVER, VBIOS, NVDEC0, CHIP_SKU, PROJECT, PROJECT_SKU = 3, 6, 11, 15, 17, 18
-FWID, SWITCHES = 20, 22
+FWID, SWITCHES, SWITCH_GPUS = 20, 22, 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ class Report:
         if len(raw) != 8:
             return self.text(VBIOS)
         return ".".join(f"{raw[at]:02X}" for at in (3, 2, 1, 0, 4))
+
+
+def canonical_report(data: bytes) -> bytes:
+    """As a worker sends it (ecdsa.py)."""
+    half = SIGNATURE_BYTES // 2
+    return with_lower_s(data, max(len(data) - half, 0), half, P384_ORDER)
 
 
 def parse_report(data: bytes) -> Report:

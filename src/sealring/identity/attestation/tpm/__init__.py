@@ -6,4 +6,5 @@ credential  a secret that only the TPM with this EK and this AK can open; made b
 verify      quote, keys, chain and log in; claims out
 commands    the few TPM 2.0 commands that a worker needs, over a device or a socket
 machine     this machine's TPM: who it is, and evidence from it
+certified   the same for a TPM whose attestation key has a certificate: Google's
 """

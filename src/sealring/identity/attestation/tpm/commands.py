@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,7 +17,7 @@ from typing import Final
 
 from sealring.errors import TpmFailed
 from sealring.identity.attestation.cursor import Cursor
-from sealring.identity.attestation.tpm.structures import NULL, PCRS, SHA256
+from sealring.identity.attestation.tpm.structures import BANKS, NULL, PCRS, SHA256
 
 OWNER, NO_KEY, PASSWORD, ENDORSEMENT = 0x40000001, 0x40000007, 0x40000009, 0x4000000B
 _NO_SESSIONS, _SESSIONS = 0x8001, 0x8002
@@ -26,13 +27,31 @@ _NO_SUCH_HANDLE: Final = 0x18B
 _NV_CHUNK: Final = 512
 _PCRS_AT_ONCE: Final = 8
 _SECONDS: Final = 60
+# TCG EK Credential Profile: larger EKs have the policy "the endorsement hierarchy's password, or
+# what an index of the TPM's memory says" (PolicyB); these are its two branches (PolicyA, PolicyC).
+EITHER_POLICY: Final = bytes.fromhex(
+    "b26e7d28d11a50bc53d882bcf5fd3a1a074148bb35d3b4e4"
+    "cb1c0ad9bde419cacb47ba09699646150f9fc000f3f80e12"
+)
+_BRANCHES: Final = (
+    bytes.fromhex(
+        "8bbf2266537c171cb56e403c4dc1d4b64f432611dc386e6f"
+        "532050c3278c930e143e8bb1133824ccb431053871c6db53"
+    ),
+    bytes.fromhex(
+        "d6032ce61f2fb3c240eb3cf6a33237ef2b6a16f4293c22b4"
+        "55e261cffd217ad5b4947c2d73e63005eed2dc2b3593d165"
+    ),
+)
 
 
 class Tpm:
     """One connection. Not for two threads at a time."""
 
     def __init__(self, exchange: Callable[[bytes], bytes], close: Callable[[], None]) -> None:
-        self._exchange, self._close = exchange, close
+        self._exchange = exchange
+        # Attesters hold it for as long as they live.
+        self._close = weakref.finalize(self, close)
 
     @classmethod
     def open(cls, address: str) -> Tpm:
@@ -159,20 +178,31 @@ class Tpm:
             read += answer.sized(2)
         return read
 
-    def read_pcrs(self, pcrs: Sequence[int]) -> bytes:
+    def bank(self) -> int:
+        """The bank of PCRs that is read: SHA-256's, or SHA-384's where the TPM keeps no other."""
+        for bank in BANKS:
+            _, answer = self.call("PCR_Read", 0x17E, parameters=selection((0,), bank))
+            answer.take(4 + len(selection((0,), bank)))
+            if answer.number(4):
+                return bank
+        raise TpmFailed("the TPM has neither a SHA-256 nor a SHA-384 bank of PCRs")
+
+    def read_pcrs(self, pcrs: Sequence[int], bank: int = SHA256) -> bytes:
         values = b""
         for at in range(0, len(pcrs), _PCRS_AT_ONCE):
             some = pcrs[at : at + _PCRS_AT_ONCE]
-            _, answer = self.call("PCR_Read", 0x17E, parameters=selection(some))
-            answer.take(4 + len(selection(some)))
+            _, answer = self.call("PCR_Read", 0x17E, parameters=selection(some, bank))
+            answer.take(4 + len(selection(some, bank)))
             if answer.number(4) != len(some):
-                raise TpmFailed("the TPM has no SHA-256 bank of PCRs")
+                raise TpmFailed("the TPM does not have that bank of PCRs")
             values += b"".join(answer.sized(2) for _ in some)
         return values
 
-    def quote(self, key: int, qualifying: bytes, pcrs: Sequence[int]) -> tuple[bytes, bytes]:
+    def quote(
+        self, key: int, qualifying: bytes, pcrs: Sequence[int], bank: int = SHA256
+    ) -> tuple[bytes, bytes]:
         """What was signed, and the signature."""
-        parameters = _sized(qualifying) + NULL.to_bytes(2, "big") + selection(pcrs)
+        parameters = _sized(qualifying) + NULL.to_bytes(2, "big") + selection(pcrs, bank)
         _, answer = self.call("Quote", 0x158, (key,), (PASSWORD,), parameters)
         signed = answer.sized(2)
         scheme = answer.take(4)
@@ -182,13 +212,21 @@ class Tpm:
 
     def activate(self, ak: int, ek: int, blob: bytes) -> bytes:
         """Opens a credential. The EK's own policy asks for the endorsement hierarchy's password."""
+        public = Cursor(self.read_public(ek) or b"", "the endorsement key", "big")
+        public.take(2)
+        policy_hash = public.take(2)
+        public.take(4)
+        policy = public.sized(2)
         parameters = _sized(secrets.token_bytes(16)) + _sized(b"") + b"\x01"
-        parameters += NULL.to_bytes(2, "big") + SHA256.to_bytes(2, "big")
+        parameters += NULL.to_bytes(2, "big") + policy_hash
         session, _ = self.call(
             "StartAuthSession", 0x176, (NO_KEY, NO_KEY), (), parameters, gives_handle=True
         )
         try:
             self.call("PolicySecret", 0x151, (ENDORSEMENT, session), (PASSWORD,), bytes(10))
+            if policy == EITHER_POLICY:
+                either = len(_BRANCHES).to_bytes(4, "big") + b"".join(map(_sized, _BRANCHES))
+                self.call("PolicyOR", 0x171, (session,), (), either)
             _, answer = self.call("ActivateCredential", 0x147, (ak, ek), (PASSWORD, session), blob)
         except TpmFailed:
             self.flush(session)
@@ -196,10 +234,10 @@ class Tpm:
         return answer.sized(2)
 
 
-def selection(pcrs: Sequence[int]) -> bytes:
-    """TPML_PCR_SELECTION of the SHA-256 bank."""
+def selection(pcrs: Sequence[int], bank: int = SHA256) -> bytes:
+    """TPML_PCR_SELECTION of one bank."""
     bits = sum(1 << pcr for pcr in pcrs).to_bytes(PCRS // 8, "little")
-    return (1).to_bytes(4, "big") + SHA256.to_bytes(2, "big") + bytes([len(bits)]) + bits
+    return (1).to_bytes(4, "big") + bank.to_bytes(2, "big") + bytes([len(bits)]) + bits
 
 
 def _connect(address: str) -> socket.socket:

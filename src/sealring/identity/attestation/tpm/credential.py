@@ -27,12 +27,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
 from sealring.identity.attestation.roots import Trust
-from sealring.identity.attestation.tpm.structures import Public, parse_public
+from sealring.identity.attestation.tpm.structures import Public, PublicKey, parse_public
 
 MAX_OTHERS: Final = 4
 """Endorsement keys of one TPM beside the one that its chain is for."""
 _LABEL: Final = b"IDENTITY\0"
 _EK_CERTIFICATE: Final = x509.ObjectIdentifier("2.23.133.8.1")
+_TPM_PURPOSES: Final = {_EK_CERTIFICATE, x509.ObjectIdentifier("2.23.133.8.3")}
 _FIXED_TPM, _FIXED_PARENT, _ORIGIN = 1 << 1, 1 << 4, 1 << 5
 _RESTRICTED, _DECRYPT, _SIGN = 1 << 16, 1 << 17, 1 << 18
 _AK: Final = _FIXED_TPM | _FIXED_PARENT | _ORIGIN | _RESTRICTED | _SIGN
@@ -91,18 +92,61 @@ def machine_name(endorsement: x509.Certificate) -> str:
 
 def verify_endorsement(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
     """A maker of TPMs, one that the policy names, issued the leaf for an EK."""
-    verified = verify_chain(chain, trust.tpm, trust)
-    try:
-        extensions = verified.leaf.extensions
-        usage = extensions.get_extension_for_class(x509.KeyUsage).value
-        allowed = usage.key_encipherment or usage.key_agreement
-        purposes = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        allowed = allowed and _EK_CERTIFICATE in purposes
-    except x509.ExtensionNotFound:
-        allowed = False
-    if not allowed:
+    verified = verify_tpm_chain(chain, trust)
+    if not _encrypts(verified):
         raise ForgedEvidence("the certificate is not one for a TPM's endorsement key")
     return verified
+
+
+def verify_tpm_chain(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
+    """The leaf is for a key of a TPM: an EK, which decrypts, or an AK, which signs."""
+    verified = verify_chain(chain, trust.tpm, trust)
+    if not _encrypts(verified) and not _signs(verified):
+        raise ForgedEvidence("the certificate is not one for a TPM's endorsement key")
+    return verified
+
+
+def certifies(chain: VerifiedChain, ak: PublicKey) -> bool:
+    """The leaf is this AK's own certificate: its issuer has found that the key is in a TPM.
+
+    False: the leaf is an EK's, and a credential has to show that the AK lives beside it.
+    """
+    if not _signs(chain):
+        return False
+    if chain.leaf.public_key() != ak:
+        raise ForgedEvidence("the certificate is for another attestation key than the quote's")
+    return True
+
+
+def _encrypts(chain: VerifiedChain) -> bool:
+    usage = usage_of(chain.leaf)
+    able = usage is not None and (usage.key_encipherment or usage.key_agreement)
+    return able and _EK_CERTIFICATE in purposes_of(chain)
+
+
+def _signs(chain: VerifiedChain) -> bool:
+    """Some issuers write the EK's purpose in AKs' certificates too: what the key does counts."""
+    usage = usage_of(chain.leaf)
+    able = usage is not None and usage.digital_signature
+    return able and not _encrypts(chain) and bool(_TPM_PURPOSES & purposes_of(chain))
+
+
+def purposes_of(chain: VerifiedChain) -> set[x509.ObjectIdentifier]:
+    """What the leaf is for. Where it does not say, its issuer may be limited to one purpose."""
+    for certificate in chain.certificates[:2]:
+        try:
+            found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except x509.ExtensionNotFound:
+            continue
+        return set(found)
+    return set()
+
+
+def usage_of(certificate: x509.Certificate) -> x509.KeyUsage | None:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    except x509.ExtensionNotFound:
+        return None
 
 
 def check_ak(ak: bytes) -> Public:
@@ -116,31 +160,51 @@ def check_ak(ak: bytes) -> Public:
 
 
 def seal_credential(ek: object, name: bytes, secret: bytes) -> bytes:
-    """With the symmetric algorithms of TCG's default EK templates: SHA-256 and AES-128."""
-    if isinstance(ek, rsa.RSAPublicKey) and ek.key_size == 2048:
-        seed = secrets.token_bytes(32)
-        oaep = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), _LABEL)
+    """With the hash and the cipher of TCG's default template for such an EK."""
+    algorithm, cipher_bytes = _template(ek)
+    seed_bytes = algorithm.digest_size
+    if isinstance(ek, rsa.RSAPublicKey):
+        seed = secrets.token_bytes(seed_bytes)
+        oaep = padding.OAEP(padding.MGF1(algorithm), algorithm, _LABEL)
         locked = ek.encrypt(seed, oaep)
-    elif isinstance(ek, ec.EllipticCurvePublicKey) and isinstance(ek.curve, ec.SECP256R1):
+    elif isinstance(ek, ec.EllipticCurvePublicKey):
         ours = ec.generate_private_key(ek.curve)
-        mine, theirs = ours.public_key().public_numbers(), ek.public_numbers()
-        x, y, theirs_x = (n.to_bytes(32, "big") for n in (mine.x, mine.y, theirs.x))
+        mine, theirs, size = ours.public_key().public_numbers(), ek.public_numbers(), seed_bytes
+        x, y, theirs_x = (n.to_bytes(size, "big") for n in (mine.x, mine.y, theirs.x))
         info = _LABEL + x + theirs_x
-        seed = ConcatKDFHash(hashes.SHA256(), 32, info).derive(ours.exchange(ec.ECDH(), ek))
+        seed = ConcatKDFHash(algorithm, seed_bytes, info).derive(ours.exchange(ec.ECDH(), ek))
         locked = _sized(x) + _sized(y)
-    else:
-        raise UnknownEvidence("endorsement keys are RSA of 2048 bits or on P-256, and this is not")
-    cipher = Cipher(AES(_derive(seed, b"STORAGE", name, 16)), CFB(bytes(16))).encryptor()
+    storage = _derive(seed, b"STORAGE", name, cipher_bytes, algorithm)
+    cipher = Cipher(AES(storage), CFB(bytes(16))).encryptor()
     hidden = cipher.update(_sized(secret)) + cipher.finalize()
-    outer = hmac.HMAC(_derive(seed, b"INTEGRITY", b"", 32), hashes.SHA256())
+    outer = hmac.HMAC(_derive(seed, b"INTEGRITY", b"", seed_bytes, algorithm), algorithm)
     outer.update(hidden + name)
     return _sized(_sized(outer.finalize()) + hidden) + _sized(locked)
 
 
-def _derive(seed: bytes, label: bytes, context: bytes, size: int) -> bytes:
+def _template(ek: object) -> tuple[hashes.HashAlgorithm, int]:
+    """The hash that names such an EK, and the size of the AES key that it protects with."""
+    size = getattr(ek, "key_size", 0)
+    curve = getattr(getattr(ek, "curve", None), "name", "")
+    if (isinstance(ek, rsa.RSAPublicKey) and size == 2048) or curve == "secp256r1":
+        return hashes.SHA256(), 16
+    if (isinstance(ek, rsa.RSAPublicKey) and size == 3072) or curve == "secp384r1":
+        return hashes.SHA384(), 32
+    raise UnknownEvidence(
+        "endorsement keys are RSA of 2048 or 3072 bits, or on P-256 or P-384, and this is not"
+    )
+
+
+def _derive(
+    seed: bytes,
+    label: bytes,
+    context: bytes,
+    size: int,
+    algorithm: hashes.HashAlgorithm | None = None,
+) -> bytes:
     """KDFa is SP 800-108's counter mode."""
     return KBKDFHMAC(
-        hashes.SHA256(), Mode.CounterMode, size, 4, 4, CounterLocation.BeforeFixed,
+        algorithm or hashes.SHA256(), Mode.CounterMode, size, 4, 4, CounterLocation.BeforeFixed,
         label, context, None,
     ).derive(seed)  # fmt: skip
 

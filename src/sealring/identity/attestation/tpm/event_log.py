@@ -14,13 +14,14 @@ from typing import Final
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.cursor import Cursor
-from sealring.identity.attestation.tpm.structures import PCRS, SHA256
+from sealring.identity.attestation.tpm.structures import BANKS, PCRS, SHA256, SHA384
 
 EV_NO_ACTION: Final = 3
 _SPEC: Final = b"Spec ID Event03\0"
 _LOCALITY: Final = b"StartupLocality\0"
 _MAX_EVENTS: Final = 4096
 _MAX_BANKS: Final = 8
+_ALGORITHMS: Final = {SHA256: "sha256", SHA384: "sha384"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,15 @@ class Event:
     pcr: int
     kind: int
     digest: bytes
-    """In the SHA-256 bank."""
+    """In the bank that was asked for."""
     data: bytes
 
 
-def parse_event_log(log: bytes) -> tuple[Event, ...]:
+def parse_event_log(log: bytes, wanted: int = SHA256) -> tuple[Event, ...]:
     cursor = Cursor(log, "the event log", "little")
     sizes = _banks(cursor)
+    if sizes.get(wanted) != BANKS[wanted]:
+        raise UnknownEvidence("the event log has no digests of the bank that was quoted")
     events: list[Event] = []
     while cursor.left:
         if len(events) == _MAX_EVENTS:
@@ -50,9 +53,9 @@ def parse_event_log(log: bytes) -> tuple[Event, ...]:
                     "an event has a digest of a bank that the log does not list"
                 )
             digests[bank] = cursor.take(sizes[bank])
-        if SHA256 not in digests:
-            raise MalformedEvidence("an event has no SHA-256 digest")
-        events.append(Event(pcr, kind, digests[SHA256], cursor.sized(4)))
+        if wanted not in digests:
+            raise MalformedEvidence("an event has no digest of the bank that was quoted")
+        events.append(Event(pcr, kind, digests[wanted], cursor.sized(4)))
     return tuple(events)
 
 
@@ -61,14 +64,13 @@ def _banks(cursor: Cursor) -> dict[int, int]:
     pcr, kind = cursor.number(4), cursor.number(4)
     cursor.take(20)
     head = Cursor(cursor.sized(4), "the event log's head", "little")
-    if (pcr, kind) != (0, EV_NO_ACTION) or head.take(len(_SPEC)) != _SPEC:
+    # A TDX guest's log may count it to the first register that can be extended.
+    if pcr > 1 or kind != EV_NO_ACTION or head.take(len(_SPEC)) != _SPEC:
         raise UnknownEvidence("the event log is not in TCG's crypto-agile form")
     head.take(8)
     sizes = {head.number(2): head.number(2) for _ in range(_count(head.number(4)))}
     head.sized(1)
     head.end()
-    if sizes.get(SHA256) != hashlib.sha256().digest_size:
-        raise UnknownEvidence("the event log has no SHA-256 digests")
     return sizes
 
 
@@ -78,24 +80,27 @@ def _count(banks: int) -> int:
     return banks
 
 
-def replay(events: tuple[Event, ...]) -> dict[int, bytes]:
+def replay(events: tuple[Event, ...], bank: int = SHA256) -> dict[int, bytes]:
     """What the PCRs hold if just these events were measured since the machine was reset."""
+    algorithm, size = _ALGORITHMS[bank], BANKS[bank]
     values: dict[int, bytes] = {}
     for event in events:
         if event.kind == EV_NO_ACTION:
             # The one that matters: firmware started from another locality, so PCR 0 began there.
             if event.data.startswith(_LOCALITY) and event.pcr == 0 and 0 not in values:
-                values[0] = event.data[len(_LOCALITY) :][:1].rjust(32, b"\0")
+                values[0] = event.data[len(_LOCALITY) :][:1].rjust(size, b"\0")
             continue
-        before = values.get(event.pcr, (b"\xff" if 17 <= event.pcr <= 22 else b"\0") * 32)
-        values[event.pcr] = hashlib.sha256(before + event.digest).digest()
+        before = values.get(event.pcr, (b"\xff" if 17 <= event.pcr <= 22 else b"\0") * size)
+        values[event.pcr] = hashlib.new(algorithm, before + event.digest).digest()
     return values
 
 
-def check_log(log: bytes, pcrs: Mapping[int, bytes]) -> dict[int, tuple[str, ...]]:
+def check_log(
+    log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256
+) -> dict[int, tuple[str, ...]]:
     """The digests that each PCR was extended with, if the log leads to what was quoted."""
-    events = parse_event_log(log)
-    for pcr, value in replay(events).items():
+    events = parse_event_log(log, bank)
+    for pcr, value in replay(events, bank).items():
         if pcr in pcrs and pcrs[pcr] != value:
             raise ForgedEvidence(f"the event log does not lead to the value of PCR {pcr}")
     found: dict[int, list[str]] = {}
@@ -119,3 +124,19 @@ def only_pcrs(log: bytes, keep: set[int]) -> bytes:
         if pcr in keep:
             kept.append(log[start : cursor.at])
     return b"".join(kept)
+
+
+def without_filling(log: bytes) -> bytes:
+    """The log without what fills its memory up behind the last event: ones, or zeros."""
+    cursor = Cursor(log, "the event log", "little")
+    sizes = _banks(cursor)
+    end = cursor.at
+    while cursor.left >= 12:
+        pcr, kind, banks = (cursor.number(4) for _ in range(3))
+        if pcr >= PCRS or not banks or (pcr, kind) == (0, 0):
+            break
+        for _ in range(_count(banks)):
+            cursor.take(sizes.get(cursor.number(2), 0))
+        cursor.sized(4)
+        end = cursor.at
+    return log[:end]

@@ -9,7 +9,6 @@ knows the machine again by any of them.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,23 +17,35 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.errors import AttestationError, MalformedEvidence, TpmFailed, UnknownEvidence
-from sealring.identity.attestation.chains import load_certificate
+from sealring.errors import (
+    AttestationError,
+    MalformedEvidence,
+    TpmFailed,
+    UnknownEvidence,
+    UntrustedChain,
+)
+from sealring.identity.attestation.chains import check_issued, load_certificate
 from sealring.identity.attestation.evidence import (
+    QUALIFYING_BYTES,
     Challenge,
     DeviceEvidence,
     Evidence,
     encode_devices,
 )
-from sealring.identity.attestation.tpm.commands import Tpm
+from sealring.identity.attestation.tpm.commands import EITHER_POLICY, Tpm
 from sealring.identity.attestation.tpm.credential import joint_secret, subject
 from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
-from sealring.identity.attestation.tpm.structures import parse_quote
-from sealring.identity.attestation.tpm.verify import KIND, QUALIFYING_BYTES, RESETTABLE
+from sealring.identity.attestation.tpm.structures import (
+    BANKS,
+    canonical_signature,
+    digest_of_pcrs,
+    parse_public,
+    parse_quote,
+)
+from sealring.identity.attestation.tpm.verify import KIND, RESETTABLE
 
 _LOG = logging.getLogger("sealring")
 DEVICE: Final = "/dev/tpmrm0"
@@ -42,8 +53,9 @@ EVENT_LOG: Final = Path("/sys/kernel/security/tpm0/binary_bios_measurements")
 QUOTED: Final = tuple(pcr for pcr in range(24) if pcr not in RESETTABLE)
 _TRIES: Final = 8
 
-# TCG EK Credential Profile: template L-1 (RSA 2048) and L-2 (P-256), with the policy that asks for
-# the endorsement hierarchy's password, and where their certificates and a persistent key may be.
+# TCG EK Credential Profile: templates L-1 (RSA 2048) and L-2 (P-256), with the policy that asks for
+# the endorsement hierarchy's password, H-3 (P-384) and H-6 (RSA 3072), of whose policy that is a
+# branch, and where their certificates and a persistent key may be.
 _POLICY: Final = bytes.fromhex("837197674484b3f81a90cc8d46a5d724fd52d76e06520b64f2a1da1b331469aa")
 _AES_128_CFB: Final = bytes.fromhex("000600800043")
 _EK_HEAD: Final = bytes.fromhex("000b000300b20020") + _POLICY + _AES_128_CFB
@@ -53,7 +65,18 @@ _EK_RSA: Final = (
 _EK_P256: Final = (
     b"\x00\x23" + _EK_HEAD + bytes.fromhex("001000030010") + 2 * (b"\x00\x20" + bytes(32))
 )
-_EKS: Final = ((0x01C0000A, 0x8101000A, _EK_P256), (0x01C00002, 0x81010001, _EK_RSA))
+_EK_HIGH: Final = bytes.fromhex("000c000300f20030") + EITHER_POLICY + bytes.fromhex("000601000043")
+_EK_P384: Final = b"\x00\x23" + _EK_HIGH + bytes.fromhex("001000040010") + bytes(4)
+_EK_RSA_3072: Final = b"\x00\x01" + _EK_HIGH + bytes.fromhex("00100c0000000000") + bytes(2)
+_EKS: Final = (
+    (0x01C0000A, 0x8101000A, _EK_P256),
+    (0x01C00002, 0x81010001, _EK_RSA),
+    (0x01C00016, 0x81010016, _EK_P384),
+    (0x01C0001C, 0x8101001C, _EK_RSA_3072),
+)
+_EK_KINDS: Final = {
+    "secp256r1": _EK_P256, "rsa2048": _EK_RSA, "secp384r1": _EK_P384, "rsa3072": _EK_RSA_3072,
+}  # fmt: skip
 # A restricted ECDSA key on P-256, whose name is hashed with SHA-256.
 _AK: Final = bytes.fromhex("0023000b00050472000000100018000b0003001000000000")
 
@@ -131,6 +154,7 @@ class TpmMachine:
             challenge = Challenge(nonce, public_key, credential)
             qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
             quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
+        signature = canonical_signature(signature, parse_public(ak).key)
         parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
         if log := matching_log(values, self._event_log):
             parts["event_log"] = log
@@ -154,13 +178,13 @@ class TpmMachine:
             if found is None:
                 continue
             # Some makers fill the index up behind the certificate.
-            der = _first_der(found)
+            der = first_der(found)
             try:
                 key = load_certificate(der).public_key()
             except AttestationError as problem:
                 _LOG.warning("sealring: an endorsement key's certificate is not used: %s", problem)
                 continue
-            if isinstance(key, rsa.RSAPublicKey) != (template is _EK_RSA):
+            if _EK_KINDS.get(_kind_of(key)) is not template:
                 continue
             public = self._tpm.read_public(handle)
             if public is not None and _key_bytes(key) in public:
@@ -174,43 +198,46 @@ class TpmMachine:
 
 def _chain_of(certificate: bytes, issuers: Sequence[bytes]) -> tuple[bytes, ...] | None:
     """The certificate with its issuers, root last; None where one of them is not at hand."""
-    chain = [load_certificate(certificate)]
-    known = [load_certificate(one) for one in issuers]
-    while chain[-1].issuer != chain[-1].subject:
-        found = next((one for one in known if _issued(chain[-1], one)), None)
+    chain = [certificate]
+    known = {der: load_certificate(der) for der in (certificate, *issuers)}
+    while (last := known[chain[-1]]).issuer != last.subject:
+        found = next((der for der in issuers if _issued(chain[-1], last, known[der])), None)
         if found is None or found in chain:
             return None
         chain.append(found)
-    return (certificate, *(one.public_bytes(Encoding.DER) for one in chain[1:]))
+    return tuple(chain)
 
 
-def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+def _issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
-        certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
+        check_issued(der, certificate, issuer)
+    except UntrustedChain:
         return False
     return True
 
 
 def quote_pcrs(tpm: Tpm, key: int, qualifying: bytes) -> tuple[bytes, bytes, bytes]:
     """The quote, its signature, and the values of the PCRs that it is over."""
+    bank = tpm.bank()
     for _ in range(_TRIES):
-        quote, signature = tpm.quote(key, qualifying, QUOTED)
-        values = tpm.read_pcrs(QUOTED)
+        quote, signature = tpm.quote(key, qualifying, QUOTED, bank)
+        values = tpm.read_pcrs(QUOTED, bank)
         # The kernel may extend a PCR between the two.
-        if hashlib.sha256(values).digest() == parse_quote(quote).digest:
+        if digest_of_pcrs(signature, values) == parse_quote(quote).digest:
             return quote, signature, values
     raise TpmFailed("the PCRs change faster than they can be quoted")
 
 
 def matching_log(values: bytes, event_log: Path = EVENT_LOG) -> bytes:
     """The firmware's log, of the PCRs that nothing has extended since without telling it."""
+    size = len(values) // len(QUOTED)
+    (bank,) = [bank for bank, bytes_each in BANKS.items() if bytes_each == size]
     try:
         log = event_log.read_bytes()
-        expected = replay(parse_event_log(log))
+        expected = replay(parse_event_log(log, bank), bank)
     except (OSError, MalformedEvidence, UnknownEvidence):
         return b""
-    quoted = {pcr: values[32 * n :][:32] for n, pcr in enumerate(QUOTED)}
+    quoted = {pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)}
     same = {pcr for pcr, value in expected.items() if quoted.get(pcr) == value}
     return only_pcrs(log, same) if same else b""
 
@@ -218,6 +245,12 @@ def matching_log(values: bytes, event_log: Path = EVENT_LOG) -> bytes:
 def read_issuers(pem: bytes) -> tuple[bytes, ...]:
     """A chain's certificates, as DER, from the text that its maker publishes."""
     return tuple(one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(pem))
+
+
+def _kind_of(key: object) -> str:
+    if isinstance(key, rsa.RSAPublicKey):
+        return f"rsa{key.key_size}"
+    return key.curve.name if isinstance(key, ec.EllipticCurvePublicKey) else ""
 
 
 def _key_bytes(key: object) -> bytes:
@@ -229,7 +262,7 @@ def _key_bytes(key: object) -> bytes:
     raise UnknownEvidence("the endorsement key is neither RSA nor on a curve")
 
 
-def _first_der(data: bytes) -> bytes:
+def first_der(data: bytes) -> bytes:
     if len(data) > 4 and data[:2] == b"\x30\x82":
         return data[: 4 + int.from_bytes(data[2:4], "big")]
     return data

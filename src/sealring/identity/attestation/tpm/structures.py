@@ -13,20 +13,24 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.cursor import Cursor
+from sealring.identity.attestation.ecdsa import ORDERS, check_spelling, with_lower_s
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 
 SHA256: Final = 0x000B
+SHA384: Final = 0x000C
 NULL: Final = 0x0010
 RSA, ECC = 0x0001, 0x0023
 RSASSA, RSAPSS, ECDSA = 0x0014, 0x0016, 0x0018
 PCRS: Final = 24
+BANKS: Final = {SHA256: 32, SHA384: 48}
+"""The banks of PCRs that are read, and the size of a value."""
 _MAGIC: Final = 0xFF544347
 _QUOTE: Final = 0x8018
 _CURVES: Final[dict[int, ec.EllipticCurve]] = {3: ec.SECP256R1(), 4: ec.SECP384R1()}
 _HASHES: Final[dict[int, hashes.HashAlgorithm]] = {
     SHA256: hashes.SHA256(),
-    0x000C: hashes.SHA384(),
+    SHA384: hashes.SHA384(),
     0x000D: hashes.SHA512(),
 }
 
@@ -39,8 +43,10 @@ class Quote:
     resets: int
     restarts: int
     firmware: int
+    bank: int
+    """SHA256 or SHA384."""
     pcrs: tuple[int, ...]
-    """The selected ones of the SHA-256 bank, in the order in which they are hashed."""
+    """The selected ones of that bank, in the order in which they are hashed."""
     digest: bytes
 
 
@@ -66,15 +72,16 @@ def parse_quote(data: bytes) -> Quote:
     resets, restarts = cursor.number(4), cursor.number(4)
     cursor.take(1)
     firmware = cursor.number(8)
-    if cursor.number(4) != 1 or cursor.number(2) != SHA256:
-        raise UnknownEvidence("the quote is not over the SHA-256 bank of PCRs alone")
+    banks, bank = cursor.number(4), cursor.number(2)
+    if banks != 1 or bank not in BANKS:
+        raise UnknownEvidence("the quote is not over the SHA-256 or the SHA-384 bank of PCRs alone")
     selection = cursor.sized(1)
     if len(selection) != PCRS // 8:
         raise UnknownEvidence(f"the quote selects among {8 * len(selection)} PCRs, not {PCRS}")
     pcrs = tuple(n for n in range(PCRS) if selection[n // 8] >> n % 8 & 1)
     digest = cursor.sized(2)
     cursor.end()
-    return Quote(extra_data, resets, restarts, firmware, pcrs, digest)
+    return Quote(extra_data, resets, restarts, firmware, bank, pcrs, digest)
 
 
 def parse_public(data: bytes) -> Public:
@@ -108,12 +115,34 @@ def parse_public(data: bytes) -> Public:
     return Public(key, attributes, name_of(data))
 
 
+def digest_of_pcrs(signature: bytes, values: bytes) -> bytes:
+    """What a quote says of its PCRs' values: their hash, with the algorithm of its signature."""
+    algorithm = _HASHES.get(int.from_bytes(signature[2:4], "big"))
+    if algorithm is None:
+        raise UnknownEvidence("the TPM signature's hash is not known")
+    return hashlib.new(algorithm.name, values).digest()
+
+
 def name_of(public: bytes) -> bytes:
     return SHA256.to_bytes(2, "big") + hashlib.sha256(public).digest()
 
 
+def canonical_signature(signature: bytes, key: PublicKey) -> bytes:
+    """As a worker sends it (ecdsa.py). Some TPMs leave out zeros in front of a number."""
+    if isinstance(key, rsa.RSAPublicKey) or signature[:2] != ECDSA.to_bytes(2, "big"):
+        return signature
+    cursor = Cursor(signature, "the TPM signature", "big")
+    scheme = cursor.take(4)
+    size = (key.key_size + 7) // 8
+    r, s = (cursor.sized(2).lstrip(b"\0").rjust(size, b"\0") for _ in range(2))
+    cursor.end()
+    s = with_lower_s(s, 0, size, ORDERS[key.curve.name])
+    return scheme + b"".join(len(part).to_bytes(2, "big") + part for part in (r, s))
+
+
 def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
     """TPMT_SIGNATURE over the message, by this key."""
+    check_spelling(signature, canonical_signature(signature, key), "the TPM quote")
     cursor = Cursor(signature, "the TPM signature", "big")
     scheme, number = cursor.number(2), cursor.number(2)
     algorithm = _HASHES.get(number)

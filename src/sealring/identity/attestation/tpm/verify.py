@@ -5,7 +5,7 @@ PCR 16 and PCR 23 can be reset by any program, so nothing is ever read from them
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import replace
 from typing import Final
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
@@ -13,46 +13,54 @@ from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.tpm.credential import (
+    certifies,
     check_ak,
     machine_name,
     split_certificates,
     subject,
-    verify_endorsement,
+    verify_tpm_chain,
 )
 from sealring.identity.attestation.tpm.event_log import check_log
 from sealring.identity.attestation.tpm.structures import (
+    BANKS,
     PublicKey,
     Quote,
     check_signature,
+    digest_of_pcrs,
     parse_quote,
 )
 from sealring.identity.attestation.worker import Claims
 
 KIND: Final = "tpm"
 RESETTABLE: Final = frozenset({16, 23})
-QUALIFYING_BYTES: Final = 32
-"""What fits into every TPM's qualifying data."""
 
 
-def verify_tpm(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
+def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
     raw, signature, ak, values, log, others = evidence.only(
         "quote", "signature", "ak", "pcrs", optional=("event_log", "endorsements")
     )
-    chain = verify_endorsement(evidence.chain, trust)
     key = check_ak(ak).key
     quote, pcrs = verify_quote(raw, signature, key, values)
     other_keys = split_certificates(others)
-    made_for, secret = challenge.credential[:32], challenge.credential[32:]
-    if not secret or made_for != subject(evidence.chain[0], ak, other_keys):
-        raise NotBound("no credential was made for this TPM and this attestation key")
-    check_bound(quote, evidence, challenge)
+    chain = verify_tpm_chain(evidence.chain, trust)
+    certified = certifies(chain, key)
+    if certified and other_keys:
+        raise MalformedEvidence("a certified attestation key comes without endorsement keys")
+    if challenge is not None and certified:
+        # Nothing was activated, whatever the verifier had prepared.
+        challenge = replace(challenge, credential=b"")
+    elif challenge is not None:
+        made_for, secret = challenge.credential[:32], challenge.credential[32:]
+        if not secret or made_for != subject(evidence.chain[0], ak, other_keys):
+            raise NotBound("no credential was made for this TPM and this attestation key")
+    evidence.check_bound(quote.extra_data, challenge, "the TPM quote")
     return Claims(
         product="2.0",
         machine=machine_name(chain.leaf),
         also_known_as=tuple(machine_name(load_certificate(one)) for one in other_keys),
         registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
-        events=events(log, pcrs),
-        guest={"resets": quote.resets},
+        events=events(log, pcrs, quote.bank),
+        guest={"resets": quote.resets, "ak_certificate": int(certified)},
         lists=chain.lists,
         unlisted=chain.unlisted,
         not_after=chain.not_after,
@@ -65,23 +73,19 @@ def verify_quote(
     """The quote, and the PCRs whose digest it holds; those that programs can reset left out."""
     check_signature(key, signature, raw)
     quote = parse_quote(raw)
-    if len(values) != 32 * len(quote.pcrs):
-        raise MalformedEvidence(f"the quote is over {len(quote.pcrs)} PCRs of 32 bytes")
-    if hashlib.sha256(values).digest() != quote.digest:
+    size = BANKS[quote.bank]
+    if len(values) != size * len(quote.pcrs):
+        raise MalformedEvidence(f"the quote is over {len(quote.pcrs)} PCRs of {size} bytes")
+    if digest_of_pcrs(signature, values) != quote.digest:
         raise ForgedEvidence("the PCRs' values are not the ones that the TPM signed")
-    found = {pcr: values[32 * n :][:32] for n, pcr in enumerate(quote.pcrs)}
+    found = {pcr: values[size * n :][:size] for n, pcr in enumerate(quote.pcrs)}
     return quote, {pcr: value for pcr, value in found.items() if pcr not in RESETTABLE}
-
-
-def check_bound(quote: Quote, evidence: Evidence, challenge: Challenge) -> None:
-    if quote.extra_data != evidence.binding(challenge)[:QUALIFYING_BYTES]:
-        raise NotBound("the TPM quote was made for another nonce, worker's key or set of devices")
 
 
 def registers(pcrs: dict[int, bytes]) -> dict[str, str]:
     return {f"pcr{pcr}": value.hex() for pcr, value in pcrs.items()}
 
 
-def events(log: bytes, pcrs: dict[int, bytes]) -> dict[str, tuple[str, ...]]:
-    found = check_log(log, pcrs) if log else {}
+def events(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, tuple[str, ...]]:
+    found = check_log(log, pcrs, bank) if log else {}
     return {f"pcr{pcr}": digests for pcr, digests in found.items()}

@@ -17,12 +17,16 @@ from sealring.bench.minting import tpm
 from sealring.bench.minting.amd import MEASUREMENT, PLAIN_POLICY, Amd
 from sealring.bench.minting.azure import AzureGuest
 from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW
+from sealring.bench.minting.intel import MRTD, Intel
 from sealring.errors import (
+    AttestationError,
     ChainExpired,
     ChainRevoked,
+    DebugGuest,
     ForgedEvidence,
     MalformedEvidence,
     NotBound,
+    StaleRevocationList,
     UnknownEvidence,
     UntrustedChain,
 )
@@ -30,8 +34,13 @@ from sealring.identity.attestation import (
     Challenge,
     Evidence,
     Trust,
+    describe_evidence,
 )
-from sealring.identity.attestation.az_snp_vtpm import verify_hcl_report
+from sealring.identity.attestation.az_vtpm import verify_hcl_report
+from sealring.identity.attestation.chains import load_certificate
+from sealring.identity.attestation.intel import canonical_quote, quote_size
+from sealring.identity.attestation.paravisor import SNP, TDX, parse_hcl_report
+from sealring.identity.attestation.snp import _check_signature, parse_report
 from sealring.identity.attestation.tpm.verify import verify_quote
 from tests.identity.attestation.judging import Judge
 from tests.identity.attestation.vectors import vectors
@@ -61,8 +70,6 @@ def test_true_evidence_is_an_attested_worker() -> None:
 def test_no_byte_of_any_part_can_be_changed(part: str) -> None:
     raw = GOOD.parts[part]
     for at in range(0, len(raw), 13):
-        if part == "hcl_report" and 16 <= at < 32:
-            continue  # The paravisor's own reserved fields: nothing reads them.
         bent = raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :]
         with pytest.raises((ForgedEvidence, MalformedEvidence, UnknownEvidence, NotBound)):
             verify(changed(**{part: bent}))
@@ -72,7 +79,8 @@ def test_cut_and_extended_reports() -> None:
     bare = GUEST.hcl_report(pad=0)
     for raw in (bare[:-1], bare[:100], bare + b"\1", bare + bytes(50) + b"\1"):
         refused(MalformedEvidence, changed(hcl_report=raw))
-    refused(UnknownEvidence, changed(hcl_report=GUEST.hcl_report(version=2)))
+    refused(UnknownEvidence, changed(hcl_report=GUEST.hcl_report(version=3)))
+    assert verify(changed(hcl_report=GUEST.hcl_report(version=2))).label == "az-snp-vtpm Milan"
 
 
 def test_a_key_that_the_report_is_not_about() -> None:
@@ -141,8 +149,6 @@ def test_its_broken_variants_do_not() -> None:
     raw, chain, parts = real()
     trust = Trust.pinned(now=THEN)
     for at in range(0, len(raw), 11):
-        if 16 <= at < 32:
-            continue
         bent = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
         with pytest.raises((ForgedEvidence, MalformedEvidence, UnknownEvidence, NotBound)):
             verify_hcl_report(bent, chain, trust)
@@ -155,3 +161,98 @@ def test_its_broken_variants_do_not() -> None:
                 verify_quote(broken["quote"], broken["signature"], key, broken["pcrs"])
     with pytest.raises(ChainExpired):
         verify_hcl_report(raw, chain, Trust.pinned(now=datetime(2035, 1, 1, tzinfo=UTC)))
+
+
+def genoa() -> tuple[bytes, tuple[bytes, ...], dict[str, bytes]]:
+    """In version 2 of the paravisor's form."""
+    fields = json.loads((vectors("vtpm-snp") / "az-snp-vtpm_evidence-genoa.json").read_bytes())
+    quote = fields["quote"]
+    body = "".join(fields["vcek"].strip().splitlines()[1:-1])
+    raw = _loose(fields["report"]) if isinstance(fields["report"], str) else bytes(fields["report"])
+    parts = {
+        "quote": bytes(quote["message"]),
+        "signature": bytes.fromhex("0014000b0100") + bytes(quote["signature"]),
+        "pcrs": b"".join(map(bytes, quote["pcrs"])),
+    }
+    return raw, (base64.b64decode(body),), parts
+
+
+def test_a_real_genoa_of_azure_is_read_and_its_quote_verifies() -> None:
+    raw, chain, parts = genoa()
+    hcl = parse_hcl_report(raw)
+    report = parse_report(hcl.report)
+    assert (hcl.kind, hcl.secure_boot, report.debug, report.guest_svn) == (SNP, True, False, 65547)
+    assert report.report_data[:32] == hashlib.sha256(hcl.text).digest()
+    _, pcrs = verify_quote(parts["quote"], parts["signature"], hcl.key, parts["pcrs"])
+    assert len(pcrs) == 22
+    # The file holds the chip's certificate alone, without AMD's above it.
+    _check_signature(report, load_certificate(chain[0]))
+    assert report.tcb[6] == 23
+    with pytest.raises(UntrustedChain):
+        verify_hcl_report(raw, chain, Trust.pinned(now=THEN))
+
+
+INTEL = Intel()
+TD_GUEST = AzureGuest(INTEL)
+TD_GOOD = TD_GUEST.evidence()
+TD_JUDGE = Judge(lambda: CHALLENGE, INTEL.trust)
+
+
+def td_changed(**parts: bytes) -> Evidence:
+    return replace(TD_GOOD, parts={**TD_GOOD.parts, **parts})
+
+
+def test_a_virtual_tpm_that_a_tdx_quote_vouches_for() -> None:
+    worker = TD_JUDGE.verify(TD_GOOD)
+    assert (worker.label, worker.measurement) == ("az-tdx-vtpm TDX", MRTD.hex())
+    assert worker.registers["pcr4"] == tpm.pcr_values(tpm.BOOT)[4].hex()
+    assert worker.registers["rtmr1"] == "a1" * 48
+    assert (worker.tcb_status, worker.guest["insecure_boot"]) == ("UpToDate", 0)
+    for other in (Challenge(bytes(32), CHALLENGE.public_key), Challenge(CHALLENGE.nonce, b"x")):
+        TD_JUDGE.refused(NotBound, replace(TD_GUEST.evidence(other), challenge=CHALLENGE))
+
+
+@pytest.mark.parametrize("part", ["td_quote", "quote", "signature", "pcrs"])
+def test_no_byte_of_tdx_evidence_can_be_changed(part: str) -> None:
+    raw = TD_GOOD.parts[part]
+    for at in range(0, len(raw), 37):
+        bent = raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :]
+        with pytest.raises(AttestationError):
+            TD_JUDGE.verify(td_changed(**{part: bent}))
+
+
+def test_a_tdx_quote_that_is_not_about_this_key() -> None:
+    other = AzureGuest(INTEL)
+    TD_JUDGE.refused(NotBound, td_changed(td_quote=other.td_quote))
+    TD_JUDGE.refused(NotBound, td_changed(td_quote=INTEL.evidence().parts["quote"]))
+    TD_JUDGE.refused(UnknownEvidence, td_changed(hcl_report=GUEST.hcl_report()))
+    mixed = replace(GOOD, parts={**GOOD.parts, "hcl_report": TD_GUEST.hcl_report()})
+    refused(UnknownEvidence, mixed)
+    TD_JUDGE.refused(MalformedEvidence, replace(TD_GOOD, chain=AMD.chain))
+    debug = AzureGuest(INTEL, attributes=1 << 28 | 1)
+    TD_JUDGE.refused(DebugGuest, debug.evidence())
+
+
+def test_real_tdx_evidence_of_azure_is_bound_and_lacks_only_intels_word() -> None:
+    folder = vectors("vtpm-tdx")
+    fields = json.loads((folder / "evidence-v0.json").read_bytes())
+    hcl = parse_hcl_report(bytes(fields["hcl_report"]))
+    assert (hcl.kind, hcl.secure_boot) == (TDX, True)
+    padded = bytes(fields["td_quote"])
+    quote = padded[: quote_size(padded)]
+    assert quote[48 + 520 :][:32] == hashlib.sha256(hcl.text).digest()
+    message = fields["tpm_quote"]
+    signature = bytes.fromhex("0014000b0100") + bytes(message["signature"])
+    values = b"".join(map(bytes, message["pcrs"]))
+    _, pcrs = verify_quote(bytes(message["message"]), signature, hcl.key, values)
+    assert len(pcrs) == 22
+    parts = {
+        "hcl_report": bytes(fields["hcl_report"]),
+        "td_quote": canonical_quote(quote),
+        "quote": bytes(message["message"]),
+        "signature": signature,
+        "pcrs": values,
+    }
+    evidence = Evidence("az-tdx-vtpm", CHALLENGE, parts, ())
+    with pytest.raises(StaleRevocationList, match="no Intel collateral for tdx platforms 00806F05"):
+        describe_evidence(evidence, Trust.pinned(now=THEN))

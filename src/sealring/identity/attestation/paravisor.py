@@ -1,44 +1,40 @@
-"""A TPM inside a confidential virtual machine: Azure's form of SEV-SNP.
+"""The report that Azure's paravisor leaves in a guest's virtual TPM, as bytes.
 
-The guest sees no SNP report of its own making. At boot, the paravisor in front of it asks for one
-whose report data is the hash of a JSON text that holds the virtual TPM's attestation key. So AMD's
-hardware vouches for that key, and the key's quote for the nonce, the worker and the PCRs.
+It holds a hardware report (SNP's, or a TDX report that is no quote yet), and a JSON text with the
+virtual TPM's attestation key, whose hash is that report's report data. Versions 1 and 2 differ in
+nothing that is read here.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
-from sealring.identity.attestation.chains import VerifiedChain
+from sealring.errors import MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.cursor import Cursor
-from sealring.identity.attestation.evidence import Challenge, Evidence
-from sealring.identity.attestation.roots import Trust
-from sealring.identity.attestation.snp import REPORT_BYTES, Report, claims_of, verify_report
-from sealring.identity.attestation.tpm.verify import check_bound, events, registers, verify_quote
-from sealring.identity.attestation.worker import Claims
+from sealring.identity.attestation.snp import REPORT_BYTES, canonical_report
 
-KIND: Final = "az-snp-vtpm"
+SNP, TDX = 2, 4
+HEAD_BYTES: Final = 32
 _MAGIC: Final = b"HCLA"
-_VERSION: Final = 1
-_SNP: Final = 2
-_SHA256: Final = 1
+_VERSIONS: Final = (1, 2)
+_CLAIMS_VERSION, _ATTESTATION, _SHA256 = 1, 2, 1
 _AK: Final = "HCLAkPub"
 
 
 @dataclass(frozen=True, slots=True)
 class HclReport:
-    """The paravisor's report: AMD's, and the text that its report data is the hash of."""
-
+    kind: int
+    """SNP or TDX."""
     report: bytes
+    """The hardware's, in the place of SNP's."""
     text: bytes
+    """What the report data is the hash of."""
     key: rsa.RSAPublicKey
     secure_boot: bool
 
@@ -48,49 +44,31 @@ def parse_hcl_report(data: bytes) -> HclReport:
     if cursor.take(4) != _MAGIC:
         raise MalformedEvidence("the paravisor's report does not begin with HCLA")
     version, size, request = cursor.number(4), cursor.number(4), cursor.number(4)
-    if (version, request) != (_VERSION, _SNP):
+    if version not in _VERSIONS or request != _ATTESTATION:
         raise UnknownEvidence(f"a paravisor's report of version {version}, type {request}")
-    cursor.take(16)
+    if any(cursor.take(16)):  # A status and what is reserved.
+        raise MalformedEvidence("the paravisor reports a failure, or fields that are not known")
     report = cursor.take(REPORT_BYTES)
-    inner, data_version, kind, hashed = (cursor.number(4) for _ in range(4))
-    if (data_version, kind, hashed) != (_VERSION, _SNP, _SHA256):
+    inner, claims_version, kind, hashed = (cursor.number(4) for _ in range(4))
+    if (claims_version, hashed) != (_CLAIMS_VERSION, _SHA256) or kind not in (SNP, TDX):
         raise UnknownEvidence("the paravisor's claims are of a version, type or hash not known")
     text = cursor.sized(4)
-    if inner != 20 + len(text) or size != 32 + REPORT_BYTES + inner:
+    if inner != 20 + len(text) or size != HEAD_BYTES + REPORT_BYTES + inner:
         raise MalformedEvidence("the lengths in the paravisor's report do not agree")
     if any(cursor.take(cursor.left)):
         raise MalformedEvidence("bytes after the paravisor's claims are not zero")
     claims = _json(text)
     settings = claims.get("vm-configuration")
     secure = isinstance(settings, dict) and settings.get("secure-boot") is True
-    return HclReport(report, text, _key(claims), secure)
+    return HclReport(kind, report, text, _key(claims), secure)
 
 
-def verify_az_snp_vtpm(evidence: Evidence, challenge: Challenge, trust: Trust) -> Claims:
-    raw, signed, signature, values, log = evidence.only(
-        "hcl_report", "quote", "signature", "pcrs", optional=("event_log",)
-    )
-    report, chain, product, hcl = verify_hcl_report(raw, evidence.chain, trust)
-    quote, pcrs = verify_quote(signed, signature, hcl.key, values)
-    check_bound(quote, evidence, challenge)
-    claims = claims_of(report, chain, product)
-    return replace(
-        claims,
-        registers=registers(pcrs),
-        events=events(log, pcrs),
-        guest={**claims.guest, "insecure_boot": int(not hcl.secure_boot)},
-    )
-
-
-def verify_hcl_report(
-    raw: bytes, chain: tuple[bytes, ...], trust: Trust
-) -> tuple[Report, VerifiedChain, str, HclReport]:
-    """That AMD's hardware vouches for the virtual TPM's key; not yet for whom it signed."""
-    hcl = parse_hcl_report(raw)
-    report, verified, product = verify_report(hcl.report, chain, trust)
-    if report.report_data != hashlib.sha256(hcl.text).digest().ljust(64, b"\0"):
-        raise NotBound("the SNP report is not about these claims of the paravisor")
-    return report, verified, product, hcl
+def canonical_hcl_report(raw: bytes) -> bytes:
+    """As a worker sends it."""
+    if parse_hcl_report(raw).kind != SNP:
+        return raw
+    end = HEAD_BYTES + REPORT_BYTES
+    return raw[:HEAD_BYTES] + canonical_report(raw[HEAD_BYTES:end]) + raw[end:]
 
 
 def _json(text: bytes) -> dict[str, Any]:

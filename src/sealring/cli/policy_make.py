@@ -1,0 +1,188 @@
+"""`sealring policy new` and `policy upgrade`: strict policies, from evidence or by asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from sealring.cli.terminal import errors, say
+from sealring.errors import BadPolicy, ConfigurationError
+from sealring.identity.attestation import (
+    Cache,
+    Evidence,
+    Trust,
+    describe_evidence,
+    parse_evidence,
+    parse_policy,
+    read_cache,
+)
+from sealring.identity.attestation.chains import load_certificate
+from sealring.identity.attestation.policy_kinds import KINDS
+from sealring.identity.attestation.policy_upgrade import upgrade as upgraded
+from sealring.identity.attestation.policy_words import explain
+from sealring.identity.attestation.policy_writing import Table, new_policy, tables_from
+from sealring.identity.attestation.snp import PLATFORM_BITS, TCB_BYTES
+from sealring.identity.attestation.worker import DescribedWorker
+from sealring.identity.private_files import read_public, write_public
+
+EvidenceFiles = Annotated[
+    list[Path] | None, typer.Option(help="Evidence of a machine (`sealring attest --out`).")
+]
+CacheFolder = Annotated[
+    Path | None, typer.Option(help="Folder of lists, OCSP answers, collateral and references.")
+]
+Out = Annotated[Path | None, typer.Option(help="Write the policy there, not to the terminal.")]
+At = Annotated[
+    datetime | None, typer.Option(help="Judge all dates as of this time (UTC), not now.")
+]
+_OWN_ROOTS: Final = ("tpm", "simulated")
+
+
+def new(
+    evidence: EvidenceFiles = None,
+    job: Annotated[str | None, typer.Option(help="The only job that may be joined.")] = None,
+    cache: CacheFolder = None,
+    out: Out = None,
+    at: At = None,
+) -> None:
+    """Write a commented, strict policy that admits what some evidence shows; or ask for each rule.
+
+    The evidence's signatures, chains and dates are verified; for whom it was made is not. So make
+    it on a machine that you trust, and compare its measurements with your own build.
+    """
+    tables = _shown(evidence, cache, at) if evidence else _ask()
+    text = new_policy(job, tables)
+    _write(text, out)
+    for clause in explain(parse_policy(text)):
+        if clause.open:
+            errors.print(f"LEFT OPEN {clause.about}: {clause.text}", markup=False, soft_wrap=True)
+
+
+def upgrade(
+    policy: Annotated[Path, typer.Argument(help="The policy, a TOML file.")],
+    evidence: EvidenceFiles = None,
+    cache: CacheFolder = None,
+    out: Out = None,
+    at: At = None,
+) -> None:
+    """Add the rules that a policy of an older sealring lacks, and say what was added.
+
+    Values come from evidence, where some is given. A rule without a value is left open by name.
+    """
+    try:
+        text = read_public(policy, "the policy", BadPolicy).decode()
+    except UnicodeDecodeError:
+        raise BadPolicy(f"the policy {policy} is not UTF-8 text") from None
+    made, changes = upgraded(text, _shown(evidence, cache, at) if evidence else {})
+    _write(made, out)
+    for change in changes:
+        mark = "LEFT OPEN" if change.open else "ADDED"
+        told = f"{mark} {change.table}.{change.rule}: {change.text}"
+        errors.print(told, markup=False, highlight=False, soft_wrap=True)
+    if not changes:
+        errors.print("The policy lacks no rule: nothing was added.", highlight=False)
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        say(text.rstrip())
+        return
+    write_public(out, text.encode())
+    errors.print(f"{out} was written.", markup=False, highlight=False, soft_wrap=True)
+
+
+def _shown(paths: Sequence[Path], cache: Path | None, at: datetime | None) -> dict[str, Table]:
+    now = at.replace(tzinfo=UTC) if at else datetime.now(UTC)
+    kept = read_cache(cache, now) if cache else Cache()
+    workers: list[DescribedWorker] = []
+    roots: dict[str, str] = {}
+    for path in paths:
+        sent = parse_evidence(read_public(path, "the evidence", ConfigurationError))
+        if sent.kind in _OWN_ROOTS:
+            roots[sent.kind] = _root(sent)
+        workers.append(describe_evidence(sent, _trust(kept, roots, now)))
+    return tables_from(workers, roots)
+
+
+def _trust(kept: Cache, roots: dict[str, str], now: datetime) -> Trust:
+    """A TPM's maker is believed here, by the evidence's own word: the policy then names it."""
+    named = {kind: frozenset({root}) for kind, root in roots.items()}
+    return kept.trust_roots(named.get("simulated", frozenset()), named.get("tpm", frozenset()), now)
+
+
+def _root(evidence: Evidence) -> str:
+    if not evidence.chain:
+        raise ConfigurationError("the evidence brings no certificates")
+    return load_certificate(evidence.chain[-1]).fingerprint(SHA256()).hex()
+
+
+def _ask() -> dict[str, Table]:
+    kind = _choice("Kind of evidence", [one for one in KINDS if one != "simulated"])
+    table: Table = {}
+    left: list[str] = []
+
+    def each(name: str, question: str) -> list[str]:
+        answer = typer.prompt(f"{question} (several with spaces; empty: none)", default="")
+        found = str(answer).split()
+        if not found:
+            left.append(name)
+        return found
+
+    if kind == "tpm":
+        table["roots"] = each("roots", "SHA-256 of the TPM maker's root certificate")
+        left.clear()
+    else:
+        table["measurements"] = each("measurements", "Measurements, hexadecimal")
+        left.clear()
+    if "snp" in kind:
+        table |= _ask_snp(left)
+    if kind == "tdx":
+        names = ("rtmr0", "rtmr1", "rtmr2")
+        found = {name: each(name, f"Values of {name}") for name in names}
+        table["registers"] = {name: values for name, values in found.items() if values}
+    if kind in ("tpm", "az-snp-vtpm", "az-tdx-vtpm"):
+        numbers = (0, 4, 7) if kind == "tpm" else (4, 7)
+        found = {str(pcr): each(f"pcr{pcr}", f"Values of PCR {pcr}") for pcr in numbers}
+        table["pcrs"] = {pcr: values for pcr, values in found.items() if values}
+    if left:
+        table["unchecked"] = left
+    return {kind: {name: value for name, value in table.items() if value}}
+
+
+def _ask_snp(left: list[str]) -> Table:
+    table: Table = {}
+    minimum: Table = {}
+    for product, parts in TCB_BYTES.items():
+        asked = f"{product}: least versions of {' '.join(parts)} (empty: not admitted)"
+        answer = typer.prompt(asked, default="").split()
+        if answer:
+            if len(answer) != len(parts) or not all(one.isdigit() for one in answer):
+                raise ConfigurationError(f"{product} takes {len(parts)} numbers")
+            minimum[product] = dict(zip(parts, map(int, answer), strict=True))
+    if minimum:
+        table["minimum_tcb"] = minimum
+    else:
+        left.append("minimum_tcb")
+    platform = {}
+    for name in PLATFORM_BITS:
+        answer = _choice(f"Platform's {name}", ["on", "off", "any"], default="any")
+        if answer != "any":
+            platform[name] = answer == "on"
+    if platform:
+        table["platform_info"] = platform
+    else:
+        left.append("platform_info")
+    return table
+
+
+def _choice(question: str, known: Sequence[str], default: str | None = None) -> str:
+    prompt: Callable[..., str] = typer.prompt
+    answer = prompt(f"{question} ({', '.join(known)})", default=default)
+    if answer not in known:
+        raise ConfigurationError(f"{question} is one of {', '.join(known)}")
+    return answer

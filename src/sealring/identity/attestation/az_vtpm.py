@@ -1,0 +1,95 @@
+"""A TPM inside a confidential virtual machine: Azure's form of SEV-SNP and of TDX.
+
+The guest sees no report of its own making. At boot, the paravisor in front of it asks for one whose
+report data is the hash of a JSON text that holds the virtual TPM's attestation key. So the hardware
+vouches for that key, and the key's quote for the nonce, the worker and the PCRs. On TDX, Azure's
+host turns the report into a quote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Final
+
+from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
+from sealring.identity.attestation.chains import VerifiedChain
+from sealring.identity.attestation.ecdsa import check_spelling
+from sealring.identity.attestation.evidence import Challenge, Evidence
+from sealring.identity.attestation.intel import TDX, canonical_quote
+from sealring.identity.attestation.intel import verify_quote as verify_td_quote
+from sealring.identity.attestation.paravisor import (
+    SNP,
+    HclReport,
+    canonical_hcl_report,
+    parse_hcl_report,
+)
+from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.snp import Report, claims_of, verify_report
+from sealring.identity.attestation.tpm.verify import events, registers, verify_quote
+from sealring.identity.attestation.worker import Claims
+
+SNP_KIND: Final = "az-snp-vtpm"
+TDX_KIND: Final = "az-tdx-vtpm"
+
+
+def verify_az_snp_vtpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
+    raw, signed, signature, values, log = evidence.only(
+        "hcl_report", "quote", "signature", "pcrs", optional=("event_log",)
+    )
+    check_spelling(raw, canonical_hcl_report(raw), "the SNP report")
+    report, chain, product, hcl = verify_hcl_report(raw, evidence.chain, trust)
+    launched = claims_of(report, chain, product)
+    return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log))
+
+
+def verify_az_tdx_vtpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
+    raw, td_quote, signed, signature, values, log = evidence.only(
+        "hcl_report", "td_quote", "quote", "signature", "pcrs", optional=("event_log",)
+    )
+    if evidence.chain:
+        raise MalformedEvidence("an Intel quote holds its chain itself")
+    hcl = parse_hcl_report(raw)
+    if hcl.kind == SNP:
+        raise UnknownEvidence(f"the paravisor's report is of SNP: that is {SNP_KIND} evidence")
+    check_spelling(td_quote, canonical_quote(td_quote), "the quote")
+    launched, bound = verify_td_quote(td_quote, TDX, trust)
+    if bound != _hash(hcl):
+        raise NotBound("the TDX quote is not about these claims of the paravisor")
+    return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log))
+
+
+def verify_hcl_report(
+    raw: bytes, chain: tuple[bytes, ...], trust: Trust
+) -> tuple[Report, VerifiedChain, str, HclReport]:
+    """That AMD's hardware vouches for the virtual TPM's key; not yet for whom it signed."""
+    hcl = parse_hcl_report(raw)
+    if hcl.kind != SNP:
+        raise UnknownEvidence(f"the paravisor's report is not of SNP: that is {TDX_KIND} evidence")
+    report, verified, product = verify_report(hcl.report, chain, trust)
+    if report.report_data != _hash(hcl):
+        raise NotBound("the SNP report is not about these claims of the paravisor")
+    return report, verified, product, hcl
+
+
+def _booted(
+    evidence: Evidence,
+    challenge: Challenge | None,
+    hcl: HclReport,
+    launched: Claims,
+    quoted: tuple[bytes, bytes, bytes, bytes],
+) -> Claims:
+    """The launch, with what the guest itself booted, by the quote of its virtual TPM."""
+    signed, signature, values, log = quoted
+    quote, pcrs = verify_quote(signed, signature, hcl.key, values)
+    evidence.check_bound(quote.extra_data, challenge, "the virtual TPM's quote")
+    return replace(
+        launched,
+        registers={**launched.registers, **registers(pcrs)},
+        events=events(log, pcrs, quote.bank),
+        guest={**launched.guest, "insecure_boot": int(not hcl.secure_boot)},
+    )
+
+
+def _hash(hcl: HclReport) -> bytes:
+    return hashlib.sha256(hcl.text).digest().ljust(64, b"\0")

@@ -1,0 +1,23 @@
+"""A TDX quote that shows the certificate of another machine than the one that made it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting.intel import Intel, tdx_body
+from sealring.errors import ForgedEvidence
+from sealring.identity.attestation import verify_evidence
+
+
+def test_a_barred_machine_shows_the_certificate_of_another() -> None:
+    """The collateral was fetched for the barred machine: its certificates there must not count."""
+    barred = Intel()
+    another = barred.another(b"another machine.")
+    quote = barred.quote(tdx_body(CHALLENGE.report_data("tdx")), shown=another.pck)
+    evidence = replace(barred.evidence(), parts={"quote": quote})
+    fetched = barred.trust(barred.collateral(with_pck=True))
+    with pytest.raises(ForgedEvidence):
+        verify_evidence(evidence, CHALLENGE, fetched)

@@ -1,0 +1,41 @@
+"""Firmware that differs from what NVIDIA signed, while a reference for another is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sealring.bench.minting.amd import Amd
+from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting.nvidia import DRIVER, MEASUREMENTS, VBIOS, Nvidia
+from sealring.errors import MeasurementNotAllowed
+from sealring.identity.attestation import verify_evidence
+from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
+from sealring.identity.attestation.worker import AttestedDevice
+
+AMD, GPU = Amd(), Nvidia()
+
+
+@pytest.mark.parametrize(("version", "index"), [(VBIOS, 8), (DRIVER, 9)])
+def test_a_device_that_differs_from_the_one_reference_that_is_at_hand(
+    version: str, index: int
+) -> None:
+    (known,) = [one for one in GPU.references() if one.version == version]
+    trust = replace(AMD.trust(), nvidia=frozenset({GPU.root.fingerprint}), references=(known,))
+    nonce = CHALLENGE.device_nonce("snp")
+    lenient = DeviceRules(require_reference=False)
+
+    def judged(measurements: dict[int, bytes]) -> tuple[set[object], AttestedDevice]:
+        devices = (GPU.evidence(nonce, measurements=measurements),)
+        worker = verify_evidence(AMD.evidence(devices=devices), CHALLENGE, trust)
+        return {one.refusal for one in judge_devices(lenient, worker)}, worker.devices[0]
+
+    assert judged(MEASUREMENTS)[0] == {None}
+    refusals, device = judged(MEASUREMENTS | {index: bytes(48)})
+    assert refusals == {None, MeasurementNotAllowed}
+    assert device.mismatches == (index,)
+    strict = DeviceRules()
+    whole = verify_evidence(AMD.evidence(devices=(GPU.evidence(nonce),)), CHALLENGE, trust)
+    found = [one.found for one in judge_devices(strict, whole) if one.refusal]
+    assert found == [f"no reference for the {'driver' if version == VBIOS else 'vbios'}"]

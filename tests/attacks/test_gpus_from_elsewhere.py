@@ -1,0 +1,66 @@
+"""GPUs and switches that do not belong together, shown as those of one machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sealring.bench.minting.amd import Amd
+from sealring.bench.minting.certificates import CHALLENGE, issue
+from sealring.bench.minting.nvidia import SWITCH, Nvidia, own_fields
+from sealring.errors import AttestationError, DeviceNotAllowed
+from sealring.identity.attestation import verify_evidence
+from sealring.identity.attestation.evidence import DeviceEvidence
+from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
+
+AMD = Amd()
+ROOT = issue("NVIDIA Device Identity CA", None, ca=True)
+GPUS = [Nvidia(serial=f"48B02D92494BADF{n}", root=ROOT) for n in range(3)]
+SWITCHES = [Nvidia("LS_10", serial=f"48B02DFE0092CDD{n}", root=ROOT) for n in range(2)]
+OWN = [SWITCH, SWITCH[::-1]]
+NONCE = CHALLENGE.device_nonce("snp")
+
+
+def gpu(n: int, links: bytes | None = None) -> DeviceEvidence:
+    own = b"".join(one[::-1] for one in OWN) * 9
+    return GPUS[n].evidence(
+        NONCE, opaque=own_fields("GH100") | {22: own if links is None else links}
+    )
+
+
+def switch(n: int, gpus: int = 3, links: bytes | None = None) -> DeviceEvidence:
+    fields = own_fields("LS_10", gpus) | {22: OWN[n]}
+    return SWITCHES[n].evidence(NONCE, opaque=fields if links is None else fields | {26: links})
+
+
+def failed(*devices: DeviceEvidence) -> list[tuple[str, type[AttestationError]]]:
+    trust = replace(AMD.trust(), nvidia=frozenset({ROOT.fingerprint}))
+    worker = verify_evidence(AMD.evidence(devices=devices), CHALLENGE, trust)
+    rules = DeviceRules(gpus=2, switches=1, require_reference=False)
+    return [(one.name, one.refusal) for one in judge_devices(rules, worker) if one.refusal]
+
+
+def test_devices_that_belong_together() -> None:
+    assert failed(gpu(0), gpu(1), gpu(2), switch(0), switch(1)) == []
+
+
+def test_a_gpu_that_is_linked_to_none_of_the_switches() -> None:
+    for links in (b"", bytes(144), bytes(range(8)) * 18, OWN[0][::-1]):
+        shown = (gpu(0), gpu(1), gpu(2, links), switch(0), switch(1))
+        assert failed(*shown) == [("links of gpus", DeviceNotAllowed)]
+
+
+def test_a_switch_that_none_of_the_gpus_is_linked_to() -> None:
+    other = Nvidia("LS_10", serial="48B02DFE0092CDDF", root=ROOT)
+    foreign = other.evidence(NONCE, opaque=own_fields("LS_10", 3) | {22: b"foreign."})
+    shown = (gpu(0), gpu(1), gpu(2), switch(0), switch(1), foreign)
+    assert failed(*shown) == [("links of gpus", DeviceNotAllowed)]
+
+
+def test_a_gpu_on_the_same_switches_that_is_not_shown() -> None:
+    assert failed(gpu(0), gpu(1), switch(0), switch(1)) == [("links of switches", DeviceNotAllowed)]
+
+
+def test_switches_that_are_linked_to_different_gpus_or_tell_none() -> None:
+    for links in (b"", b"another." + b"\x90" * 8 + b"\x91" * 8):
+        shown = (gpu(0), gpu(1), gpu(2), switch(0), switch(1, links=links))
+        assert failed(*shown) == [("links of switches", DeviceNotAllowed)]

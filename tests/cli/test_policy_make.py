@@ -1,0 +1,216 @@
+"""`sealring policy new`, `policy upgrade`, and `policy check` in words, as a person types them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sealring.bench.minting.amd import MEASUREMENT, Amd
+from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting.tpm import Maker
+from sealring.cli import app
+from sealring.errors import BadPolicy, ConfigurationError
+from sealring.identity.attestation import Challenge, judge, parse_policy, verify_evidence
+from sealring.identity.attestation.policy_upgrade import upgrade
+from sealring.identity.attestation.policy_writing import new_policy, tables_from
+from sealring.identity.attestation.simulated import Simulator
+from sealring.identity.attestation.verify import describe_evidence
+from sealring.identity.attestation.worker import AttestedWorker
+
+AMD = Amd()
+OLD = f"""\
+# Our job's policy.
+version = 1
+job = "gpt"
+
+[snp]    # two hosts
+measurements = [
+  "{MEASUREMENT.hex()}",  # image 7
+]
+products = ["Milan"]
+minimum_tcb = {{snp = 8, microcode = 100}}
+
+[tdx]
+measurements = ["{"5a" * 48}"]
+registers = {{rtmr1 = ["{"a1" * 48}"]}}
+
+[[resources]]
+path = "gpt/key/dataset"
+"""
+
+
+def sealring(*arguments: object, answers: str | None = None) -> Result:
+    return CliRunner().invoke(app, [str(one) for one in arguments], input=answers)
+
+
+def test_an_old_policy_becomes_a_strict_one_and_keeps_the_rest(tmp_path: Path) -> None:
+    old = tmp_path / "old.toml"
+    old.write_text(OLD)
+    new = tmp_path / "new.toml"
+    done = sealring("policy", "upgrade", old, "--out", new)
+    assert done.exit_code == 0, done.output
+    made = new.read_text()
+    policy = parse_policy(made)
+    minimum = {"bootloader": 0, "tee": 0, "snp": 8, "microcode": 100}
+    assert policy.kinds["snp"].minimum_tcb == {"Milan": minimum}
+    assert policy.kinds["snp"].unchecked == {"platform_info"}
+    assert policy.kinds["tdx"].unchecked == {"rtmr0", "rtmr2"}
+    for kept in ("# Our job's policy.", "# image 7", "[snp]    # two hosts", '"gpt/key/dataset"'):
+        assert kept in made
+    assert "ADDED snp.minimum_tcb: now by product" in done.stderr
+    assert "LEFT OPEN tdx.rtmr0: left open: any configuration of the firmware" in done.stderr
+    again = sealring("policy", "upgrade", new)
+    assert "nothing was added" in again.stderr
+
+
+def test_an_old_policy_takes_what_it_lacks_from_evidence() -> None:
+    worker = describe_evidence(AMD.evidence(), AMD.trust())
+    text, changes = upgrade(OLD[: OLD.index("[tdx]")], tables_from([worker], {}))
+    assert not any(change.open for change in changes)
+    rules = parse_policy(text).kinds["snp"]
+    assert rules.facts["platform_alias_check"] == 1
+    # What the old policy named stays as it was; the rest is the machine's.
+    assert rules.minimum_tcb["Milan"] == {"bootloader": 3, "tee": 0, "snp": 8, "microcode": 100}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'version = 1\nsnp.measurements = ["%s"]\n' % ("5a" * 48),
+        'version = 1\nsnp = {measurements = ["%s"]}\n' % ("5a" * 48),
+    ],
+)
+def test_a_policy_that_cannot_be_edited_is_left_alone(text: str) -> None:
+    with pytest.raises(BadPolicy, match="is not written as a table"):
+        upgrade(text, {})
+
+
+def test_a_subtable_is_replaced_whole() -> None:
+    text = f'''version = 1
+[snp]
+measurements = ["{"5a" * 48}"]
+[snp.minimum_tcb]
+snp = 3
+[tpm]
+roots = ["{"ab" * 32}"]
+pcrs.0 = ["{"cd" * 32}"]
+'''
+    made, _ = upgrade(text, {"tpm": {"pcrs": {"4": ["ef" * 32]}}})
+    policy = parse_policy(made)
+    assert set(policy.kinds["snp"].minimum_tcb) == {"Milan", "Genoa", "Turin"}
+    assert policy.kinds["tpm"].registers == {
+        "pcr0": frozenset({"cd" * 32}),
+        "pcr4": frozenset({"ef" * 32}),
+    }
+    assert policy.kinds["tpm"].unchecked == {"pcr7"}
+
+
+def test_a_policy_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(upgrade(OLD, {})[0])
+    done = sealring("policy", "check", path)
+    assert done.exit_code == 0
+    assert (
+        "snp: On Milan: at least bootloader 0, tee 0, snp 8, microcode 100, now and" in done.stdout
+    )
+    assert "OPEN  tdx: rtmr2 is not checked: any kernel command line" in done.stdout
+    assert "3 holes are left open by name." in done.stdout
+    shown = json.loads(sealring("policy", "check", path, "--json").stdout)
+    assert shown["open"] == 3
+    assert {"about": "job", "open": False}.items() <= next(
+        one for one in shown["clauses"] if one["about"] == "job"
+    ).items()
+
+
+def judged(policy: str, worker: AttestedWorker) -> set[str]:
+    rules = judge(parse_policy(policy), worker, None).rules
+    return {rule.name for rule in rules if rule.refusal is not None}
+
+
+def test_a_policy_from_evidence_admits_that_machine_and_no_other() -> None:
+    shown = describe_evidence(AMD.evidence(), AMD.trust())
+    text = new_policy("gpt", tables_from([shown], {}))
+    listed = AMD.trust(AMD.revocation_list())
+    assert judged(text, verify_evidence(AMD.evidence(), CHALLENGE, listed)) == set()
+    for changes, name in (
+        ({"measurement": bytes(48)}, "measurement"),
+        ({"platform_info": 0x24}, "platform_smt"),
+        ({"launch_tcb": {"snp": 7}}, "launch tcb snp"),
+    ):
+        other = AMD.evidence(AMD.report(**changes))  # type: ignore[arg-type]
+        assert name in judged(text, verify_evidence(other, CHALLENGE, listed))
+    assert "unchecked" not in text
+
+
+def test_a_new_policy_for_a_tpm_from_its_evidence_file(tmp_path: Path) -> None:
+    maker = Maker()
+    evidence, policy = tmp_path / "evidence.json", tmp_path / "policy.toml"
+    evidence.write_bytes(maker.evidence().encode())
+    at = ("--at", "2026-06-01")
+    done = sealring("policy", "new", "--evidence", evidence, "--job", "gpt", "--out", policy, *at)
+    assert done.exit_code == 0, done.output
+    worker = verify_evidence(
+        maker.evidence(), maker.challenge(), maker.trust(maker.root.revocation_list())
+    )
+    assert judged(policy.read_text(), worker) == set()
+    assert "# SHA-256 of the maker's root certificate." in policy.read_text()
+    # Forged evidence makes no policy.
+    forged = replace(maker.evidence(), parts={**maker.evidence().parts, "pcrs": bytes(22 * 32)})
+    evidence.write_bytes(forged.encode())
+    again = sealring("policy", "new", "--evidence", evidence, *at)
+    assert type(again.exception).__name__ == "ForgedEvidence"
+
+
+def test_a_new_policy_by_asking() -> None:
+    rtmr = "a1" * 48
+    done = sealring("policy", "new", answers=f"tdx\n{'5a' * 48}\n{rtmr}\n{rtmr} {'a2' * 48}\n\n")
+    assert done.exit_code == 0, done.output
+    text = done.stdout[done.stdout.index("# Who may join") :]
+    rules = parse_policy(text).kinds["tdx"]
+    assert len(rules.registers["rtmr1"]) == 2
+    assert rules.unchecked == {"rtmr2"}
+    assert "LEFT OPEN tdx: rtmr2 is not checked" in done.stderr
+    snp = f"snp\n{'5a' * 48}\n3 0 8 115\n\n\noff\nany\nany\nany\nany\non\nany\n"
+    done = sealring("policy", "new", "--job", "gpt", answers=snp)
+    rules = parse_policy(done.stdout[done.stdout.index("# Who may join") :]).kinds["snp"]
+    assert rules.facts == {"platform_smt": 0, "platform_alias_check": 1}
+    assert rules.minimum_tcb == {"Milan": {"bootloader": 3, "tee": 0, "snp": 8, "microcode": 115}}
+    wrong = sealring("policy", "new", answers="cca\n")
+    assert type(wrong.exception) is ConfigurationError
+
+
+def test_foreign_evidence_is_judged_but_for_its_binding(tmp_path: Path) -> None:
+    simulator = Simulator.create(datetime.now(UTC))
+    policy, evidence = tmp_path / "policy.toml", tmp_path / "evidence.json"
+    policy.write_text(
+        f'version = 1\n[simulated]\nroots = ["{simulator.fingerprint}"]\nmeasurements = ["abcd"]\n'
+    )
+    made_for = Challenge(bytes(32), b"somebody's key")
+    foreign = replace(simulator.attest(made_for, b"\xab\xcd"), challenge=CHALLENGE)
+    evidence.write_bytes(foreign.encode())
+    asked = ("policy", "check", policy, evidence)
+    plain = sealring(*asked)
+    assert plain.exit_code == 1
+    assert "NotBound" in plain.stdout
+    assert "--without-binding judges everything else" in plain.stdout
+    done = sealring(*asked, "--without-binding")
+    assert done.exit_code == 0
+    assert "passes, but is not admitted like this" in done.stdout
+    assert "was NOT judged" in done.stdout
+    shown = json.loads(sealring(*asked, "--without-binding", "--json").stdout)
+    assert (shown["passed"], shown["admitted"], shown["nonce"]) == (True, False, "not judged")
+    policy.write_text(policy.read_text().replace("abcd", "ab"))
+    refused = json.loads(sealring(*asked, "--without-binding", "--json").stdout)
+    assert (refused["passed"], refused["rules"][2]["error"]) == (False, "MeasurementNotAllowed")
+    both = sealring(*asked, "--without-binding", "--nonce", "00" * 32)
+    assert type(both.exception) is ConfigurationError
+
+
+def test_what_is_described_without_its_binding_is_no_attested_worker() -> None:
+    described = describe_evidence(AMD.evidence(), AMD.trust())
+    assert not isinstance(described, AttestedWorker)
