@@ -160,13 +160,34 @@ def all_in_one_place(rank: int, world: int) -> None:
     if rank == 0:
         dist.send(torch.ones(10), 1)
     else:
-        with pytest.raises(RuntimeError, match="single memory location"):
+        with pytest.raises(Unsupported, match="single memory location"):
             dist.recv(torch.zeros(1).expand(10), 0)
+        dist.recv(whole := torch.zeros(10), 0)
+        assert torch.equal(whole, torch.ones(10)), "the message is still there"
+    dist.barrier()
+
+
+def test_an_output_that_cannot_hold_the_message_is_refused(workers: Workers) -> None:
+    workers.run(all_in_one_place)
+
+
+def memory_taken_away(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.barrier()
+        dist.send(torch.ones(10), 1)
+    else:
+        wide = torch.zeros(20)
+        work = dist.irecv(wide[::2], 0)
+        assert work is not None
+        wide.untyped_storage().resize_(0)
+        dist.barrier()
+        with pytest.raises(Unsupported, match="its storage has 0"):
+            work.wait()
     dist.barrier()
 
 
 def test_a_result_that_cannot_be_written_is_its_waiters_error(workers: Workers) -> None:
-    workers.run(all_in_one_place)
+    workers.run(memory_taken_away)
 
 
 def many_short_ones(rank: int, world: int) -> None:

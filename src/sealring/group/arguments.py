@@ -46,6 +46,15 @@ def check_tensor(tensor: torch.Tensor, operation: str) -> None:
         raise Unsupported(
             f"{operation}: {tensor.layout} tensors are not supported. Use .to_dense() first."
         )
+    if tensor.is_nested:
+        raise Unsupported(
+            f"{operation}: nested tensors are not supported. Pass their .values() instead."
+        )
+    if tensor.dtype not in DTYPES and tensor.is_quantized:
+        raise Unsupported(
+            f"{operation}: {tensor.dtype} tensors are not supported, because their scale would "
+            "stay behind. Use .dequantize() first, or send .int_repr() and the scale."
+        )
 
 
 def check_device(tensor: torch.Tensor, operation: str) -> None:
@@ -103,11 +112,14 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
     Lazy conjugation and negation are bits on the tensor, not in its memory: they are resolved too.
     """
-    return tensor.resolve_conj().resolve_neg().contiguous()
+    if is_one_run(tensor):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def slot(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+def is_one_run(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds its elements, one after the other."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def timeout_seconds(opts: Any, default: timedelta) -> float:

@@ -36,7 +36,8 @@ class Job:
     """Mostly one. Each has been run to its end before the next is asked for."""
     timeout_s: float
     work: SealedWork
-    tensors: tuple[torch.Tensor, ...]
+    memory: tuple[torch.Tensor | torch.UntypedStorage, ...]
+    """Storages too: the script may give a tensor other memory (`.data = ...`) meanwhile."""
     on_success: Callable[[], None] | None
     """Copies the result to where the user wants it, if it could not be written there at once."""
     known: Collective | None = None
@@ -76,6 +77,11 @@ class Dispatcher:
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
         self._thread.start()
+
+    @property
+    def submitted(self) -> int:
+        """How many jobs were queued or run, those of callbacks not counted."""
+        return self._submitted
 
     def submit(self, job: Job, *, wait: bool) -> None:
         """Queues the job; with `wait` it may be run at once, on the caller's own thread.

@@ -36,6 +36,8 @@ class MessageWork(SealedWork):
         self.ticket = 0
         self.memory: torch.Tensor | None = None
         """Kept until the work goes: it may be read or written until it is done."""
+        self.storage: torch.UntypedStorage | None = None
+        """Kept as well: the script may give the tensor other memory (`.data = ...`) meanwhile."""
         self.place: Place | None = None
         """Of memory on a GPU; kept until it has been reached."""
 

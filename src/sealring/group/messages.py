@@ -24,6 +24,7 @@ from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
 from sealring.group.gates import driver_users
 from sealring.group.gpu import GpuCalls
+from sealring.group.memory import slot
 from sealring.group.message_gates import MessageGate
 from sealring.group.message_work import MessageWork
 from sealring.group.owed import OwedError
@@ -106,7 +107,8 @@ class Messages:
             raise owed
         work = MessageWork(self, result, entry)
         work.memory = memory
-        where = (memory.data_ptr(), memory.nbytes)
+        where = slot(memory, written=entry.way == "recv")
+        work.storage = memory.untyped_storage()
         self._recorder.mail.posted(entry)
         try:
             with profiles.message_shown(entry), self._current_device_kept():

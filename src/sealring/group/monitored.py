@@ -18,6 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Store
 
 from sealring.errors import GroupClosed, GroupError, PeerSilent
+from sealring.group.tracing import not_traced_function
 
 ROOT = 0
 
@@ -26,7 +27,7 @@ class Arrivals:
     """Who has reached which monitored barrier of one group, by the store's word."""
 
     def __init__(self, store: Store, rank: int, world: int, epoch: str) -> None:
-        self._store: Any = store
+        self._store: Store | None = store
         self._rank = rank
         self._world = world
         self._prefix = f"sealring/monitored/{epoch}"
@@ -38,7 +39,7 @@ class Arrivals:
 
     def note_own(self) -> None:
         self._count += 1
-        self._reachable().set(self._key(self._rank), "here")
+        self.store.set(self._key(self._rank), "here")
 
     def missing(self, timeout_s: float, *, wait_all_ranks: bool) -> list[int]:
         """The ranks that have not come in time: the first of them, or all."""
@@ -56,13 +57,14 @@ class Arrivals:
         # A store counts milliseconds, and takes none of them for "without end".
         if remaining_s >= 0.001:
             try:
-                self._reachable().wait([self._key(rank)], timedelta(seconds=remaining_s))
+                self.store.wait([self._key(rank)], timedelta(seconds=remaining_s))
             except RuntimeError:
                 return False
             return True
-        return bool(self._reachable().check([self._key(rank)]))
+        return bool(self.store.check([self._key(rank)]))
 
-    def _reachable(self) -> Any:
+    @property
+    def store(self) -> Store:
         if self._store is None:
             raise GroupClosed("this process group was destroyed. Make a new one.")
         return self._store
@@ -126,9 +128,12 @@ def serve_torchs_own_call(group_type: type[Monitored]) -> None:
     ) -> Any:
         served = c10d._get_default_group() if group is None else group
         if isinstance(served, group_type):
+            if isinstance(timeout, int | float):
+                timeout = timedelta(seconds=timeout)
             return served.monitored_barrier(timeout, wait_all_ranks)
         return torchs(group, timeout, wait_all_ranks)
 
+    not_traced_function(monitored_barrier)
     monitored_barrier.serves_sealring = True  # type: ignore[attr-defined]
     c10d.monitored_barrier = monitored_barrier
     dist.monitored_barrier = monitored_barrier

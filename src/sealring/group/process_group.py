@@ -21,16 +21,20 @@ from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, Fields, fields_
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupError, Unsupported
 from sealring.group import arguments, monitored
+from sealring.group.backend_api import BackendApi
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
+from sealring.group.entry import entry
 from sealring.group.gates import driver_users
 from sealring.group.gpu import GpuCalls
 from sealring.group.introduction import Introduction
+from sealring.group.memory import storages
 from sealring.group.message_work import MessageWork
 from sealring.group.messages import Messages
 from sealring.group.owed import OwedError, end_process
+from sealring.group.tracing import not_traced
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, Selection, Topology
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
     from sealring._native import Account
 
 
-class SealedProcessGroup(Coalescing, Exchanging, Messaging):
+class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
     def __init__(
         self,
         rank: int,
@@ -126,9 +130,6 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
     def group_desc(self) -> str:
         return self._description
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-
     @property
     def topology(self) -> Topology:
         """Who shares a host with whom, by the names that the ranks gave of their hosts."""
@@ -147,9 +148,6 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     # ---- a GPU that init_process_group(device_id=...) names: torch asks for its backend, and has
     # ---- one that can split itself connect at once
-
-    def _get_backend(self, device: torch.device) -> Any:
-        return self
 
     @property
     def supports_splitting(self) -> bool:
@@ -182,6 +180,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
 
     # ---- a barrier that says who did not come
 
+    @entry(None, bool, 2)
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
@@ -195,7 +194,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
             self._rank,
             timeout.total_seconds(),
             wait_all_ranks=wait_all_ranks,
-            meet=lambda: self.barrier(options).wait(),
+            meet=lambda: self._meet(options).wait(),
             give_up=self.abort,
         )
 
@@ -310,7 +309,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
             several,
             timeout,
             work,
-            keep,
+            (*keep, *storages(keep)),
             on_success,
             known,
             ready,
@@ -323,3 +322,7 @@ class SealedProcessGroup(Coalescing, Exchanging, Messaging):
         if gate is not None and not gate.holds:
             driver_users.busy_with(work)
         return work
+
+
+for _called_by_torch in (SealedProcessGroup, SealedWork, MessageWork):
+    not_traced(_called_by_torch)

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from sealring.engine.cpu import Collective
 from sealring.errors import OutOfStep, Unsupported
 from sealring.group import arguments
+from sealring.group.memory import Slot, slot
 
-Gather = Callable[[list[torch.Tensor], torch.Tensor], Collective]
-"""The all_gather of one tensor per rank, all of one size, into contiguous memory."""
+Gather = Callable[[torch.Tensor, list[Slot]], Collective]
+"""The all_gather of one tensor per rank, all of one size; the last slot is our own's."""
 
 
 def check(tensor: torch.Tensor, op: Any) -> None:
@@ -37,7 +38,7 @@ def all_reduce(tensor: torch.Tensor, world: int, gather: Gather) -> Iterator[Col
     own = tensor.detach().coalesce()
     facts = torch.tensor([own._nnz(), own.sparse_dim(), *own.shape])
     told = [torch.empty_like(facts) for _ in range(world)]
-    yield gather(told, facts)
+    yield _gathered(gather, told, facts)
     counts = _agreed_counts(told, facts)
 
     # all_gather moves equal parts, so each is filled up to the longest.
@@ -49,8 +50,8 @@ def all_reduce(tensor: torch.Tensor, world: int, gather: Gather) -> Iterator[Col
     all_indices = [torch.empty_like(indices) for _ in range(world)]
     all_values = [torch.empty_like(values) for _ in range(world)]
     if longest:
-        yield gather(all_indices, indices)
-        yield gather(all_values, values)
+        yield _gathered(gather, all_indices, indices)
+        yield _gathered(gather, all_values, values)
 
     total = torch.sparse_coo_tensor(
         torch.cat([part[:, :count] for part, count in zip(all_indices, counts, strict=True)], 1),
@@ -61,6 +62,10 @@ def all_reduce(tensor: torch.Tensor, world: int, gather: Gather) -> Iterator[Col
     )
     with torch.no_grad():
         tensor.copy_(total.coalesce())
+
+
+def _gathered(gather: Gather, parts: list[torch.Tensor], own: torch.Tensor) -> Collective:
+    return gather(own, [*(slot(part, written=True) for part in parts), slot(own)])
 
 
 def _agreed_counts(told: list[torch.Tensor], own: torch.Tensor) -> list[int]:

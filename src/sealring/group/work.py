@@ -35,7 +35,7 @@ class SealedWork(dist.Work):
         super().__init__()
         self._process = _native.ProcessMark()
         self._result = result
-        self._give_up = give_up
+        self.give_up = give_up
         self._gate = gate
         self._owed = owed
         self._error: BaseException | None = None
@@ -148,7 +148,7 @@ class SealedWork(dist.Work):
 
         The memory is still being written until the collective has ended.
         """
-        self._give_up()
+        self.give_up()
         # An interrupt may have come just when wait() had got the lock; then the work is done.
         if not self._done:
             self._pending.acquire()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from sealring.engine.cpu import Collective
-from sealring.group import arguments
-from sealring.group.arguments import contiguous, slot
+from sealring.group import arguments, memory
+from sealring.group.memory import Slot
 from sealring.schedule import Algorithm, Operation
 
 
@@ -23,13 +23,13 @@ class Calling(dist.ProcessGroup):
     def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
         raise NotImplementedError
 
-    def _gathering(self, regions: list[torch.Tensor], own: torch.Tensor) -> Collective:
-        """The all_gather of one tensor per rank, all of one size, into contiguous memory."""
-        _, size = slot(own)
+    def _gathering(self, own: torch.Tensor, slots: list[Slot]) -> Collective:
+        """The all_gather of one tensor per rank, all of one size; the last slot is our own's."""
+        _, size = slots[-1]
         return Collective(
             Operation.ALL_GATHER,
             self._choose(Operation.ALL_GATHER, size, own.device),
-            [slot(tensor) for tensor in (*regions, own)],
+            slots,
             size * self._world,
             arguments.moved_dtype(own),
         )
@@ -49,25 +49,69 @@ class Calling(dist.ProcessGroup):
 
 
 class Results:
-    """Memory that a collective writes: the user's own where it is one run, else a copy of it."""
+    """Memory that a collective writes: the user's own where that is possible, else a copy of it.
 
-    def __init__(self) -> None:
+    It is not possible where the elements are not one run of memory, and where two tensors of one
+    call share memory. All that a call reads is read before its results are written there.
+    """
+
+    def __init__(self, operation: str) -> None:
+        self._operation = operation
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._last: Callable[[], None] | None = None
 
-    def memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        memory = contiguous(tensor)
-        if memory.data_ptr() != tensor.data_ptr():
-            self._copies.append((tensor, memory))
-        return memory
+    def then(self, last: Callable[[], None]) -> None:
+        """What is to be done with the results when they are there."""
+        self._last = last
+
+    def of_one(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Slot]:
+        """Memory that begins with the tensor's elements and ends with the result."""
+        if not arguments.is_one_run(tensor):
+            memory.check_can_hold(tensor, self._operation)
+            memory.extent(tensor)
+            tensor = self._copy(tensor, arguments.contiguous(tensor))
+        return tensor, memory.slot(tensor, written=True)
+
+    def of(
+        self, tensors: Sequence[torch.Tensor], read: Sequence[Slot]
+    ) -> tuple[list[torch.Tensor], list[Slot]]:
+        """Memory for results, of which nothing is read; `read` is what else the call reads."""
+        held = [
+            tensor if arguments.is_one_run(tensor) else self._private(tensor) for tensor in tensors
+        ]
+        slots = [memory.slot(tensor, written=True) for tensor in held]
+        if memory.clash(slots, read):
+            self._copies.clear()
+            held = [self._private(tensor) for tensor in tensors]
+            slots = [memory.slot(tensor, written=True) for tensor in held]
+        return held, slots
+
+    def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that takes the tensor's place in the call, elements and result."""
+        memory.check_can_hold(tensor, self._operation)
+        memory.extent(tensor)
+        return self._copy(tensor, tensor.detach().resolve_conj().resolve_neg().clone())
+
+    def _private(self, tensor: torch.Tensor) -> torch.Tensor:
+        memory.check_can_hold(tensor, self._operation)
+        memory.extent(tensor)
+        private = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        return self._copy(tensor, private)
+
+    def _copy(self, tensor: torch.Tensor, private: torch.Tensor) -> torch.Tensor:
+        self._copies.append((tensor, private))
+        return private
 
     @property
     def copy_back(self) -> Callable[[], None] | None:
-        if not self._copies:
-            return None
+        return self._copy_to_user if self._copies or self._last is not None else None
 
-        def copy() -> None:
+    def _copy_to_user(self) -> None:
+        """Called when the call is done, on any thread; what it raises the waiter gets."""
+        for tensor, private in self._copies:
+            memory.extent(tensor)  # the script may have resized its storage meanwhile
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                tensor.detach().copy_(private)
+        if self._last is not None:
             with torch.no_grad():
-                for tensor, memory in self._copies:
-                    tensor.copy_(memory)
-
-        return copy
+                self._last()

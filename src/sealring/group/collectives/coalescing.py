@@ -12,18 +12,37 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    ReduceScatterOptions,
+)
 
 from sealring.errors import Unsupported
+from sealring.group import arguments
+from sealring.group.collectives import shapes
 from sealring.group.collectives.calling import Results
 from sealring.group.collectives.copying import Copying
 from sealring.group.collectives.reducing import Reducing
+from sealring.group.entry import define_single, entry
+from sealring.group.memory import clash, extent
 
 
 class Coalescing(Reducing, Copying):
+    @entry(list, AllreduceCoalescedOptions, 2)
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Tensors that share memory are all read before the first is written."""
         _need_some(tensors, "all_reduce_coalesced")
-        return [self._all_reduce(tensor, opts, result=tensors) for tensor in tensors][-1]
+        for tensor in tensors:
+            arguments.check_tensor(tensor, "all_reduce_coalesced")
+        calls = [(tensor, Results("all_reduce_coalesced")) for tensor in tensors]
+        shared = clash([extent(tensor) for tensor in tensors], [])
+        if shared or not all(map(arguments.is_one_run, tensors)):
+            calls = [(results.snapshot(tensor), results) for tensor, results in calls]
+        works = [self._all_reduce(each, results, opts, result=tensors) for each, results in calls]
+        return works[-1]
 
+    @entry(list, AllgatherOptions, 3)
     def allgather_coalesced(
         self,
         output_lists: list[list[torch.Tensor]],
@@ -38,34 +57,63 @@ class Coalescing(Reducing, Copying):
             )
         for outputs in output_lists:
             _same_number(outputs, input_list, "all_gather_coalesced")
-        works = []
-        result = [tensor for outputs in output_lists for tensor in outputs]
+        calls = []
         for index, source in enumerate(input_list):
-            results = Results()
-            own = [outputs[index] for outputs in output_lists]
-            regions = [results.memory(tensor) for tensor in own]
-            works.append(self._all_gather(regions, source, opts, results, result=result))
+            outputs = [each[index] for each in output_lists]
+            shapes.check_alike([source, *outputs], source, "all_gather_coalesced")
+            calls.append((outputs, source))
+        written = [tensor for outputs, _ in calls for tensor in outputs]
+        read = _before_any_is_written(input_list, written)
+        works = [
+            self._all_gather(outputs, source, Results("all_gather_coalesced"), opts, result=written)
+            for (outputs, _), source in zip(calls, read, strict=True)
+        ]
         return works[-1]
 
-    def all_gather_single_coalesced(
+    def _all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         _need_some(inputs, "all_gather_into_tensor_coalesced")
         _same_number(outputs, inputs, "all_gather_into_tensor_coalesced")
-        pairs = zip(outputs, inputs, strict=True)
-        return _speaks_for(outputs, [self._allgather_base(*pair, opts) for pair in pairs])
+        pairs = zip(outputs, _before_any_is_written(inputs, outputs), strict=True)
+        return _speaks_for(outputs, [self._all_gather_single(*pair, opts) for pair in pairs])
 
-    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
-
-    def reduce_scatter_single_coalesced(
+    def _reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         _need_some(inputs, "reduce_scatter_tensor_coalesced")
         _same_number(outputs, inputs, "reduce_scatter_tensor_coalesced")
-        pairs = zip(outputs, inputs, strict=True)
-        return _speaks_for(outputs, [self._reduce_scatter_base(*pair, opts) for pair in pairs])
+        pairs = zip(outputs, _before_any_is_written(inputs, outputs), strict=True)
+        return _speaks_for(outputs, [self._reduce_scatter_single(*pair, opts) for pair in pairs])
 
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
+define_single(
+    Coalescing,
+    "all_gather_single_coalesced",
+    Coalescing._all_gather_single_coalesced,
+    list,
+    AllgatherOptions,
+    3,
+)
+define_single(
+    Coalescing,
+    "reduce_scatter_single_coalesced",
+    Coalescing._reduce_scatter_single_coalesced,
+    list,
+    ReduceScatterOptions,
+    3,
+)
+
+
+def _before_any_is_written(
+    inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The inputs, as they are now: copies if the first collective could write to another's."""
+    for tensor in (*inputs, *outputs):
+        arguments.check_tensor(tensor, "a coalesced call")
+    if len(inputs) == 1 or not clash([extent(t) for t in outputs], [extent(t) for t in inputs]):
+        return inputs
+    return [tensor.detach().clone() for tensor in inputs]
 
 
 def _speaks_for(result: list[torch.Tensor], works: list[Any]) -> dist.Work:

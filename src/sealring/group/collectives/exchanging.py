@@ -6,16 +6,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllToAllOptions
 
 from sealring.engine.cpu import Collective
 from sealring.errors import Unsupported
 from sealring.group import arguments
-from sealring.group.arguments import contiguous, slot
+from sealring.group.arguments import contiguous
+from sealring.group.collectives import shapes
 from sealring.group.collectives.calling import Calling, Results
+from sealring.group.entry import define_single, entry
+from sealring.group.memory import Slot, slot
 from sealring.schedule import Operation
 
 
 class Exchanging(Calling):
+    @entry(list, AllToAllOptions, 3)
     def alltoall(
         self,
         output_tensors: list[torch.Tensor],
@@ -28,12 +33,14 @@ class Exchanging(Calling):
                     f"all_to_all needs {self._world} {name} tensors, one per rank, "
                     f"not {len(tensors)}"
                 )
-        results = Results()
-        outputs = [results.memory(tensor) for tensor in output_tensors]
-        inputs = [contiguous(tensor) for tensor in input_tensors]
-        return self._all_to_all(outputs, inputs, opts, results, result=output_tensors)
+        _check([*input_tensors, *output_tensors])
+        sent = [contiguous(tensor) for tensor in input_tensors]
+        read = [slot(tensor) for tensor in sent]
+        results = Results("all_to_all")
+        held, written = results.of(output_tensors, read)
+        return self._all_to_all(written, read, (*sent, *held), results, opts, result=output_tensors)
 
-    def alltoall_base(
+    def _all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -42,16 +49,21 @@ class Exchanging(Calling):
         opts: Any = None,
     ) -> dist.Work:
         """Splits are counted in rows, the tensors' first dimension; none means equal ones."""
-        arguments.check_tensor(output, "all_to_all")
-        arguments.check_tensor(input, "all_to_all")
-        results = Results()
-        outputs = self._split(results.memory(output), output_split_sizes, "output")
-        inputs = self._split(contiguous(input), input_split_sizes, "input")
-        return self._all_to_all(outputs, inputs, opts, results, result=[output])
+        _check([input, output])
+        sent = contiguous(input)
+        read = slot(sent)
+        results = Results("all_to_all")
+        (held,), (written,) = results.of([output], [read])
+        return self._all_to_all(
+            self._split(output, written, output_split_sizes, "output"),
+            self._split(input, read, input_split_sizes, "input"),
+            (sent, held),
+            results,
+            opts,
+            result=[output],
+        )
 
-    all_to_all_single = alltoall_base  # type: ignore[assignment]
-
-    def _split(self, tensor: torch.Tensor, sizes: list[int], name: str) -> list[torch.Tensor]:
+    def _split(self, tensor: torch.Tensor, whole: Slot, sizes: list[int], name: str) -> list[Slot]:
         rows = tensor.size(0) if tensor.dim() else 1
         if not sizes:
             if rows % self._world:
@@ -65,43 +77,59 @@ class Exchanging(Calling):
                 f"all_to_all: {name}_split_sizes {list(sizes)} are not {self._world} numbers of "
                 f"rows that make up the {name}'s {rows}"
             )
-        if not tensor.dim():
-            return [tensor.view(-1)]
-        return list(torch.split(tensor, list(sizes)))
+        address, total = whole
+        row = total // rows if rows else 0
+        slots = []
+        for size in sizes:
+            slots.append((address, size * row))
+            address += size * row
+        return slots
 
     def _all_to_all(
         self,
-        outputs: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        opts: Any,
+        written: list[Slot],
+        read: list[Slot],
+        keep: tuple[torch.Tensor, ...],
         results: Results,
+        opts: Any,
         *,
         result: list[torch.Tensor],
     ) -> dist.Work:
-        dtype = inputs[0].dtype
-        for tensor in (*inputs, *outputs):
-            arguments.check_tensor(tensor, "all_to_all")
-            if tensor.dtype != dtype:
-                raise Unsupported(
-                    f"all_to_all: tensors of {tensor.dtype} and {dtype}; all must have one dtype"
-                )
-        kept, received = inputs[self._rank], outputs[self._rank]
-        if kept.numel() != received.numel():
+        (_, kept), (_, expected) = read[self._rank], written[self._rank]
+        own = keep[0]
+        if kept != expected:
+            each = own.element_size()
             raise Unsupported(
-                f"all_to_all: rank {self._rank} keeps {kept.numel()} elements for itself but "
-                f"expects {received.numel()}"
+                f"all_to_all: rank {self._rank} keeps {kept // each} elements for itself but "
+                f"expects {expected // each}"
             )
         return self._submit(
             "sealring::all_to_all",
             Collective(
                 Operation.ALL_TO_ALL,
-                self._choose(Operation.ALL_TO_ALL, slot(kept)[1], kept.device),
-                [slot(tensor) for tensor in (*inputs, *outputs)],
+                self._choose(Operation.ALL_TO_ALL, kept, own.device),
+                [*read, *written],
                 None,
-                arguments.moved_dtype(inputs[0]),
+                arguments.moved_dtype(own),
             ),
             opts,
             result=result,
-            keep=(*inputs, *outputs),
+            keep=keep,
             on_success=results.copy_back,
         )
+
+
+define_single(
+    Exchanging,
+    "all_to_all_single",
+    Exchanging._all_to_all_single,
+    torch.Tensor,
+    AllToAllOptions,
+    5,
+)
+
+
+def _check(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        arguments.check_tensor(tensor, "all_to_all")
+        shapes.check_dtype(tensor, tensors[0], "all_to_all")

@@ -10,6 +10,7 @@ from sealring.errors import Unsupported
 from sealring.group import arguments
 from sealring.group.arguments import contiguous, one
 from sealring.group.collectives.calling import Calling, Results
+from sealring.group.entry import entry
 from sealring.group.message_work import MessageWork
 from sealring.group.messages import Messages
 
@@ -24,6 +25,7 @@ class Messaging(Calling):
         """Every message passes here, so that a batch of them can be waited for as one."""
         raise NotImplementedError
 
+    @entry(list, int, 3)
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
         tensor = one(tensors, "send")
         arguments.check_tensor(tensor, "send")
@@ -32,10 +34,12 @@ class Messaging(Calling):
         timeout = self._message_timeout()
         return self._called(self._messages.send(dst, tag, contiguous(tensor), timeout, tensors))
 
+    @entry(list, int, 3)
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
         self._check_peer(src, "recv")
         return self._receive(tensors, src, tag)
 
+    @entry(list, int, 2)
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> dist.Work:
         return self._receive(tensors, ANYONE, tag)
 
@@ -43,8 +47,8 @@ class Messaging(Calling):
         tensor = one(tensors, "recv")
         arguments.check_tensor(tensor, "recv")
         tag = arguments.message_tag(tag)
-        results = Results()
-        memory = results.memory(tensor)
+        results = Results("recv")
+        memory, _ = results.of_one(tensor)
         timeout = self._message_timeout()
         return self._called(
             self._messages.receive(source, tag, memory, timeout, tensors, results.copy_back)

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from sealring.engine.cpu import Collective
 from sealring.group import arguments, sparse
-from sealring.group.arguments import contiguous, one, slot
-from sealring.group.collectives import shapes
+from sealring.group.arguments import contiguous, one
+from sealring.group.collectives import several, shapes
 from sealring.group.collectives.calling import Calling, Results
+from sealring.group.entry import define_single, entry
+from sealring.group.memory import Slot, parts, slot
 from sealring.schedule import Operation, chunks, cuts_into_chunks
 
 
 class Reducing(Calling):
-    def allreduce(  # type: ignore[override]
-        self, tensors: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    @entry(list, AllreduceOptions, 2)
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        if len(tensors) > 1:
+            result = several.folded(tensors, _op(opts), "all_reduce")
+            results = Results("all_reduce")
+            results.then(functools.partial(several.fill, tensors, result))
+            return self._all_reduce(result, results, opts, result=tensors)
         tensor = one(tensors, "all_reduce")
         if tensor.layout is not torch.strided:
             return self._sparse_all_reduce(tensor, opts, result=tensors)
-        return self._all_reduce(tensor, opts, result=tensors)
+        arguments.check_tensor(tensor, "all_reduce")
+        return self._all_reduce(tensor, Results("all_reduce"), opts, result=tensors)
 
     def _sparse_all_reduce(
         self, tensor: torch.Tensor, opts: Any, *, result: list[torch.Tensor]
@@ -37,13 +46,10 @@ class Reducing(Calling):
         )
 
     def _all_reduce(
-        self, tensor: torch.Tensor, opts: Any, *, result: list[torch.Tensor]
+        self, tensor: torch.Tensor, results: Results, opts: Any, *, result: list[torch.Tensor]
     ) -> dist.Work:
-        arguments.check_tensor(tensor, "all_reduce")
         dtype, kind, factor = arguments.reduction(_op(opts), tensor, "all_reduce")
-        results = Results()
-        memory = results.memory(tensor)
-        address, total = slot(memory)
+        memory, (address, total) = results.of_one(tensor)
         algorithm = self._choose(Operation.ALL_REDUCE, total, memory.device)
         slots = [(address, total)]
         if cuts_into_chunks(Operation.ALL_REDUCE, algorithm):
@@ -58,23 +64,26 @@ class Reducing(Calling):
             on_success=results.copy_back,
         )
 
-    def reduce(  # type: ignore[override]
-        self, tensors: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    @entry(list, ReduceOptions, 2)
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         """The root's tensor becomes the result; all others stay as they are."""
         tensor = one(tensors, "reduce")
         arguments.check_tensor(tensor, "reduce")
         root = shapes.root_of(opts, self._world, "reduce")
         dtype, kind, factor = arguments.reduction(_op(opts), tensor, "reduce")
-        results = Results()
-        memory = results.memory(tensor) if self._rank == root else contiguous(tensor)
-        _, size = slot(memory)
+        results = Results("reduce")
+        if self._rank == root:
+            memory, where = results.of_one(tensor)
+        else:
+            memory = contiguous(tensor)
+            where = slot(memory)
+        _, size = where
         return self._submit(
             "sealring::reduce",
             Collective(
                 Operation.REDUCE,
                 self._choose(Operation.REDUCE, size, memory.device),
-                [slot(memory)],
+                [where],
                 size,
                 dtype,
                 kind,
@@ -87,7 +96,8 @@ class Reducing(Calling):
             on_success=results.copy_back,
         )
 
-    def reduce_scatter(  # type: ignore[override]
+    @entry(list, ReduceScatterOptions, 3)
+    def reduce_scatter(
         self,
         output_tensors: list[torch.Tensor],
         input_tensors: list[list[torch.Tensor]],
@@ -95,31 +105,33 @@ class Reducing(Calling):
     ) -> dist.Work:
         output = one(output_tensors, "reduce_scatter")
         inputs = shapes.one_list(input_tensors, self._world, "reduce_scatter")
-        return self._reduce_scatter(output, [contiguous(t) for t in inputs], opts)
+        shapes.check_alike([output, *inputs], output, "reduce_scatter")
+        held = [contiguous(tensor) for tensor in inputs]
+        return self._reduce_scatter(output, held, [slot(tensor) for tensor in held], opts)
 
-    def _reduce_scatter_base(
+    def _reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         shapes.check_times_world(input, output, self._world, "reduce_scatter", "input")
         arguments.check_tensor(input, "reduce_scatter")
-        return self._reduce_scatter(output, shapes.parts_of(contiguous(input), self._world), opts)
-
-    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
+        shapes.check_alike([output], output, "reduce_scatter")
+        shapes.check_dtype(input, output, "reduce_scatter")
+        held = contiguous(input)
+        return self._reduce_scatter(output, [held], parts(slot(held), self._world), opts)
 
     def _reduce_scatter(
-        self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any
+        self, output: torch.Tensor, inputs: list[torch.Tensor], read: list[Slot], opts: Any
     ) -> dist.Work:
-        shapes.check_alike([output, *inputs], output, "reduce_scatter")
         dtype, kind, factor = arguments.reduction(_op(opts), output, "reduce_scatter")
-        results = Results()
-        memory = results.memory(output)
-        _, size = slot(memory)
+        results = Results("reduce_scatter")
+        (memory,), (written,) = results.of([output], read)
+        _, size = written
         return self._submit(
             "sealring::reduce_scatter",
             Collective(
                 Operation.REDUCE_SCATTER,
                 self._choose(Operation.REDUCE_SCATTER, size, memory.device),
-                [slot(tensor) for tensor in (*inputs, memory)],
+                [*read, written],
                 size * self._world,
                 dtype,
                 kind,
@@ -130,6 +142,16 @@ class Reducing(Calling):
             keep=(*inputs, memory),
             on_success=results.copy_back,
         )
+
+
+define_single(
+    Reducing,
+    "reduce_scatter_single",
+    Reducing._reduce_scatter_single,
+    torch.Tensor,
+    ReduceScatterOptions,
+    3,
+)
 
 
 def _op(opts: Any) -> Any:

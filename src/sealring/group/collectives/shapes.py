@@ -11,12 +11,6 @@ from sealring.errors import Unsupported
 from sealring.group import arguments
 
 
-def parts_of(memory: torch.Tensor, world: int) -> list[torch.Tensor]:
-    """A contiguous tensor in `world` equal parts."""
-    flat = memory.view(-1)
-    return list(flat.chunk(world)) if flat.numel() else [flat] * world
-
-
 def root_of(opts: Any, world: int, operation: str) -> int:
     root = int(opts.rootRank) if opts is not None else 0
     if not 0 <= root < world:
@@ -24,8 +18,16 @@ def root_of(opts: Any, world: int, operation: str) -> int:
     return root
 
 
+def root_tensor(opts: Any, count: int) -> int:
+    """Which of the root's tensors is broadcast."""
+    index = int(opts.rootTensor) if opts is not None else 0
+    if not 0 <= index < count:
+        raise Unsupported(f"broadcast: there is no tensor {index} among the {count} given")
+    return index
+
+
 def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation: str) -> None:
-    """All of one size and dtype, dense and on the CPU."""
+    """All of one size and dtype, and dense."""
     for tensor in tensors:
         arguments.check_tensor(tensor, operation)
         if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
@@ -33,6 +35,13 @@ def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation: 
                 f"{operation}: all tensors must have one size and dtype; got {tensor.numel()} "
                 f"elements of {tensor.dtype} beside {like.numel()} of {like.dtype}"
             )
+
+
+def check_dtype(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> None:
+    if tensor.dtype != like.dtype:
+        raise Unsupported(
+            f"{operation}: tensors of {tensor.dtype} and {like.dtype}; all must have one dtype"
+        )
 
 
 def one_list(lists: list[list[torch.Tensor]], world: int, operation: str) -> list[torch.Tensor]:

@@ -1,0 +1,51 @@
+"""The same calls on a sealring group and on a Gloo group of the same processes."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Call = Callable[[dist.ProcessGroup], Any]
+
+
+@contextmanager
+def both(world: int) -> Iterator[dict[str, dist.ProcessGroup]]:
+    """Two groups of all workers, for as long as the block lasts."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    groups: dict[str, Any] = {
+        name: dist.new_group(
+            list(range(world)), backend=name, timeout=timedelta(seconds=60), group_desc=name
+        )
+        for name in ("sealring", "gloo")
+    }
+    try:
+        yield groups
+    finally:
+        for group in groups.values():
+            dist.destroy_process_group(group)
+
+
+def outcome(call: Call, group: dist.ProcessGroup) -> tuple[str, Any]:
+    """What the call returned, with tensors as lists; or the type and text of what it raised."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return "value", plain(call(group))
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+
+def plain(value: Any) -> Any:
+    """Comparable, and able to travel to the test."""
+    if isinstance(value, torch.Tensor):
+        return ["tensor", str(value.dtype), list(value.shape), value.detach().tolist()]
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
