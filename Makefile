@@ -12,7 +12,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-native fuzz-deps conformance clean help
+.PHONY: demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -103,6 +103,9 @@ fuzz-native: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the native parsers under lib
 fuzz-deps: ## Debian's clang, libFuzzer and coverage tools
 	@dpkg --status clang llvm >/dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends clang llvm libclang-rt-dev; }
+
+fuzz-api: $(VENV)/.installed ## random calls on sealring and on Gloo, SECONDS=60 of it; SEED=..., CASE=... and WORLD=... repeat one
+	$(BIN)/python -m tests.fuzz_api --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE)) $(if $(WORLD),--world $(WORLD))
 
 conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on Gloo
 	@$(BIN)/python -m tests.conformance

@@ -8,6 +8,8 @@ Nothing here imports torch: torch imports us.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sealring.errors import (
@@ -18,6 +20,7 @@ from sealring.errors import (
 )
 
 if TYPE_CHECKING:
+    from sealring.group.process_group import SealedProcessGroup
     from sealring.plan.tuning import tune
     from sealring.recorder import dump_flight_record, flight_record
 
@@ -29,10 +32,37 @@ __all__ = [
     "HandshakeError",
     "SealringError",
     "__version__",
+    "create_group",
     "dump_flight_record",
     "flight_record",
     "tune",
 ]
+
+
+def create_group(
+    store: Any,
+    rank: int,
+    size: int,
+    *,
+    timeout: timedelta = timedelta(minutes=30),
+    name: str = "",
+    job_ranks: Sequence[int] | None = None,
+    job_size: int | None = None,
+) -> SealedProcessGroup:
+    """A process group of `size` ranks that meet in `store`, apart from torch's default group.
+
+    All ranks call this with the same name, and with a store (or a PrefixStore) that no other group
+    uses. `job_ranks` names the members by the ranks that their certificates show, in the group's
+    order, and `job_size` the world size there; without them the group is a job of its own. A group
+    ends with shutdown() or abort(), or with the last reference to it.
+    """
+    from sealring.group import create, options
+
+    return create.create_group(
+        options.options_of_call(
+            store, rank, size, timeout=timeout, name=name, job_ranks=job_ranks, job_size=job_size
+        )
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass, field
 from typing import Final
@@ -69,6 +70,15 @@ def fields_of(error: GroupError) -> Fields:
     return code, -1 if error.peer is None else error.peer, error.collective or 0, -1, str(error)
 
 
+def unraised(error: GroupError) -> GroupError:
+    """A copy without a traceback, to be kept or to be raised again.
+
+    A traceback refers to the frames of all that raised the error, and so to the script's variables:
+    its tensors, and the group itself, which could then never be dropped.
+    """
+    return copy.copy(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """Who the group's ranks are to the people who read errors."""
@@ -105,7 +115,8 @@ def error_from(
     reported = "" if told_by is None else f"rank {told_by} reported: "
     met = f" ({'; '.join(where)})" if where else ""
     error = kind(
-        f"{reported}{_named(text, names)}{met}. The group is closed. {_REMEDY[kind]}",
+        f"{reported}{_known_words(kind, text)}{_named(text, names)}{met}. The group is closed. "
+        f"{_REMEDY[kind]}",
         peer=about,
         host=host,
         operation=called,
@@ -114,6 +125,21 @@ def error_from(
     )
     error.native = fields
     return error
+
+
+def _known_words(kind: type[GroupError], text: str) -> str:
+    """What Gloo and torch's wrapper of it say in the same case: scripts and tools look for it."""
+    if kind is PeerSilent and (waited := _SECONDS.search(text)):
+        return timed_out(float(waited[1]))
+    if kind is PeerLost and ("closed" in text or "left the group" in text):
+        return "Connection closed by peer: "
+    if kind is OutOfStep and _VIEW.search(text):
+        return "Detected mismatch between collectives on ranks: "
+    return ""
+
+
+def timed_out(seconds: float) -> str:
+    return f"Timed out waiting {seconds * 1000:.0f}ms: "
 
 
 def _named(text: str, names: Names) -> str:

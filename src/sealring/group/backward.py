@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from torch.autograd import Variable
 
+from sealring.engine.failures import unraised
 from sealring.errors import GroupError
 from sealring.group.interrupts import heeding_interrupts
 from sealring.group.owed import raise_what_is_owed
@@ -24,7 +25,7 @@ _recent_failures: Final[deque[GroupError]] = deque(maxlen=16)
 def remember(failure: BaseException) -> None:
     """Keep a collective's failure for the backward pass that may be waiting for it."""
     if isinstance(failure, GroupError):
-        _recent_failures.append(failure)
+        _recent_failures.append(unraised(failure))
 
 
 def restore_errors_in_backward() -> None:

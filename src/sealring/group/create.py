@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import time
-import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from sealring import _native, limits
 from sealring.engine.cpu import CpuEngine
@@ -19,9 +15,11 @@ from sealring.group.backward import restore_errors_in_backward
 from sealring.group.gpu import GpuCalls, in_use
 from sealring.group.interrupts import interrupt_on_signal
 from sealring.group.introduction import Introduction
-from sealring.group.monitored import Arrivals, serve_torchs_own_call
+from sealring.group.monitored import Arrivals
+from sealring.group.options import GroupOptions
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
+from sealring.group.torch_functions import pass_calls_to_groups
 from sealring.handshake import Terms, group_context
 from sealring.handshake.secrets import wiped
 from sealring.identity import load_credentials
@@ -34,14 +32,12 @@ if TYPE_CHECKING:  # its packages are an extra
     from sealring.broker.enrolment import Enrolment
 
 
-def create_group(options: Any) -> SealedProcessGroup:
-    """Called by torch on every rank of the new group; returns when all of them are linked."""
+def create_group(options: GroupOptions) -> SealedProcessGroup:
+    """Called on every rank of the new group; returns when all of them are linked."""
     settings = read_settings(os.environ)
     shut_out_debuggers()
-    group_rank, group_world = options.group_rank, options.group_size
-    members = tuple(options.global_ranks_in_group) or tuple(range(group_world))
-    rank = members[group_rank]
-    world = dist.get_world_size() if dist.is_initialized() else group_world
+    members, group_rank, group_world = options.members, options.group_rank, len(options.members)
+    rank, world = options.rank, options.world
     deadline = time.monotonic() + options.timeout.total_seconds()
     enrolment = _enrolment(rank, world, deadline)
     credentials = (
@@ -70,7 +66,7 @@ def create_group(options: Any) -> SealedProcessGroup:
     with wiped(group_key), agreed_epoch(options.store, members, rank, deadline) as epoch:
         terms = Terms(
             job=credentials.job,
-            group=options.group_id or "default",
+            group=options.name or "default",
             epoch=epoch,
             world=world,
             members=members,
@@ -136,11 +132,10 @@ def create_group(options: Any) -> SealedProcessGroup:
         introduction=Introduction(engine, gpu, settings.gpu_wire),
     )
     restore_errors_in_backward()
-    serve_torchs_own_call(SealedProcessGroup)
+    pass_calls_to_groups(SealedProcessGroup)
     interrupt_on_signal(engine)
     if enrolment is not None:
         enrolment.watch(group, {member: link.fingerprint for member, link in links})
-    _leave_in_order(group)
     return group
 
 
@@ -162,14 +157,3 @@ def _problem_of(gpu: GpuCalls) -> Unsupported | None:
     except Unsupported as problem:
         return problem
     return None
-
-
-def _leave_in_order(group: SealedProcessGroup) -> None:
-    """A script that ends without destroy_process_group still says goodbye to its peers."""
-    reference = weakref.ref(group)
-
-    def leave() -> None:
-        if (alive := reference()) is not None:
-            alive.leave()
-
-    atexit.register(leave)

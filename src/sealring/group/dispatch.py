@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.failures import unraised
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import profiles
 from sealring.group.backward import remember
@@ -62,8 +63,7 @@ class Dispatcher:
         self._recorder = recorder
         self._on_failure = on_failure
         self._owed = owed
-        self.failure: GroupError | None = None
-        """What has ended the group, once it has failed in a collective."""
+        self._failure: GroupError | None = None
         self._submitting = threading.Lock()
         self._turn = threading.Lock()
         """Held by whoever runs a collective; taken in the order in which they were called."""
@@ -75,6 +75,7 @@ class Dispatcher:
         self._ran = 0
         """Collectives, in the order in which they ran: the number that all ranks agree on."""
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
+        self._at_end: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
         self._thread.start()
 
@@ -123,6 +124,11 @@ class Dispatcher:
                 self._turn.release()
 
     @property
+    def failure(self) -> GroupError | None:
+        """What has ended the group, once it has failed in a collective."""
+        return None if self._failure is None else unraised(self._failure)
+
+    @property
     def idle(self) -> bool:
         """Everything that was called is done."""
         return self._finished == self._submitted
@@ -138,6 +144,14 @@ class Dispatcher:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def abandon(self, at_end: Callable[[], None]) -> None:
+        """The same for a group that nobody holds any more, without waiting and without a lock.
+
+        `at_end` is called on the group's thread, unless the group was closed before.
+        """
+        self._at_end = at_end
+        self._jobs.put(None)  # safe in a garbage collection, as a SimpleQueue's put is
+
     def _loop(self) -> None:
         while (entry := self._jobs.get()) is not None:
             with self._turn:
@@ -147,6 +161,9 @@ class Dispatcher:
         with self._turn:
             self._engine.close()
             self._recorder.close()
+        if self._at_end is not None:
+            self._at_end()
+            self._at_end = None
 
     def _run_called(self, call: int, job: Job) -> None:
         self._running_thread = threading.get_ident()
@@ -170,7 +187,8 @@ class Dispatcher:
             if isinstance(raised, GroupError):
                 # The engine has closed itself, unless this was found between two collectives.
                 self._engine.close()
-                raised = self.failure = self._on_failure(raised)
+                raised = self._on_failure(raised)
+                self._failure = unraised(raised)
             error = raised
             remember(raised)
         try:

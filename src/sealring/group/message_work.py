@@ -40,6 +40,15 @@ class MessageWork(SealedWork):
         """Kept as well: the script may give the tensor other memory (`.data = ...`) meanwhile."""
         self.place: Place | None = None
         """Of memory on a GPU; kept until it has been reached."""
+        self._group: object = None
+
+    def keep(self, group: object) -> None:
+        """A message under way keeps its group, which would close with its last reference."""
+        self._group = group
+        self.when_done(self._let_group_go)
+
+    def _let_group_go(self) -> None:
+        self._group = None
 
     def held_at(self, gate: MessageGate) -> None:
         """Streams wait there for the message, and the host only where it is given a time."""

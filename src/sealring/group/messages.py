@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import torch
 
 from sealring import _native
-from sealring.engine.failures import fields_of
+from sealring.engine.failures import fields_of, unraised
 from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
@@ -174,7 +174,7 @@ class Messages:
         if peer is not None:
             self._finish(work, peer)
         elif ended is not None:
-            self._let_go([work], ended)
+            self._let_go([work], unraised(ended))
 
     def drive(self, work: MessageWork) -> None:
         self._process.require("this message")
@@ -267,12 +267,13 @@ class Messages:
 
     def _end(self, error: GroupError) -> None:
         with self._lock:
-            self._ended = self._ended or error
+            self._ended = self._ended or unraised(error)
             orphans, self._under_way = list(self._under_way.values()), {}
         self._let_go(orphans, error)
 
     def _let_go(self, orphans: list[MessageWork], error: GroupError) -> None:
-        self._orphans += orphans
+        if self._mailbox.has_gpu:
+            self._orphans += orphans
         self._owe(orphans, error)  # first: whoever sees that there is no message can ask why
         self._mailbox.let_streams_go_on()
         for work in orphans:

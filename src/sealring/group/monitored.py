@@ -7,18 +7,13 @@ barrier, and only that lets them pass. A store that lies can at most make rank 0
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
 
-import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Store
 
 from sealring.errors import GroupClosed, GroupError, PeerSilent
-from sealring.group.tracing import not_traced_function
 
 ROOT = 0
 
@@ -107,33 +102,3 @@ def pass_barrier(
             f"{word} {ranks} failed to pass monitoredBarrier {in_time}", peer=missing[0]
         )
     meet()
-
-
-class Monitored(Protocol):
-    def monitored_barrier(self, timeout: Any, wait_all_ranks: bool = False) -> None: ...
-
-
-def serve_torchs_own_call(group_type: type[Monitored]) -> None:
-    """dist.monitored_barrier refuses every backend that is not named gloo, without asking it.
-
-    Called when a group is made; groups of other backends go on as before.
-    """
-    torchs: Any = c10d.monitored_barrier
-    if hasattr(torchs, "serves_sealring"):
-        return
-
-    @functools.wraps(torchs)
-    def monitored_barrier(
-        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
-    ) -> Any:
-        served = c10d._get_default_group() if group is None else group
-        if isinstance(served, group_type):
-            if isinstance(timeout, int | float):
-                timeout = timedelta(seconds=timeout)
-            return served.monitored_barrier(timeout, wait_all_ranks)
-        return torchs(group, timeout, wait_all_ranks)
-
-    not_traced_function(monitored_barrier)
-    monitored_barrier.serves_sealring = True  # type: ignore[attr-defined]
-    c10d.monitored_barrier = monitored_barrier
-    dist.monitored_barrier = monitored_barrier

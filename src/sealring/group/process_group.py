@@ -26,6 +26,7 @@ from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
 from sealring.group.dispatch import Dispatcher, Job
+from sealring.group.ending import Parts, close_when_dropped
 from sealring.group.entry import entry
 from sealring.group.gates import driver_users
 from sealring.group.gpu import GpuCalls
@@ -33,10 +34,11 @@ from sealring.group.introduction import Introduction
 from sealring.group.memory import storages
 from sealring.group.message_work import MessageWork
 from sealring.group.messages import Messages
-from sealring.group.owed import OwedError, end_process
+from sealring.group.owed import OwedError
 from sealring.group.tracing import not_traced
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
+from sealring.registration import ServedDevices
 from sealring.schedule import Algorithm, Operation, Selection, Topology
 
 if TYPE_CHECKING:
@@ -101,6 +103,10 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
             engine, f"rank {rank}", recorder, on_failure=end_messages, owed=self._owed
         )
         self._gpu = gpu
+        self._parts = Parts(
+            self._process, self._dispatcher, messages, arrivals, gpu, engine, self._owed
+        )
+        close_when_dropped(self, self._parts)
 
     # ---- who we are
 
@@ -129,6 +135,11 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
     @property
     def group_desc(self) -> str:
         return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        # torch's own property lists registered Backend objects, and this group has none.
+        return [torch.device(kind) for kind in ServedDevices()]
 
     @property
     def topology(self) -> Topology:
@@ -207,7 +218,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         """
         if not self._process.here:
             return  # the parent's group goes on; torch may forget it here
-        self._close()
+        self._parts.close()
         if (error := self._owed.collect()) is not None:
             raise error
 
@@ -216,7 +227,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         if not self._process.here:
             return
         self._owed.told()
-        self._close(abort=True)
+        self._parts.close(abort=True)
 
     def expel(self, member: int, why: str) -> None:
         """Ends the group on every rank, because a member (by its rank here) has no place in it."""
@@ -229,23 +240,9 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._engine.fail(failure)
 
     def leave(self) -> None:
-        """At the process's exit: nobody waits any more for what is still in the queue.
-
-        Unless only a stream was to wait for it: to the script those calls are done. A forked child
-        that ends has no part in the group.
-        """
-        if not self._process.here:
-            return
-        self._close(abort=not self._dispatcher.idle and not self._gpu.streams_wait)
-        if (error := self._owed.collect()) is not None:
-            end_process("the script ended without having seen this error", error)
-
-    def _close(self, *, abort: bool = False) -> None:
-        self._dispatcher.close(abort=abort)
-        self._messages.close(abort=abort)
-        self._arrivals.close()
-        self._gpu.close()
-        self._engine.release_gpu()
+        """At the process's exit. A forked child that ends has no part in the group."""
+        if self._process.here:
+            self._parts.leave()
 
     # ---- in and out of the queue
 
@@ -270,6 +267,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         return self._timeout.total_seconds()
 
     def _called(self, work: MessageWork) -> dist.Work:
+        work.keep(self)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -294,8 +292,8 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
             collectives, ready = self._gpu.prepare(collectives, device)
             gate = self._gpu.gate(collectives, on_success, (*keep, *result))
             on_success = self._gpu.finished(on_success, device)
-        if gate is not None and self._dispatcher.failure is not None:
-            raise self._dispatcher.failure  # a wait() on its work would not raise it
+        if gate is not None and (failure := self._dispatcher.failure) is not None:
+            raise failure  # a wait() on its work would not raise it
         work = SealedWork(result, self._engine.interrupt, gate, self._owed)
         if self._coalesced is not None:
             self._coalesced.append(work)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from sealring import _native
+from sealring.engine.failures import timed_out
 from sealring.errors import GroupError, PeerSilent
 from sealring.group.gates import AnyGate, completed
 from sealring.group.message_gates import all_of
@@ -120,9 +121,9 @@ class SealedWork(dist.Work):
             self._end_at_once()
             self._tell()
             raise PeerSilent(
-                f"the collective was not done {limit:g} s after wait() began{self._which()}. The "
-                "group is closed. A rank hangs, is stopped or is cut off; if it is only slow, wait "
-                "longer.",
+                f"{timed_out(limit)}the collective was not done {limit:g} s after wait() "
+                f"began{self._which()}. The group is closed. A rank hangs, is stopped or is cut "
+                "off; if it is only slow, wait longer.",
                 collective=self._error.collective if isinstance(self._error, GroupError) else None,
             )
         self._let_others_by()

@@ -35,7 +35,7 @@ _LOG = logging.getLogger("sealring")
 
 _THREADS: Final = 16
 _CONNECT_SECONDS: Final = 10.0
-_FIRST_PAUSE_SECONDS: Final = 0.02
+_FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
@@ -125,7 +125,7 @@ class Dialer:
                 if self._try(rank, address):
                     return
             self._stopping.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _probe(self, rank: int, then: Callable[[], None]) -> None:
         try:

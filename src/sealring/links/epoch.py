@@ -27,7 +27,7 @@ from sealring.links.rendezvous import Store
 
 _LOG = logging.getLogger("sealring")
 
-_FIRST_PAUSE_SECONDS: Final = 0.005
+_FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.25
 _MAX_VALUE_BYTES: Final = 128
 
@@ -76,14 +76,14 @@ def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
                 peer=lowest,
             )
         time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Event) -> None:
     answered: dict[int, str] = {}
     pause = _FIRST_PAUSE_SECONDS
     while not ended.wait(pause):
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
         for rank in others:
             try:
                 token = _read(store, f"sealring/epoch/ask/{rank}")

@@ -39,7 +39,7 @@ from sealring.links.addresses import own_addresses
 from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
 from sealring.links.diagnosis import time_is_up
 from sealring.links.dialer import Dialer
-from sealring.links.link import Link, prepare_socket
+from sealring.links.link import Link, prepare_socket, send_without_delay
 from sealring.links.listener import HandOver, Listener
 from sealring.links.rendezvous import AddressBook, Store
 from sealring.links.waiting import FAREWELL_SECONDS, WaitingLink, WaitingLinks
@@ -269,6 +269,7 @@ class _Mesh:
                 os.eventfd_read(self._waiting.wake)
 
     def _on_connected(self, sock: socket.socket, rank: int) -> HandOver:
+        send_without_delay(sock)
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
         channel = dial(sock, self._credentials, self._terms, rank, deadline)
         with channel.refusing():
@@ -284,6 +285,7 @@ class _Mesh:
             admitted.append(hello)
 
         try:
+            send_without_delay(sock)
             channel = accept(sock, self._credentials, self._terms, deadline, admit=admit)
             with channel.refusing():
                 settled = settle_as_acceptor(channel, self._group_key, self._transport)
