@@ -163,7 +163,8 @@ class HandshakeError(SealringError):
         self.peer = peer
         """The rank that the error is about; only a claim unless `proven`."""
         self.proven = proven
-        """The peer had proved to be of this job. If not, anybody on the network can cause this."""
+        """The peer was admitted: its certificate is this job's, valid today and not revoked, and
+        passes the policy. If not, a stranger or a worker that was evicted may have caused this."""
 
 
 class WrongJob(HandshakeError):
