@@ -107,7 +107,7 @@ class NoIdentity(ConfigurationError):
 
 
 class BadSecret(ConfigurationError):
-    """The job secret cannot be read, is too short, or others can read it."""
+    """The job secret cannot be read, is not 256 random bits, or others can read it."""
 
 
 class BadCertificate(ConfigurationError):
