@@ -66,12 +66,16 @@ GUESSABLE = {
 }
 
 
+def attack(secret: str) -> None:
+    credentials = load_credentials(0, 1, {"SEALRING_SECRET": secret})
+    found = guessed(seen_by_a_stranger(credentials), list(GUESSABLE.values()))
+    pytest.fail(f"after one connection the secret is known: {found!r}")
+
+
 @pytest.mark.parametrize("secret", GUESSABLE.values(), ids=GUESSABLE.keys())
 def test_a_secret_that_can_be_guessed_from_one_connection_is_refused(secret: str) -> None:
     with pytest.raises(BadSecret, match="openssl rand -hex 32") as refusal:
-        credentials = load_credentials(0, 1, {"SEALRING_SECRET": secret})
-        found = guessed(seen_by_a_stranger(credentials), list(GUESSABLE.values()))
-        pytest.fail(f"after one connection the secret is known: {found!r}")
+        attack(secret)
     assert not secret or secret not in str(refusal.value)
 
 
