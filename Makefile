@@ -17,9 +17,10 @@ FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-$(VENV)/.locked: constraints.txt
+$(VENV)/.locked: requirements.lock tools/lock.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r constraints.txt
+	@$(BIN)/python tools/lock.py here >$(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/requirements.txt
 	@touch $@
 
 $(LIBCRYPTO)/prefix: native/libcrypto.sh
