@@ -12,7 +12,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-native fuzz-deps conformance clean help
+.PHONY: lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-native fuzz-deps conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -104,6 +104,19 @@ fuzz-native: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the native parsers under lib
 fuzz-deps: ## Debian's clang, libFuzzer and coverage tools
 	@dpkg --status clang llvm >/dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends clang llvm libclang-rt-dev; }
+lock: $(VENV)/.locked ## writes requirements.lock: the hashes of all packages of constraints.txt
+	@$(BIN)/python tools/lock.py
+
+sbom: $(VENV)/.installed ## a software bill of materials (CycloneDX): build/sealring.cdx.json
+	@mkdir -p build && $(BIN)/python tools/sbom.py >build/sealring.cdx.json && echo build/sealring.cdx.json
+
+wheel: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the wheel, in dist/; its times are those of the last commit
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
+	  --no-build-isolation --no-deps --config-settings=cmake.define.$(STATIC_OPENSSL) --wheel-dir dist .
+	@sha256sum dist/*.whl
+
+reproducible: $(VENV)/.locked $(LIBCRYPTO)/prefix ## builds the wheel twice, in different folders, and compares
+	@tools/reproducible.sh $(BIN)/python "$$(cat $(LIBCRYPTO)/prefix)"
 
 conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on Gloo
 	@$(BIN)/python -m tests.conformance
