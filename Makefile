@@ -104,6 +104,7 @@ fuzz-native: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the native parsers under lib
 fuzz-deps: ## Debian's clang, libFuzzer and coverage tools
 	@dpkg --status clang llvm >/dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends clang llvm libclang-rt-dev; }
+
 lock: $(VENV)/.locked ## writes requirements.lock: the hashes of all packages of constraints.txt
 	@$(BIN)/python tools/lock.py
 

@@ -39,7 +39,7 @@ def seen_by_a_stranger(credentials: Credentials) -> x509.Certificate:
 
 
 def guessed(shown: x509.Certificate, guesses: list[str]) -> str | None:
-    for guess in guesses:
+    for guess in filter(None, guesses):
         if is_issued_by(shown, derive_authority(_native.Secret(guess.encode())).certificate):
             return guess
     return None

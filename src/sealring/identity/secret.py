@@ -150,7 +150,7 @@ def _decode(text: memoryview, key: bytearray) -> bool:
     # Only with its padding: a sentence of 43 letters would be base64 without it.
     if _BASE64.fullmatch(text):
         for at in range(KEY_BYTES):
-            # Eight bits from two neighbouring digits of six; 0, 2 or 4 of the first one are used up.
+            # Eight bits from two digits of six bits, of which 0, 2 or 4 are used up.
             first, used = divmod(8 * at, 6)
             pair = _BASE64_DIGITS[text[first]] << 6 | _BASE64_DIGITS[text[first + 1]]
             key[at] = pair >> (4 - used) & 0xFF
