@@ -12,14 +12,15 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps conformance clean help
+.PHONY: lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-$(VENV)/.locked: constraints.txt
+$(VENV)/.locked: requirements.lock tools/lock.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r constraints.txt
+	@$(BIN)/python tools/lock.py here >$(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/requirements.txt
 	@touch $@
 
 $(LIBCRYPTO)/prefix: native/libcrypto.sh
@@ -106,6 +107,20 @@ fuzz-deps: ## Debian's clang, libFuzzer and coverage tools
 
 fuzz-api: $(VENV)/.installed ## random calls on sealring and on Gloo, SECONDS=60 of it; SEED=..., CASE=... and WORLD=... repeat one
 	$(BIN)/python -m tests.fuzz_api --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE)) $(if $(WORLD),--world $(WORLD))
+
+lock: $(VENV)/.locked ## writes requirements.lock: the hashes of all packages of constraints.txt
+	@$(BIN)/python tools/lock.py
+
+sbom: $(VENV)/.installed ## a software bill of materials (CycloneDX): build/sealring.cdx.json
+	@mkdir -p build && $(BIN)/python tools/sbom.py >build/sealring.cdx.json && echo build/sealring.cdx.json
+
+wheel: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the wheel, in dist/; its times are those of the last commit
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
+	  --no-build-isolation --no-deps --config-settings=cmake.define.$(STATIC_OPENSSL) --wheel-dir dist .
+	@sha256sum dist/*.whl
+
+reproducible: $(VENV)/.locked $(LIBCRYPTO)/prefix ## builds the wheel twice, in different folders, and compares
+	@tools/reproducible.sh $(BIN)/python "$$(cat $(LIBCRYPTO)/prefix)"
 
 conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on Gloo
 	@$(BIN)/python -m tests.conformance

@@ -17,7 +17,7 @@ from typing import Any
 
 from sealring.bench.workers import meeting_place
 
-SECRET = "fedcba9876543210-a-secret-for-tests-only"
+SECRET = "2d34b815872b8b5c963b6e4525cd9a63516cf180021473137f1e82952abe18e0"
 
 
 class RemoteError(Exception):

@@ -107,7 +107,7 @@ class NoIdentity(ConfigurationError):
 
 
 class BadSecret(ConfigurationError):
-    """The job secret cannot be read, is too short, or others can read it."""
+    """The job secret cannot be read, is not 256 random bits, or others can read it."""
 
 
 class BadCertificate(ConfigurationError):
@@ -163,7 +163,8 @@ class HandshakeError(SealringError):
         self.peer = peer
         """The rank that the error is about; only a claim unless `proven`."""
         self.proven = proven
-        """The peer had proved to be of this job. If not, anybody on the network can cause this."""
+        """The peer was admitted: its certificate is this job's, valid today and not revoked, and
+        passes the policy. If not, a stranger or a worker that was evicted may have caused this."""
 
 
 class WrongJob(HandshakeError):

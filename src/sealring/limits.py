@@ -29,7 +29,6 @@ REKEY_BYTES: Final = 64 << 30
 MAX_NONCE_SECONDS: Final = 3600
 """The most that a policy may set `nonce_seconds` to: a broker remembers used nonces for longer."""
 
-MIN_SECRET_BYTES: Final = 32
 MAX_SETUP_BYTES: Final = 16 << 10
 """The largest set-up message a peer may send over TLS."""
 

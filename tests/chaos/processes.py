@@ -28,7 +28,7 @@ from tests.chaos.streams import STRIKES, Stream, Strike
 from tests.chaos.worker import Order, serve
 from tests.engine.local_world import Change, Middle, untouched
 
-SECRET: Final = "0123456789abcdef-a-secret-for-chaos-only"
+SECRET: Final = "76d9a4bfa13b6770b2ddafa8c2411183f1f45b68383c474c1619822aef869cfb"
 _SETUP_S: Final = 150.0
 _START_S: Final = 300.0
 LARGEST_WORLD: Final = 4

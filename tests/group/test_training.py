@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 
@@ -178,7 +179,7 @@ def _join_without_identity(rank: int, world: int) -> str:
 
 
 def test_another_secret_and_another_job_do_not_get_in(workers: Workers) -> None:
-    stranger = {1: {"SEALRING_SECRET": "another secret of sufficient length, 0123456789"}}
+    stranger = {1: {"SEALRING_SECRET": secrets.token_hex(32)}}
     for error in workers.run(join, world=2, group=False, rank_env=stranger, errors=True):
         assert type(error) is UnknownAuthority
     other_job = {1: {"SEALRING_JOB": "another"}}

@@ -89,7 +89,7 @@ def assert_refused(dialer: Any, acceptor: Any, error: type[HandshakeError], abou
         assert type(met.dialer) is error, met.dialer
         assert type(met.acceptor) is error, met.acceptor
     judging = met.acceptor if about == dialer[1].rank else met.dialer
-    assert (judging.peer, judging.proven) == (about, True)
+    assert (judging.peer, judging.proven) == (about, False), "it is not admitted"
     return str(judging)
 
 

@@ -63,23 +63,26 @@ def test_other_terms(changes: dict[str, Any], error: type[HandshakeError], side:
 
 @pytest.mark.parametrize("side", ["dialer", "acceptor"])
 @pytest.mark.parametrize(
-    ("changes", "error"),
+    ("changes", "error", "admitted"),
     [
-        ({"now": NOW - 5 * HOUR}, CertificateExpired),
-        ({"now": NOW + 5 * HOUR}, CertificateNotYetValid),
-        ({"world": 5}, WrongWorldSize),
+        ({"now": NOW - 5 * HOUR}, CertificateExpired, False),
+        ({"now": NOW + 5 * HOUR}, CertificateNotYetValid, False),
+        ({"world": 5}, WrongWorldSize, True),
     ],
 )
 def test_other_certificates(
-    changes: dict[str, Any], error: type[HandshakeError], side: str
+    changes: dict[str, Any], error: type[HandshakeError], admitted: bool, side: str
 ) -> None:
     odd = ISSUER.credentials(1 if side == "dialer" else 0, **changes)
     one, zero = (odd, ZERO) if side == "dialer" else (ONE, odd)
     with meeting((one, terms(1)), (zero, terms(0))) as met:
-        # The side that refused has proof of who it refused; the other one has only its word.
-        for end in (met.dialer, met.acceptor):
+        ends = (met.acceptor, met.dialer) if side == "dialer" else (met.dialer, met.acceptor)
+        for end in ends:
             assert type(end) is error, repr(end)
-            assert end.proven
+        refusing, refused = ends
+        assert refusing.proven is admitted
+        assert refusing.peer == odd.rank
+        assert refused.proven, "it is told so by an admitted worker"
 
 
 def test_another_job_of_one_authority() -> None:

@@ -15,7 +15,7 @@ from sealring.identity import Credentials, load_credentials, verify
 from sealring.identity.secret import derive_authority
 from tests.identity.issuing import Issuer
 
-SECRET = "0123456789abcdef" * 4
+SECRET = "e64da4abc5f68a23edc3cb3dc27e6ab23c16f3a2c6abf7b2ab995a50f0057a8d"
 
 
 def secret_file(tmp_path: Path, mode: int = 0o600, content: bytes = SECRET.encode()) -> Path:
@@ -58,13 +58,11 @@ def test_holders_of_one_secret_verify_each_other(tmp_path: Path) -> None:
 
 def test_a_secret_always_gives_the_same_authority() -> None:
     """Two versions of sealring must agree on it, so a change here is a change of the protocol."""
-    authority = derive_authority(_native.Secret(SECRET.encode()))
+    secret = b"0123456789abcdef" * 4
+    authority = derive_authority(_native.Secret(secret))
     assert authority.default_job == "job-811803af"
-    assert authority.certificate == derive_authority(_native.Secret(SECRET.encode())).certificate
-    assert (
-        authority.certificate
-        != derive_authority(_native.Secret(SECRET.encode() + b"x")).certificate
-    )
+    assert authority.certificate == derive_authority(_native.Secret(secret)).certificate
+    assert authority.certificate != derive_authority(_native.Secret(secret + b"x")).certificate
 
 
 def test_each_worker_has_a_key_of_its_own() -> None:
@@ -114,22 +112,6 @@ def test_a_secret_must_be_a_file(tmp_path: Path) -> None:
             load_credentials(0, 1, {"SEALRING_SECRET_FILE": str(path)})
     with pytest.raises(BadSecret, match="No such file"):
         load_credentials(0, 1, {"SEALRING_SECRET_FILE": str(tmp_path / "none")})
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "0 bytes"),
-        (b"0123456789abcdef" + b"\n" * 99, "16 bytes"),
-        (b"ab" * 32, "repetition"),
-        (bytes(range(200, 250)), "not UTF-8"),
-    ],
-)
-def test_a_weak_secret_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    with pytest.raises(BadSecret, match=reason):
-        load_credentials(
-            0, 1, {"SEALRING_SECRET_FILE": str(secret_file(tmp_path, content=content))}
-        )
 
 
 def test_one_identity_only(tmp_path: Path) -> None:

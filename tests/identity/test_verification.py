@@ -47,8 +47,8 @@ def test_a_good_certificate_is_proof() -> None:
     ("changes", "error", "proven"),
     [
         ({"job": "other"}, WrongJob, False),
-        ({"now": NOW - 5 * HOUR}, CertificateExpired, True),
-        ({"now": NOW + 5 * HOUR}, CertificateNotYetValid, True),
+        ({"now": NOW - 5 * HOUR}, CertificateExpired, False),
+        ({"now": NOW + 5 * HOUR}, CertificateNotYetValid, False),
         ({"rank": 2}, WrongRank, True),
         ({"world": 3}, WrongWorldSize, True),
         ({"world": 5}, WrongWorldSize, True),

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from sealring import limits
 from sealring.bench.floor import aes_rate
+from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json
 from sealring.errors import SealringError
 
@@ -30,6 +31,13 @@ SLOW_AEAD: Final = 0.5e9
 WIDE_AES: Final = {"vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
 """What OpenSSL asks of an x86-64 CPU before it computes four blocks of AES in one instruction."""
 FIRST_WITH_WIDE_AES: Final = 0x30100000
+FIRST_WITH_KEY_EXCHANGE: Final = 0x30500000
+HOW_TO_UPDATE: Final = {
+    "records": "update the system's OpenSSL, or, where one is built into sealring, run `make "
+    "libcrypto` and install sealring again",
+    "handshake": "pip install --upgrade cryptography pyOpenSSL",
+    "Python": "update Python, or the system's OpenSSL; sealring's links do not use this one",
+}
 BUILT: Final = 1_790_000_000
 """A moment before this release: a clock that shows less is wrong."""
 
@@ -87,42 +95,34 @@ def _aes() -> Iterator[Finding]:
         yield Finding("AES instructions", "ok", found)
 
 
-def openssl_of_records(version: str, number: int, *, built_in: bool, cpu: set[str]) -> Finding:
-    """Which OpenSSL seals; a warning where it leaves the CPU's fastest instructions unused."""
-    name = "OpenSSL, records"
-    found = f"{version}, built into sealring" if built_in else version
+def openssl_speed(number: int, cpu: set[str]) -> Finding | None:
+    """A warning where the OpenSSL that seals leaves the CPU's fastest instructions unused."""
     if number < FIRST_WITH_WIDE_AES and cpu >= WIDE_AES:
         return Finding(
-            name,
+            "OpenSSL, speed",
             "warning",
-            f"{found}, does not use this CPU's VAES instructions",
+            "the one for records does not use this CPU's VAES instructions",
             "sealing is faster with OpenSSL 3.1 or later: update the system's, or build one in "
             "(docs/configuration.md, SEALRING_STATIC_OPENSSL)",
         )
-    return Finding(name, "ok", found)
+    return None
 
 
 def _openssl() -> Iterator[Finding]:
-    from OpenSSL import SSL
-
-    from sealring import _native
-
-    yield openssl_of_records(
-        _native.openssl_version(),
-        _native.openssl_version_number(),
-        built_in=_native.OPENSSL_BUILT_IN,
-        cpu=_cpu_words(),
-    )
-    handshake = SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode()
-    number = SSL.OPENSSL_VERSION_NUMBER
-    if number >= 0x30500000:
-        yield Finding("OpenSSL, handshake", "ok", f"{handshake}, {limits.KEY_EXCHANGE}")
-    else:
+    for library in libraries():
+        name, wrong = f"OpenSSL, {library.use}", what_is_wrong(library)
+        if library.use == "records" and (slow := openssl_speed(library.number, _cpu_words())):
+            yield slow
+        if library.use == "handshake" and library.number < FIRST_WITH_KEY_EXCHANGE:
+            wrong = f"has no {limits.KEY_EXCHANGE}"
+            yield Finding(name, "problem", f"{library.text} {wrong}", HOW_TO_UPDATE[library.use])
+        elif wrong is not None:
+            yield Finding(name, "warning", f"{library.text}: {wrong}", HOW_TO_UPDATE[library.use])
+        else:
+            yield Finding(name, "ok", library.text)
+    if (old := age_of_list()) is not None:
         yield Finding(
-            "OpenSSL, handshake",
-            "problem",
-            f"{handshake} has no {limits.KEY_EXCHANGE}",
-            "pip install --upgrade cryptography pyOpenSSL",
+            "OpenSSL, list", "warning", old, "newer fixes are not known here: update sealring"
         )
 
 

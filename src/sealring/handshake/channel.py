@@ -19,8 +19,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from cryptography import x509
 
 from sealring import _native
 from sealring.errors import (
@@ -31,6 +32,7 @@ from sealring.errors import (
 )
 from sealring.handshake.agreement import check_hello
 from sealring.handshake.judging import JudgedPeer, judge_peer
+from sealring.handshake.link_keys import LinkKeys, export_link_keys
 from sealring.handshake.messages import (
     Hello,
     Message,
@@ -41,27 +43,17 @@ from sealring.handshake.messages import (
 )
 from sealring.handshake.refusals import error_of, refusal_of
 from sealring.handshake.secrets import erased, take_key, write_key
-from sealring.handshake.terms import Terms, link_context
+from sealring.handshake.terms import Terms
 from sealring.handshake.tls import LINGER_SECONDS, TlsConnection
 from sealring.identity.credentials import Credentials
+from sealring.identity.names import WorkerName
 from sealring.identity.verification import VerifiedPeer, verify
-from sealring.limits import KEY_BYTES, MAX_SETUP_BYTES
+from sealring.limits import MAX_SETUP_BYTES
 
-_LABEL: Final = b"EXPORTER-sealring-1-link"
+_ANSWER_SECONDS: Final = 10.0
+"""How long a dialed server may take for TLS: one that is silent must not hold up the next try."""
 
 Admit = Callable[[Hello], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkKeys:
-    """One key per direction. Not printable."""
-
-    send: _native.Secret = field(repr=False)
-    receive: _native.Secret = field(repr=False)
-
-    def wipe(self) -> None:
-        self.send.wipe()
-        self.receive.wipe()
 
 
 class SecureChannel:
@@ -132,7 +124,10 @@ def dial(
     """
     tls = _connection(sock, credentials, dialer=True, rank=peer_rank, deadline=deadline)
     with _refusing(tls):
-        peer, judged = _verified(tls, credentials, terms, peer_rank)
+        tls.deadline = min(deadline, time.monotonic() + _ANSWER_SECONDS)
+        certificate = tls.handshake()
+        tls.deadline = deadline
+        peer, judged = _admitted(tls, certificate, credentials, terms, peer_rank)
         own = write_hello(terms, peer.rank)
         _send(tls, own)
         theirs, hello = _receive_hello(tls, terms, peer)
@@ -140,7 +135,7 @@ def dial(
         if judged is not None and judged.shows_evidence:
             _send(tls, judged.admission.evidence)
             _check_evidence(tls, judged, peer)
-        keys = _link_keys(tls, credentials, terms, peer, own, theirs, dialer=True)
+        keys = export_link_keys(tls, credentials, terms, peer, own, theirs, dialer=True)
     return SecureChannel(tls, peer, hello, keys)
 
 
@@ -159,20 +154,47 @@ def accept(
     """
     tls = _connection(sock, credentials, dialer=False, rank=None, deadline=deadline)
     with _refusing(tls):
-        peer, judged = _verified(tls, credentials, terms, None)
-        theirs, hello = _receive_hello(tls, terms, peer)
-        if admit is not None:
-            admit(hello)
-        own = write_hello(terms, peer.rank)
-        _send(tls, own)
-        answer = _understood(_receive(tls), tls.who, peer.rank)
-        if answer != {"type": "accept"}:
-            raise MalformedSetup(f"{tls.who} did not answer with an accept")
-        if judged is not None and judged.shows_evidence:
-            _check_evidence(tls, judged, peer)
-            _send(tls, judged.admission.evidence)
-        keys = _link_keys(tls, credentials, terms, peer, own, theirs, dialer=False)
-    return SecureChannel(tls, peer, hello, keys)
+        peer, judged = _admitted(tls, tls.handshake(), credentials, terms, None)
+        return _answer(tls, peer, judged, credentials, terms, admit)
+
+
+class Incoming:
+    """A connection that somebody made to us, until that peer is admitted.
+
+    `advance` never waits, so a few threads serve any number of peers that are slow to answer.
+    """
+
+    def __init__(self, sock: socket.socket, credentials: Credentials, terms: Terms) -> None:
+        self._credentials = credentials
+        self._terms = terms
+        who = f"the peer at {address_of(sock)}"
+        self._tls = TlsConnection(sock, credentials, dialer=False, who=who, deadline=0.0)
+        self._peer: tuple[VerifiedPeer, JudgedPeer | None] | None = None
+
+    def advance(self) -> bool:
+        """Go on with the bytes that have come; True once the peer is admitted.
+
+        Raises the HandshakeError that the peer was refused with and, where TLS allows, told.
+        The socket stays open, so that the peer can read that.
+        """
+        try:
+            with _attributed(self._tls):
+                certificate = self._tls.advance()
+                if certificate is None:
+                    return False
+                self._peer = _admitted(self._tls, certificate, self._credentials, self._terms, None)
+        except SealringError as error:
+            _tell(self._tls, error, seconds=0.0)
+            raise
+        return True
+
+    def finish(self, deadline: float, admit: Admit | None = None) -> SecureChannel:
+        """The rest of `accept`, after `advance` has returned True."""
+        assert self._peer is not None
+        peer, judged = self._peer
+        self._tls.deadline = deadline
+        with _refusing(self._tls):
+            return _answer(self._tls, peer, judged, self._credentials, self._terms, admit)
 
 
 def address_of(sock: socket.socket) -> str:
@@ -220,20 +242,31 @@ def _refusing(tls: TlsConnection) -> Iterator[None]:
 
 @contextmanager
 def _attributed(tls: TlsConnection) -> Iterator[None]:
-    """From the moment a peer is verified, all that goes wrong on its connection is its doing."""
+    """From the moment a peer is admitted, all that goes wrong on its connection is its doing."""
     try:
         yield
     except HandshakeError as error:
-        if tls.verified_rank is not None:
-            error.peer, error.proven = tls.verified_rank, True
+        if tls.admitted_rank is not None:
+            error.peer, error.proven = tls.admitted_rank, True
         raise
 
 
-def _verified(
-    tls: TlsConnection, credentials: Credentials, terms: Terms, rank: int | None
+def _admitted(
+    tls: TlsConnection,
+    certificate: x509.Certificate,
+    credentials: Credentials,
+    terms: Terms,
+    rank: int | None,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
-    certificate = tls.handshake()
     address = address_of(tls.socket)
+    judged: JudgedPeer | None = None
+
+    def judge(name: WorkerName) -> None:
+        nonlocal judged
+        if credentials.admission is not None:
+            who = f"rank {name.rank} at {address}"
+            judged = judge_peer(credentials.admission, certificate, name, who)
+
     peer = verify(
         certificate,
         credentials.authorities,
@@ -241,13 +274,36 @@ def _verified(
         world=terms.world,
         rank=rank,
         where=address,
+        judge=judge,
     )
-    tls.verified_rank = peer.rank
+    tls.admitted_rank = peer.rank
     tls.who = f"rank {peer.rank} at {address}"
     tls.check_negotiated()
-    if credentials.admission is None:
-        return peer, None
-    return peer, judge_peer(credentials.admission, certificate, peer, tls.who)
+    return peer, judged
+
+
+def _answer(
+    tls: TlsConnection,
+    peer: VerifiedPeer,
+    judged: JudgedPeer | None,
+    credentials: Credentials,
+    terms: Terms,
+    admit: Admit | None,
+) -> SecureChannel:
+    """The acceptor's part after TLS."""
+    theirs, hello = _receive_hello(tls, terms, peer)
+    if admit is not None:
+        admit(hello)
+    own = write_hello(terms, peer.rank)
+    _send(tls, own)
+    answer = _understood(_receive(tls), tls.who, peer.rank)
+    if answer != {"type": "accept"}:
+        raise MalformedSetup(f"{tls.who} did not answer with an accept")
+    if judged is not None and judged.shows_evidence:
+        _check_evidence(tls, judged, peer)
+        _send(tls, judged.admission.evidence)
+    keys = export_link_keys(tls, credentials, terms, peer, own, theirs, dialer=False)
+    return SecureChannel(tls, peer, hello, keys)
 
 
 def _receive_hello(tls: TlsConnection, terms: Terms, peer: VerifiedPeer) -> tuple[bytes, Hello]:
@@ -272,37 +328,14 @@ def _check_evidence(tls: TlsConnection, judged: JudgedPeer, peer: VerifiedPeer) 
         message = {"type": "evidence"}  # it has no type of ours
     if message["type"] == "refusal":
         raise error_of(message, tls.who, peer.rank)
-    judged.check_evidence(raw, tls.who)
-
-
-def _link_keys(
-    tls: TlsConnection,
-    credentials: Credentials,
-    terms: Terms,
-    peer: VerifiedPeer,
-    own_hello: bytes,
-    peer_hello: bytes,
-    *,
-    dialer: bool,
-) -> LinkKeys:
-    ends = [
-        (terms.rank, credentials.fingerprint, own_hello),
-        (peer.rank, peer.fingerprint, peer_hello),
-    ]
-    first, second = ends if dialer else reversed(ends)
-    context = link_context(
-        terms,
-        dialer=first[0],
-        acceptor=second[0],
-        dialer_fingerprint=first[1],
-        acceptor_fingerprint=second[1],
-        dialer_hello=first[2],
-        acceptor_hello=second[2],
-    )
-    material = tls.export(_LABEL, 2 * KEY_BYTES, context)
-    forth, back = material.part(0, KEY_BYTES), material.part(KEY_BYTES, KEY_BYTES)
-    material.wipe()
-    return LinkKeys(forth, back) if dialer else LinkKeys(back, forth)
+    # A peer whose evidence does not pass is not admitted, whatever its certificate says.
+    tls.admitted_rank = None
+    try:
+        judged.check_evidence(raw, tls.who)
+    except HandshakeError as error:
+        error.peer = peer.rank
+        raise
+    tls.admitted_rank = peer.rank
 
 
 def _understood(raw: bytes | bytearray, who: str, peer: int) -> Message:
@@ -312,10 +345,10 @@ def _understood(raw: bytes | bytearray, who: str, peer: int) -> Message:
     return message
 
 
-def _tell(tls: TlsConnection, error: SealringError) -> None:
+def _tell(tls: TlsConnection, error: SealringError, seconds: float = LINGER_SECONDS) -> None:
     if not tls.established:
         return  # TLS itself failed; it has sent its alert
-    tls.deadline = time.monotonic() + LINGER_SECONDS
+    tls.deadline = time.monotonic() + seconds
     with suppress(SealringError):
         _send(tls, encode_message(refusal_of(error)))
 

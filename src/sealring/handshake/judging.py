@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 
+from sealring.errors import HandshakeError
 from sealring.identity.names import WorkerName
-from sealring.identity.verification import VerifiedPeer
 
 if TYPE_CHECKING:  # its verifiers take long to import, and most workers need none
     from sealring.identity.attestation.admission import Admission
@@ -36,9 +36,12 @@ class JudgedPeer:
 
 
 def judge_peer(
-    admission: Admission, certificate: x509.Certificate, peer: VerifiedPeer, who: str
+    admission: Admission, certificate: x509.Certificate, name: WorkerName, who: str
 ) -> JudgedPeer:
-    name = WorkerName(peer.job, peer.rank)
-    return JudgedPeer(
-        admission, certificate, name, admission.check_certificate(certificate, name, who)
-    )
+    """Raises if the worker was revoked, or if the policy does not admit what it attested."""
+    try:
+        claimed = admission.check_certificate(certificate, name, who)
+    except HandshakeError as error:
+        error.peer = name.rank
+        raise
+    return JudgedPeer(admission, certificate, name, claimed)

@@ -12,7 +12,7 @@ import functools
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from cryptography import x509
@@ -55,8 +55,8 @@ class TlsConnection:
         self.who = who
         """The peer in errors: its address, and its rank from the moment it is known."""
         self.deadline = deadline
-        self.verified_rank: int | None = None
-        """Set by whoever verified the certificate that `handshake` returned."""
+        self.admitted_rank: int | None = None
+        """Set once the certificate that `handshake` returned is verified and passes the policy."""
         self.established = False
         self._socket = sock
         self._alert: int | None = None
@@ -78,6 +78,18 @@ class TlsConnection:
         Its chain is checked, its dates are not: see `_on_certificate`.
         """
         self._run(self._tls.do_handshake)
+        return self._established()
+
+    def advance(self) -> x509.Certificate | None:
+        """The same without waiting; None while bytes of the peer are missing."""
+        with self._named_errors():
+            try:
+                self._tls.do_handshake()
+            except (SSL.WantReadError, SSL.WantWriteError):
+                return None
+        return self._established()
+
+    def _established(self) -> x509.Certificate:
         self.established = True
         certificate = self._tls.get_peer_certificate(as_cryptography=True)
         if certificate is None:  # VERIFY_FAIL_IF_NO_PEER_CERT makes this impossible
@@ -164,27 +176,30 @@ class TlsConnection:
 
     def _run(self, call: Callable[[], T]) -> T:
         while True:
-            try:
-                return call()
-            except SSL.WantReadError:
-                self._wait(select.POLLIN)
-            except SSL.WantWriteError:
-                self._wait(select.POLLOUT)
-            except (SSL.ZeroReturnError, SSL.SysCallError, OSError) as problem:
-                if self._alert is not None:
-                    raise from_alert(self._alert, self.who) from None
-                raise PeerUnreachable(
-                    f"{self.who} closed the connection during set-up"
-                ) from problem
-            except SSL.Error as problem:
-                # Our own verdict first: after it the peer's alert, if any, is only an answer.
-                if self._verify_code is not None:
-                    raise from_verify_code(
-                        self._verify_code, self.who, self._claimed_rank
-                    ) from None
-                if self._alert is not None:
-                    raise from_alert(self._alert, self.who) from None
-                raise from_reason(_reason(problem), self.who) from problem
+            with self._named_errors():
+                try:
+                    return call()
+                except SSL.WantReadError:
+                    event = select.POLLIN
+                except SSL.WantWriteError:
+                    event = select.POLLOUT
+            self._wait(event)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (SSL.ZeroReturnError, SSL.SysCallError, OSError) as problem:
+            if self._alert is not None:
+                raise from_alert(self._alert, self.who) from None
+            raise PeerUnreachable(f"{self.who} closed the connection during set-up") from problem
+        except SSL.Error as problem:
+            # Our own verdict first: after it the peer's alert, if any, is only an answer.
+            if self._verify_code is not None:
+                raise from_verify_code(self._verify_code, self.who, self._claimed_rank) from None
+            if self._alert is not None:
+                raise from_alert(self._alert, self.who) from None
+            raise from_reason(_reason(problem), self.who) from problem
 
     def _wait(self, event: int) -> None:
         if not _ready(self._socket, event, self.deadline):

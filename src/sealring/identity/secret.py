@@ -3,17 +3,19 @@
 Nobody runs this authority: each worker derives its key, signs one certificate for its own fresh key
 and forgets it. Holding the secret is therefore the right to be any rank of the job.
 
-A worker shows a certificate signed by this authority to whoever connects to it, which lets anyone
-test guesses of the secret at leisure. It must be random (`openssl rand -hex 32`); a sentence of 32
-letters is not.
+A worker shows a certificate signed by this authority to everybody who connects to it, and with
+that one can test guesses of the secret at leisure. So it must be 256 random bits (`openssl rand
+-hex 32`), and what is visibly something else is refused.
 """
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +28,28 @@ from sealring.identity.certificates import issue, make_authority
 from sealring.identity.names import WorkerName
 from sealring.identity.private_files import read_secret_file
 from sealring.identity.process import shut_out_debuggers
-from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES, MIN_SECRET_BYTES
+from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES
 
 _SALT: Final = b"sealring-1 job secret"
-_MAKE_ONE: Final = "make one with `openssl rand -hex 32`"
-_MIN_DISTINCT_BYTES: Final = 8
-_TEXT: Final = re.compile(rb"\s*(.*?)\s*", re.DOTALL)
+_MAKE_ONE: Final = (
+    "a worker shows everybody who connects a certificate by which guesses can be tested. Make a "
+    "new secret with `umask 077; openssl rand -hex 32 > job.secret` and give it to all ranks"
+)
+_TRIMMED: Final = re.compile(rb"\s*(.*?)\s*", re.DOTALL)
+_HEXADECIMAL: Final = re.compile(rb"[0-9a-fA-F]{64}")
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/_-]{43}=")
+_HEX_DIGITS: Final = {ord(digit): int(digit, 16) for digit in string.hexdigits}
+_BASE64_DIGITS: Final = {
+    ord(digit): value
+    for end in ("+/", "-_")
+    for value, digit in enumerate(
+        string.ascii_uppercase + string.ascii_lowercase + string.digits + end
+    )
+}
+_PRINTABLE: Final = frozenset(string.printable.encode())
+_MIN_DISTINCT: Final = 12
+_MAX_DEVIATION: Final = 64
+"""Eight standard deviations of the number of ones among 256 random bits."""
 
 # Fixed, because all holders must derive one and the same certificate. The end is the one RFC 5280
 # gives to certificates that do not expire: the secret is what is replaced, not this.
@@ -59,7 +77,7 @@ class JobAuthority:
 
 
 def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
-    """The job secret as its UTF-8 bytes, or None if none is configured."""
+    """The job secret as the bytes of its text, or None if none is configured."""
     value, path = environ.get("SEALRING_SECRET"), environ.get("SEALRING_SECRET_FILE")
     if value is not None and path is not None:
         raise ConfigurationError(
@@ -104,21 +122,60 @@ def _derive(secret: _native.Secret, purpose: bytes, length: int) -> _native.Secr
 
 
 def _check(raw: _native.Secret, where: str) -> _native.Secret:
-    view = memoryview(raw)
-    try:
-        if max(view, default=0) > 0x7F:  # or it is ASCII, of which no copy need be made
-            str(view, "utf-8")
-    except UnicodeDecodeError:
-        raise BadSecret(f"{where} is not UTF-8 text: {_MAKE_ONE}") from None
     # Editors and `echo` add a newline that the same secret in a variable does not have.
-    found = _TEXT.fullmatch(view)
+    found = _TRIMMED.fullmatch(memoryview(raw))
     assert found is not None
     start, end = found.span(1)
     secret = raw.part(start, end - start)
-    if len(secret) < MIN_SECRET_BYTES:
-        raise BadSecret(
-            f"{where} has {len(secret)} bytes and needs at least {MIN_SECRET_BYTES}: {_MAKE_ONE}"
-        )
-    if len(set(memoryview(secret))) < _MIN_DISTINCT_BYTES:
-        raise BadSecret(f"{where} is a repetition of a few characters: {_MAKE_ONE}")
+    view, key = memoryview(secret), bytearray(KEY_BYTES)
+    try:
+        if not _decode(view, key):
+            raise BadSecret(
+                f"{where} is not {KEY_BYTES} random bytes, as 64 hexadecimal digits or in base64: "
+                f"{_MAKE_ONE}"
+            )
+        if pattern := _pattern(view, key):
+            raise BadSecret(f"{where} is not random: {pattern}: {_MAKE_ONE}")
+    finally:
+        key[:] = bytes(KEY_BYTES)  # no copy of a secret is left in Python's memory
     return secret
+
+
+def _decode(text: memoryview, key: bytearray) -> bool:
+    """Write the bytes that the text stands for into `key`; False if it is in no known encoding."""
+    if _HEXADECIMAL.fullmatch(text):
+        for at in range(KEY_BYTES):
+            key[at] = _HEX_DIGITS[text[2 * at]] << 4 | _HEX_DIGITS[text[2 * at + 1]]
+        return True
+    # Only with its padding: a sentence of 43 letters would be base64 without it.
+    if _BASE64.fullmatch(text):
+        for at in range(KEY_BYTES):
+            # Eight bits from two digits of six bits, of which 0, 2 or 4 are used up.
+            first, used = divmod(8 * at, 6)
+            pair = _BASE64_DIGITS[text[first]] << 6 | _BASE64_DIGITS[text[first + 1]]
+            key[at] = pair >> (4 - used) & 0xFF
+        return _BASE64_DIGITS[text[42]] & 0x3 == 0  # another spelling of the same bytes
+    return False
+
+
+def _pattern(text: memoryview, key: bytearray) -> str | None:
+    """What shows that these bytes were not drawn at random; None if nothing does.
+
+    Each check refuses fewer than one in 10^9 random secrets. They find what people make up or
+    encode; no check can find a bad random generator.
+    """
+    differences = {(second - first) % 256 for first, second in pairwise(key)}
+    ones = sum(byte.bit_count() for byte in key)
+    if len(set(key)) < _MIN_DISTINCT or len(differences) < _MIN_DISTINCT:
+        return "its bytes follow a pattern"
+    if abs(ones - 4 * KEY_BYTES) > _MAX_DEVIATION:
+        return "it has far more of one bit than of the other"
+    if all(byte in _PRINTABLE for byte in key):
+        return "it is encoded text"
+    if all(chr(byte).isdigit() for byte in text):
+        return "it has decimal digits only"
+    letters = [chr(byte) for byte in text if chr(byte).isalpha()]
+    one_case = all(map(str.islower, letters)) or all(map(str.isupper, letters))
+    if text[-1] == ord("=") and one_case:
+        return "its letters are all of one case"
+    return None

@@ -9,7 +9,7 @@ verified peer says so in its signature.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
 from typing import NoReturn
@@ -28,6 +28,7 @@ from sealring.errors import (
     WrongWorldSize,
 )
 from sealring.identity.certificates import Claims, claims_of
+from sealring.identity.names import WorkerName
 
 _SEAL = object()
 
@@ -61,12 +62,14 @@ def verify(
     world: int,
     rank: int | None,
     where: str,
+    judge: Callable[[WorkerName], None] | None = None,
     now: datetime | None = None,
 ) -> VerifiedPeer:
     """Check everything a certificate must say to be admitted; `rank` is None if any rank will do.
 
-    `where` names the peer's address in errors. The order matters: what fails before the job is
-    known to be ours is not `proven`, because anybody can cause it.
+    `where` names the peer's address in errors. `judge` raises if the worker of that name was
+    revoked or does not pass the policy. The order matters: what fails up to and including `judge`
+    is not `proven`, because a stranger or an evicted worker can cause it.
     """
     claims = _signed_claims(certificate, authorities, where)
     name = claims.name
@@ -78,6 +81,8 @@ def verify(
             peer=name.rank,
         )
     _check_dates(certificate, now or datetime.now(UTC), who, name.rank)
+    if judge is not None:
+        judge(name)
     if rank is not None and name.rank != rank:
         raise WrongRank(
             f"the peer at {where} was to be rank {rank} and proved to be rank {name.rank}: the "
@@ -142,12 +147,10 @@ def _check_dates(certificate: x509.Certificate, now: datetime, who: str, rank: i
             f"the certificate of {who} ended at {certificate.not_valid_after_utc.isoformat()} and "
             f"it is {now.isoformat(timespec='seconds')} here: issue it a new one, or set the clock",
             peer=rank,
-            proven=True,
         )
     if now < certificate.not_valid_before_utc:
         raise CertificateNotYetValid(
             f"the certificate of {who} starts at {certificate.not_valid_before_utc.isoformat()} "
             f"and it is {now.isoformat(timespec='seconds')} here: set the clocks of both machines",
             peer=rank,
-            proven=True,
         )

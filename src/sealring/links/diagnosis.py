@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sealring.errors import (
+    CertificateExpired,
+    CertificateNotYetValid,
+    CertificateRevoked,
     HandshakeError,
+    NotAttested,
+    PeerNotAdmitted,
     PeerUnreachable,
     SealringError,
     UnknownAuthority,
@@ -14,6 +19,18 @@ from sealring.errors import (
 from sealring.links.rendezvous import Address
 
 _NAMED = 8
+
+NOT_ADMITTED = (
+    UnknownAuthority,
+    WrongJob,
+    CertificateExpired,
+    CertificateNotYetValid,
+    CertificateRevoked,
+    NotAttested,
+    PeerNotAdmitted,
+)
+"""What a peer is refused with that is not, or no longer, of this job. No group ends because of one,
+but when a rank is missing they are the likely reason."""
 
 
 def time_is_up(
@@ -42,7 +59,7 @@ def time_is_up(
         if isinstance(problem, HandshakeError):
             return type(problem)(f"{text}; the last attempt: {problem}", peer=rank)
     for stranger in strangers:
-        telling = isinstance(stranger, UnknownAuthority | WrongJob)
+        telling = isinstance(stranger, NOT_ADMITTED)
         if telling and (stranger.peer is None or stranger.peer in missing):
             return type(stranger)(f"{text}, and somebody was refused: {stranger}", peer=missing[0])
     where = " or ".join(f"{host} port {port}" for host, port in own_addresses)

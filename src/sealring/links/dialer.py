@@ -1,8 +1,11 @@
 """Reaches the ranks that this worker dials, some at a time, and tries again until told to stop.
 
-The store may be late, stale or hostile, so each attempt reads it anew. What one attempt meets
-either settles the matter (a verified peer's refusal, a certificate that is not ours) or says
-nothing about the peer (a closed port, rubbish), and then the next attempt follows.
+The store may be late, stale or hostile, so each attempt reads it anew. An admitted peer's refusal
+is final. Anything else (a closed port, rubbish, a certificate that is not valid here) may come from
+a server that the store named falsely, and the next attempt follows. A rank is given up only when
+the store has named the same address for some seconds and the server there has shown a certificate
+that is not valid: then a secret or a clock is most likely wrong, and the operator should not have
+to wait for the group's timeout.
 """
 
 from __future__ import annotations
@@ -16,19 +19,11 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from sealring.errors import (
-    CertificateExpired,
-    CertificateNotYetValid,
-    DuplicateRank,
-    HandshakeError,
-    PeerUnreachable,
-    SealringError,
-    UnknownAuthority,
-    WrongJob,
-)
+from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
+from sealring.links.diagnosis import NOT_ADMITTED
 from sealring.links.rendezvous import Address, AddressBook
 
 _LOG = logging.getLogger("sealring")
@@ -37,17 +32,16 @@ _THREADS: Final = 16
 _CONNECT_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 1.0
+_INVALID_SECONDS: Final = 5.0
+"""How long a rank's address must have led to an invalid certificate before the rank is given up. A
+worker corrects its own address in the store every second."""
 
 
 def is_definitive(error: SealringError) -> bool:
     """Whether trying the same rank again cannot help."""
     if not isinstance(error, HandshakeError):
         return True
-    if isinstance(error, PeerUnreachable):
-        return False
-    return error.proven or isinstance(
-        error, UnknownAuthority | WrongJob | CertificateExpired | CertificateNotYetValid
-    )
+    return error.proven and not isinstance(error, PeerUnreachable)
 
 
 class Dialer:
@@ -77,9 +71,9 @@ class Dialer:
         """Reach `rank`, however often that must be tried."""
         self._put(functools.partial(self._reach, rank))
 
-    def probe(self, rank: int, then: Callable[[], None]) -> None:
-        """Try once whether our own rank answers elsewhere; only that it does is a failure."""
-        self._put(functools.partial(self._probe, rank, then))
+    def probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
+        """Try once whether our own rank answers there; only that it does is a failure."""
+        self._put(functools.partial(self._probe, rank, addresses, then))
 
     def _put(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
@@ -115,21 +109,32 @@ class Dialer:
 
     def _reach(self, rank: int) -> None:
         pause = _FIRST_PAUSE_SECONDS
+        invalid: SealringError | None = None
+        latest: tuple[Address, ...] = ()
+        since = time.monotonic()
         while not self._stopping.is_set():
             try:
                 addresses = self._book.lookup(rank)
             except HandshakeError as error:
                 self.problems[rank] = error
                 addresses = ()
+            if addresses != latest:
+                latest, since, invalid = addresses, time.monotonic(), None
             for address in addresses:
                 if self._try(rank, address):
                     return
+                if isinstance(self.problems[rank], NOT_ADMITTED):
+                    invalid = self.problems[rank]
+            if invalid is not None:
+                self.problems[rank] = invalid
+                if time.monotonic() >= since + _INVALID_SECONDS:
+                    raise invalid
             self._stopping.wait(pause)
             pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _probe(self, rank: int, then: Callable[[], None]) -> None:
+    def _probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
         try:
-            for address in self._book.lookup(rank):
+            for address in addresses:
                 self._try(rank, address)
         except DuplicateRank:
             raise

@@ -1,50 +1,89 @@
-"""Takes connections from anybody, a bounded number at a time, and gives each a thread.
+"""Takes connections from anybody and finds the workers among them.
 
-Strangers reach this code. Each connection is on its own thread with its own deadline, so one that
-is silent, slow or endless costs a slot for some seconds and nothing else.
+One thread waits for all connections whose peer is not admitted yet; a few others compute what TLS
+needs when bytes have come. None of them waits for a single peer, so a peer that is silent, slow or
+endless costs a descriptor and some memory for seconds, and gives way when there are too many. An
+admitted worker gets a thread of its own for the rest of the set-up.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import errno
 import logging
 import os
+import queue
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from sealring.errors import ConfigurationError
+from sealring.errors import ConfigurationError, MalformedSetup, PeerUnreachable, SealringError
+from sealring.handshake.channel import Incoming
+from sealring.links.link import send_without_delay
 from sealring.links.rendezvous import Address
+from sealring.links.unproven import (
+    LEAST_SECONDS,
+    Unproven,
+    UnprovenConnections,
+    limits,
+    silent_for,
+    source_of,
+)
 
 _LOG = logging.getLogger("sealring")
 
-_SLOTS: Final = 64
-_BACKLOG: Final = 1024
+_TLS_THREADS: Final = 4
+_WORKER_THREADS: Final = 64
+_BACKLOG: Final = 4096
+_ACCEPTS_AT_ONCE: Final = 64
+_LOOK_SECONDS: Final = 0.25
 _PAUSE_SECONDS: Final = 0.1
-
+_DISCARDED_BYTES: Final = 64 << 10
 
 HandOver = Callable[[], None]
 """What a handler gives back when its socket is to outlive the listener."""
 
 
 class Listener:
-    """Listens from the moment it is made; calls `handle` with each connection after `start`."""
+    """Listens from the moment it is made; serves connections after `start`.
+
+    `begin` starts TLS on a connection whose first bytes have come. `handle` gets it once the peer
+    is admitted, on a thread of its own. `refuse` gets every error before that.
+    """
 
     def __init__(
-        self, addresses: Sequence[str], handle: Callable[[socket.socket], HandOver | None]
+        self,
+        addresses: Sequence[str],
+        begin: Callable[[socket.socket], Incoming],
+        handle: Callable[[Incoming], HandOver | None],
+        refuse: Callable[[SealringError], None],
     ) -> None:
+        self._begin = begin
         self._handle = handle
+        self._refuse = refuse
+        most_silent, most_greeting = limits()
+        self._silent = UnprovenConnections(most_silent)
+        self._greeting = UnprovenConnections(most_greeting)
+        self._by_descriptor: dict[int, Unproven] = {}
+        self._knocking: collections.deque[Unproven] = collections.deque()
+        self._served: queue.SimpleQueue[tuple[Unproven, bool | SealringError]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._cuttable: set[socket.socket] = set()
-        self._threads: set[threading.Thread] = set()
-        self._slots = threading.BoundedSemaphore(_SLOTS)
         self._stopping = threading.Event()
+        self._resume = 0.0
         self._thread: threading.Thread | None = None
+        self._tls_threads = ThreadPoolExecutor(_TLS_THREADS, "sealring-accept")
+        self._worker_threads = ThreadPoolExecutor(_WORKER_THREADS, "sealring-worker")
         self._sockets: list[socket.socket] = []
+        self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
+            self._epoll.register(self._wake, select.EPOLLIN)
             for address in addresses:
                 self._sockets.append(_listen(address))
         except BaseException:
@@ -67,71 +106,220 @@ class Listener:
         os.eventfd_write(self._wake, 1)
         if self._thread is not None:
             self._thread.join()
+        self._tls_threads.shutdown()
+        for one in self._by_descriptor.values():
+            one.sock.close()
         with self._lock:
-            threads = list(self._threads)
             for sock in self._cuttable:
                 # Not close(): its thread may be waiting on the descriptor, and this wakes it.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join()
+        self._worker_threads.shutdown()
         for sock in self._sockets:
             sock.close()
+        self._epoll.close()
         os.close(self._wake)
 
+    # ---- the thread that waits for all of them ---------------------------------------------------
+
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        by_fd = {sock.fileno(): sock for sock in self._sockets}
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
+        listening = {sock.fileno(): sock for sock in self._sockets}
+        accepting = False
+        next_look = 0.0
         while not self._stopping.is_set():
-            for fd, _ in poll.poll():
-                if fd in by_fd:
-                    self._accept(by_fd[fd])
+            now = time.monotonic()
+            if accepting is (now < self._resume):
+                accepting = not accepting
+                for fd in listening:
+                    if accepting:
+                        self._epoll.register(fd, select.EPOLLIN)
+                    else:
+                        self._epoll.unregister(fd)
+            for fd, _ in self._epoll.poll(_LOOK_SECONDS if accepting else self._resume - now):
+                if fd in listening:
+                    self._accept(listening[fd])
+                elif fd == self._wake:
+                    os.eventfd_read(self._wake)
+                elif (one := self._by_descriptor.get(fd)) is not None:
+                    self._heard(one)
+            while not self._served.empty():
+                self._take(*self._served.get())
+            self._let_in()
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK_SECONDS
+                self._drop_overdue()
 
     def _accept(self, listening: socket.socket) -> None:
-        # Full: further connections wait in the kernel's queue.
-        while not self._slots.acquire(timeout=_PAUSE_SECONDS):
-            if self._stopping.is_set():
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, name = listening.accept()
+            except OSError as problem:
+                if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._out_of_descriptors(problem)
                 return
+            sock.setblocking(False)
+            send_without_delay(sock)
+            one = Unproven(sock, name[0], name[1], source_of(name[0]), time.monotonic())
+            full = not self._make_room(self._silent, one.source)
+            self._by_descriptor[sock.fileno()] = one
+            self._silent.add(one, one.accepted - silent_for(sock))
+            # Told of each arrival once: bytes stay in the socket until TLS wants them.
+            self._epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+            if full:
+                # Newcomers wait in the kernel's queue, and a flood costs us no more than this.
+                self._resume = time.monotonic() + LEAST_SECONDS
+                return
+
+    def _make_room(self, stage: UnprovenConnections, source: str) -> bool:
+        if stage.has_room(source):
+            return True
+        oldest = stage.to_give_way(source, time.monotonic())
+        if oldest is None:
+            return False
+        self._drop(oldest, "gave way to a newer connection")
+        return True
+
+    def _out_of_descriptors(self, problem: OSError) -> None:
+        _LOG.warning("sealring: a connection cannot be taken: %s", problem)
+        self._resume = time.monotonic() + _PAUSE_SECONDS
+        waiting = [one for one in self._by_descriptor.values() if one.waiting_since is not None]
+        if waiting:
+            oldest = min(waiting, key=lambda one: one.waiting_since or 0.0)
+            self._drop(oldest, "gave way, because this process has no descriptor left")
+
+    def _heard(self, one: Unproven) -> None:
+        if one.refused is not None:
+            self._discard(one)
+        elif one in self._greeting:
+            if one.waiting_since is None:
+                one.more = True
+            else:
+                self._advance_soon(one)
+        elif _has_bytes(one.sock):
+            self._knocking.append(one)
+
+    def _let_in(self) -> None:
+        """Begin TLS with those that have sent their first bytes, as far as there is room."""
+        for _ in range(len(self._knocking)):
+            one = self._knocking.popleft()
+            if one not in self._silent:
+                continue  # closed meanwhile
+            if not self._make_room(self._greeting, one.source):
+                self._knocking.append(one)
+                continue
+            self._silent.remove(one)
+            self._greeting.add(one, time.monotonic())
+            self._advance_soon(one)
+
+    def _advance_soon(self, one: Unproven) -> None:
+        self._greeting.serve(one)
+        one.more = False
         try:
-            sock, _ = listening.accept()
-        except OSError as problem:
-            self._slots.release()
-            if not isinstance(problem, BlockingIOError | ConnectionAbortedError):
-                # Most likely out of descriptors, which handlers will free.
-                _LOG.warning("sealring: a connection cannot be taken: %s", problem)
-                self._stopping.wait(_PAUSE_SECONDS)
+            self._tls_threads.submit(self._advance, one)
+        except RuntimeError as problem:  # no further thread can be started
+            _LOG.warning("sealring: a connection cannot be served: %s", problem)
+            self._drop(one, f"could not be served: {problem}")
+
+    def _take(self, one: Unproven, outcome: bool | SealringError) -> None:
+        """What a TLS thread has done with a connection."""
+        if isinstance(outcome, SealringError):
+            self._refuse(outcome)
+            one.refused = time.monotonic()
+            with contextlib.suppress(OSError):
+                one.sock.shutdown(socket.SHUT_WR)
+            self._greeting.wait_for(one, one.refused)
+            self._discard(one)
+        elif outcome:
+            self._forget(one)
+            assert one.incoming is not None
+            self._serve_worker(one.incoming, one.sock)
+        else:
+            self._greeting.wait_for(one, time.monotonic())
+            if one.more:
+                self._advance_soon(one)
+
+    def _discard(self, one: Unproven) -> None:
+        """Read on until a refused peer closes: closing first could destroy the refusal."""
+        try:
+            while one.discarded < _DISCARDED_BYTES:
+                if not (chunk := one.sock.recv(16 << 10)):
+                    break
+                one.discarded += len(chunk)
+        except BlockingIOError:
             return
-        thread = threading.Thread(
-            target=self._serve, args=(sock,), name="sealring-accept", daemon=True
-        )
+        except OSError:
+            pass
+        self._close(one)
+
+    def _drop_overdue(self) -> None:
+        now = time.monotonic()
+        for one in (*self._silent, *self._greeting):
+            if one.overdue(now):
+                said = "sent nothing" if one.incoming is None else "did not finish the set-up"
+                self._drop(one, f"{said} in time")
+
+    def _drop(self, one: Unproven, why: str) -> None:
+        self._close(one)
+        if one.refused is None:
+            self._refuse(PeerUnreachable(f"the peer at {one.address} port {one.port} {why}"))
+
+    def _close(self, one: Unproven) -> None:
+        self._forget(one)
+        one.sock.close()
+
+    def _forget(self, one: Unproven) -> None:
+        self._epoll.unregister(one.sock)
+        del self._by_descriptor[one.sock.fileno()]
+        (self._greeting if one in self._greeting else self._silent).remove(one)
+
+    # ---- other threads ---------------------------------------------------------------------------
+
+    def _advance(self, one: Unproven) -> None:
+        outcome: bool | SealringError
+        try:
+            one.incoming = one.incoming or self._begin(one.sock)
+            outcome = one.incoming.advance()
+        except SealringError as error:
+            outcome = error
+        except Exception as problem:
+            # Whatever this is, a stranger may have caused it, so it must not end the job.
+            _LOG.exception("sealring: a connection was dropped")
+            outcome = MalformedSetup(f"the peer at {one.address} was dropped: {problem!r}")
+        self._served.put((one, outcome))
+        os.eventfd_write(self._wake, 1)
+
+    def _serve_worker(self, incoming: Incoming, sock: socket.socket) -> None:
         with self._lock:
             self._cuttable.add(sock)
-            self._threads.add(thread)
-            try:
-                thread.start()
-            except RuntimeError as problem:  # no more threads to be had
+        try:
+            self._worker_threads.submit(self._work, incoming, sock)
+        except RuntimeError as problem:
+            with self._lock:
                 self._cuttable.discard(sock)
-                self._threads.discard(thread)
-                self._slots.release()
-                sock.close()
-                _LOG.warning("sealring: a connection cannot be served: %s", problem)
+            sock.close()
+            _LOG.warning("sealring: a worker's connection cannot be served: %s", problem)
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _work(self, incoming: Incoming, sock: socket.socket) -> None:
         hand_over = None
         try:
-            hand_over = self._handle(sock)
+            hand_over = self._handle(incoming)
         finally:
             with self._lock:
                 self._cuttable.discard(sock)
             # Only now that stop() will not cut it; but stop() still waits for this thread.
             if hand_over is not None:
                 hand_over()
-            self._slots.release()
-            with self._lock:
-                self._threads.discard(threading.current_thread())
+
+
+def _has_bytes(sock: socket.socket) -> bool:
+    """Whether the peer has sent something, closed the connection, or reset it."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _listen(address: str) -> socket.socket:

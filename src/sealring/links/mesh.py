@@ -5,8 +5,9 @@ worker's links have; then each end says "ready", and when it has heard that from
 connections are dropped and the bare sockets handed out. If anything fails before, it is told over
 the links there are, and every worker that hears of it passes it on: so all fail with one error.
 
-Strangers cannot make it fail. What an unverified connection does is logged, and remembered only to
-explain what is missing when the time is up.
+Strangers cannot make it fail, nor can workers that are no longer admitted. What a connection does
+whose peer is not admitted is logged, and remembered only to explain what is missing when the time
+is up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import select
 import socket
@@ -30,7 +30,7 @@ from sealring.errors import (
     PeerUnreachable,
     SealringError,
 )
-from sealring.handshake.channel import accept, dial
+from sealring.handshake.channel import Incoming, dial
 from sealring.handshake.messages import Hello
 from sealring.handshake.terms import Terms
 from sealring.identity.credentials import Credentials
@@ -41,13 +41,13 @@ from sealring.links.diagnosis import time_is_up
 from sealring.links.dialer import Dialer
 from sealring.links.link import Link, prepare_socket, send_without_delay
 from sealring.links.listener import HandOver, Listener
-from sealring.links.rendezvous import AddressBook, Store
+from sealring.links.rendezvous import Address, AddressBook, Store
 from sealring.links.waiting import FAREWELL_SECONDS, WaitingLink, WaitingLinks
 
 _LOG = logging.getLogger("sealring")
 
 _ACCEPT_SECONDS: Final = 10.0
-"""How long anybody who connects may take to prove itself and settle the link."""
+"""How long an admitted worker that dialed us may take to settle the link."""
 _DIAL_SECONDS: Final = 30.0
 """Longer: a worker that many dial at once serves them in turn."""
 _OWN_ADDRESS_SECONDS: Final = 1.0
@@ -113,11 +113,17 @@ class _Mesh:
         self._lower = sorted(rank for rank in terms.members if rank < terms.rank)
         self._higher = sorted(rank for rank in terms.members if rank > terms.rank)
         self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
+        self._probing = False
         self._waiting = WaitingLinks(terms)
         self._dialer = Dialer(book, self._on_connected, self._waiting.fail)
         try:
             # Nobody dials the highest rank, so it does not listen.
-            self._listener = Listener(addresses if self._higher else [], self._on_accepted)
+            self._listener = Listener(
+                addresses if self._higher else [],
+                begin=lambda sock: Incoming(sock, credentials, terms),
+                handle=self._on_admitted,
+                refuse=self._on_refused,
+            )
         except BaseException:
             os.close(self._waiting.wake)
             raise
@@ -198,21 +204,26 @@ class _Mesh:
             self._dialer.dial(link.rank)
 
     def _check_own_address(self) -> None:
-        """See to it that the store still says where we are.
+        """Put our address back if the store shows another one, and look who answers there.
 
-        If it says something else, then either a second worker has our rank, which it can prove,
-        or the store is wrong, and then our address is put back.
+        Either a second worker has our rank, which it can prove, or the store is wrong. The address
+        is corrected first, because a false one may lead to a server that answers slowly.
         """
         if not self._higher or time.monotonic() < self._next_own_check:
             return
         self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
-        found: object = None
+        found: tuple[Address, ...] = ()
         with contextlib.suppress(HandshakeError):
             found = self._book.lookup(self._terms.rank)
-        if found != tuple(self._listener.addresses):
+        if found == tuple(self._listener.addresses):
+            return
+        if not self._probing:
             _LOG.warning("sealring: the store shows another address for rank %d", self._terms.rank)
-            self._next_own_check = math.inf  # until the probe is back
-            self._dialer.probe(self._terms.rank, self._on_probed)
+        with contextlib.suppress(PeerUnreachable):
+            self._book.publish(self._terms.rank, self._listener.addresses)
+        if not self._probing:
+            self._probing = True  # one at a time: the store chooses how many addresses there are
+            self._dialer.probe(self._terms.rank, found, self._on_probed)
 
     def _time_is_up(self, links: list[WaitingLink]) -> HandshakeError:
         linked = {link.rank for link in links}
@@ -276,7 +287,7 @@ class _Mesh:
             settled = settle_as_dialer(channel, self._group_key, self._transport, self._terms.host)
         return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
 
-    def _on_accepted(self, sock: socket.socket) -> HandOver | None:
+    def _on_admitted(self, incoming: Incoming) -> HandOver | None:
         deadline = min(time.monotonic() + _ACCEPT_SECONDS, self._deadline)
         admitted: list[Hello] = []
 
@@ -285,27 +296,28 @@ class _Mesh:
             admitted.append(hello)
 
         try:
-            send_without_delay(sock)
-            channel = accept(sock, self._credentials, self._terms, deadline, admit=admit)
+            channel = incoming.finish(deadline, admit)
             with channel.refusing():
                 settled = settle_as_acceptor(channel, self._group_key, self._transport)
             return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=False))
         except SealringError as error:
-            if isinstance(error, HandshakeError) and (
-                not error.proven or isinstance(error, PeerUnreachable)
-            ):
-                self._waiting.note_stranger(error)
-            else:
-                self._waiting.fail(error)
+            self._on_refused(error)
         except Exception as problem:
-            # Whatever this is, a stranger may have caused it, so it must not end the job.
+            # Whatever this is, the peer may have caused it, so it must not end the job.
             _LOG.exception("sealring: a connection was dropped")
             self._waiting.note_stranger(MalformedSetup(f"a connection was dropped: {problem!r}"))
         for hello in admitted:
             self._waiting.forget(hello)
         return None
 
+    def _on_refused(self, error: SealringError) -> None:
+        """Only a disagreement with an admitted member ends the set-up."""
+        if isinstance(error, HandshakeError) and (
+            not error.proven or isinstance(error, PeerUnreachable)
+        ):
+            self._waiting.note_stranger(error)
+        else:
+            self._waiting.fail(error)
+
     def _on_probed(self) -> None:
-        with contextlib.suppress(PeerUnreachable):
-            self._book.publish(self._terms.rank, self._listener.addresses)
-        self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
+        self._probing = False

@@ -16,6 +16,7 @@ from sealring.handshake.channel import SecureChannel, address_of
 from sealring.handshake.messages import Hello
 from sealring.handshake.terms import Terms
 from sealring.links.agreement import Settled
+from sealring.links.diagnosis import NOT_ADMITTED
 from sealring.links.link import Link
 
 _LOG = logging.getLogger("sealring")
@@ -79,6 +80,7 @@ class WaitingLinks:
         self._instances: dict[int, str] = {}
         self._replaced: list[WaitingLink] = []
         self._strangers: deque[HandshakeError] = deque(maxlen=_LOGGED_STRANGERS)
+        self._not_admitted: dict[int | None, HandshakeError] = {}
         self._refused = 0
         self._failure: SealringError | None = None
         self._closed = False
@@ -156,6 +158,9 @@ class WaitingLinks:
     def note_stranger(self, error: HandshakeError) -> None:
         with self._lock:
             self._strangers.append(error)
+            # Kept by rank, so that a flood of others does not hide why a rank is missing.
+            if isinstance(error, NOT_ADMITTED) and error.peer in (None, *self._terms.members):
+                self._not_admitted[error.peer] = error
             self._refused += 1
             count = self._refused
         # All of the first few, then ever fewer: a stranger must not fill the disk either.
@@ -164,7 +169,7 @@ class WaitingLinks:
 
     def strangers(self) -> list[HandshakeError]:
         with self._lock:
-            return list(self._strangers)
+            return [*self._not_admitted.values(), *self._strangers]
 
     def present(self) -> list[WaitingLink]:
         """The links there are, in the order of their ranks; raises what ended the set-up."""

@@ -1,0 +1,57 @@
+"""The keys of one link: TLS's exporter over both certificates and both hellos."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from sealring import _native
+from sealring.handshake.terms import Terms, link_context
+from sealring.handshake.tls import TlsConnection
+from sealring.identity.credentials import Credentials
+from sealring.identity.verification import VerifiedPeer
+from sealring.limits import KEY_BYTES
+
+_LABEL: Final = b"EXPORTER-sealring-1-link"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKeys:
+    """One key per direction. Not printable."""
+
+    send: _native.Secret = field(repr=False)
+    receive: _native.Secret = field(repr=False)
+
+    def wipe(self) -> None:
+        self.send.wipe()
+        self.receive.wipe()
+
+
+def export_link_keys(
+    tls: TlsConnection,
+    credentials: Credentials,
+    terms: Terms,
+    peer: VerifiedPeer,
+    own_hello: bytes,
+    peer_hello: bytes,
+    *,
+    dialer: bool,
+) -> LinkKeys:
+    ends = [
+        (terms.rank, credentials.fingerprint, own_hello),
+        (peer.rank, peer.fingerprint, peer_hello),
+    ]
+    first, second = ends if dialer else reversed(ends)
+    context = link_context(
+        terms,
+        dialer=first[0],
+        acceptor=second[0],
+        dialer_fingerprint=first[1],
+        acceptor_fingerprint=second[1],
+        dialer_hello=first[2],
+        acceptor_hello=second[2],
+    )
+    material = tls.export(_LABEL, 2 * KEY_BYTES, context)
+    forth, back = material.part(0, KEY_BYTES), material.part(KEY_BYTES, KEY_BYTES)
+    material.wipe()
+    return LinkKeys(forth, back) if dialer else LinkKeys(back, forth)

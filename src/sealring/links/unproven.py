@@ -1,0 +1,149 @@
+"""Connections whose peer is not admitted yet: how many there may be, and which one gives way.
+
+Anybody can open them. There are two stages, silent and greeting. Each is bounded in all and per
+source, and when it is full, the connection gives way that has kept us waiting longest. A worker's
+handshake takes milliseconds, so it is never the one for long.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import resource
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sealring.handshake.channel import Incoming
+
+MOST_SILENT: Final = 4096
+"""Connections that have sent nothing: a descriptor each."""
+MOST_GREETING: Final = 1024
+"""Connections in TLS's handshake: about 90 kB each."""
+LEAST_SECONDS: Final = 0.05
+"""No connection gives way before its peer has had this long to answer."""
+SILENT_SECONDS: Final = 3.0
+"""How long a peer may leave us without a byte."""
+PROOF_SECONDS: Final = 10.0
+"""How long it may take in all to prove itself."""
+REFUSAL_SECONDS: Final = 1.0
+"""How long a refused peer may take to read why."""
+
+
+@dataclass(eq=False, slots=True)
+class Unproven:
+    sock: socket.socket
+    address: str
+    port: int
+    source: str
+    """What counts as one source: an IPv4 address, or the /64 of an IPv6 one."""
+    accepted: float
+    incoming: Incoming | None = None
+    """From its first byte on."""
+    refused: float | None = None
+    """When it was refused; the socket is open only for it to read the refusal."""
+    more: bool = False
+    """Bytes came while it was being served."""
+    discarded: int = 0
+    """Bytes that came after the refusal."""
+    waiting_since: float | None = None
+    """Since when we wait for the peer; None while it is being served."""
+
+    def overdue(self, now: float) -> bool:
+        if self.waiting_since is None:
+            return False
+        if self.refused is not None:
+            return now > self.refused + REFUSAL_SECONDS
+        return now > min(self.waiting_since + SILENT_SECONDS, self.accepted + PROOF_SECONDS)
+
+
+class UnprovenConnections:
+    """Those of one stage. One thread uses it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._most_of_one_source = max(1, most // 2)
+        self._per_source: Counter[str] = Counter()
+        self._all: set[Unproven] = set()
+        # Dicts keep the order of insertion: nearly that of waiting_since.
+        self._waiting: dict[str, dict[Unproven, None]] = {}
+
+    def __iter__(self) -> Iterator[Unproven]:
+        return iter(tuple(self._all))
+
+    def __contains__(self, one: Unproven) -> bool:
+        return one in self._all
+
+    def add(self, one: Unproven, waiting_since: float) -> None:
+        self._all.add(one)
+        self._per_source[one.source] += 1
+        self.wait_for(one, waiting_since)
+
+    def remove(self, one: Unproven) -> None:
+        self.serve(one)
+        self._all.remove(one)
+        self._per_source[one.source] -= 1
+        if not self._per_source[one.source]:
+            del self._per_source[one.source]
+
+    def wait_for(self, one: Unproven, since: float) -> None:
+        """It is the peer's turn."""
+        self.serve(one)
+        one.waiting_since = since
+        self._waiting.setdefault(one.source, {})[one] = None
+
+    def serve(self, one: Unproven) -> None:
+        """It is our turn: the connection cannot give way until `wait_for`."""
+        if one.waiting_since is None:
+            return
+        one.waiting_since = None
+        waiting = self._waiting[one.source]
+        del waiting[one]
+        if not waiting:
+            del self._waiting[one.source]
+
+    def has_room(self, source: str) -> bool:
+        """For one more of this source."""
+        return len(self._all) < self._most and self._per_source[source] < self._most_of_one_source
+
+    def to_give_way(self, source: str, now: float) -> Unproven | None:
+        """Which one gives way to a newcomer from `source`; None while all are too new for that.
+
+        It is one of the same source if that has its full share, else one of the source that has
+        most: so a flood from some addresses does not displace workers at others.
+        """
+        if self._per_source[source] < self._most_of_one_source:
+            source = max(self._per_source, key=self._per_source.__getitem__)
+        oldest = next(iter(self._waiting.get(source, ())), None)
+        if oldest is None or oldest.waiting_since is None:
+            return None
+        return oldest if now >= oldest.waiting_since + LEAST_SECONDS else None
+
+
+def limits() -> tuple[int, int]:
+    """The most silent and the most greeting connections, under this process's limit of files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MOST_SILENT, MOST_GREETING
+    return max(2, min(MOST_SILENT, files // 4)), max(2, min(MOST_GREETING, files // 8))
+
+
+def silent_for(sock: socket.socket) -> float:
+    """For how many seconds an accepted connection has been open without a byte from the peer.
+
+    It may have waited in the kernel's queue for long. The last acknowledgement that came is the one
+    that opened the connection (struct tcp_info, tcpi_last_ack_recv, in milliseconds).
+    """
+    information = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+    return int.from_bytes(information[56:60], sys.byteorder) / 1000
+
+
+@functools.lru_cache
+def source_of(host: str) -> str:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.version == 4:
+        return host
+    return str(ipaddress.ip_network((address, 64), strict=False))

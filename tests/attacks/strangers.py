@@ -1,0 +1,177 @@
+"""Thousands of connections to one listener that prove nothing, and come again when they are closed.
+
+    python -m tests.attacks.strangers        how long a group of four takes without and with them
+
+Three kinds: silent ones send nothing, slow ones send a TLS ClientHello byte by byte, and stalling
+ones send all of it and then nothing. They run in processes of their own, as an attacker's would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from OpenSSL import SSL
+
+SILENT: Final = 5000
+SLOW: Final = 250
+STALLING: Final = 250
+_PROCESSES: Final = 6
+"""So many that none of them needs more than the usual limit of 1024 open files."""
+_TRICKLE_SECONDS: Final = 0.2
+
+
+def client_hello() -> bytes:
+    """What a worker's TLS sends first."""
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)
+    context.set_alpn_protos([b"sealring"])
+    connection = SSL.Connection(context, None)
+    connection.set_connect_state()
+    with contextlib.suppress(SSL.WantReadError):
+        connection.do_handshake()
+    return connection.bio_read(1 << 16)
+
+
+@contextlib.contextmanager
+def strangers(
+    address: tuple[str, int], silent: int = SILENT, slow: int = SLOW, stalling: int = STALLING
+) -> Iterator[None]:
+    """Begins when each of them has connected once; they go on until the end of the block."""
+    hello = client_hello().hex()
+    processes = []
+    try:
+        for index in range(_PROCESSES):
+            shares = [len(range(index, n, _PROCESSES)) for n in (silent, slow, stalling)]
+            arguments = json.dumps([*address, *shares, hello])
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "all connected\n"
+        yield
+        assert all(process.poll() is None for process in processes), "an attacker gave up"
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+class Attacker:
+    """One process's share of the strangers."""
+
+    def __init__(self, host: str, port: int, silent: int, slow: int, stalling: int, hello: str):
+        self._address = (host, port)
+        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._hello = bytes.fromhex(hello)
+        self._epoll = select.epoll()
+        self._kinds: dict[int, str] = {}
+        self._sockets: dict[int, socket.socket] = {}
+        self._sent: dict[int, int] = {}
+        self._never_connected = silent + slow + stalling
+        self._to_open = ["silent"] * silent + ["slow"] * slow + ["stalling"] * stalling
+
+    def run(self) -> None:
+        next_trickle = 0.0
+        told = False
+        while True:
+            while self._to_open:
+                self._open(self._to_open.pop())
+            for fd, event in self._epoll.poll(_TRICKLE_SECONDS):
+                if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    self._to_open.append(self._close(fd))
+                elif event & select.EPOLLOUT:
+                    self._connected(fd)
+            if time.monotonic() >= next_trickle:
+                next_trickle = time.monotonic() + _TRICKLE_SECONDS
+                for fd in [fd for fd, kind in self._kinds.items() if kind == "slow"]:
+                    self._trickle(fd)
+            if not told and self._never_connected <= 0:
+                told = True
+                print("all connected", flush=True)
+
+    def _open(self, kind: str) -> None:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        # A reset instead of TIME_WAIT: the attacker must not run out of ports.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        problem = sock.connect_ex(self._address)
+        if problem not in (0, errno.EINPROGRESS):
+            sock.close()
+            self._to_open.append(kind)
+            return
+        self._sockets[sock.fileno()] = sock
+        self._kinds[sock.fileno()] = kind
+        self._sent[sock.fileno()] = 0
+        self._epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+
+    def _connected(self, fd: int) -> None:
+        if self._sent[fd]:
+            return
+        self._never_connected -= 1
+        self._sent[fd] = 1
+        if self._kinds[fd] == "stalling":
+            with contextlib.suppress(OSError):
+                self._sockets[fd].send(self._hello)
+            # The server's answer is left unread.
+            self._epoll.modify(fd, select.EPOLLRDHUP | select.EPOLLET)
+
+    def _trickle(self, fd: int) -> None:
+        if at := self._sent[fd]:
+            with contextlib.suppress(OSError):
+                self._sockets[fd].send(self._hello[at - 1 : at])
+            self._sent[fd] = at + 1
+
+    def _close(self, fd: int) -> str:
+        self._epoll.unregister(fd)
+        self._sockets.pop(fd).close()
+        del self._sent[fd]
+        return self._kinds.pop(fd)
+
+
+def measure() -> None:
+    from tests.links.worlds import World
+
+    def form(mesh: World) -> float:
+        start = time.monotonic()
+        for rank in (1, 2, 3):
+            mesh.start(rank)
+        mesh.join()
+        for rank in range(4):
+            mesh.links(rank)
+        return time.monotonic() - start
+
+    def formed(surrounded: bool) -> float:
+        mesh = World(4, timeout=100.0)
+        mesh.start(0)
+        address = mesh.store.address(0)
+        around: Any = strangers(address) if surrounded else contextlib.nullcontext()
+        with around:
+            seconds = form(mesh)
+        mesh.close()
+        return seconds
+
+    for surrounded in (False, True) * 3:
+        what = f"with {SILENT} silent, {SLOW} slow and {STALLING} stalling ones" * surrounded
+        print(f"a group of four in {formed(surrounded):.2f} s {what or 'alone'}", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        Attacker(*json.loads(sys.argv[1])).run()
+    else:
+        measure()

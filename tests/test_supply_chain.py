@@ -1,0 +1,95 @@
+"""What sealring is built from is locked, listed, and looked at."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealring import _native
+
+ROOT = Path(__file__).parent.parent
+LOCK = (ROOT / "requirements.lock").read_text()
+ENTRY = re.compile(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE)
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_each_pinned_package_is_locked_by_hash_and_nothing_else_is() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
+    locked = {name: version for name, version, _ in ENTRY.findall(LOCK)}
+    assert locked == {plain(name): version for name, version in pinned}
+    left = ENTRY.sub("", LOCK).split("\n")
+    assert all(not line or line.startswith("#") for line in left), "an entry without a hash"
+
+
+def test_the_environment_is_what_the_lock_says() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "lock.py", "here"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = {name: version for name, version, _ in ENTRY.findall(done.stdout)}
+    assert wanted.keys() == {name for name, _, _ in ENTRY.findall(LOCK)}
+    assert wanted.pop("torch").split("+")[0] == "2.13.0"
+
+
+def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
+    wheel = tmp_path / "h11-0.16.0-py3-none-any.whl"
+    wheel.write_bytes(b"not the file that was locked")
+    (entry,) = [found.group(0) for found in ENTRY.finditer(LOCK) if found.group(1) == "h11"]
+    (tmp_path / "requirements.txt").write_text(entry)
+    options = ["--no-index", "--no-deps", "--require-hashes", "--find-links", tmp_path]
+    files = ["--dest", tmp_path / "out", "-r", tmp_path / "requirements.txt"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--isolated", "download", *options, *files],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+@pytest.fixture(scope="module")
+def bill() -> dict[str, Any]:
+    tool = [sys.executable, ROOT / "tools" / "sbom.py"]
+    done = subprocess.run(tool, capture_output=True, text=True, check=True)
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+def test_the_bill_of_materials_is_cyclonedx(bill: dict[str, Any]) -> None:
+    """What its schema demands: required fields, unique references, no reference into nothing."""
+    assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
+    uuid = r"urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    assert re.fullmatch(uuid, bill["serialNumber"])
+    components = [bill["metadata"]["component"], *bill["components"]]
+    for one in components:
+        assert one["type"] == "library"
+        assert all(one[field] for field in ("bom-ref", "name", "version"))
+        assert re.fullmatch(r"pkg:(pypi|generic)/[a-z0-9-]+@[A-Za-z0-9.%]+", one["purl"])
+    references = [one["bom-ref"] for one in components]
+    assert len(set(references)) == len(references)
+    assert sorted(one["ref"] for one in bill["dependencies"]) == sorted(references)
+    for one in bill["dependencies"]:
+        assert set(one["dependsOn"]) <= set(references)
+
+
+def test_the_bill_of_materials_lists_what_is_used(bill: dict[str, Any]) -> None:
+    versions = {one["name"]: one["version"] for one in bill["components"]}
+    locked = {name: version for name, version, _ in ENTRY.findall(LOCK)}
+    assert versions.pop("openssl") in _native.openssl_version()
+    assert {"torch", "cryptography", "cffi", "h11", "matplotlib"} <= versions.keys()
+    for name, version in versions.items():
+        assert version.split("+")[0] == locked[name], name
+    (linkage,) = [one["properties"] for one in bill["components"] if one["name"] == "openssl"]
+    value = "static" if _native.OPENSSL_BUILT_IN else "shared"
+    assert linkage == [{"name": "sealring:linkage", "value": value}]
