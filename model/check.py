@@ -95,7 +95,9 @@ def run(model: Model, wanted: Sequence[Search]) -> list[Found]:
         check=True,
     )
     if "Warning" in ran.stdout + ran.stderr:
-        raise SystemExit(f"Maude does not understand {model.file}:\n{ran.stdout}{ran.stderr}"[:4000])
+        raise SystemExit(
+            f"Maude does not understand {model.file}:\n{ran.stdout}{ran.stderr}"[:4000]
+        )
     blocks = ran.stdout.split("==========================================")[1:]
     if len(blocks) != len(wanted):
         raise SystemExit(f"Maude answered {len(blocks)} of {len(wanted)} searches of {model.file}")
@@ -132,7 +134,9 @@ def main() -> int:
     for each in found:
         print(each)
     wrong = sum(not each.as_expected for each in found)
-    print(f"{len(found)} searches, {sum(each.states for each in found)} states, {wrong} not as expected")
+    print(
+        f"{len(found)} searches, {sum(each.states for each in found)} states, {wrong} not as expected"
+    )
     return 1 if wrong else 0
 
 

@@ -54,9 +54,7 @@ def _all_done(*sessions: str) -> str:
     return f"{{ CS:Checks | {shown} OBJ:Objects }} := ST:State"
 
 
-_CERTIFIED = (
-    "{ CS:Checks | pub(cert('k1, 1, U:Nat, N:Nonce, T:Nat)) OBJ:Objects } := ST:State"
-)
+_CERTIFIED = "{ CS:Checks | pub(cert('k1, 1, U:Nat, N:Nonce, T:Nat)) OBJ:Objects } := ST:State"
 _EVICTED = "{ CS:Checks | evicted('k1, M:Qid, 1, T:Nat) OBJ:Objects } := ST:State"
 
 GOALS: Final[dict[Model, dict[str, str]]] = {
@@ -88,7 +86,9 @@ class Removal:
 
 def _removals(model: Model, rows: str) -> list[Removal]:
     split = [line.split() for line in rows.strip().splitlines()]
-    return [Removal(model, tuple(checks.split("+")), scenario, flaw) for checks, scenario, flaw in split]
+    return [
+        Removal(model, tuple(checks.split("+")), scenario, flaw) for checks, scenario, flaw in split
+    ]
 
 
 REMOVALS: Final = [
