@@ -1,11 +1,11 @@
-"""Runs the models: `make model`, or `python model/check.py [--quick]`.
+"""Runs the models: `make model`, or `python -m model.check [--quick]`.
 
 1. Every scenario can reach its goal, so that the searches below are about something.
 2. With every check in place no scenario reaches a state that violates a property.
 3. With a check removed the attack in the table (model/table.py) is found; where the table says that
-   another check covers for it, none is found, and with both removed there is one.
+   another check covers for it, none is found.
 
-Prints the number of states that each search visited. Ends with 1 if anything is not as the table says.
+Prints how many states each search visited. Ends with 1 if anything is not as the table says.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-if __package__:
-    from model.table import GOALS, MODELS, REMOVALS, Model
-else:
-    from table import GOALS, MODELS, REMOVALS, Model
+from model.table import GOALS, MODELS, REMOVALS, Model
 
 FOLDER = Path(__file__).parent
 
@@ -108,11 +105,8 @@ def _read(search: Search, block: str) -> Found:
     states = re.search(r"^states: (\d+)", block, re.MULTILINE)
     assert states is not None
     flaw = re.search(r"^Q:Qid --> '([\w-]+)", block, re.MULTILINE)
-    if flaw is not None:
-        outcome = flaw[1]
-    else:
-        outcome = "none" if "No solution." in block else "reached"
-    return Found(search, outcome, int(states[1]))
+    ended = "none" if "No solution." in block else "reached"
+    return Found(search, ended if flaw is None else flaw[1], int(states[1]))
 
 
 def check(quick: bool = False) -> list[Found]:
@@ -134,9 +128,8 @@ def main() -> int:
     for each in found:
         print(each)
     wrong = sum(not each.as_expected for each in found)
-    print(
-        f"{len(found)} searches, {sum(each.states for each in found)} states, {wrong} not as expected"
-    )
+    states = sum(each.states for each in found)
+    print(f"{len(found)} searches, {states} states, {wrong} not as expected")
     return 1 if wrong else 0
 
 

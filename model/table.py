@@ -37,8 +37,8 @@ BROKER: Final = Model(
     "BROKER-SCENARIOS",
     "broker",
     (
-        "join", "old", "leaked", "second-worker", "rejoin", "evicted", "evicted-unnamed", "group",
-        "belief", "hostile-store",
+        "join", "old", "leaked", "second-worker", "leaving", "rejoin", "evicted", "evicted-unnamed",
+        "group", "belief", "hostile-store",
     ),
     ("leaked", "group"),
 )  # fmt: skip
@@ -153,6 +153,7 @@ REMOVALS: Final = [
         barred-at-spending      evicted           eviction
         rank-taken              second-worker     rank-taken
         out-on-rejoin           rejoin            two-holders
+        leave-proof             leaving           rank-taken
         token-signed            join              secrecy
         token-time              old               freshness
         token-once              join              injectivity

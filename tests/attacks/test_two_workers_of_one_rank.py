@@ -1,7 +1,7 @@
-"""Two workers hold one rank, and the network cuts connections so that each is linked to some of the rest.
+"""Two workers hold one rank, and the network cuts connections: each is linked to some of the rest.
 
-The set-up model (docs/model.md) found it: without the digest in "ready", a rank could take the group
-to exist although the next one was linked to another process of the same rank.
+The set-up model (docs/model.md) found it: without the digest in "ready", a rank could take the
+group to exist although the next one was linked to another process of the same rank.
 """
 
 from __future__ import annotations
@@ -141,8 +141,12 @@ def test_linked_to_different_workers_of_one_rank(monkeypatch: pytest.MonkeyPatch
         for outcome in outcomes.values():
             for link in outcome if isinstance(outcome, list) else []:
                 link.socket.close()
-    # Rank 0 is linked to the one, rank 1 to the other: for neither does a group exist, nor for those
-    # two, which had heard "ready" and so listen to no other word of set-up.
-    assert {name: type(outcome) for name, outcome in outcomes.items()} == {
-        "zero": DuplicateRank, "one": DuplicateRank, "two": PeerUnreachable, "again": PeerUnreachable
-    }  # fmt: skip
+    # Rank 0 is linked to the one, rank 1 to the other: for neither does a group exist, nor for
+    # those two, which had heard "ready" and so read no further message of set-up.
+    ended = {name: type(outcome) for name, outcome in outcomes.items()}
+    assert ended == {
+        "zero": DuplicateRank,
+        "one": DuplicateRank,
+        "two": PeerUnreachable,
+        "again": PeerUnreachable,
+    }

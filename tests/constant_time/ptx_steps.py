@@ -1,4 +1,4 @@
-"""One PTX instruction as a function on a frame: its result, and whether that depends on a secret."""
+"""One PTX instruction as a function on a frame: its result, and whether it depends on a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No branch and no address of the GPU's cipher depends on a secret, nor of its compilation for CPUs."""
+"""No branch and no address of the GPU's cipher depends on a secret, on the GPU and on the CPU."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ SHAPES = (
     Shape(64 * 130 + 5, log_turns=1),
     Shape(64 * 140 + 21, parts=2),
 )
+FIRST_OF_THE_HEADER = (
+    "  const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, kHeaderLane), "
+    "launch.one);"
+)
 KEY_BRANCH = (
-    "  const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, kHeaderLane), launch.one);",
+    FIRST_OF_THE_HEADER,
     "  if (side.key[3] & 4) side.header_tag[0] = *(volatile u32*)launch.failed;\n"
-    "  const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, kHeaderLane), launch.one);",
+    + FIRST_OF_THE_HEADER,
 )
 KEY_ADDRESS = (
     "  side.associated = hash_associated(side, key.r);",

@@ -1,9 +1,10 @@
 """All links of a group, or none: every pair connected, verified and ready.
 
 Of each pair the higher rank dials. A link that has its keys waits under TLS until all of this
-worker's links have; then each end says "ready" and to which processes it is linked. When it has heard
-the same from everybody the TLS connections are dropped and the bare sockets handed out. If anything fails before, it is told over
-the links there are, and every worker that hears of it passes it on: so all fail with one error.
+worker's links have; then each end says "ready" and to which processes it is linked. When it has
+heard the same from all, the TLS connections are dropped and the bare sockets handed out. If
+anything fails before, it is told over the links there are, and every worker that hears of it passes
+it on: so all fail with one error.
 
 Strangers cannot make it fail. What an unverified connection does is logged, and remembered only to
 explain what is missing when the time is up.
