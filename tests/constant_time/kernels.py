@@ -7,6 +7,7 @@ import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from sealring.engine.cuda.compiler import SOURCES, kernel_text
 from tests.constant_time.ptx import Machine
@@ -14,14 +15,19 @@ from tests.constant_time.ptx_state import Leak
 
 KEY, CONTEXT = bytes(range(32)), bytes(range(100, 132))
 COUNT, LANE = 5, 1
-_KEY, _LOCAL, _RECORD, _RESULT, _FAILED = 0x1000, 0x2000, 0x80000, 0x100000, 0x180000
+_KEY, _LOCAL, _FAILED = 0x1000, 0x2000, 0x7F000
+_RECEIVED, _SEALED, _RESULT = 0x80000, 0x100000, 0x180000
+INT32_SUM: Final = ("-DSEALRING_REDUCES=1", "-DSEALRING_DTYPE=7", "-DSEALRING_KIND=1")
+PLAIN: Final = ("-DSEALRING_REDUCES=0",)
 
 
 def missing() -> str:
     return "" if shutil.which("nvcc") else "nvcc is not installed"
 
 
-def compiled(folder: Path, planted: tuple[str, str] | None = None) -> str:
+def compiled(
+    folder: Path, defines: tuple[str, ...] = PLAIN, planted: tuple[str, str] | None = None
+) -> str:
     """The kernels' PTX. `planted` is a text of theirs and what stands in its place."""
     changed = 0
     for source in SOURCES:
@@ -34,7 +40,7 @@ def compiled(folder: Path, planted: tuple[str, str] | None = None) -> str:
     subprocess.run(
         [
             "nvcc", "-ptx", "-arch=sm_90", "--std=c++20", "--fmad=false", "--ftz=false",
-            "--prec-div=true", "-DSEALRING_REDUCES=0", "-DSEALRING_SERVES=0",
+            "--prec-div=true", "-DSEALRING_SERVES=0", *defines,
             str(folder / "kernels.cu"), "-o", str(folder / "kernels.ptx"),
         ],
         check=True,
@@ -75,22 +81,34 @@ class Run:
     def seal(self) -> bytes:
         self._put(_LOCAL + self.shape.misaligned, self.shape.plain, secret=True)
         self._launch("seal", local=_LOCAL + self.shape.misaligned)
-        return self._get(_RECORD, self.shape.bytes + 96)
+        return self._get(_SEALED, self.shape.bytes + 96)
 
     def open(self, record: bytes) -> bytes | None:
         """Nothing about the record is public before its tag is good, so all of it is secret."""
-        self._put(_RECORD, record, secret=True)
+        self._put(_RECEIVED, record, secret=True)
         self._launch("open", result=_RESULT + self.shape.misaligned)
         plain = self._get(_RESULT + self.shape.misaligned, self.shape.bytes)
         return plain if self._get(_FAILED, 8) == b"\xff" * 8 else None
+
+    def hop(self, record: bytes) -> bytes:
+        """Opens, reduces with the local tensor and seals."""
+        self._put(_RECEIVED, record, secret=True)
+        self._put(_LOCAL + self.shape.misaligned, self.shape.plain, secret=True)
+        self._launch("hop", local=_LOCAL + self.shape.misaligned)
+        return self._get(_SEALED, self.shape.bytes + 96)
 
     @property
     def leaks(self) -> set[Leak]:
         return self._machine.leaks
 
     def _launch(self, kernel: str, local: int = 0, result: int = 0) -> None:
-        wire = struct.pack("<QQ", _RECORD, _KEY) + header_of(self.shape)
-        argument = wire + wire + struct.pack("<QQQQ", local, result, self.shape.bytes, _FAILED)
+        received, sealed = (
+            struct.pack("<QQ", records, _KEY) + header_of(self.shape)
+            for records in (_RECEIVED, _SEALED)
+        )
+        argument = (
+            received + sealed + struct.pack("<QQQQ", local, result, self.shape.bytes, _FAILED)
+        )
         argument += CONTEXT + struct.pack("<IIII", 262144, self.shape.log_turns, 1, 0)
         self._machine.launch(kernel, argument)
 

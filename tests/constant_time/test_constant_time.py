@@ -62,11 +62,11 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> str:
     return kernels.compiled(tmp_path_factory.mktemp("ptx"))
 
 
-def expected_record(shape: Shape) -> bytes:
-    header = header_of(shape)
+def expected_record(shape: Shape, plain: bytes | None = None) -> bytes:
+    header, plain = header_of(shape), shape.plain if plain is None else plain
     cipher, associated = ChaCha20Poly1305(KEY), header + CONTEXT
     tag = cipher.encrypt(struct.pack("<IQ", LANE | 1 << 31, COUNT), b"", associated)
-    payload = cipher.encrypt(struct.pack("<IQ", LANE, COUNT), shape.plain, associated)
+    payload = cipher.encrypt(struct.pack("<IQ", LANE, COUNT), plain, associated)
     return header + tag + payload
 
 
@@ -80,6 +80,18 @@ def test_the_gpus_code(ptx: str, shape: Shape) -> None:
     opening = Run(ptx, shape)
     assert opening.open(record) == shape.plain
     assert not opening.leaks
+
+
+@needs_nvcc
+def test_the_gpus_code_that_opens_and_seals(tmp_path: Path) -> None:
+    """With a sum of int32 in between."""
+    ptx = kernels.compiled(tmp_path, kernels.INT32_SUM)
+    for shape in (Shape(64 * 3 + 20), Shape(64 * 2, misaligned=4)):
+        words = struct.unpack(f"<{shape.bytes // 4}I", shape.plain)
+        doubled = struct.pack(f"<{shape.bytes // 4}I", *(2 * word & 0xFFFFFFFF for word in words))
+        hop = Run(ptx, shape)
+        assert hop.hop(expected_record(shape)) == expected_record(shape, doubled)
+        assert not hop.leaks
 
 
 @needs_nvcc
@@ -97,6 +109,6 @@ def test_the_gpus_code_with_a_forged_record(ptx: str, at: int) -> None:
 def test_a_leak_in_the_gpus_code_is_found(
     tmp_path: Path, planted: tuple[str, str], kind: str
 ) -> None:
-    sealing = Run(kernels.compiled(tmp_path, planted), Shape(128))
+    sealing = Run(kernels.compiled(tmp_path, planted=planted), Shape(128))
     sealing.seal()
     assert kind in {leak.what for leak in sealing.leaks}
