@@ -116,6 +116,8 @@ class _Mesh:
         self._higher = sorted(rank for rank in terms.members if rank > terms.rank)
         self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
         self._waiting = WaitingLinks(terms)
+        self._workers = ""
+        """Digest of the process of every rank, once no link is replaced any more."""
         self._dialer = Dialer(book, self._on_connected, self._waiting.fail)
         try:
             # Nobody dials the highest rank, so it does not listen.
@@ -153,8 +155,9 @@ class _Mesh:
                 if self._objection is not None:
                     raise self._objection
                 links = self._waiting.present()
+                self._workers = self._digest_of(links)
                 for link in links:
-                    ready = {"type": "ready", "workers": self._workers(links)}
+                    ready = {"type": "ready", "workers": self._workers}
                     link.channel.send(ready, self._deadline)
             if complete:
                 self._check_workers(links)
@@ -192,7 +195,7 @@ class _Mesh:
             exactly(message, _READY)
             link.ready = digest(message, "workers")
 
-    def _workers(self, links: list[WaitingLink]) -> str:
+    def _digest_of(self, links: list[WaitingLink]) -> str:
         instances = {link.rank: link.channel.peer_hello.instance for link in links}
         return workers_digest({self._terms.rank: self._terms.instance, **instances})
 
@@ -202,9 +205,8 @@ class _Mesh:
         Where two workers hold one rank and connections are cut, a rank can be linked to one of them
         and the next rank to the other.
         """
-        own = self._workers(links)
         for link in links:
-            if link.ready and link.ready != own:
+            if link.ready and link.ready != self._workers:
                 raise DuplicateRank(
                     f"rank {link.rank} and rank {self._terms.rank} are linked to different workers "
                     "of one rank: two workers were started with one RANK, or an earlier run is "
