@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
 FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo examples)
-SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium
+SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind
 LIBCRYPTO := build/libcrypto
 # Where the libcrypto is that becomes part of the module; empty for the system's.
 STATIC_OPENSSL = SEALRING_STATIC_OPENSSL=$(shell cat $(LIBCRYPTO)/prefix)
@@ -12,7 +12,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps conformance clean help
+.PHONY: lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -46,7 +46,7 @@ test-gpu: $(VENV)/.installed ## what needs a GPU (compute capability 9.0 or late
 	@$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" || { echo "torch finds no GPU here"; exit 1; }
 	$(BIN)/python -m pytest tests/gpu tests/engine/cuda
 
-system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium
+system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium, Maude, valgrind
 	@dpkg --status $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends $(SYSTEM_PACKAGES); }
 
@@ -121,6 +121,13 @@ wheel: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the wheel, in dist/; its times are
 
 reproducible: $(VENV)/.locked $(LIBCRYPTO)/prefix ## builds the wheel twice, in different folders, and compares
 	@tools/reproducible.sh $(BIN)/python "$$(cat $(LIBCRYPTO)/prefix)"
+
+model: ## the protocol's models: no attack with all checks, the known one without each (needs maude)
+	@$(PYTHON) -m model.check
+
+constant-time: $(VENV)/.installed ## no branch or address on a secret: the CPU's code (valgrind), the GPU's (nvcc)
+	@for tool in valgrind nvcc; do command -v $$tool >/dev/null || echo "$$tool is not installed: its half is skipped"; done
+	$(BIN)/python -m pytest tests/constant_time -v -rs
 
 conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on Gloo
 	@$(BIN)/python -m tests.conformance

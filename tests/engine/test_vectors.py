@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from sealring import _native
 from tests.engine.wycheproof import check_against
 
+ROOT = Path(__file__).parents[2]
 NIST = Path(cryptography_vectors.__file__).parent / "ciphers" / "AES" / "GCM"
 RATCHET_INFO = b"sealring 1 ratchet"
 OURS = {"Keylen": "256", "IVlen": "96", "Taglen": "128"}
@@ -79,3 +81,12 @@ def test_ratchet_is_hkdf_expand() -> None:
         ours = _native.ratchet(ours)
         theirs = HKDFExpand(hashes.SHA256(), 32, RATCHET_INFO).derive(theirs)
         assert ours == theirs
+
+
+def test_the_vectors_are_installed_with_what_they_test() -> None:
+    """So that the tests above run wherever the suite does; only Wycheproof's may be missing."""
+    pinned = (ROOT / "constraints.txt").read_text()
+    versions = re.findall(r"^cryptography(?:_vectors)?==(\S+)", pinned, re.MULTILINE)
+    assert len(versions) == 2
+    assert len(set(versions)) == 1
+    assert cryptography_vectors.__version__ == versions[0]

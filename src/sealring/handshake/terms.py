@@ -74,6 +74,12 @@ def members_digest(members: tuple[int, ...]) -> str:
     return _digest([_ranks(members)]).hex()
 
 
+def workers_digest(instances: Mapping[int, str]) -> str:
+    """Which process holds each rank, as one worker sees it: rank -> instance."""
+    fields = [(_integer(rank), instances[rank].encode()) for rank in sorted(instances)]
+    return _digest([part for field in fields for part in field]).hex()
+
+
 def group_context(terms: Terms) -> bytes:
     """32 bytes that every member computes alike; records carry them as associated data."""
     return _digest(_group_fields(terms))

@@ -1,9 +1,10 @@
 """All links of a group, or none: every pair connected, verified and ready.
 
 Of each pair the higher rank dials. A link that has its keys waits under TLS until all of this
-worker's links have; then each end says "ready", and when it has heard that from everybody the TLS
-connections are dropped and the bare sockets handed out. If anything fails before, it is told over
-the links there are, and every worker that hears of it passes it on: so all fail with one error.
+worker's links have; then each end says "ready" and to which processes it is linked. When it has
+heard the same from all, the TLS connections are dropped and the bare sockets handed out. If
+anything fails before, it is told over the links there are, and every worker that hears of it passes
+it on: so all fail with one error.
 
 Strangers cannot make it fail, nor can workers that are no longer admitted. What a connection does
 whose peer is not admitted is logged, and remembered only to explain what is missing when the time
@@ -25,14 +26,15 @@ from typing import Final
 from sealring import _native
 from sealring.errors import (
     ConfigurationError,
+    DuplicateRank,
     HandshakeError,
     MalformedSetup,
     PeerUnreachable,
     SealringError,
 )
 from sealring.handshake.channel import Incoming, dial
-from sealring.handshake.messages import Hello
-from sealring.handshake.terms import Terms
+from sealring.handshake.messages import Hello, digest, exactly
+from sealring.handshake.terms import Terms, workers_digest
 from sealring.identity.credentials import Credentials
 from sealring.limits import KEY_BYTES
 from sealring.links.addresses import own_addresses
@@ -51,7 +53,7 @@ _ACCEPT_SECONDS: Final = 10.0
 _DIAL_SECONDS: Final = 30.0
 """Longer: a worker that many dial at once serves them in turn."""
 _OWN_ADDRESS_SECONDS: Final = 1.0
-_READY: Final = {"type": "ready"}
+_READY: Final = frozenset({"type", "workers"})
 
 
 def build_mesh(
@@ -115,6 +117,8 @@ class _Mesh:
         self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
         self._probing = False
         self._waiting = WaitingLinks(terms)
+        self._workers = ""
+        """Digest of the process of every rank, once no link is replaced any more."""
         self._dialer = Dialer(book, self._on_connected, self._waiting.fail)
         try:
             # Nobody dials the highest rank, so it does not listen.
@@ -157,10 +161,14 @@ class _Mesh:
                 if self._objection is not None:
                     raise self._objection
                 links = self._waiting.present()
+                self._workers = self._digest_of(links)
                 for link in links:
-                    link.channel.send(_READY, self._deadline)
-            if complete and all(link.ready for link in links):
-                return
+                    ready = {"type": "ready", "workers": self._workers}
+                    link.channel.send(ready, self._deadline)
+            if complete:
+                self._check_workers(links)
+                if all(link.ready for link in links):
+                    return
             if time.monotonic() >= self._deadline:
                 raise self._time_is_up(links)
             for link in self._readable([link for link in links if not link.ready]):
@@ -185,11 +193,33 @@ class _Mesh:
         if has_bytes is None:
             self._lost(link)
         elif has_bytes:
-            if link.channel.receive(self._deadline) != _READY:
+            message = link.channel.receive(self._deadline)
+            if message["type"] != "ready":
                 raise MalformedSetup(
                     f"rank {link.rank} is out of step in set-up", peer=link.rank, proven=True
                 )
-            link.ready = True
+            exactly(message, _READY)
+            link.ready = digest(message, "workers")
+
+    def _digest_of(self, links: list[WaitingLink]) -> str:
+        instances = {link.rank: link.channel.peer_hello.instance for link in links}
+        return workers_digest({self._terms.rank: self._terms.instance, **instances})
+
+    def _check_workers(self, links: list[WaitingLink]) -> None:
+        """That all are linked to the same processes.
+
+        Where two workers hold one rank and connections are cut, a rank can be linked to one of them
+        and the next rank to the other.
+        """
+        for link in links:
+            if link.ready and link.ready != self._workers:
+                raise DuplicateRank(
+                    f"rank {link.rank} and rank {self._terms.rank} are linked to different workers "
+                    "of one rank: two workers were started with one RANK, or an earlier run is "
+                    "still alive",
+                    peer=link.rank,
+                    proven=True,
+                )
 
     def _lost(self, link: WaitingLink) -> None:
         if not self._waiting.remove(link):

@@ -31,8 +31,9 @@ class WaitingLink:
     channel: SecureChannel
     settled: Settled
     dialer: bool
-    ready: bool = False
-    """The peer has all its links too. Its next bytes are records, so TLS must not read again."""
+    ready: str = ""
+    """The digest in the peer's "ready": it has all its links too, to those workers. Its next bytes
+    are records, so TLS must not read again."""
 
     @property
     def rank(self) -> int:

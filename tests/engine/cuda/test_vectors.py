@@ -33,19 +33,21 @@ def test_rfc_8439_section_2_8_2() -> None:
 
 
 def vectors_of(name: str, equals: str) -> Iterator[dict[str, bytes]]:
-    """Blocks of `field = value` lines, by the fields' upper-case names; hex values only."""
+    """Blocks of `field = value` lines, by the fields' upper-case names: hex, or text in quotes."""
     for block in (RFC / name).read_text().split("\n\n"):
         fields = {}
         for line in block.splitlines():
             field, found, value = line.partition(equals)
             if found and not line.startswith("#") and field.strip() != "COUNT":
                 field, value = field.strip().upper(), value.strip()
-                fields[field] = value.encode() if field == "RESULT" else bytes.fromhex(value)
+                text = field == "RESULT" or value.startswith('"')
+                fields[field] = value.strip('"').encode() if text else bytes.fromhex(value)
         if fields:
             yield fields
 
 
 def test_openssl_vectors() -> None:
+    """With RFC 8439's of appendix A.5; those with another length of nonce are not for us."""
     opened = refused = 0
     for vector in vectors_of("openssl.txt", "="):
         key, nonce, associated = vector["KEY"], vector["IV"], vector["AAD"]
@@ -60,8 +62,22 @@ def test_openssl_vectors() -> None:
             assert plain == vector["PLAINTEXT"]
             assert _native.gpu_aead_seal(key, nonce, associated, plain) == sealed
             opened += 1
-    assert opened
-    assert refused
+    assert (opened, refused) == (4, 1)
+
+
+def test_boringssl_vectors() -> None:
+    """RFC 8439's of section 2.8.2 and of appendix A.5, and every length of a padding."""
+    count = 0
+    for vector in vectors_of("boringssl.txt", "="):
+        key, nonce, associated = vector["KEY"], vector["NONCE"], vector["AD"]
+        sealed = vector["CT"] + vector["TAG"]
+        assert _native.gpu_aead_seal(key, nonce, associated, vector["IN"]) == sealed
+        assert _native.gpu_aead_open(key, nonce, associated, sealed) == vector["IN"]
+        for at in range(len(sealed)):
+            forged = sealed[:at] + bytes([sealed[at] ^ 0x80]) + sealed[at + 1 :]
+            assert _native.gpu_aead_open(key, nonce, associated, forged) is None
+        count += 1
+    assert count == 66
 
 
 def test_wycheproof() -> None:

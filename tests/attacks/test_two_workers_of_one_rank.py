@@ -1,0 +1,152 @@
+"""Two workers hold one rank, and the network cuts connections: each is linked to some of the rest.
+
+The set-up model (docs/model.md) found it: without the digest in "ready", a rank could take the
+group to exist although the next one was linked to another process of the same rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sealring.errors import DuplicateRank, PeerUnreachable
+from sealring.links import Link, build_mesh
+from sealring.links.waiting import WaitingLink, WaitingLinks
+from tests.handshake.meeting import terms
+from tests.links.worlds import ISSUER, LOOPBACK, DictStore, address_key
+
+NOWHERE = b'[["127.0.0.1",1]]'
+
+
+class View(DictStore):
+    """The store as one worker sees it: all addresses are shared but those in `overlay`."""
+
+    def __init__(self, shared: DictStore) -> None:
+        super().__init__()
+        self.values = shared.values
+
+
+class Relay:
+    """Carries one connection, until it is cut towards the acceptor and left open to the dialer."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = self._server.getsockname()
+        self._target = target
+        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._run)]
+        self._threads[0].start()
+
+    def _run(self) -> None:
+        near, _ = self._server.accept()
+        far = socket.create_connection(self._target)
+        self._ends += [near, far]
+        for source, sink in ((near, far), (far, near)):
+            self._threads.append(threading.Thread(target=self._pump, args=(source, sink)))
+            self._threads[-1].start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+
+    def cut(self) -> None:
+        self._ends[1].shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.close()
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for end in self._ends:
+            end.close()
+
+
+def test_linked_to_different_workers_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DictStore()
+    events: list[tuple[str, int, int, str]] = []
+    outcomes: dict[str, list[Link] | BaseException] = {}
+
+    def recorded(name: str) -> Callable[..., Any]:
+        plain: Callable[..., Any] = getattr(WaitingLinks, name)
+
+        def call(self: WaitingLinks, link: WaitingLink) -> Any:
+            result = plain(self, link)
+            instance = link.channel.peer_hello.instance
+            events.append((name, self._terms.rank, link.rank, instance))
+            return result
+
+        return call
+
+    for name in ("add", "remove"):
+        monkeypatch.setattr(WaitingLinks, name, recorded(name))
+
+    def worker(name: str, rank: int, view: DictStore) -> threading.Thread:
+        own = terms(rank, world=3, members=(0, 1, 2), instance=instances[name])
+
+        def run() -> None:
+            try:
+                outcomes[name] = build_mesh(
+                    view, ISSUER.credentials(rank, world=3), own, bytes(32),
+                    timeout=15.0 if name != "again" else 4.0, transport="tcp", environ=LOOPBACK,
+                )  # fmt: skip
+            except BaseException as error:
+                outcomes[name] = error
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def wait_for(*wanted: tuple[str, int, int, str]) -> None:
+        end = time.monotonic() + 20
+        while not set(wanted) <= set(events):
+            assert time.monotonic() < end, (wanted, events, outcomes)
+            time.sleep(0.01)
+
+    instances = {
+        name: f"{number:032x}" for number, name in enumerate(("zero", "one", "two", "again"))
+    }
+    zero, one, two, again = (View(store) for _ in instances)
+    # Rank 1 does not find rank 0 yet, and the second worker of rank 2 never finds rank 1.
+    one.overlay[address_key(0)] = NOWHERE
+    again.overlay[address_key(1)] = NOWHERE
+    threads = [worker("zero", 0, zero)]
+    relay = Relay(store.address(0))
+    try:
+        two.overlay[address_key(0)] = repr([list(relay.address)]).replace("'", '"').encode()
+        threads += [worker("one", 1, one), worker("two", 2, two)]
+        wait_for(
+            ("add", 0, 2, instances["two"]), ("add", 2, 0, instances["zero"]),
+            ("add", 1, 2, instances["two"]), ("add", 2, 1, instances["one"]),
+        )  # fmt: skip
+        relay.cut()
+        wait_for(("remove", 0, 2, instances["two"]))
+        threads.append(worker("again", 2, again))
+        wait_for(("add", 0, 2, instances["again"]))
+        del one.overlay[address_key(0)]
+        for thread in threads[:2]:
+            thread.join()
+    finally:
+        relay.close()
+        for thread in threads:
+            thread.join()
+        for outcome in outcomes.values():
+            for link in outcome if isinstance(outcome, list) else []:
+                link.socket.close()
+    # Rank 0 is linked to the one, rank 1 to the other: for neither does a group exist, nor for
+    # those two, which had heard "ready" and so read no further message of set-up.
+    ended = {name: type(outcome) for name, outcome in outcomes.items()}
+    assert ended == {
+        "zero": DuplicateRank,
+        "one": DuplicateRank,
+        "two": PeerUnreachable,
+        "again": PeerUnreachable,
+    }

@@ -1,0 +1,248 @@
+"""What engines put on their links is opened by a decoder that was written from docs/spec.md alone.
+
+Every kind of record, every lane, several generations of keys.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidTag
+
+from sealring.engine.cuda import wires
+from sealring.engine.cuda.wires import Wire
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.schedule import Algorithm, Operation
+from tests.engine import spec_decoder as spec
+from tests.engine.attacker import Splitter, Tap
+from tests.engine.cases import Case, tensors_of
+from tests.engine.cuda.test_wires import RUN, SLOT_BYTES
+from tests.engine.local_world import LocalMail, LocalWorld, slot
+from tests.engine.spec_decoder import Alert, Inbox, Opened
+
+ALL_REDUCE = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 5000, DType.FLOAT32, ReduceKind.SUM)
+
+
+def tapped(world: int) -> dict[tuple[int, int], Tap]:
+    return {(a, b): Tap() for a in range(world) for b in range(world) if a != b}
+
+
+def decoded(
+    local: LocalWorld,
+    taps: dict[tuple[int, int], Tap],
+    slots: dict[tuple[int, int], Callable[[int], bytes]] | None = None,
+) -> dict[tuple[int, int], list[Opened]]:
+    """Every record on every link, by (sender, receiver) of the link."""
+    records = {}
+    group_keys = {rank: local._key("group", rank) for rank in range(local.world)}
+    for receiver in range(local.world):
+        inbox = Inbox(receiver, local.context, group_keys)
+        for (a, b), tap in taps.items():
+            if b == receiver:
+                key = local._key("pair", a, b)
+                records[a, b] = inbox.decode(bytes(tap.stream), a, key, (slots or {}).get((a, b)))
+        inbox.finish()
+    return records
+
+
+def kinds(records: dict[tuple[int, int], list[Opened]]) -> set[int]:
+    return {record.kind for each in records.values() for record in each}
+
+
+def joined(records: list[Opened], kind: int, **fields: int) -> bytes:
+    """The payloads of one message, in the order of their segments."""
+    wanted = [
+        one
+        for one in records
+        if one.kind == kind and all(one.fields[name] == value for name, value in fields.items())
+    ]
+    return b"".join(one.plain for one in sorted(wanted, key=lambda one: one.segment))
+
+
+def run(local: LocalWorld, case: Case) -> list[list[bytes]]:
+    """Runs the case; what each rank's slots held before."""
+    tensors = tensors_of(case, local.world)
+    before = [each.bits() for each in tensors]
+    assert local.run([each.collective() for each in tensors], timeout_s=30) == [None] * local.world
+    return before
+
+
+@pytest.mark.parametrize(("devices", "lane"), [({}, 0), ({0: 1, 1: 2, 2: 0}, 1)])
+def test_collectives(devices: dict[int, int], lane: int) -> None:
+    taps = tapped(3)
+    scattered = Case(Operation.REDUCE_SCATTER, Algorithm.DIRECT, 900, DType.FLOAT32, ReduceKind.SUM)
+    gathered = Case(Operation.ALL_GATHER, Algorithm.RING, 700, DType.FLOAT32)
+    with LocalWorld(
+        3, record_bytes=1024, rekey_bytes=5000, middle=dict(taps), devices=devices
+    ) as local:
+        reduced = run(local, ALL_REDUCE)
+        parts = run(local, scattered)
+        own = run(local, gathered)
+    records = decoded(local, taps)
+    assert kinds(records) >= {spec.PAIR, spec.GROUP, spec.BYE}
+    data = [one for each in records.values() for one in each if one.kind != spec.BYE]
+    assert {one.lane for one in data if one.kind in (spec.PAIR, spec.GROUP)} == {lane}
+    assert max(one.generation for one in data) > 2
+    for (a, b), each in records.items():
+        assert each[-1].kind == spec.BYE
+        assert joined(each, spec.GROUP, collective=1, sender=a) == reduced[a][0]
+        assert joined(each, spec.PAIR, collective=2, message=b) == parts[a][b]
+    for receiver in range(3):
+        for sender in {0, 1, 2} - {receiver}:
+            # Around the ring: over the link from the rank below, whoever sealed it.
+            passed = records[(receiver - 1) % 3, receiver]
+            assert joined(passed, spec.GROUP, collective=3, message=sender) == own[sender][-1]
+
+
+def test_a_status_and_alerts() -> None:
+    taps = tapped(2)
+    with LocalWorld(2, middle=dict(taps)) as local:
+        tensors = tensors_of(ALL_REDUCE, 2)
+        early = local.pool.submit(local.engines[0].run, 1, tensors[0].collective(), 20.0)
+        time.sleep(0.9)
+        local.engines[1].run(1, tensors[1].collective(), 20.0)
+        early.result()
+        local.number = 1
+        other = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 77, DType.FLOAT32, ReduceKind.SUM)
+        errors = local.run(
+            [tensors_of(ALL_REDUCE, 2)[0].collective(), tensors_of(other, 2)[1].collective()]
+        )
+        assert None not in errors
+    records = decoded(local, taps)
+    statuses = [one for one in records[0, 1] if one.kind == spec.STATUS]
+    assert [(one.collective, one.plain) for one in statuses[:1]] == [(1, b"")]
+    alerts = [
+        Alert.parse(one.plain)
+        for each in records.values()
+        for one in each
+        if one.kind == spec.ALERT
+    ]
+    assert {alert.error for alert in alerts} == {"OutOfStep"}
+    assert {alert.collective for alert in alerts} == {2}
+
+
+@pytest.mark.parametrize(("devices", "lane"), [({}, 0), ({0: 1, 1: 2}, 1)])
+def test_messages(devices: dict[int, int], lane: int) -> None:
+    taps = tapped(2)
+    sizes = (0, 64, 20_000, 100_000)
+    messages = [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
+    memories = [np.zeros(size, np.uint8) for size in sizes]
+    with LocalMail(
+        2, record_bytes=4096, rekey_bytes=30_000, middle=dict(taps), devices=devices
+    ) as mail:
+        zero, one = mail.mailboxes
+        sent = [
+            zero.send(1, tag, slot(message), 20, *mail.place(0))
+            for tag, message in enumerate(messages)
+        ]
+
+        def receives() -> None:
+            for tag, memory in enumerate(memories):
+                one.wait(one.receive(0, tag, slot(memory), 20, *mail.place(1)))
+
+        receiving = mail.pool.submit(receives)
+        for ticket in sent:
+            zero.wait(ticket)
+        receiving.result()
+    records = decoded(mail, taps)
+    assert kinds(records) == {spec.ANNOUNCE, spec.ACCEPT, spec.DATA, spec.BYE}
+    announced = [each for each in records[0, 1] if each.kind == spec.ANNOUNCE]
+    assert [(each.message, each.total) for each in announced] == list(enumerate(sizes))
+    for each, message in zip(announced, messages, strict=True):
+        if each.segment == 1:
+            assert each.plain == message.tobytes()
+        else:
+            assert each.segment == (2 if devices else 0)
+            assert joined(records[0, 1], spec.DATA, collective=each.collective) == message.tobytes()
+    data = [each for each in records[0, 1] if each.kind == spec.DATA]
+    assert {each.lane for each in data} == {lane}
+    assert max(each.generation for each in data) > 1
+    accepted = {each.collective for each in records[1, 0] if each.kind == spec.ACCEPT}
+    assert accepted >= {each.collective for each in data}
+
+
+class Recorder(Tap):
+    """Also keeps what a slot holds when its header passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.area = 0
+        self.slots: list[bytes] = []
+        self._splitter = Splitter()
+
+    def __call__(self, data: bytes) -> bytes:
+        for record in self._splitter.feed(data):
+            if record.fields["lane"] >= spec.FIRST_WIRE_LANE:
+                at = self.area + (record.fields["lane"] - spec.FIRST_WIRE_LANE) * SLOT_BYTES
+                self.slots.append(ctypes.string_at(at, SLOT_BYTES))
+        return super().__call__(data)
+
+
+@pytest.fixture
+def areas(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """By engine: where its area lies."""
+    found: dict[int, int] = {}
+    offer = wires._PeerMemory.offer
+
+    def watched(way: wires._PeerMemory) -> bytes:
+        letter = offer(way)
+        found[id(way._native)] = int.from_bytes(letter[:8], "little")
+        return letter
+
+    monkeypatch.setattr(wires._PeerMemory, "offer", watched)
+    return found
+
+
+def test_runs_in_slots(areas: dict[int, int]) -> None:
+    taps = {way: Recorder() for way in ((0, 1), (1, 0))}
+    big = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, RUN, DType.FLOAT32, ReduceKind.SUM)
+    with LocalWorld(
+        2, middle=dict(taps), hosts=[0, 0], devices={0: 1, 1: 2}, rekey_bytes=1_000_000
+    ) as local:
+        assert local.wire(Wire.PEER) == [None, None]
+        first = local.number + 1
+        for (a, _), tap in taps.items():
+            tap.area = areas[id(local.engines[a]._native)]
+        inputs = [run(local, big), run(local, big)]
+    records = decoded(local, dict(taps), {way: tap.slots.__getitem__ for way, tap in taps.items()})
+    assert kinds(records) == {spec.GROUP, spec.FETCHED, spec.BYE}
+    for (a, _), each in records.items():
+        for number, before in enumerate(inputs, first):
+            runs = [one for one in each if one.kind == spec.GROUP and one.collective == number]
+            assert {one.lane >= spec.FIRST_WIRE_LANE for one in runs} == {True}
+            assert len(runs) > 2
+            assert joined(each, spec.GROUP, collective=number) == before[a][0]
+        wired = [one for one in each if one.lane >= spec.FIRST_WIRE_LANE]
+        assert max(one.generation for one in wired) > 0
+        fetched = [one.total for one in each if one.kind == spec.FETCHED]
+        assert fetched == sorted(set(fetched))
+
+
+def test_the_decoder_refuses_what_was_changed() -> None:
+    taps = tapped(2)
+    with LocalWorld(2, middle=dict(taps)) as local:
+        run(local, ALL_REDUCE)
+    stream = taps[0, 1].stream
+    for at in (60, 70, 100, len(stream) - 1):
+        stream[at] ^= 1
+        with pytest.raises((InvalidTag, spec.NotTheSpecification)):
+            decoded(local, taps)
+        stream[at] ^= 1
+    decoded(local, taps)
+
+
+def test_the_decoder_knows_nothing_of_sealring() -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(Path(spec.__file__).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+    assert "cryptography" in imported
+    assert not imported & {"sealring", "tests"}
