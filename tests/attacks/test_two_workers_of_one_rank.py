@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sealring import _native
 from sealring.errors import DuplicateRank, PeerUnreachable
 from sealring.links import Link, build_mesh
 from sealring.links.waiting import WaitingLink, WaitingLinks
@@ -95,7 +96,7 @@ def test_linked_to_different_workers_of_one_rank(monkeypatch: pytest.MonkeyPatch
         def run() -> None:
             try:
                 outcomes[name] = build_mesh(
-                    view, ISSUER.credentials(rank, world=3), own, bytes(32),
+                    view, ISSUER.credentials(rank, world=3), own, _native.Secret.random(32),
                     timeout=15.0 if name != "again" else 4.0, transport="tcp", environ=LOOPBACK,
                 )  # fmt: skip
             except BaseException as error:

@@ -19,11 +19,11 @@ namespace {
 
 template <class Bytes>
 void make_secret(Bytes& bytes) {
-  if (!bytes.empty()) (void)VALGRIND_MAKE_MEM_UNDEFINED(bytes.data(), bytes.size());
+  if (bytes.size() != 0) (void)VALGRIND_MAKE_MEM_UNDEFINED(bytes.data(), bytes.size());
 }
 template <class Bytes>
 void make_public(Bytes& bytes) {
-  if (!bytes.empty()) (void)VALGRIND_MAKE_MEM_DEFINED(bytes.data(), bytes.size());
+  if (bytes.size() != 0) (void)VALGRIND_MAKE_MEM_DEFINED(bytes.data(), bytes.size());
 }
 
 volatile uint8_t sink;

@@ -36,7 +36,8 @@ def compilers() -> list[str]:
 def run_twin(folder: Path, compiler: str, level: str, planted: str = "") -> Outcome:
     """Whether a branch or an address depended on a secret; `planted` adds such a one."""
     program = folder / "twin"
-    sources = [ROOT / "tests/constant_time/twin.cpp", ROOT / "native/gpu_arithmetic.cpp"]
+    native = [ROOT / "native" / name for name in ("gpu_arithmetic.cpp", "secret_memory.cpp")]
+    sources = [ROOT / "tests/constant_time/twin.cpp", *native]
     subprocess.run(
         [
             compiler, "-std=c++20", level, "-ffp-contract=off", "-gdwarf-4",
