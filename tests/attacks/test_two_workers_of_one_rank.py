@@ -116,20 +116,21 @@ def test_linked_to_different_workers_of_one_rank(monkeypatch: pytest.MonkeyPatch
         name: f"{number:032x}" for number, name in enumerate(("zero", "one", "two", "again"))
     }
     zero, one, two, again = (View(store) for _ in instances)
-    # Rank 1 does not find rank 0 yet, and the second worker of rank 2 never finds rank 1.
+    # Rank 1 does not find rank 0 yet, nor rank 2 rank 1 before its link to rank 0 is cut. The
+    # second worker of rank 2 never finds rank 1.
     one.overlay[address_key(0)] = NOWHERE
+    two.overlay[address_key(1)] = NOWHERE
     again.overlay[address_key(1)] = NOWHERE
     threads = [worker("zero", 0, zero)]
     relay = Relay(store.address(0))
     try:
         two.overlay[address_key(0)] = repr([list(relay.address)]).replace("'", '"').encode()
         threads += [worker("one", 1, one), worker("two", 2, two)]
-        wait_for(
-            ("add", 0, 2, instances["two"]), ("add", 2, 0, instances["zero"]),
-            ("add", 1, 2, instances["two"]), ("add", 2, 1, instances["one"]),
-        )  # fmt: skip
+        wait_for(("add", 0, 2, instances["two"]), ("add", 2, 0, instances["zero"]))
         relay.cut()
         wait_for(("remove", 0, 2, instances["two"]))
+        del two.overlay[address_key(1)]
+        wait_for(("add", 1, 2, instances["two"]), ("add", 2, 1, instances["one"]))
         threads.append(worker("again", 2, again))
         wait_for(("add", 0, 2, instances["again"]))
         del one.overlay[address_key(0)]
