@@ -90,7 +90,9 @@ class Results:
         """A copy that takes the tensor's place in the call, elements and result."""
         memory.check_can_hold(tensor, self._operation)
         memory.extent(tensor)
-        return self._copy(tensor, tensor.detach().resolve_conj().resolve_neg().clone())
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        # Contiguous: a copy with other strides would be copied once more, and not back.
+        return self._copy(tensor, plain.clone(memory_format=torch.contiguous_format))
 
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
         memory.check_can_hold(tensor, self._operation)
