@@ -44,6 +44,9 @@ class Neighbour:
             text=True,
         )
         self._steps = 0
+        # A world may be over before a process has started; this one must be there from the start.
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
 
     def go_on(self, *, traffic: bool) -> None:
         """Called when the groups are made, and when the traffic is over."""
@@ -163,16 +166,17 @@ def main(pids: list[int]) -> None:
     def told() -> bool:
         return bool(select.select([sys.stdin], [], [], 0)[0]) and sys.stdin.readline() in ("\n", "")
 
-    while not told():
-        hostile.map_files()
-        hostile.scribble()
-        hostile.crowd_inboxes()
-    while not told():
-        hostile.map_files()
-        hostile.scribble()
-        hostile.crowd_inboxes()
-        hostile.write_memory()
-        hostile.write_descriptors()
+    print("up", flush=True)
+    for traffic in (False, True):
+        over = False
+        while not over:
+            hostile.map_files()
+            hostile.scribble()
+            hostile.crowd_inboxes()
+            if traffic:
+                hostile.write_memory()
+                hostile.write_descriptors()
+            over = told()
     print(json.dumps({"tried": hostile.tried, "reached": hostile.reached}))
 
 
