@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
 Call = Callable[[dist.ProcessGroup], Any]
@@ -30,6 +32,11 @@ def both(world: int) -> Iterator[dict[str, dist.ProcessGroup]]:
     finally:
         for group in groups.values():
             dist.destroy_process_group(group)
+        # Gloo's descriptors go with the group: the next test may count them.
+        del group
+        groups.clear()
+        torch._dynamo.reset()
+        gc.collect()
 
 
 def outcome(call: Call, group: dist.ProcessGroup) -> tuple[str, Any]:

@@ -38,6 +38,7 @@ def sum_of(group: Any, value: float) -> float:
 def by_call(rank: int, world: int, folder: str) -> float:
     a_world_of_one(folder, rank)
     group = sealring.create_group(dist.FileStore(f"{folder}/store", world), rank, world)
+    assert group.options.global_ranks_in_group == list(range(world))
     return sum_of(group, rank + 1.0)
 
 

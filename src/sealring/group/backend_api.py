@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Backend, Store
 
 from sealring.group.dispatch import Dispatcher
@@ -31,7 +32,9 @@ class BackendApi(dist.ProcessGroup):
     def options(self) -> Backend.Options:
         """A description of the group. To change its timeout, call set_timeout()."""
         options = Backend.Options("sealring", self._timeout)
-        options.global_ranks_in_group = dist.get_process_group_ranks(self)
+        # A group that was made apart from torch's world is not in its table.
+        ranks = c10d._world.pg_group_ranks.get(self)
+        options.global_ranks_in_group = list(ranks or range(self.size()))
         options.group_name = self.group_name
         return options
 
