@@ -24,6 +24,7 @@ def test_the_public_api_is_exactly_this() -> None:
         "HandshakeError",
         "SealringError",
         "__version__",
+        "create_group",
         "dump_flight_record",
         "flight_record",
         "tune",

@@ -61,7 +61,7 @@ def test_the_parts_of_a_runs_time_add_up_to_it() -> None:
 
 def test_a_cipher_opens_in_the_order_it_sealed_and_refuses_what_was_changed() -> None:
     plain, sealed, opened = (np.full(size, 7, np.uint8) for size in (100, 232, 100))
-    cipher = _native.Cipher(bytes(32))
+    cipher = _native.Cipher(bytes(range(32)))
     first, second = sealed.ctypes.data, sealed.ctypes.data + 116
     cipher.seal(plain.ctypes.data, 100, first)
     cipher.seal(plain.ctypes.data, 100, second)

@@ -39,7 +39,7 @@ assert dumpable() == 1
 if sys.argv[1] == "file":
     read_private(Path(sys.argv[2]), "the key", BadSecret)
 elif sys.argv[1] == "variable":
-    read_secret(dict(SEALRING_SECRET="fedcba9876543210-a-secret-for-tests-only"))
+    read_secret(dict(SEALRING_SECRET="2d34b815872b8b5c963b6e4525cd9a63516cf180021473137f1e82952abe18e0"))
 else:
     assert read_secret({}) is None
 print(dumpable())

@@ -144,7 +144,11 @@ class Dialer:
 
     def _try(self, rank: int, address: Address) -> bool:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as problem:
+            self._note_lack(rank, address, problem)
+            return False
         with self._lock:
             self._live.add(sock)
         try:
@@ -160,6 +164,10 @@ class Dialer:
             self.problems[rank] = error
             _LOG.debug("sealring: rank %d at %s is tried again: %s", rank, address, error)
             return False
+        except OSError as problem:
+            sock.close()
+            self._note_lack(rank, address, problem)
+            return False
         except BaseException:
             sock.close()
             raise
@@ -168,6 +176,17 @@ class Dialer:
                 self._live.discard(sock)
         hand_over()
         return True
+
+    def _note_lack(self, rank: int, address: Address, problem: OSError) -> None:
+        """This process lacks something, a descriptor most likely: strangers may have taken them.
+
+        They give them back within seconds, so the attempt is repeated until the time is up.
+        """
+        self.problems[rank] = PeerUnreachable(
+            f"rank {rank} cannot be dialed at {address[0]} port {address[1]}: {problem.strerror}",
+            peer=rank,
+        )
+        _LOG.warning("sealring: %s; trying again", self.problems[rank])
 
 
 def _connect(sock: socket.socket, address: Address, rank: int) -> None:

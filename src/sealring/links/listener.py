@@ -180,12 +180,17 @@ class Listener:
         return True
 
     def _out_of_descriptors(self, problem: OSError) -> None:
+        """Half of the connections that we wait for give way, and no more than that come back.
+
+        The set-up itself needs descriptors too: to dial, and for shared memory.
+        """
         _LOG.warning("sealring: a connection cannot be taken: %s", problem)
         self._resume = time.monotonic() + _PAUSE_SECONDS
+        self._silent.limit_to(len(self._silent) // 2)
         waiting = [one for one in self._by_descriptor.values() if one.waiting_since is not None]
-        if waiting:
-            oldest = min(waiting, key=lambda one: one.waiting_since or 0.0)
-            self._drop(oldest, "gave way, because this process has no descriptor left")
+        waiting.sort(key=lambda one: one.waiting_since or 0.0)
+        for one in waiting[: -(-len(waiting) // 2)]:
+            self._drop(one, "gave way, because this process has no descriptor left")
 
     def _heard(self, one: Unproven) -> None:
         if one.refused is not None:

@@ -64,12 +64,18 @@ class UnprovenConnections:
     """Those of one stage. One thread uses it."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._most_of_one_source = max(1, most // 2)
+        self.limit_to(most)
         self._per_source: Counter[str] = Counter()
         self._all: set[Unproven] = set()
         # Dicts keep the order of insertion: nearly that of waiting_since.
         self._waiting: dict[str, dict[Unproven, None]] = {}
+
+    def limit_to(self, most: int) -> None:
+        self._most = max(2, most)
+        self._most_of_one_source = max(1, self._most // 2)
+
+    def __len__(self) -> int:
+        return len(self._all)
 
     def __iter__(self) -> Iterator[Unproven]:
         return iter(tuple(self._all))
