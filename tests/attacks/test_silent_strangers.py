@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import time
 from collections.abc import Iterator
 
 from tests.attacks.strangers import strangers
@@ -35,10 +36,18 @@ def few_descriptors(free: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def wait_until_free(descriptors: int) -> None:
+    """Returns when this process may open so many more files; the test's timeout ends a wait."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    while limit - len(os.listdir("/proc/self/fd")) < descriptors:
+        time.sleep(0.01)
+
+
 def test_strangers_that_use_up_the_descriptors_give_them_back() -> None:
     with world(2, timeout=60.0) as mesh:
         mesh.start(0)  # with room for far more strangers than there will be descriptors
         with strangers(mesh.store.address(0), silent=300, slow=0, stalling=0), few_descriptors(10):
+            wait_until_free(50)
             mesh.start(1)
             mesh.join()
         assert_linked(mesh)

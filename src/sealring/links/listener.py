@@ -44,6 +44,9 @@ _ACCEPTS_AT_ONCE: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _PAUSE_SECONDS: Final = 0.1
 _DISCARDED_BYTES: Final = 64 << 10
+_FEW: Final = 64
+"""Silent connections for which there is room however few descriptors are left: with fewer,
+strangers who come again and again would displace workers before they are served."""
 
 HandOver = Callable[[], None]
 """What a handler gives back when its socket is to outlive the listener."""
@@ -186,7 +189,7 @@ class Listener:
         """
         _LOG.warning("sealring: a connection cannot be taken: %s", problem)
         self._resume = time.monotonic() + _PAUSE_SECONDS
-        self._silent.limit_to(len(self._silent) // 2)
+        self._silent.limit_to(max(_FEW, len(self._silent) // 2))
         waiting = [one for one in self._by_descriptor.values() if one.waiting_since is not None]
         waiting.sort(key=lambda one: one.waiting_since or 0.0)
         for one in waiting[: -(-len(waiting) // 2)]:
