@@ -1,7 +1,7 @@
 // Until when this worker is admitted: the end of the certificate that a broker gave it.
 //
 // The threads that move records check it themselves, so it holds whatever becomes of the thread that
-// renews. Two clocks count: CLOCK_BOOTTIME, which runs on while the machine sleeps and which nobody
+// renews. Two clocks count: CLOCK_BOOTTIME, which runs on while the machine sleeps and which no program
 // sets, and the wall clock, by which peers judge the certificate. The first to reach its end ends the
 // lease.
 #pragma once
