@@ -240,7 +240,7 @@ def _first_of_this_host() -> int:
 
 
 def boottime() -> float:
-    """Seconds that go on while the machine sleeps, and that nobody sets."""
+    """Seconds of CLOCK_BOOTTIME: it counts during suspend, and no program can set it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -190,7 +190,7 @@ class Enrolment:
         joined = self._join(self._left())
         with self._lock:
             self._joined = joined
-        # First this: whoever is out must not gain time by our renewal.
+        # Before the lease is extended: a revoked member must not gain time by our renewal.
         self._expel_who_is_out()
         self._extend_lease(joined)
         _LOG.info("sealring: the certificate of rank %d was renewed", self._name.rank)
@@ -209,7 +209,7 @@ class Enrolment:
         return max(0.0, min(wall, joined.boottime_end - boottime()))
 
     def _leave(self) -> None:
-        """At exit: without its key nobody can hold the rank any more, so it is given back."""
+        """At exit: gives the rank back, because the key that holds it ends with the process."""
         # A forked child is not this worker; one that failed is for its operator to look at.
         failed = getattr(sys, "last_value", None) is not None
         if not self._process.here or failed or self._stop.is_set() or self._failure is not None:

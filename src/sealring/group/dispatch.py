@@ -145,7 +145,7 @@ class Dispatcher:
             self._thread.join()
 
     def abandon(self, at_end: Callable[[], None]) -> None:
-        """The same for a group that nobody holds any more, without waiting and without a lock.
+        """The same for a group without references, without waiting and without a lock.
 
         `at_end` is called on the group's thread, unless the group was closed before.
         """

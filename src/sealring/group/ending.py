@@ -41,7 +41,7 @@ class Parts:
         self._close_the_rest(abort=abort)
 
     def leave(self) -> None:
-        """At the process's exit: nobody waits any more for what is still in the queue.
+        """At the process's exit: no caller waits any more for what is still in the queue.
 
         Unless only a stream was to wait for it: to the script those calls are done.
         """

@@ -1,4 +1,4 @@
-"""Keys in set-up messages, without a copy that nobody can overwrite.
+"""Keys in set-up messages, without copies that cannot be overwritten.
 
 A message with a key is JSON like every other. Its text is written and read in a bytearray; what
 becomes a `str` has zeros where the key is.
@@ -30,7 +30,7 @@ def erased(raw: bytearray) -> Iterator[bytearray]:
 
 @contextmanager
 def wiped(key: _native.Secret) -> Iterator[None]:
-    """The key lasts as long as the block, whoever else still refers to it."""
+    """Wipes the key at the end of the block, even if other references to it remain."""
     try:
         yield
     finally:

@@ -107,7 +107,7 @@ class TlsConnection:
         if self._tls.get_alpn_proto_negotiated() != ALPN:
             raise ProtocolMismatch(f"{self.who} speaks TLS but not sealring's protocol")
 
-    # pyOpenSSL's own functions for these return `bytes`, which nobody can overwrite.
+    # pyOpenSSL's own functions for these return `bytes`, which cannot be overwritten.
 
     def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
         secret = _native.Secret.zeros(length)

@@ -60,7 +60,7 @@ PACKED_BYTES: Final = NAME_BYTES + TOKEN_BYTES
 
 
 class Inbox:
-    """Open for a moment; whoever holds it closes it."""
+    """A listening socket for the time of one exchange. The caller closes it."""
 
     def __init__(self) -> None:
         self.address = Address(secrets.token_bytes(NAME_BYTES), secrets.token_bytes(TOKEN_BYTES))

@@ -52,7 +52,7 @@ def verify_evidence(evidence: Evidence, challenge: Challenge, trust: Trust) -> A
 def describe_evidence(evidence: Evidence, trust: Trust) -> DescribedWorker:
     """Everything but for whom the evidence was made: for trying a policy, never for admission.
 
-    All signatures, chains and dates are verified. Whoever recorded the evidence could show it.
+    All signatures, chains and dates are verified. Recorded evidence can be replayed here.
     """
     claims, devices = _claims(evidence, None, trust)
     return described(claims, kind=evidence.kind, devices=devices, verified_at=trust.now)
