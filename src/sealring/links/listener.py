@@ -12,6 +12,7 @@ import collections
 import contextlib
 import errno
 import logging
+import math
 import os
 import queue
 import select
@@ -28,6 +29,7 @@ from sealring.links.link import send_without_delay
 from sealring.links.rendezvous import Address
 from sealring.links.unproven import (
     LEAST_SECONDS,
+    SILENT_SECONDS,
     Unproven,
     UnprovenConnections,
     limits,
@@ -337,6 +339,10 @@ def _listen(address: str) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind((address, 0))
+        # The kernel keeps a connection until its first bytes come, so a silent one takes no
+        # descriptor, no memory of ours and no place in the queue of those to be accepted. It comes
+        # to us without bytes when this time is up, or when the kernel's table of them is full.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(SILENT_SECONDS))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except OSError as problem:
