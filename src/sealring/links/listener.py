@@ -76,6 +76,8 @@ class Listener:
         self._greeting = UnprovenConnections(most_greeting)
         self._by_descriptor: dict[int, Unproven] = {}
         self._knocking: collections.deque[Unproven] = collections.deque()
+        self._due: collections.deque[Unproven] = collections.deque()
+        """To be advanced: one for each call that the TLS threads have before them."""
         self._served: queue.SimpleQueue[tuple[Unproven, bool | SealringError]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._cuttable: set[socket.socket] = set()
@@ -224,8 +226,9 @@ class Listener:
     def _advance_soon(self, one: Unproven) -> None:
         self._greeting.serve(one)
         one.more = False
+        self._due.append(one)
         try:
-            self._tls_threads.submit(self._advance, one)
+            self._tls_threads.submit(self._advance_newest)
         except RuntimeError as problem:  # no further thread can be started
             _LOG.warning("sealring: a connection cannot be served: %s", problem)
             self._drop(one, f"could not be served: {problem}")
@@ -284,7 +287,9 @@ class Listener:
 
     # ---- other threads ---------------------------------------------------------------------------
 
-    def _advance(self, one: Unproven) -> None:
+    def _advance_newest(self) -> None:
+        """The newest first: in a flood a worker is served at once, and not after the flood."""
+        one = self._due.pop()
         outcome: bool | SealringError
         try:
             one.incoming = one.incoming or self._begin(one.sock)
