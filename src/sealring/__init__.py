@@ -18,13 +18,12 @@ from sealring.errors import (
     HandshakeError,
     SealringError,
 )
+from sealring.version import __version__
 
 if TYPE_CHECKING:
     from sealring.group.process_group import SealedProcessGroup
     from sealring.plan.tuning import tune
     from sealring.recorder import dump_flight_record, flight_record
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ConfigurationError",

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 
 from sealring.bench.minting.certificates import issue
 from sealring.bench.minting.tpm import EK_PURPOSE, Maker
-from sealring.broker.attesters import TpmAttester
 from sealring.errors import NotBound, WorkerRevoked
+from sealring.identity.attestation.attesters import TpmAttester
 from sealring.identity.attestation.claims import claims_in
 from sealring.identity.attestation.tpm import machine as machine_module
 from sealring.identity.attestation.tpm.commands import Tpm

@@ -13,7 +13,6 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.broker.attesters import make_simulator
 from sealring.broker.authenticated import VersionNote
 from sealring.broker.client import BrokerClient, Joined
 from sealring.broker.http import Limits
@@ -24,6 +23,7 @@ from sealring.broker.service import Broker, Rules
 from sealring.broker.sqlite import SqliteStore
 from sealring.broker.store import Store, View
 from sealring.identity.attestation import Trust
+from sealring.identity.attestation.attesters import make_simulator
 from sealring.identity.attestation.files import read_policy, trust_in
 from sealring.identity.authority import create_authority
 from sealring.identity.names import WorkerName

@@ -25,7 +25,6 @@ from sealring.bench.minting.certificates import NOW
 from sealring.bench.minting.intel import MRTD, Intel
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import BOOT, Maker, pcr_values
-from sealring.broker.attesters import GuestAttester, TpmAttester
 from sealring.broker.keys import open_broker_keys
 from sealring.errors import (
     DebugGuest,
@@ -35,6 +34,7 @@ from sealring.errors import (
     WorkerRevoked,
 )
 from sealring.identity.attestation import Challenge, Evidence, Trust, judge
+from sealring.identity.attestation.attesters import GuestAttester, TpmAttester
 from sealring.identity.attestation.claims import claims_in
 from sealring.identity.attestation.files import read_policy
 from sealring.identity.attestation.tpm import machine as machine_module
@@ -257,7 +257,8 @@ def test_gpus_are_asked_only_where_the_policy_wants_them(monkeypatch: pytest.Mon
 
     asked: list[bytes] = []
     monkeypatch.setattr(
-        "sealring.broker.attesters.collect_gpus", lambda nonce: asked.append(nonce) or ("gpu",)
+        "sealring.identity.attestation.attesters.collect_gpus",
+        lambda nonce: asked.append(nonce) or ("gpu",),
     )
     assert GuestAttester(Guest(), gpus=False).attest(bytes(32), b"k", {}) == (bytes(32), ())
     assert asked == []

@@ -10,7 +10,6 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.broker.attesters import make_simulator
 from sealring.broker.client import BrokerClient
 from sealring.errors import (
     BrokerMisconfigured,
@@ -25,6 +24,7 @@ from sealring.errors import (
     WorkerRevoked,
 )
 from sealring.identity.attestation.admission import key_digest
+from sealring.identity.attestation.attesters import make_simulator
 from sealring.identity.attestation.claims import claims_in
 from sealring.identity.authority import create_authority
 from sealring.identity.certificates import claims_of

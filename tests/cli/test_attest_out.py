@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
 from sealring.bench.minting.tpm import Maker
-from sealring.broker.attesters import make_simulator
 from sealring.cli import app
 from sealring.errors import AttestationUnavailable, ConfigurationError
+from sealring.identity.attestation.attesters import make_simulator
 from sealring.identity.attestation.tpm import machine as machine_module
 from sealring.identity.attestation.tpm.commands import Tpm
 from tests.identity.attestation.swtpm import needs_swtpm, running, store

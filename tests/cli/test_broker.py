@@ -16,10 +16,10 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
-from sealring.broker.attesters import make_simulator
 from sealring.broker.ledger import Applicant, Ledger
 from sealring.cli import app
 from sealring.errors import BrokenAuditLog, ConfigurationError, WorkerRevoked
+from sealring.identity.attestation.attesters import make_simulator
 from sealring.identity.names import WorkerName
 from tests.broker.local import Place, running
 from tests.cli.test_commands import SCRIPT, sealring

@@ -44,7 +44,8 @@ from sealring.identity.attestation import Policy, Trust, judge, parse_evidence, 
 from sealring.identity.attestation.ccel import check_ccel
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.claims import parse_claims
-from sealring.identity.attestation.intel import parse_collateral, verify_quote
+from sealring.identity.attestation.intel import verify_quote
+from sealring.identity.attestation.intel_collateral import parse_collateral
 from sealring.identity.attestation.loose_der import signed_part, with_sets_in_order
 from sealring.identity.attestation.nvidia import spdm
 from sealring.identity.attestation.nvidia.reference import verify_reference

@@ -28,6 +28,7 @@ from sealring.schedule import (
     program_for,
 )
 from sealring.schedule.table import ALGORITHM_NAMES, OPERATIONS, Placement
+from sealring.version import __version__
 
 SIZES: Final = tuple(1024 << shift for shift in range(0, 15, 3))
 """1 KiB to 4 MiB: what is longer takes what is best at the end."""
@@ -96,10 +97,8 @@ def about_this_machine(ranks: Sequence[int], hosts: Sequence[str], blocks: int) 
     """What a table's file says of its origin."""
     import torch
 
-    import sealring
-
     return {
-        "by": f"sealring {sealring.__version__} bench algorithms, the fastest of {blocks} blocks",
+        "by": f"sealring {__version__} bench algorithms, the fastest of {blocks} blocks",
         "on": f"{len(os.sched_getaffinity(0))} cores of {platform.machine()}, {_cpu_name()}",
         "torch": torch.__version__,
         "ranks": ", ".join(map(str, ranks)),

@@ -47,9 +47,9 @@ def measure_joins(workers: int) -> JoinResult:
 async def _join_all(folder: Path, port: int, workers: int) -> tuple[float, list[Joined]]:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from sealring.broker.attesters import open_simulator
     from sealring.broker.client import BrokerClient
     from sealring.broker.keys import open_broker_keys
+    from sealring.identity.attestation.attesters import open_simulator
     from sealring.identity.names import WorkerName
 
     # Every worker is a connection of this one process.
@@ -72,7 +72,7 @@ async def _join_all(folder: Path, port: int, workers: int) -> tuple[float, list[
 @contextmanager
 def _broker(folder: Path) -> Iterator[int]:
     """A broker in a process of its own; its port."""
-    from sealring.broker.attesters import make_simulator
+    from sealring.identity.attestation.attesters import make_simulator
     from sealring.identity.authority import create_authority
 
     create_authority(folder / "ca", "benchmark")

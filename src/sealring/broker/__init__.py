@@ -17,7 +17,6 @@ tls, http   the network, with a limit on everything; bodies, rates, refusals
 routes      which request asks what; page shows who is there
 server      the broker on its ports
 
-attesters   what makes evidence on a worker's machine
 client      one conversation with a broker
 enrolment   a worker's certificate, held and renewed while it trains
 

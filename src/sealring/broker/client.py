@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from joserfc.jwk import ECKey
 
-from sealring.broker.attesters import Attester
 from sealring.broker.envelopes import new_key, open_envelope, public_jwk
 from sealring.broker.http import Client, Response
 from sealring.broker.messages import (
@@ -44,6 +43,7 @@ from sealring.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
+from sealring.identity.attestation.attesters import Attester
 from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.identity.certificates import claims_of
 from sealring.identity.names import WorkerName

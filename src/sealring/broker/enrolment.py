@@ -33,7 +33,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring import _native
-from sealring.broker.attesters import Attester, find_attester
 from sealring.broker.client import BrokerClient, Joined, boottime
 from sealring.broker.messages import broker_urls
 from sealring.errors import (
@@ -49,7 +48,9 @@ from sealring.errors import (
 )
 from sealring.identity.attestation import Policy
 from sealring.identity.attestation.admission import Admission, key_digest
+from sealring.identity.attestation.attesters import Attester
 from sealring.identity.attestation.files import read_policy, trust_in
+from sealring.identity.attestation.kinds import find_attester
 from sealring.identity.credentials import Credentials, read_authorities
 from sealring.identity.names import WorkerName, check_job
 from sealring.identity.process import shut_out_debuggers

@@ -14,11 +14,11 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import OKPKey
 
-from sealring import __version__
 from sealring.broker.keys import BrokerKeys
 from sealring.errors import ExpiredToken, UnknownToken
 from sealring.identity.attestation import AttestedWorker
 from sealring.identity.names import WorkerName
+from sealring.version import __version__
 
 TOKEN_SECONDS: Final = 300
 _ALGORITHM: Final = "Ed25519"

@@ -6,7 +6,6 @@ import sys
 
 import typer
 
-from sealring import __version__
 from sealring.cli import (
     attest,
     bench,
@@ -22,6 +21,7 @@ from sealring.cli import (
 )
 from sealring.cli.terminal import errors
 from sealring.errors import SealringError
+from sealring.version import __version__
 
 app = typer.Typer(
     name="sealring",

@@ -19,7 +19,8 @@ from sealring.errors import AttestationError, AttestationUnavailable, Configurat
 from sealring.identity.attestation import Policy
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import NONCE_BYTES
-from sealring.identity.attestation.intel import TDX
+from sealring.identity.attestation.intel_collateral import TDX
+from sealring.identity.attestation.kinds import DEVICE_KINDS, KINDS, find_attester
 from sealring.identity.attestation.policy_devices import DeviceRules
 from sealring.identity.attestation.snp import parse_report
 from sealring.identity.attestation.tpm.commands import Tpm
@@ -28,7 +29,6 @@ from sealring.identity.attestation.tpm.machine import DEVICE, QUOTED, TpmMachine
 from sealring.identity.attestation.tpm.structures import BANKS, parse_public
 from sealring.identity.attestation.tpm.verify import registers
 from sealring.identity.attestation.tsm import Answer, ask
-from sealring.identity.attestation.verify import DEVICE_VERIFIERS, VERIFIERS
 from sealring.identity.private_files import write_public
 
 _DEVICES: Final = {
@@ -82,8 +82,6 @@ def attest(
 
 
 def _write(out: Path, gpus: bool, tpm: str, json: bool) -> None:
-    from sealring.broker.attesters import find_attester  # its packages are an extra
-
     environ = {**os.environ} if tpm == DEVICE else {**os.environ, "SEALRING_TPM": tpm}
     devices = DeviceRules() if gpus else None
     attester = find_attester(environ, Policy({}, devices=devices))
@@ -118,7 +116,7 @@ def _row(kind: str, device: str, present: bool) -> dict[str, Any]:
         "kind": kind,
         "device": device,
         "present": present,
-        "verifier": kind in {*VERIFIERS, *DEVICE_VERIFIERS},
+        "verifier": kind in {*KINDS, *DEVICE_KINDS},
         "note": "",
         "shows": {},
     }

@@ -187,7 +187,7 @@ def simulator(
     directory: Annotated[Path, typer.Argument(help="Where to keep it.")] = Path("simulator"),
 ) -> None:
     """Make a source of SIMULATED evidence, to try things out. It proves nothing."""
-    from sealring.broker.attesters import make_simulator
+    from sealring.identity.attestation.attesters import make_simulator
 
     made = make_simulator(directory)
     _say(f"SEALRING_ATTESTER=simulated:{directory}; a policy that lets its workers join says:\n")

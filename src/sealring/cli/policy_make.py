@@ -22,7 +22,7 @@ from sealring.identity.attestation import (
     read_cache,
 )
 from sealring.identity.attestation.chains import load_certificate
-from sealring.identity.attestation.policy_kinds import KINDS
+from sealring.identity.attestation.kinds import KINDS
 from sealring.identity.attestation.policy_upgrade import upgrade as upgraded
 from sealring.identity.attestation.policy_words import explain
 from sealring.identity.attestation.policy_writing import Table, new_policy, tables_from

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from sealring import _native
+from sealring.devices import ServedDevices
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, Fields, fields_of
 from sealring.engine.mailbox import Mailbox
@@ -38,7 +39,6 @@ from sealring.group.owed import OwedError
 from sealring.group.tracing import not_traced
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
-from sealring.registration import ServedDevices
 from sealring.schedule import Algorithm, Operation, Selection, Topology
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ def publish_metrics() -> bool:
     if _published:
         return True
     _published = True
-    from sealring import __version__
+    from sealring.version import __version__
 
     meter = metrics.get_meter("sealring", __version__)
     for name, unit, description, read in INSTRUMENTS:

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from sealring import __version__
 from sealring.results.schema import Machine
+from sealring.version import __version__
 
 _FEATURES: Final = (
     "aes", "pmull", "sha2", "sve", "sve2", "vaes", "vpclmulqdq", "avx2", "avx512f", "amx_tile"

@@ -36,13 +36,8 @@ from sealring.identity.attestation import (
     Trust,
 )
 from sealring.identity.attestation.chains import load_certificate
-from sealring.identity.attestation.intel import (
-    Collateral,
-    parse_collateral,
-    pck_chain,
-    quote_size,
-    verify_quote,
-)
+from sealring.identity.attestation.intel import pck_chain, quote_size, verify_quote
+from sealring.identity.attestation.intel_collateral import Collateral, parse_collateral
 from sealring.identity.attestation.worker import Claims
 from tests.identity.attestation.judging import Judge
 from tests.identity.attestation.vectors import vectors

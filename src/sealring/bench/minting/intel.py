@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, Holder, issue, pem, sign
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
-from sealring.identity.attestation.intel import Collateral, parse_collateral
+from sealring.identity.attestation.intel_collateral import Collateral, parse_collateral
 
 MRTD: Final = b"\x5a" * 48
 MRENCLAVE, MRSIGNER = b"\x5a" * 32, b"\x5b" * 32

@@ -31,7 +31,7 @@ from sealring.identity.attestation.cache import Cache, read_cache
 from sealring.identity.attestation.evidence import Challenge, Evidence, parse_evidence
 from sealring.identity.attestation.policy import Policy, Verdict, judge
 from sealring.identity.attestation.policy_file import parse_policy
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.verify import describe_evidence, verify_evidence
 from sealring.identity.attestation.worker import AttestedWorker
 

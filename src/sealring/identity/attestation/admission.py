@@ -18,7 +18,7 @@ from sealring.errors import AttestationError, CertificateRevoked, NotAttested, P
 from sealring.identity.attestation.claims import ClaimedWorker, claims_in
 from sealring.identity.attestation.evidence import MAX_EVIDENCE_BYTES, Challenge, parse_evidence
 from sealring.identity.attestation.policy import Policy, judge
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.verify import verify_evidence
 from sealring.identity.attestation.worker import DescribedWorker
 from sealring.identity.names import WorkerName

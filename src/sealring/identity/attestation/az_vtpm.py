@@ -16,17 +16,18 @@ from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain
 from sealring.identity.attestation.ecdsa import check_spelling
 from sealring.identity.attestation.evidence import Challenge, Evidence
-from sealring.identity.attestation.intel import TDX, canonical_quote
+from sealring.identity.attestation.intel import canonical_quote
 from sealring.identity.attestation.intel import verify_quote as verify_td_quote
+from sealring.identity.attestation.intel_collateral import TDX
 from sealring.identity.attestation.paravisor import (
     SNP,
     HclReport,
     canonical_hcl_report,
     parse_hcl_report,
 )
-from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.snp import Report, claims_of, verify_report
 from sealring.identity.attestation.tpm.verify import events, registers, verify_quote
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import Claims
 
 SNP_KIND: Final = "az-snp-vtpm"

@@ -15,8 +15,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ChainExpired, MalformedEvidence, UntrustedChain
 from sealring.identity.attestation.loose_der import signed_part, with_sets_in_order
-from sealring.identity.attestation.revocation import ListSeen, check_revocation, name_of
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.revocation import (
+    ChainContext,
+    ListSeen,
+    check_revocation,
+    name_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,9 @@ class VerifiedChain:
         return self.certificates[0]
 
 
-def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -> VerifiedChain:
+def verify_chain(
+    chain: Sequence[bytes], roots: Collection[str], context: ChainContext
+) -> VerifiedChain:
     """Leaf first, root last. The root is believed by its fingerprint, the rest by their issuers."""
     if not chain:
         raise UntrustedChain("the evidence brings no certificates")
@@ -51,8 +57,8 @@ def verify_chain(chain: Sequence[bytes], roots: Collection[str], trust: Trust) -
         _check_authority(certificates[0], 0)
     for certificate in certificates:
         _check_understood(certificate)
-        _check_dates(certificate, trust.now)
-    lists, unlisted = check_revocation(certificates, trust)
+        _check_dates(certificate, context.now)
+    lists, unlisted = check_revocation(certificates, context)
     not_after = min(certificate.not_valid_after_utc for certificate in certificates)
     return VerifiedChain(certificates, root, not_after, lists, unlisted)
 

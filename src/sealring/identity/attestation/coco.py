@@ -21,7 +21,8 @@ from sealring.identity.attestation.evidence import (
     Evidence,
     encode_devices,
 )
-from sealring.identity.attestation.intel import TDX, canonical_quote, quote_size, registers_of
+from sealring.identity.attestation.intel import canonical_quote, quote_size, registers_of
+from sealring.identity.attestation.intel_collateral import TDX
 from sealring.identity.attestation.local_http import ask
 from sealring.identity.attestation.snp import KIND as SNP
 from sealring.identity.attestation.snp import REPORT_BYTES, canonical_report, parse_report

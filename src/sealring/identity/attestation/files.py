@@ -13,7 +13,7 @@ from sealring.errors import BadPolicy, ConfigurationError
 from sealring.identity.attestation.cache import Cache, read_cache
 from sealring.identity.attestation.policy import Policy
 from sealring.identity.attestation.policy_file import parse_policy
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.private_files import read_public
 
 _LOG = logging.getLogger("sealring")

@@ -7,17 +7,13 @@ to date, and its revocation lists. They are fetched beforehand and kept; how old
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Final
-
-from cryptography import x509
 
 from sealring.errors import (
     AttestationError,
     ChainRevoked,
-    ConfigurationError,
     DebugGuest,
     ForgedEvidence,
     GuestNotAllowed,
@@ -32,62 +28,17 @@ from sealring.identity.attestation.chains import VerifiedChain, split_pem, verif
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.ecdsa import P256_ORDER, check_spelling, with_lower_s
 from sealring.identity.attestation.evidence import Challenge, Evidence
+from sealring.identity.attestation.intel_collateral import SGX, TDX, Collateral
 from sealring.identity.attestation.intel_statements import check_statements
-from sealring.identity.attestation.revocation import ListSeen
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import Claims
 
-TDX, SGX = "tdx", "sgx"
 _TEES: Final = {TDX: 0x81, SGX: 0x00}
 _HEADER_BYTES: Final = 48
 _BODY_BYTES: Final = {3: 384, 4: 584}
 _PEM_CHAIN, _QE_REPORT = 5, 6
 _SIGNATURE_BYTES, _ENCLAVE_BYTES = 64, 384
 _DEBUG: Final = {TDX: 1, SGX: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Collateral:
-    """What Intel says about one family of platforms, as it was fetched."""
-
-    text: str
-    """Without the certificates of the machine for which it was fetched: quotes bring their own."""
-    tee: str
-    fmspc: str
-    lists: tuple[x509.CertificateRevocationList, ...]
-    statements: tuple[ListSeen, ...]
-    evaluation: int
-    """The number of Intel's evaluation of TCB levels: an old file has a lower one."""
-    until: datetime
-
-
-def parse_collateral(text: str) -> Collateral:
-    """A file of this machine's, not of a worker's."""
-    try:
-        fields = json.loads(text)
-        # dcap-qvl would believe these in the place of the quote's own, which is what we check.
-        fields.pop("pck_certificate_chain", None)
-        tcb, qe = json.loads(fields["tcb_info"]), json.loads(fields["qe_identity"])
-        lists = tuple(
-            x509.load_der_x509_crl(bytes.fromhex(fields[name]))
-            for name in ("root_ca_crl", "pck_crl")
-        )
-        return Collateral(
-            text=json.dumps(fields),
-            tee=TDX if tcb.get("id") == "TDX" else SGX,
-            fmspc=tcb["fmspc"].upper(),
-            lists=lists,
-            statements=(
-                ListSeen("Intel TCB information", _date(tcb["issueDate"])),
-                ListSeen("Intel QE identity", _date(qe["issueDate"])),
-            ),
-            evaluation=int(tcb["tcbEvaluationDataNumber"]),
-            until=min(_date(tcb["nextUpdate"]), _date(qe["nextUpdate"])),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        raise ConfigurationError(
-            "the file is not Intel collateral as dcap-qvl writes it: fetch it again"
-        ) from None
 
 
 def quote_size(data: bytes) -> int:
@@ -272,7 +223,3 @@ def _dcap_qvl() -> ModuleType:
         ) from None
     module: ModuleType = dcap_qvl
     return module
-
-
-def _date(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)

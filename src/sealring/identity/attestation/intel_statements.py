@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.errors import AttestationError, BadCollateral, ChainExpired, ChainRevoked
 from sealring.identity.attestation.chains import split_pem, verify_chain
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.trust import Trust
 
 
 def check_statements(text: str, family: str, trust: Trust) -> None:

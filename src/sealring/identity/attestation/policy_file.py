@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sealring.errors import BadPolicy
+from sealring.identity.attestation.kinds import KINDS
 from sealring.identity.attestation.nvidia.device import GPUS, NVSWITCHES
 from sealring.identity.attestation.policy import Policy, RankRules
 from sealring.identity.attestation.policy_broker import (
@@ -14,7 +15,6 @@ from sealring.identity.attestation.policy_broker import (
     read_resources,
 )
 from sealring.identity.attestation.policy_devices import DeviceRules
-from sealring.identity.attestation.policy_kinds import KINDS
 from sealring.identity.attestation.policy_reader import Missing, Reader
 from sealring.limits import MAX_NONCE_SECONDS
 
@@ -47,7 +47,7 @@ def _read(reader: Reader) -> Policy:
     reader.known(document, known, "")
     if document.get("version") != 1 or type(document["version"]) is not int:
         raise reader.bad("", "version", "is 1")
-    kinds = {name: rules(reader, name) for name, rules in KINDS.items() if name in document}
+    kinds = {name: kind.rules(reader, name) for name, kind in KINDS.items() if name in document}
     if not kinds:
         raise reader.bad(
             "", "snp", "or another kind of evidence is missing: the policy admits nothing"

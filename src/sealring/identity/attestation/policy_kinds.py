@@ -1,4 +1,4 @@
-"""The tables of a policy that describe one kind of evidence each.
+"""The tables of a policy that describe one kind of evidence each; kinds.py lists them.
 
 Each table must state the rules without which something known gets in: an image of another firmware,
 an older image of the same signer, a machine that its vendor no longer calls safe. A table that does
@@ -7,10 +7,9 @@ without one names it under `unchecked`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from sealring.identity.attestation.intel import SGX, TDX
 from sealring.identity.attestation.policy import KindRules
 from sealring.identity.attestation.policy_openings import Openings
 from sealring.identity.attestation.policy_reader import Reader
@@ -35,12 +34,12 @@ _STATUSES: Final = {
 }  # fmt: skip
 
 
-def _snp(reader: Reader, where: str) -> KindRules:
+def snp_rules(reader: Reader, where: str) -> KindRules:
     table = reader.table(where, _SNP)
     return _snp_rules(reader, table, where, Openings(reader, table, where))
 
 
-def _az_snp_vtpm(reader: Reader, where: str) -> KindRules:
+def az_snp_vtpm_rules(reader: Reader, where: str) -> KindRules:
     """The launch measurement is the paravisor's; only PCRs tell what the guest itself booted."""
     table = reader.table(where, {*_SNP, *_MEASURED, "secure_boot"})
     openings = Openings(reader, table, where)
@@ -130,7 +129,7 @@ def _snp_minimum(
     return minimum
 
 
-def _tdx(reader: Reader, where: str) -> KindRules:
+def tdx_rules(reader: Reader, where: str) -> KindRules:
     table = reader.table(where, {*_TDX, "events"})
     openings = Openings(reader, table, where)
     measurements = reader.digests(table, where, "measurements", 48)
@@ -149,7 +148,7 @@ def _tdx(reader: Reader, where: str) -> KindRules:
     )
 
 
-def _az_tdx_vtpm(reader: Reader, where: str) -> KindRules:
+def az_tdx_vtpm_rules(reader: Reader, where: str) -> KindRules:
     """MRTD is the paravisor's; only PCRs tell what the guest itself booted."""
     table = reader.table(where, {*_TDX, *_MEASURED, "secure_boot"})
     openings = Openings(reader, table, where)
@@ -169,7 +168,7 @@ def _az_tdx_vtpm(reader: Reader, where: str) -> KindRules:
     )
 
 
-def _sgx(reader: Reader, where: str) -> KindRules:
+def sgx_rules(reader: Reader, where: str) -> KindRules:
     table = reader.table(where, _SGX)
     openings = Openings(reader, table, where)
     measurements = reader.digests(table, where, "measurements", 32)
@@ -204,7 +203,7 @@ def _statuses(reader: Reader, table: dict[str, Any], where: str) -> frozenset[st
     return statuses
 
 
-def _tpm(reader: Reader, where: str) -> KindRules:
+def tpm_rules(reader: Reader, where: str) -> KindRules:
     table = reader.table(where, {*_MEASURED, "roots", "ak_certificates", "unchecked"})
     openings = Openings(reader, table, where)
     registers, events = _measured(reader, table, where, openings, ("pcr0", "pcr4", "pcr7"))
@@ -217,7 +216,7 @@ def _tpm(reader: Reader, where: str) -> KindRules:
     )
 
 
-def _simulated(reader: Reader, where: str) -> KindRules:
+def simulated_rules(reader: Reader, where: str) -> KindRules:
     table = reader.table(where, {"measurements", "minimum_tcb", "roots"})
     measurements = reader.digests(table, where, "measurements")
     reader.some(measurements, where, "measurements")
@@ -225,17 +224,6 @@ def _simulated(reader: Reader, where: str) -> KindRules:
     return KindRules(
         measurements=measurements, minimum_tcb={"SIMULATED": minimum} if minimum else {}
     )
-
-
-KINDS: Final[Mapping[str, Callable[[Reader, str], KindRules]]] = {
-    "snp": _snp,
-    "az-snp-vtpm": _az_snp_vtpm,
-    "az-tdx-vtpm": _az_tdx_vtpm,
-    TDX: _tdx,
-    SGX: _sgx,
-    "tpm": _tpm,
-    "simulated": _simulated,
-}
 
 
 def _measured(

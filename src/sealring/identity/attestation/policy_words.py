@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
+from sealring.identity.attestation.kinds import KINDS
 from sealring.identity.attestation.policy import KindRules, Policy
 from sealring.identity.attestation.policy_openings import PASSES_WITHOUT
-
-_MACHINES: Final = {
-    "snp": "an AMD SEV-SNP guest",
-    "az-snp-vtpm": "an Azure guest whose virtual TPM an SEV-SNP report vouches for",
-    "az-tdx-vtpm": "an Azure guest whose virtual TPM a TDX quote vouches for",
-    "tdx": "an Intel TDX guest",
-    "sgx": "an Intel SGX enclave",
-    "tpm": "a machine with a TPM 2.0, whose owner can read its memory",
-    "simulated": "SIMULATED evidence, which proves nothing",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +23,7 @@ def explain(policy: Policy) -> list[Clause]:
     clauses = []
     for kind, rules in policy.kinds.items():
         clauses += [
-            Clause(kind, f"Admits {_MACHINES.get(kind, kind)}."),
+            Clause(kind, f"Admits {KINDS[kind].description}."),
             *(Clause(kind, text) for text in _runs(rules)),
             *(Clause(kind, text) for text in _launch(rules)),
             *(

@@ -21,7 +21,6 @@ from cryptography.x509 import ocsp
 from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsageOID
 
 from sealring.errors import ChainRevoked, StaleRevocationList
-from sealring.identity.attestation.roots import Trust
 
 Value = TypeVar("Value", bound=x509.ExtensionType)
 
@@ -34,8 +33,19 @@ class ListSeen:
     made: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class ChainContext:
+    """What a chain is checked against beside its root."""
+
+    now: datetime
+    """The time at which all dates are judged."""
+    lists: tuple[x509.CertificateRevocationList, ...] = ()
+    answers: tuple[ocsp.OCSPResponse, ...] = ()
+    """OCSP answers, as they were fetched."""
+
+
 def check_revocation(
-    certificates: tuple[x509.Certificate, ...], trust: Trust
+    certificates: tuple[x509.Certificate, ...], context: ChainContext
 ) -> tuple[tuple[ListSeen, ...], tuple[str, ...]]:
     """What was consulted, and the issuers whose word is needed and missing.
 
@@ -46,8 +56,8 @@ def check_revocation(
     needed = _needed(certificates)
     for depth, (certificate, issuer) in enumerate(pairwise(certificates)):
         words = [
-            *_from_lists(certificate, issuer, trust),
-            *_from_answers(certificate, certificates[depth + 1 :], trust),
+            *_from_lists(certificate, issuer, context),
+            *_from_answers(certificate, certificates[depth + 1 :], context),
         ]
         if words:
             seen += words
@@ -78,9 +88,9 @@ def _publishes(certificate: x509.Certificate) -> bool:
 
 
 def _from_lists(
-    certificate: x509.Certificate, issuer: x509.Certificate, trust: Trust
+    certificate: x509.Certificate, issuer: x509.Certificate, context: ChainContext
 ) -> list[ListSeen]:
-    lists = [one for one in trust.lists if _is_from(one, issuer)]
+    lists = [one for one in context.lists if _is_from(one, issuer)]
     for one in lists:
         if one.get_revoked_certificate_by_serial_number(certificate.serial_number):
             raise ChainRevoked(f"{name_of(issuer)} has revoked {name_of(certificate)}")
@@ -88,11 +98,11 @@ def _from_lists(
     in_force = [
         one
         for one in whole
-        if one.next_update_utc and one.last_update_utc <= trust.now <= one.next_update_utc
+        if one.next_update_utc and one.last_update_utc <= context.now <= one.next_update_utc
     ]
     if whole and not in_force:
         newest = max(one.last_update_utc for one in whole)
-        raise _stale(f"revocation list of {name_of(issuer)}", newest, trust.now)
+        raise _stale(f"revocation list of {name_of(issuer)}", newest, context.now)
     return [ListSeen(name_of(issuer), one.last_update_utc) for one in in_force]
 
 
@@ -128,13 +138,13 @@ def _covers(revocation: x509.CertificateRevocationList, certificate: x509.Certif
 
 
 def _from_answers(
-    certificate: x509.Certificate, above: tuple[x509.Certificate, ...], trust: Trust
+    certificate: x509.Certificate, above: tuple[x509.Certificate, ...], context: ChainContext
 ) -> list[ListSeen]:
     """The newest OCSP answer about this certificate, whose issuer is the first of `above`."""
     issuer = above[0]
     answers = [
         one
-        for response in trust.answers
+        for response in context.answers
         for one in response.responses
         if _is_about(one, certificate, issuer) and _is_signed(response, above)
     ]
@@ -148,8 +158,8 @@ def _from_answers(
             f"{name_of(certificate)}"
         )
     made, until = newest.this_update_utc, newest.next_update_utc
-    if until is None or not made <= trust.now <= until:
-        raise _stale(f"OCSP answer of {name_of(issuer)}", made, trust.now)
+    if until is None or not made <= context.now <= until:
+        raise _stale(f"OCSP answer of {name_of(issuer)}", made, context.now)
     return [ListSeen(name_of(issuer), made)]
 
 

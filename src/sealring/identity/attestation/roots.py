@@ -1,4 +1,4 @@
-"""The vendors' roots, pinned by fingerprint, and what else a check stands on.
+"""The vendors' roots, pinned by fingerprint.
 
 Evidence brings its whole chain; a root is believed because its SHA-256 is here, and for nothing
 else. AMD's are its public ARK certificates as its key distribution service serves them
@@ -11,16 +11,7 @@ are many: a policy names the roots of those it trusts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
-
-from cryptography import x509
-from cryptography.x509 import ocsp
-
-if TYPE_CHECKING:
-    from sealring.identity.attestation.intel import Collateral
-    from sealring.identity.attestation.nvidia.reference import Reference
+from typing import Final
 
 AMD_ROOTS: Final[Mapping[str, str]] = {
     "69d063b45344d26a2e94e1f4210de49ef555308287d4c174445c95639a540bcd": "Milan",
@@ -34,35 +25,3 @@ NVIDIA_ROOTS: Final = frozenset(
 NVIDIA_REFERENCE_ROOTS: Final = frozenset(
     {"12977b5115acb0381179279fffeb5a8c4d264971ebb32298023a465fa41df5d1"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """Which roots, which lists and references, and the time at which all dates are judged."""
-
-    now: datetime
-    amd: Mapping[str, str] = field(default_factory=lambda: AMD_ROOTS)
-    """Fingerprint of a root to the product line that it stands for."""
-    intel: frozenset[str] = INTEL_ROOTS
-    nvidia: frozenset[str] = NVIDIA_ROOTS
-    tpm: frozenset[str] = frozenset()
-    """Fingerprints of TPM makers' roots: none, unless a policy names some."""
-    simulated: frozenset[str] = frozenset()
-    """Fingerprints of SIMULATED roots: none, unless a policy names some."""
-    lists: tuple[x509.CertificateRevocationList, ...] = ()
-    answers: tuple[ocsp.OCSPResponse, ...] = ()
-    """OCSP answers, as they were fetched."""
-    collateral: tuple[Collateral, ...] = ()
-    """Intel's word on its platforms, as it was fetched."""
-    references: tuple[Reference, ...] = ()
-    """NVIDIA's reference measurements, their signatures verified."""
-
-    @classmethod
-    def pinned(
-        cls,
-        simulated: frozenset[str] = frozenset(),
-        lists: tuple[x509.CertificateRevocationList, ...] = (),
-        now: datetime | None = None,
-        tpm: frozenset[str] = frozenset(),
-    ) -> Trust:
-        return cls(now or datetime.now(UTC), simulated=simulated, lists=lists, tpm=tpm)

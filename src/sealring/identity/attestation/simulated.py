@@ -27,7 +27,7 @@ from sealring.identity.attestation.evidence import (
     Evidence,
     encode_devices,
 )
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import Claims
 
 KIND: Final = "simulated"

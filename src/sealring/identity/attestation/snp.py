@@ -20,7 +20,7 @@ from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
 from sealring.identity.attestation.ecdsa import P384_ORDER, check_spelling, with_lower_s
 from sealring.identity.attestation.evidence import Challenge, Evidence
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import Claims
 
 KIND: Final = "snp"

@@ -30,7 +30,7 @@ from sealring.identity.attestation.nvidia.spdm import (
     canonical_report,
     parse_report,
 )
-from sealring.identity.attestation.roots import Trust
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import AttestedDevice
 
 KIND: Final = "nvidia"

@@ -24,8 +24,8 @@ from sealring.errors import (
     UntrustedChain,
 )
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
-from sealring.identity.attestation.revocation import ListSeen
-from sealring.identity.attestation.roots import NVIDIA_REFERENCE_ROOTS, Trust
+from sealring.identity.attestation.revocation import ChainContext, ListSeen
+from sealring.identity.attestation.roots import NVIDIA_REFERENCE_ROOTS
 
 _SEAL: Final = object()
 _SWID: Final = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
@@ -65,7 +65,7 @@ class Reference:
 
 
 def verify_reference(
-    data: bytes, trust: Trust, roots: frozenset[str] = NVIDIA_REFERENCE_ROOTS
+    data: bytes, context: ChainContext, roots: frozenset[str] = NVIDIA_REFERENCE_ROOTS
 ) -> Reference:
     """Signed by a certificate whose chain, inside the file, leads to a pinned root."""
     etree, signxml = _packages()
@@ -78,9 +78,9 @@ def verify_reference(
         raise MalformedEvidence("the reference measurements are not XML") from None
     if root.getroottree().docinfo.doctype:
         raise MalformedEvidence("reference measurements have no document type")
-    chain = verify_chain(_chain(root), roots, trust)
+    chain = verify_chain(_chain(root), roots, context)
     _check_signer(chain.leaf)
-    signed = _signed(root, chain.leaf, trust.now, signxml)
+    signed = _signed(root, chain.leaf, context.now, signxml)
     return _read(signed, chain)
 
 

@@ -26,8 +26,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
-from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.tpm.structures import Public, PublicKey, parse_public
+from sealring.identity.attestation.trust import Trust
 
 MAX_OTHERS: Final = 4
 """Endorsement keys of one TPM beside the one that its chain is for."""

@@ -11,7 +11,6 @@ from typing import Final
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import Challenge, Evidence
-from sealring.identity.attestation.roots import Trust
 from sealring.identity.attestation.tpm.credential import (
     certifies,
     check_ak,
@@ -29,6 +28,7 @@ from sealring.identity.attestation.tpm.structures import (
     digest_of_pcrs,
     parse_quote,
 )
+from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import Claims
 
 KIND: Final = "tpm"

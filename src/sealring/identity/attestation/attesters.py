@@ -1,4 +1,4 @@
-"""What on this machine makes evidence for a worker."""
+"""Attesters: what makes evidence on a worker's machine. kinds.py lists them by name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sealring.errors import ConfigurationError, MalformedAnswer
-from sealring.identity.attestation import Challenge, Evidence, Policy
 from sealring.identity.attestation.azure_guest import AzureMachine
 from sealring.identity.attestation.coco import CocoMachine
-from sealring.identity.attestation.evidence import DeviceEvidence
+from sealring.identity.attestation.evidence import Challenge, DeviceEvidence, Evidence
 from sealring.identity.attestation.nvidia.collect import collect_gpus
 from sealring.identity.attestation.simulated import KIND as SIMULATED
 from sealring.identity.attestation.simulated import Simulator
@@ -35,7 +34,6 @@ from sealring.identity.private_files import read_private, read_public, write_pri
 
 _SIMULATOR_DAYS: Final = 365
 _MEASUREMENT_BYTES: Final = 32
-_TSM, _AZURE, _CERTIFIED, _COCO = "tsm", "azure", "tpm-ak", "coco"
 
 
 class Attester(Protocol):
@@ -134,27 +132,24 @@ def _texts(chain: Sequence[bytes]) -> list[str]:
     return [base64.b64encode(one).decode() for one in chain]
 
 
-def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:
-    """What this worker attests itself with, as SEALRING_ATTESTER names it."""
-    source = environ.get("SEALRING_ATTESTER") or _TSM
-    gpus = policy.devices is not None
-    if source == _TSM:
-        return GuestAttester(TsmMachine(_chain(environ)), gpus)
-    if source == _AZURE:
-        return GuestAttester(AzureMachine(_tpm(environ), _chain(environ)), gpus)
-    if source == _COCO:
-        return GuestAttester(CocoMachine(_chain(environ)), gpus)
-    if source == _CERTIFIED:
-        return GuestAttester(CertifiedTpmMachine(_tpm(environ), _chain(environ)), gpus)
-    if source == TPM:
-        return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)), gpus)
-    kind, _, directory = source.partition(":")
-    if kind == SIMULATED and directory:
-        return open_simulator(Path(directory))
-    raise ConfigurationError(
-        f"SEALRING_ATTESTER is {source!r}; set it to {_TSM}, {_AZURE}, {TPM}, {_CERTIFIED}, "
-        f"{_COCO} or {SIMULATED}:DIR"
-    )
+def tsm_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
+    return GuestAttester(TsmMachine(_chain(environ)), gpus)
+
+
+def azure_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
+    return GuestAttester(AzureMachine(_tpm(environ), _chain(environ)), gpus)
+
+
+def coco_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
+    return GuestAttester(CocoMachine(_chain(environ)), gpus)
+
+
+def certified_tpm_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
+    return GuestAttester(CertifiedTpmMachine(_tpm(environ), _chain(environ)), gpus)
+
+
+def tpm_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
+    return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)), gpus)
 
 
 def _tpm(environ: Mapping[str, str]) -> Tpm:

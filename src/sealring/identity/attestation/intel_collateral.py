@@ -1,0 +1,65 @@
+"""Intel collateral: signed statements on platforms and revocation lists, read from a file.
+
+Its signatures are checked together with a quote (intel_statements.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cryptography import x509
+
+from sealring.errors import ConfigurationError
+from sealring.identity.attestation.revocation import ListSeen
+
+TDX, SGX = "tdx", "sgx"
+
+
+@dataclass(frozen=True, slots=True)
+class Collateral:
+    """What Intel says about one family of platforms, as it was fetched."""
+
+    text: str
+    """Without the certificates of the machine for which it was fetched: quotes bring their own."""
+    tee: str
+    fmspc: str
+    lists: tuple[x509.CertificateRevocationList, ...]
+    statements: tuple[ListSeen, ...]
+    evaluation: int
+    """The number of Intel's evaluation of TCB levels: an old file has a lower one."""
+    until: datetime
+
+
+def parse_collateral(text: str) -> Collateral:
+    """A file of this machine's, not of a worker's."""
+    try:
+        fields = json.loads(text)
+        # dcap-qvl would believe these in the place of the quote's own, which is what we check.
+        fields.pop("pck_certificate_chain", None)
+        tcb, qe = json.loads(fields["tcb_info"]), json.loads(fields["qe_identity"])
+        lists = tuple(
+            x509.load_der_x509_crl(bytes.fromhex(fields[name]))
+            for name in ("root_ca_crl", "pck_crl")
+        )
+        return Collateral(
+            text=json.dumps(fields),
+            tee=TDX if tcb.get("id") == "TDX" else SGX,
+            fmspc=tcb["fmspc"].upper(),
+            lists=lists,
+            statements=(
+                ListSeen("Intel TCB information", _date(tcb["issueDate"])),
+                ListSeen("Intel QE identity", _date(qe["issueDate"])),
+            ),
+            evaluation=int(tcb["tcbEvaluationDataNumber"]),
+            until=min(_date(tcb["nextUpdate"]), _date(qe["nextUpdate"])),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        raise ConfigurationError(
+            "the file is not Intel collateral as dcap-qvl writes it: fetch it again"
+        ) from None
+
+
+def _date(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -1,0 +1,42 @@
+"""Trust: what the verifiers of evidence rely on beside the evidence itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from cryptography import x509
+
+from sealring.identity.attestation.intel_collateral import Collateral
+from sealring.identity.attestation.nvidia.reference import Reference
+from sealring.identity.attestation.revocation import ChainContext
+from sealring.identity.attestation.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
+
+
+@dataclass(frozen=True, slots=True)
+class Trust(ChainContext):
+    """Everything that a verifier of evidence may rely on: roots, lists, references, the time."""
+
+    amd: Mapping[str, str] = field(default_factory=lambda: AMD_ROOTS)
+    """Fingerprint of a root to the product line that it stands for."""
+    intel: frozenset[str] = INTEL_ROOTS
+    nvidia: frozenset[str] = NVIDIA_ROOTS
+    tpm: frozenset[str] = frozenset()
+    """Fingerprints of TPM makers' roots: none, unless a policy names some."""
+    simulated: frozenset[str] = frozenset()
+    """Fingerprints of SIMULATED roots: none, unless a policy names some."""
+    collateral: tuple[Collateral, ...] = ()
+    """Intel's statements about its platforms, as they were fetched."""
+    references: tuple[Reference, ...] = ()
+    """NVIDIA's reference measurements, their signatures verified."""
+
+    @classmethod
+    def pinned(
+        cls,
+        simulated: frozenset[str] = frozenset(),
+        lists: tuple[x509.CertificateRevocationList, ...] = (),
+        now: datetime | None = None,
+        tpm: frozenset[str] = frozenset(),
+    ) -> Trust:
+        return cls(now or datetime.now(UTC), simulated=simulated, lists=lists, tpm=tpm)
