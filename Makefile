@@ -57,6 +57,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 native-test: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the C++ tests
 	@$(CMAKE_NATIVE) -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null

@@ -48,7 +48,7 @@ from sealring.identity.attestation.intel import verify_quote
 from sealring.identity.attestation.intel_collateral import parse_collateral
 from sealring.identity.attestation.loose_der import signed_part, with_sets_in_order
 from sealring.identity.attestation.nvidia import spdm
-from sealring.identity.attestation.nvidia.reference import verify_reference
+from sealring.identity.attestation.nvidia_reference import verify_reference
 from sealring.identity.attestation.paravisor import parse_hcl_report
 from sealring.identity.attestation.snp import parse_report
 from sealring.identity.attestation.tpm.event_log import (

@@ -35,8 +35,8 @@ from sealring.identity.attestation import (
 )
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.device import verify_nvidia, verify_report
-from sealring.identity.attestation.nvidia.reference import Reference, verify_reference
 from sealring.identity.attestation.nvidia.spdm import canonical_report
+from sealring.identity.attestation.nvidia_reference import Reference, verify_reference
 from sealring.identity.attestation.worker import AttestedDevice
 from tests.identity.attestation.judging import refusal
 from tests.identity.attestation.vectors import vectors

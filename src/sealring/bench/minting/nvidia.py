@@ -11,7 +11,7 @@ from cryptography import x509
 from sealring.bench.minting.certificates import NOW, Holder, issue, pem, sign
 from sealring.identity.attestation import Trust
 from sealring.identity.attestation.evidence import DeviceEvidence
-from sealring.identity.attestation.nvidia.reference import Reference, verify_reference
+from sealring.identity.attestation.nvidia_reference import Reference, verify_reference
 
 FIRMWARE: Final = b"\xf1" * 48
 DRIVER, VBIOS = "590.12", "96.00.A5.00.01"

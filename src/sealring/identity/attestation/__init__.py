@@ -1,7 +1,8 @@
 """What a worker runs, shown by evidence that hardware signed.
 
 evidence       the envelope in which evidence travels, and what it must be bound to
-roots          the vendors' roots, pinned by fingerprint, and the stated time of a check
+roots          the vendors' roots, pinned by fingerprint
+trust          what a check relies on: roots, lists, references, the time
 chains         certificates verified whole: links, dates, revocation
 cursor         binary evidence, read from front to back
 worker         AttestedWorker, the value that only verify can make
@@ -9,11 +10,15 @@ snp            AMD SEV-SNP
 tpm/           TPM 2.0, and evidence from this machine's
 az_vtpm        a virtual TPM that an SNP report or a TDX quote vouches for: Azure's form;
                paravisor its report as bytes
-intel          Intel TDX and SGX; ccel a TDX guest's event log
-nvidia/        GPUs and switches, inside any of these machines
+intel          Intel TDX and SGX; intel_collateral Intel's statements on platforms, as a file;
+               ccel a TDX guest's event log
+nvidia/        GPUs and switches, inside any of these machines; nvidia_reference NVIDIA's reference
+               measurements
 simulated      for laptops and tests; says SIMULATED wherever it appears
 tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure, coco the
                same from a confidential container's agent
+attesters      what makes evidence on a worker's machine
+kinds          the table of all kinds of evidence and of all attesters
 verify         evidence in, AttestedWorker out
 policy         what may join, and why something may not; policy_devices the same for GPUs
 policy_file    the policy as TOML: policy_kinds a table for each kind, policy_broker the broker's

@@ -20,7 +20,7 @@ from cryptography.x509 import ocsp
 
 from sealring.errors import AttestationError, ConfigurationError
 from sealring.identity.attestation.intel_collateral import Collateral, parse_collateral
-from sealring.identity.attestation.nvidia.reference import Reference, verify_reference
+from sealring.identity.attestation.nvidia_reference import Reference, verify_reference
 from sealring.identity.attestation.policy import Policy
 from sealring.identity.attestation.trust import Trust
 from sealring.identity.private_files import read_public

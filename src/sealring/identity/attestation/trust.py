@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from cryptography import x509
 
 from sealring.identity.attestation.intel_collateral import Collateral
-from sealring.identity.attestation.nvidia.reference import Reference
+from sealring.identity.attestation.nvidia_reference import Reference
 from sealring.identity.attestation.revocation import ChainContext
 from sealring.identity.attestation.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
 

@@ -18,7 +18,6 @@ from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, Unknown
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
 from sealring.identity.attestation.ecdsa import check_spelling
 from sealring.identity.attestation.evidence import DeviceEvidence
-from sealring.identity.attestation.nvidia.reference import Reference
 from sealring.identity.attestation.nvidia.spdm import (
     DRIVER,
     FWID,
@@ -30,6 +29,7 @@ from sealring.identity.attestation.nvidia.spdm import (
     canonical_report,
     parse_report,
 )
+from sealring.identity.attestation.nvidia_reference import Reference
 from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import AttestedDevice
 

@@ -1,0 +1,78 @@
+"""Who imports whom is what docs/architecture.md and the contracts in pyproject.toml say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "architecture.md").read_text().partition("## How a call")[0]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+(LAYERS,) = (one["layers"] for one in PROJECT["contracts"] if one["type"] == "layers")
+COMMON = {"errors", "limits", "strict", "devices", "last_words", "version"}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """By module. The package itself stands for the native module, which the tool cannot read."""
+    graph = grimp.build_graph("sealring", cache_dir=None)
+    return {
+        module: graph.find_modules_directly_imported_by(module) - {"sealring"}
+        for module in graph.modules
+        if module != "sealring"
+    }
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    (siblings,) = (one for one in PROJECT["contracts"] if one["type"] == "acyclic_siblings")
+    known = {tuple(one.split(" -> ")) for one in siblings["ignore_imports"]}
+    graph = {
+        module: {one for one in imported if (module, one) not in known}
+        for module, imported in imports().items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as found:
+        pytest.fail(" -> ".join(found.args[1]))
+
+
+def test_the_table_of_packages_says_what_the_code_imports() -> None:
+    real: dict[str, set[str]] = defaultdict(set)
+    for module, imported in imports().items():
+        package = module.split(".")[1]
+        real[package] |= {one.split(".")[1] for one in imported} - {package} - COMMON
+    rows = re.findall(r"^\| `(\w+)/?` \| .* \| ([\w, ]*?) ?\|$", PAGE, re.MULTILINE)
+    table = {package: set(cell.split(", ")) - {""} for package, cell in rows}
+    assert table == {name: found for name, found in real.items() if name not in COMMON}
+
+
+def test_the_layers_of_the_page_are_those_of_the_contract() -> None:
+    assert "```\n" + "\n".join(LAYERS) + "\n```" in PAGE
+
+
+def test_from_the_package_itself_only_the_native_module_is_imported() -> None:
+    # The contracts ignore imports of `sealring`, so nothing else may hide behind that name.
+    modules = {path.stem for path in (ROOT / "src" / "sealring").iterdir()}
+    for path in (ROOT / "src" / "sealring").rglob("*.py"):
+        text = path.read_text()
+        for names in re.findall(r"^\s*from sealring import \(?([^)\n]*)", text, re.MULTILINE):
+            assert set(names.split(", ")) <= modules | {"_native"}, path
+        assert not re.search(r"^\s*import sealring$", text, re.MULTILINE), path
+
+
+def test_import_torch_loads_only_the_registration() -> None:
+    code = (
+        "import sys, torch; print(sorted(m for m in sys.modules if m.split('.')[0] == 'sealring'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = ("", ".devices", ".errors", ".registration", ".version")
+    assert done.stdout.strip() == str([f"sealring{name}" for name in names])
