@@ -12,7 +12,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance clean help
+.PHONY: docs lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -34,7 +34,7 @@ $(VENV)/.installed: $(VENV)/.locked $(LIBCRYPTO)/prefix $(NATIVE)
 demo: $(VENV)/.installed ## train a small GPT with four sealed workers, and watch an attack fail
 	$(BIN)/sealring demo
 
-test: $(VENV)/.installed lint native-test ## everything CI runs
+test: $(VENV)/.installed lint docs native-test ## everything CI runs
 	@# Two halves side by side: much of a test is waiting, for a fault to be seen or a worker to start.
 	@mkdir -p build; \
 	$(BIN)/python -m pytest $(FIRST_HALF) >build/first-half.log 2>&1 & first=$$!; \
@@ -58,6 +58,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+docs: $(VENV)/.installed ## the documents as a site, in build/site; warnings and dead links are errors
+	@$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/site.cache . build/site
+	@echo build/site/index.html
 
 native-test: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the C++ tests
 	@$(CMAKE_NATIVE) -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null

@@ -13,6 +13,7 @@ from sealring import errors
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+BUILD_OPTIONS = set(re.findall(r"\bSEALRING_[A-Z_]+\b", (ROOT / "CMakeLists.txt").read_text()))
 THREAT_MODEL = (ROOT / "docs" / "threat-model.md").read_text()
 TEST = re.compile(r"`((?:native/)?tests/[\w/]+\.(?:py|cpp))::(\w+)`")
 
@@ -89,12 +90,23 @@ def test_no_path_of_the_machine_that_was_measured(path: Path) -> None:
 def test_every_setting_is_documented_and_no_other() -> None:
     sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
     known = set(re.findall(r"\bSEALRING_[A-Z_]+\b", "\n".join(sources)))
-    for name in ("README.md", "docs/configuration.md"):
-        assert set(re.findall(r"\bSEALRING_[A-Z_]+\b", (ROOT / name).read_text())) == known, name
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert set(re.findall(r"\bSEALRING_[A-Z_]+\b", page)) == known
 
 
-def test_the_readme_draws_the_whole_error_tree() -> None:
-    tree = between((ROOT / "README.md").read_text(), "SealringError   ", "## Configuration")
+def test_no_document_names_a_setting_that_does_not_exist() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    known = set(re.findall(r"\bSEALRING_[A-Z_]+\b", page)) | BUILD_OPTIONS
+    for path in DOCUMENTS:
+        assert set(re.findall(r"\bSEALRING_[A-Z_]+\b", path.read_text())) <= known, path.name
+
+
+def test_the_readme_is_read_to_the_end() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_the_page_of_errors_draws_the_whole_tree() -> None:
+    tree = between((ROOT / "docs" / "errors.md").read_text(), "SealringError   ", "Errors arrive")
     drawn = set(re.findall(r"(?:── |, |│   ├── )([A-Z]\w+)", tree))
     classes = {
         name
@@ -117,3 +129,12 @@ def test_the_table_of_algorithms_is_the_shipped_one() -> None:
 def test_make_targets_are_in_the_makefile(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= targets
+
+
+def test_files_that_the_page_on_extending_names_exist() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text()
+    native = {path.name for path in [*(ROOT / "native").rglob("*"), *(ROOT / "src").rglob("*.hpp")]}
+    named = re.findall(r"`((?:src|tests)/[\w/.]+)`", page)
+    assert len(named) > 30
+    assert not [name for name in named if not (ROOT / name).exists()]
+    assert set(re.findall(r"`(\w+\.[ch]pp)`", page)) <= native

@@ -11,25 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import sealring
 from sealring import _native
 
 ROOT = Path(__file__).parent.parent
-
-
-def test_the_public_api_is_exactly_this() -> None:
-    assert sorted(sealring.__all__) == [
-        "ConfigurationError",
-        "GroupError",
-        "HandshakeError",
-        "SealringError",
-        "__version__",
-        "create_group",
-        "dump_flight_record",
-        "flight_record",
-        "tune",
-    ]
-    assert all(hasattr(sealring, name) for name in sealring.__all__)
 
 
 def test_the_backend_is_there_without_an_import_of_ours() -> None:

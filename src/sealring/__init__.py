@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from sealring.errors import (
     ConfigurationError,
@@ -21,6 +22,7 @@ from sealring.errors import (
 from sealring.version import __version__
 
 if TYPE_CHECKING:
+    from sealring import broker, store
     from sealring.group.process_group import SealedProcessGroup
     from sealring.plan.tuning import tune
     from sealring.recorder import dump_flight_record, flight_record
@@ -29,11 +31,14 @@ __all__ = [
     "ConfigurationError",
     "GroupError",
     "HandshakeError",
+    "SealedProcessGroup",
     "SealringError",
     "__version__",
+    "broker",
     "create_group",
     "dump_flight_record",
     "flight_record",
+    "store",
     "tune",
 ]
 
@@ -64,14 +69,18 @@ def create_group(
     )
 
 
+# `import torch` imports this package: what few scripts need is loaded when they ask for it.
+_LOADED_ON_USE: Final = {
+    "SealedProcessGroup": "sealring.group.process_group",
+    "dump_flight_record": "sealring.recorder",
+    "flight_record": "sealring.recorder",
+    "tune": "sealring.plan.tuning",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # `import torch` imports this package: what few scripts need is loaded when they ask for it.
-    if name in ("dump_flight_record", "flight_record"):
-        from sealring import recorder
-
-        return getattr(recorder, name)
-    if name == "tune":
-        from sealring.plan.tuning import tune
-
-        return tune
+    if name in ("broker", "store"):
+        return import_module(f"sealring.{name}")
+    if name in _LOADED_ON_USE:
+        return getattr(import_module(_LOADED_ON_USE[name]), name)
     raise AttributeError(f"module 'sealring' has no attribute {name!r}")

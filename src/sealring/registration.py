@@ -9,6 +9,10 @@ from sealring.devices import ServedDevices
 
 
 def register() -> None:
+    """Registers the backend and the `sealring://` rendezvous with torch. `import torch` does it.
+
+    Only scripts that run with TORCH_DEVICE_BACKEND_AUTOLOAD=0 on torch before 2.14 call it.
+    """
     import torch.distributed as dist
     from torch.distributed.rendezvous import register_rendezvous_handler
 

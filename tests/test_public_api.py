@@ -1,0 +1,103 @@
+"""The public interface is locked: its names and signatures are those of public_api.txt.
+
+A change of it is a decision. `python -m tests.test_public_api` writes the file again; the change
+then shows in the diff and belongs in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sealring
+import sealring.broker
+import sealring.errors
+import sealring.recorder
+import sealring.registration
+import sealring.store
+
+ROOT = Path(__file__).parents[1]
+FILE = Path(__file__).parent / "public_api.txt"
+GROUP = ("abort", "account", "monitored_barrier", "recorder", "set_timeout", "shutdown", "topology")
+RECORDER = ("account", "collective")
+
+
+def lines() -> Iterator[str]:
+    for name in sealring.__all__:
+        value = getattr(sealring, name)
+        if inspect.isfunction(value):
+            yield described("sealring", name, value)
+        else:
+            yield f"sealring.{name}"
+    for name in GROUP:
+        yield member("sealring.SealedProcessGroup", sealring.SealedProcessGroup, name)
+    for name in sealring.store.__all__:
+        yield described("sealring.store", name, getattr(sealring.store, name))
+    yield described("sealring.broker", "data_key", sealring.broker.data_key)
+    yield described("sealring.registration", "register", sealring.registration.register)
+    for name in sealring.recorder.__all__:
+        value = getattr(sealring.recorder, name)
+        if dataclasses.is_dataclass(value):
+            fields = ", ".join(f"{one.name}: {one.type}" for one in dataclasses.fields(value))
+            yield f"sealring.recorder.{name}({fields})"
+    for name in RECORDER:
+        yield member("sealring.recorder.FlightRecorder", sealring.recorder.FlightRecorder, name)
+    for name, value in sorted(vars(sealring.errors).items()):
+        if inspect.isclass(value) and issubclass(value, sealring.errors.SealringError):
+            (base,) = value.__bases__
+            yield f"sealring.errors.{name}({base.__name__})"
+            attributes = inspect.get_annotations(value).items()
+            yield from (f"sealring.errors.{name}.{key}: {kind}" for key, kind in attributes)
+            if "__init__" in vars(value):
+                yield member(f"sealring.errors.{name}", value, "__init__")
+
+
+def described(where: str, name: str, value: Any) -> str:
+    return f"{where}.{name}{inspect.signature(value)}" if callable(value) else f"{where}.{name}"
+
+
+def member(where: str, owner: type, name: str) -> str:
+    value = inspect.getattr_static(owner, name, None)
+    if value is None or isinstance(value, property):  # an attribute that is set for each instance
+        return f"{where}.{name}"
+    return described(where, name, getattr(owner, name))
+
+
+def test_names_and_signatures_are_the_locked_ones() -> None:
+    assert list(lines()) == FILE.read_text().splitlines()
+
+
+def test_everything_that_the_documents_tell_people_to_use_is_locked() -> None:
+    locked = FILE.read_text()
+    shown = re.compile(r"\bsealring\.((?:[a-z]+\.)?[a-zA-Z_]+)\(")
+    imported = re.compile(r"from sealring(\.\w+)? import ([\w, ]+)")
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.py")]:
+        text = path.read_text()
+        for name in shown.findall(text):
+            assert f"sealring.{name}" in locked, (path.name, name)
+        for module, names in imported.findall(text):
+            for name in names.split(","):
+                assert f"sealring{module}.{name.strip()}" in locked, (path.name, name)
+        for name in re.findall(r"group\.WORLD\.(\w+)", text):
+            assert name in GROUP, (path.name, name)
+
+
+def test_the_reference_lists_what_is_locked() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for name in {*sealring.__all__} - {"broker", "store"}:
+        is_error = name in vars(sealring.errors)
+        assert is_error or f"sealring.{name}" in page, name
+    for name in sealring.store.__all__:
+        assert f"sealring.store.{name}" in page, name
+
+
+def test_types_are_shipped_with_the_package() -> None:
+    assert (ROOT / "src" / "sealring" / "py.typed").exists()
+
+
+if __name__ == "__main__":
+    FILE.write_text("\n".join(lines()) + "\n")
