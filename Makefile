@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
 FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo examples)
+CPP_FILES := '*.cpp' '*.hpp' '*.cu'
 SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind
 LIBCRYPTO := build/libcrypto
 # Where the libcrypto is that becomes part of the module; empty for the system's.
@@ -12,7 +13,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: docs lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance clean help
+.PHONY: docs coverage format tidy lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -53,15 +54,34 @@ system-deps: ## Debian packages that some tests need: a TPM in software, etcd, C
 libcrypto: ## looks for a newer OpenSSL to build in, where the system's is slow
 	@native/libcrypto.sh $(LIBCRYPTO)
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed tidy ## ruff, mypy, import contracts, clang-format, clang-tidy, plain English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@git ls-files $(CPP_FILES) | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/python tools/words.py
 
 docs: $(VENV)/.installed ## the documents as a site, in build/site; warnings and dead links are errors
 	@$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/site.cache . build/site
 	@echo build/site/index.html
+
+format: $(VENV)/.locked ## formats Python and C++
+	$(BIN)/ruff format .
+	@git ls-files $(CPP_FILES) | xargs $(BIN)/clang-format -i
+
+tidy: $(VENV)/.locked $(LIBCRYPTO)/prefix ## clang-tidy on the native sources (.clang-tidy)
+	@$(CMAKE_NATIVE) -B build/native -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	@git ls-files 'native/*.cpp' | grep -vE 'bindings|/tests/|/fuzz/' \
+	  | xargs -P $$(nproc) -n 1 $(BIN)/clang-tidy -p build/native --quiet 2>/dev/null
+
+coverage: $(VENV)/.installed ## lines that the tests run: Python's by all tests (or TESTS=...), C++'s by the C++ tests
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(CMAKE_NATIVE) -B build/coverage/native -DCMAKE_CXX_FLAGS=--coverage >/dev/null
+	@$(BIN)/cmake --build build/coverage/native >/dev/null && $(BIN)/ctest --test-dir build/coverage/native --output-on-failure >/dev/null
+	@status=0; $(BIN)/coverage run -m pytest $(TESTS) || status=$$?; \
+	  $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; \
+	  $(BIN)/python tools/native_coverage.py build/coverage/native; exit $$status
 
 native-test: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the C++ tests
 	@$(CMAKE_NATIVE) -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null

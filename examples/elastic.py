@@ -54,7 +54,7 @@ def train(
 
 
 def _save(state: dict[str, Any], checkpoint: Path) -> None:
-    """All or nothing: whoever dies while writing leaves the checkpoint before it."""
+    """All or nothing: a worker that dies while writing leaves the checkpoint before it."""
     unfinished = checkpoint.with_suffix(".unfinished")
     torch.save(state, unfinished)
     unfinished.replace(checkpoint)

@@ -125,10 +125,23 @@ def test_the_table_of_algorithms_is_the_shipped_one() -> None:
     assert shown == as_markdown(shipped_table()), "sealring bench algorithms --show prints it"
 
 
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=[path.name for path in WORKFLOWS])
+def test_workflows_call_make_targets(path: Path) -> None:
+    called = re.findall(r"\bmake ([a-z-]+(?: [a-z-]+)*)", path.read_text())
+    assert called
+    assert {target for one in called for target in one.split()} <= targets()
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
 @each_document
 def test_make_targets_are_in_the_makefile(path: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= targets
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= targets()
 
 
 def test_files_that_the_page_on_extending_names_exist() -> None:

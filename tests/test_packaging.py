@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
 
 import pytest
 
+import sealring
 from sealring import _native
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +37,11 @@ def test_both_entry_point_groups_lead_to_the_registration() -> None:
     for group in ("torch.backends", "torch.distributed.backends"):
         (entry,) = [e for e in entry_points(group=group) if e.name == "sealring"]
         assert entry.value == "sealring.registration:register"
+
+
+def test_the_version_is_stated_alike() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == sealring.__version__
 
 
 def test_torch_is_pinned_exactly_in_the_locked_versions() -> None:
@@ -107,7 +114,7 @@ def test_a_libcrypto_that_is_built_in_stays_inside() -> None:
     assert done.stderr.strip().endswith("undefined symbol: EVP_aes_256_gcm")
 
 
-def test_an_install_goes_on_where_no_other_libcrypto_can_be_had(tmp_path: Path) -> None:
+def test_an_install_goes_on_where_no_other_libcrypto_is_available(tmp_path: Path) -> None:
     nowhere = tmp_path / "apt.conf"
     nowhere.write_text('Dir::Etc { SourceList "/dev/null"; SourceParts "/dev/null"; };')
     done = subprocess.run(

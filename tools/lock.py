@@ -124,7 +124,7 @@ def local_builds(version: str) -> dict[str, str]:
             _, labelled, _, tags = parse_wheel_filename(wheel.name)
             if tags & here:
                 found[str(labelled)] = hashlib.sha256(wheel.read_bytes()).hexdigest()
-                print(f"torch: {wheel.name} lies ready in {folder}", file=sys.stderr)
+                print(f"torch: {wheel.name} is in {folder}", file=sys.stderr)
     return found
 
 
@@ -138,7 +138,7 @@ def read_lock() -> str:
 
 
 def print_requirements() -> None:
-    """The lock, with torch's entry narrowed to the build that lies ready here, if one does."""
+    """The lock, with torch's entry narrowed to the build in a local folder, if there is one."""
     (version,) = (version for name, version in pinned() if name == "torch")
     lock, locked = read_lock(), locked_torch(version)
     for labelled, digest in local_builds(version).items():

@@ -31,7 +31,7 @@
     │   ├── MalformedSetup
     │   └── PeerUnreachable
     ├── StoreError                    the sealed store cannot be believed; the group goes on
-    │   ├── TamperedValue             an attacker's: nobody of this job put that value there
+    │   ├── TamperedValue             an attacker's: no worker of this job wrote it
     │   └── ReplayedValue             an attacker's: an older value was put back
     ├── AttestationError              a worker's evidence was refused; it gets no key
     │   ├── MalformedEvidence         the worker's: cut, extended, or no evidence at all
@@ -103,7 +103,7 @@ class ConfigurationError(SealringError):
 
 
 class NoIdentity(ConfigurationError):
-    """No job secret and no certificate was configured, so nobody can know who this worker is."""
+    """No job secret and no certificate was configured, so this worker cannot prove who it is."""
 
 
 class BadSecret(ConfigurationError):
@@ -376,7 +376,7 @@ class ReusedToken(BrokerError):
 
 
 class RankTaken(BrokerError):
-    """Another worker holds the rank, and the policy lets nobody join it again."""
+    """Another worker holds the rank, and the policy does not let it be joined again."""
 
 
 class WorkerRevoked(BrokerError):

@@ -1,6 +1,6 @@
 """Dataclasses as JSON, read back strictly: what is missing, left over or of another type fails.
 
-Files come from anywhere. Whoever has a dataclass in hand after this knows that every field is of
+Files come from anywhere. After this, the holder of a dataclass knows that every field is of
 its declared type, and every number finite and not negative.
 """
 

@@ -78,7 +78,7 @@ def test_a_broker_that_fails_for_a_while_ends_no_job(tmp_path: Path) -> None:
         failing.set()
         with pytest.raises(Exception, match="the broker failed"):
             broker.join(1, key=Ed25519PrivateKey.generate())
-        time.sleep(4)  # half of the certificate's time is over, and the first try has failed
+        time.sleep(4)  # half of the certificate's time has passed, and the first try has failed
         failing.clear()
         until = time.monotonic() + 30
         while held.certificate.serial_number == first and not group.ended.is_set():

@@ -32,10 +32,10 @@ def thread_ends() -> None:
 
 
 def exception() -> None:
-    """Something that nobody has thought of."""
+    """An error that no code expects."""
 
     def fail(*arguments: object) -> None:
-        raise KeyError("nobody has thought of this")
+        raise KeyError("no code expects this")
 
     newest_client().join = fail
 

@@ -1,4 +1,4 @@
-"""Somebody who can write to the broker's store wants the broker to certify what he writes there."""
+"""An attacker who can write to the broker's store wants the broker to certify what is there."""
 
 from __future__ import annotations
 

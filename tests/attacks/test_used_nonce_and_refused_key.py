@@ -1,4 +1,4 @@
-"""A nonce used a second time under another policy; requests for data keys that nobody hears of."""
+"""A nonce used a second time under another policy; requests for data keys that are not logged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_used_nonce_stays_used_under_another_nonce_seconds(place: Place) -> No
     worker, body = kept[0]
     with policy_of(place, 3600) as broker, pytest.raises(ReusedNonce):
         attest(broker, worker, body)
-    # Nor is it forgotten once the shorter time is over.
+    # Nor is it forgotten once the shorter time has passed.
     place.clock = lambda: time.time() + 600
     with policy_of(place, 120) as broker:
         broker.decide(lambda _, view: ledger.sweep(view, place.clock()))

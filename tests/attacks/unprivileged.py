@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 USER: Final = 65534
-"""Linux's "nobody": owns no file and no other process."""
+"""The id of the user without rights: it owns no file and no other process."""
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 

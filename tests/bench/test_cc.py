@@ -35,7 +35,7 @@ def test_it_sums_whatever_the_length(workers: Workers, world: int) -> None:
 
 def with_other_keys(rank: int, world: int) -> str:
     gloo = dist.new_group(backend="gloo")
-    # As if every byte had been changed on the way: rank 1 opens with a key that nobody sealed with.
+    # As if every byte had been changed on the way: rank 1 opens with another key.
     keys = KEYS[:2] if rank == 0 else [KEYS[3], KEYS[1]]
     ring = CcRing(gloo, keys, Path(copy_us=0))
     try:

@@ -37,7 +37,7 @@ def test_the_fastest_wins_and_they_cross_in_between() -> None:
     assert table.rows[KEY] == (Row(2, (8192,), (DIRECT, RING)),)
 
 
-def test_whoever_is_nearer_gets_less_room() -> None:
+def test_the_nearer_one_gets_less_room() -> None:
     (row,) = fit(
         cells({1024: {"direct": 100, "ring": 140}, 65536: {"direct": 2000, "ring": 100}})
     ).rows[KEY]

@@ -75,7 +75,7 @@ def test_the_file_is_there_after_each_job(tmp_path: Path) -> None:
         (signal.SIGTERM, 143, "stopped by SIGTERM after 2 of 3 cases"),
     ],
 )
-def test_whoever_stops_it_gets_what_was_measured(
+def test_a_user_who_stops_it_gets_what_was_measured(
     stop: Any, status: int, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = Session("sealring bench", tmp_path / "results.json")

@@ -56,7 +56,7 @@ class DyingStore(SqliteStore):
 
         self._steps.pass_one()
         super().commit(watched)
-        self._steps.pass_one()  # committed, nobody knows
+        self._steps.pass_one()  # committed, and no one knows
 
 
 def serve(place: Place, port: int, fatal: int | None) -> None:
@@ -126,7 +126,7 @@ def join_while_it_dies(place: Place, port: int, fatal: int) -> bool:
 
 
 def check_rank(place: Place, rank: int) -> None:
-    """The rank has one holder, and nobody else can become it."""
+    """The rank has one holder, and no other worker can become it."""
     store = place.open_store()
     ledger = Ledger(place.keys.audit_key, 0)
     other = Applicant(WorkerName(JOB, rank), 1000, "f" * 64, (), "SIMULATED", {})

@@ -1,4 +1,4 @@
-"""The audit log: whoever changes it is found out, and the store does not let it be changed."""
+"""The audit log: a change of it is detected, and the store does not let it be changed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_entries_exchanged_or_added_and_the_end_cut_off() -> None:
         check(cut, check(whole).digest)
 
 
-def test_the_store_lets_nobody_change_it(tmp_path: Path) -> None:
+def test_the_store_does_not_let_it_be_changed(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store", bytes(32))
     store.submit(lambda view: audit.append(view, KEY, 0, "joined", {})).result()
     for act in (

@@ -65,7 +65,7 @@ def test_without_a_broker_the_groups_end_with_the_certificate(tmp_path: Path) ->
         held.credentials(soon(1))
 
 
-def test_a_group_is_ended_by_whoever_learns_of_a_revocation(tmp_path: Path) -> None:
+def test_the_rank_that_learns_of_a_revocation_ends_the_group(tmp_path: Path) -> None:
     place, group = Place(tmp_path, minutes=0.05), Group()
     with running(place) as broker:
         one, other = enrol(place, broker.port, 0), enrol(place, broker.port, 1)
@@ -132,7 +132,7 @@ def test_a_worker_that_ends_gives_its_rank_back(place: Place) -> None:
         assert run("failed") == 1
         with pytest.raises(RankTaken):
             broker.join(0)
-        # Nobody else can give it back.
+        # No other worker can give it back.
         stranger = Ed25519PrivateKey.generate()
         asyncio.run(broker.client().leave(WorkerName(JOB, 0), stranger, 30.0))
         with pytest.raises(RankTaken):

@@ -128,7 +128,7 @@ def test_a_nonce_is_used_up_by_evidence_that_failed(broker: Running) -> None:
     assert type(refused(broker, act)) is ReusedNonce
 
 
-def test_a_nonce_of_another_session_or_of_nobody(broker: Running) -> None:
+def test_a_nonce_of_another_session_or_of_none(broker: Running) -> None:
     async def another_session(worker: Worker) -> None:
         await worker.auth()
         nonce = worker.nonce
@@ -136,7 +136,7 @@ def test_a_nonce_of_another_session_or_of_nobody(broker: Running) -> None:
         worker.nonce = nonce
         await worker.attest()
 
-    async def nobody(worker: Worker) -> None:
+    async def without_name(worker: Worker) -> None:
         await worker.auth()
         worker.nonce = bytes(32)
         await worker.attest()
@@ -146,7 +146,7 @@ def test_a_nonce_of_another_session_or_of_nobody(broker: Running) -> None:
         worker.cookie = {}
         await worker.attest()
 
-    for act in (another_session, nobody, no_session):
+    for act in (another_session, without_name, no_session):
         assert type(refused(broker, act)) is UnknownNonce
 
 
@@ -214,7 +214,7 @@ def test_a_stolen_token_fetches_nothing_that_opens(broker: Running) -> None:
 
 def test_evidence_for_another_key_and_a_key_that_is_not_ones_own(broker: Running) -> None:
     async def relayed(worker: Worker) -> None:
-        """Evidence of an honest worker, brought by somebody with a key of his own."""
+        """Evidence of an honest worker, brought by a stranger with another key."""
         await worker.auth()
         honest = json.loads(worker.body())
         worker.key = Ed25519PrivateKey.generate()

@@ -44,7 +44,7 @@ def test_it_shows_who_is_there_and_that_it_is_simulated(broker: Running) -> None
 def test_it_can_only_be_read_and_only_from_here(broker: Running) -> None:
     assert get(broker, method="POST")[0].status == 400
     assert get(broker, "/kbs/v0/auth")[0].status == 404
-    # A name of somebody else's that he has lead to 127.0.0.1.
+    # A name that an attacker has lead to 127.0.0.1.
     assert get(broker, host="rebound.example")[0].status == 404
 
 

@@ -29,7 +29,7 @@ class Violation:
 class Verdict:
     violations: list[Violation]
     inconclusive: bool
-    """The machine stood still for so long that nobody can be blamed for a silence."""
+    """The machine stood still for so long that no rank can be blamed for a silence."""
     slowest_s: float
     """From the first strike to the last rank's error."""
 
@@ -48,7 +48,7 @@ ABOUT_SENDER: Final[dict[FaultKind, frozenset[str]]] = {
 """What the receiver of the attacked direction may see of it, and it must be about the sender."""
 BOTH_WAYS: Final = frozenset({FaultKind.CUT, FaultKind.SCRIBBLE})
 OVER_A_REKEYING: Final = frozenset({FaultKind.DROP, FaultKind.REPLAY, FaultKind.REORDER})
-"""Where keys change every few records, an old or early one is of a key that nobody tries."""
+"""Where keys change every few records, an old or early one is of a key that no receiver tries."""
 LOSES_A_RANK: Final = frozenset({FaultKind.KILL, FaultKind.LEAVE})
 
 
@@ -74,7 +74,7 @@ def check(plan: Plan, history: History) -> Verdict:
 
 
 def _results(plan: Plan, history: History) -> list[Violation]:
-    """Whoever came back without an error has what the reference engine has, bit by bit."""
+    """A rank that returned without an error has what the reference engine has, bit by bit."""
     by_call: dict[Call, list[Outcome]] = defaultdict(list)
     for outcome in history.outcomes:
         if not outcome.altered:
@@ -213,7 +213,7 @@ class _Group:
         """The peer has left because of something that is explained already."""
         return error.name == "PeerLost" and error.peer is not None and error.peer in explained
 
-    # ---- all or nobody
+    # ---- all or none
 
     def _unharmed(self) -> list[Violation]:
         """After the probes, all ranks have failed or none has."""
@@ -231,8 +231,8 @@ class _Group:
         ]
 
     def _seen_last_of_all(self) -> bool:
-        """In shared memory a cut is seen by whoever sleeps on its socket, in the last probe at the
-        earliest sometimes; then nobody is asked any more."""
+        """In shared memory a cut is seen by the rank that sleeps on its socket, sometimes in the
+        last probe at the earliest; then no rank is asked any more."""
         cut = any(hit.fault.kind is FaultKind.CUT and self._concerns(hit) for hit in self._hits)
         last = self._plan.probes(self._group, PROBES)
         return cut and all(outcome.call in last for outcome in self._first.values())

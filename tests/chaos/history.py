@@ -107,7 +107,7 @@ def digest(bits: Iterable[bytes]) -> str:
 
 
 class Heartbeat(threading.Thread):
-    """Notices when this machine stands still, so that nobody else is blamed for it."""
+    """Notices when this machine stands still, so that no rank is blamed for it."""
 
     def __init__(self, beat_s: float = 0.05) -> None:
         super().__init__(daemon=True, name="heartbeat")

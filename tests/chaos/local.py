@@ -164,7 +164,7 @@ class _Rank:
         return begun.outcome.error is None
 
     def _wait(self, begun: _Begun) -> None:
-        """A collective is over when its call is."""
+        """A collective has ended when its call returns."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from sealring.schedule import Algorithm, Operation, Topology
 from tests.engine.cases import Array, Case, Tensors, expected, tensors_of, values
 
 ANY_SOURCE_TAG: Final = 1000
-"""From here on tags are of one message each: whoever sends one is the only one who can be meant."""
+"""From here on tags are of one message each: only the sender of one can be meant."""
 GREETING_TAG: Final = 1 << 30
 
 

@@ -2,8 +2,8 @@
 
 python -m tests.chaos.neighbour PID ... is that process. While groups are made it looks for their
 memory files and for the sockets through which these travel. Once there is traffic it also tries the
-workers' memory and all their descriptors: before, a worker has no keys, and has shut out nobody.
-It reads lines: the first says that there is traffic, the next that it is over. Then it prints how
+workers' memory and all their descriptors: before, a worker has no keys, and shuts out no process.
+It reads lines: the first says that there is traffic, the next that it has ended. Then it prints how
 often it did what.
 """
 
@@ -49,7 +49,7 @@ class Neighbour:
         self._process.stdout.readline()
 
     def go_on(self, *, traffic: bool) -> None:
-        """Called when the groups are made, and when the traffic is over."""
+        """Called when the groups are made, and when the traffic has ended."""
         self._steps += 1
         if self._steps > 2:
             return

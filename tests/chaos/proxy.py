@@ -91,7 +91,7 @@ class Proxy:
             try:
                 self._connect(near)
             except OSError:
-                near.close()  # the peer is gone; whoever dialed tries again or learns it elsewhere
+                near.close()  # the peer is gone; the dialer tries again or learns it elsewhere
             except Exception as problem:
                 self._trouble.append(f"the proxy failed: {problem!r}")
                 near.close()

@@ -34,7 +34,7 @@ class Counts:
     """Ranks' results that were compared with the reference, bit by bit."""
     faults: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
-    """How groups ended: untouched, or by the error of whoever saw it first."""
+    """How groups ended: untouched, or by the error of the rank that saw it first."""
     errors: Counter[str] = field(default_factory=Counter)
     """... and with what each rank ended."""
     silences: Counter[str] = field(default_factory=Counter)
@@ -64,9 +64,9 @@ class Counts:
             first = min(roots or failed.values(), key=lambda o: o.ended or 0.0, default=None)
             self.outcomes["no error" if first is None else first.error.name] += 1
             if stopped and first is not None and first.error.name == "PeerSilent":
-                # A receive from anyone that nobody served can name nobody.
+                # A receive from anyone that no rank served can name no rank.
                 named = first.error.peer
-                word = "nobody" if named is None else "it" if named in stopped else "another"
+                word = "no rank" if named is None else "it" if named in stopped else "another"
                 self.silences[f"named {word}"] += 1
         self.inconclusive += verdict.inconclusive
         self.slowest_s = max(self.slowest_s, verdict.slowest_s)

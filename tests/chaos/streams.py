@@ -36,9 +36,9 @@ class Strike:
         self._skip = fault.skip
         self.struck = False
         self.over = False
-        """Set when the traffic is over: nothing strikes any more."""
+        """Set when the traffic has ended: nothing strikes any more."""
         self.inject: Callable[[bytes], None] = lambda data: None
-        """Sends bytes from another thread; whoever carries the stream sets it."""
+        """Sends bytes from another thread; the thread that carries the stream sets it."""
 
     def record(self, record: Record) -> Iterator[bytes]:
         if self.struck:

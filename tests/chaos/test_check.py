@@ -135,7 +135,7 @@ def test_one_goes_on(plan: Plan, history: History) -> None:
     assert rules(check(plan, history)) == {"all ranks fail, or none"}
 
 
-def test_nobody_notices(plan: Plan, history: History) -> None:
+def test_no_rank_notices(plan: Plan, history: History) -> None:
     struck(history)
     assert len(check(plan, history).violations) == 3
     assert rules(check(plan, history)) == {"all ranks fail, or none"}

@@ -53,7 +53,7 @@ def test_an_attack_that_was_not_caught() -> None:
     assert "The ranks hold weights aa, bb." in text
 
 
-def test_a_change_that_nobody_noticed_is_not_called_harmless() -> None:
+def test_an_unnoticed_change_is_not_called_harmless() -> None:
     text = printed(pictures.attack(attacked(UNHARMED, UNHARMED)))
     assert "Nothing of the changed gradient" not in text
     assert "The ranks hold weights aa." in text

@@ -1,4 +1,4 @@
-"""The man in the middle's tools: what he can see of a stream, and what he can do to it."""
+"""Tools of a man in the middle: what can be seen of a stream and done to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A whole world of native engines inside one process, one thread a rank.
 
-What crosses each link can be watched and changed: a test puts a man in the middle of a TCP link and
-gives him a function from the bytes that came to the bytes that go on.
+What crosses each link can be watched and changed: a test puts an attacker in the middle of a TCP
+link, a function from the bytes that came to the bytes that go on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The network as the adversary: what he does to a stream, and which error every rank ends with.
+"""The network as the adversary: what it does to a stream, and which error every rank ends with.
 
-He sits on one link of a small ring all-reduce. Its first half carries records of the pair, its
+It sits on one link of a small ring all-reduce. Its first half carries records of the pair, its
 second half published ones that ranks forward as they are; both are attacked, byte by byte and
-record by record. Whatever he does, a rank that returns without an error has the right result, and
+record by record. Whatever it does, a rank that returns without an error has the right result, and
 sooner or later (at the latest in its next collective) every rank gets the same error.
 """
 
@@ -479,7 +479,7 @@ def test_rank_that_does_not_come_in_time_still_learns_why(transport: str) -> Non
 def test_root_that_only_sends_learns_that_a_rank_is_gone(
     world: int, algorithm: Algorithm, transport: str
 ) -> None:
-    """Broadcasts need nothing back, so a root could go on for ever, talking to nobody."""
+    """Broadcasts need nothing back, so a root could go on without end and without a reader."""
     case = Case(Operation.BROADCAST, algorithm, 100_000)
     tensors = tensors_of(case, world)
     with LocalWorld(world, transport) as local:

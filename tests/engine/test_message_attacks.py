@@ -166,7 +166,7 @@ def test_a_message_cut_within_a_record() -> None:
 
 
 def test_a_receive_from_anyone_believes_no_stranger() -> None:
-    """Whoever has no key cannot be anyone: rank 2's link carries what rank 0 sealed for rank 1."""
+    """No rank passes for another without its key: rank 2 brings what rank 0 sealed for rank 1."""
     taken = attacker.Mailbox()
     middle = {(0, 1): taken.collect(), (2, 1): taken.put_in_place_of(0, of=0)}
     memory = np.full(8, FILL, np.uint8)

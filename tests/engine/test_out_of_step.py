@@ -135,7 +135,7 @@ def test_algorithms_of_a_broadcast_differ(world: int, odd: int, transport: str) 
 
 def assert_out_of_step_or_a_gap(errors: list[BaseException | None]) -> None:
     """Where ranks disagree on the way of a published record, one that it passes by sees a gap in
-    its sealer's numbers. It cannot know that nobody dropped a record, so it may say MissingRecord.
+    its sealer's numbers. It cannot know that no record was dropped, so it may say MissingRecord.
     """
     for error in errors:
         if type(error) is not MissingRecord:
@@ -144,8 +144,8 @@ def assert_out_of_step_or_a_gap(errors: list[BaseException | None]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS[Operation.BROADCAST])
-def test_nobody_takes_itself_to_be_the_root(algorithm: Algorithm) -> None:
-    """Nobody sends, so there is nothing from which anybody could learn why."""
+def test_no_rank_takes_itself_to_be_the_root(algorithm: Algorithm) -> None:
+    """No rank sends, so no rank can learn why."""
     usual = replace(BROADCAST, algorithm=algorithm)
     with LocalWorld(3) as local:
         errors = run_both(local, usual, replace(usual, root=1), odd=0, timeout_s=0.2)

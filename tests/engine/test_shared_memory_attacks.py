@@ -1,6 +1,6 @@
-"""The host as the adversary: he maps the links' shared memory too, and writes where he likes.
+"""The host as the adversary: it maps the links' shared memory too and writes anywhere.
 
-Whatever he writes, and whenever, a rank gets the right result or an error; no rank crashes.
+Whatever it writes, and whenever, a rank gets the right result or an error; no rank crashes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run_while(
             for _ in range(rounds):
                 errors = run(local)
                 if any(errors):
-                    # Whoever had its result before the other saw the attack learns it now.
+                    # A rank that had its result before the other saw the attack learns it now.
                     later = run(local)
                     errors = [early or late for early, late in zip(errors, later, strict=True)]
                     break
@@ -137,7 +137,7 @@ def test_random_control_words(seed: int) -> None:
 
 
 def test_sleeping_flags_are_only_hints() -> None:
-    """Nobody may be woken, or everybody all the time: it takes longer, and comes out right."""
+    """No rank may be woken, or all ranks all the time: it takes longer and stays correct."""
 
     def disturb(memory: mmap.mmap) -> None:
         for word in (READER_SLEEPS, WRITER_SLEEPS):

@@ -95,7 +95,7 @@ def test_collectives(devices: dict[int, int], lane: int) -> None:
         assert joined(each, spec.PAIR, collective=2, message=b) == parts[a][b]
     for receiver in range(3):
         for sender in {0, 1, 2} - {receiver}:
-            # Around the ring: over the link from the rank below, whoever sealed it.
+            # Around the ring: over the link from the rank below, which need not have sealed it.
             passed = records[(receiver - 1) % 3, receiver]
             assert joined(passed, spec.GROUP, collective=3, message=sender) == own[sender][-1]
 

@@ -168,7 +168,7 @@ def stops_in_a_ring(rank: int, world: int) -> str:
     return "reduced"
 
 
-def test_in_a_ring_nobody_hangs_behind_a_stopped_rank(workers: Workers) -> None:
+def test_in_a_ring_no_rank_hangs_behind_a_stopped_one(workers: Workers) -> None:
     """Rank 2 waits for rank 1, rank 3 for rank 2, which has told it that it waits itself."""
     environment = {"SEALRING_ALGORITHM": "ring"}
     results = workers.run(stops_in_a_ring, world=4, env=environment, errors=True)

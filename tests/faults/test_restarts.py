@@ -97,7 +97,7 @@ def run_script(rank: int, world: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> str:
-    """The last line of a run in which nobody is killed."""
+    """The last line of a run in which no worker is killed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     workers.run(run_script, str(folder), world=2, group=False)
     log = (folder / "rank-0.txt").read_text().splitlines()

@@ -163,7 +163,7 @@ def stored(data: bytes) -> None:
 
 
 _STORE_KEYS: Final = StoreKeys.derive(
-    _native.Secret(bytes(range(32))), ["nobody has sealed anything under this"]
+    _native.Secret(bytes(range(32))), ["nothing was ever sealed under this"]
 )
 
 
@@ -214,7 +214,7 @@ def tpm_key(data: bytes) -> None:
 def tpm_signature(data: bytes) -> None:
     """Nothing that was not signed is a signature."""
     try:
-        check_signature(_MAKER.ak_key.public_key(), data, b"nobody has signed this")
+        check_signature(_MAKER.ak_key.public_key(), data, b"this was never signed")
     except (MalformedEvidence, UnknownEvidence, ForgedEvidence):
         return
     raise AssertionError("a forged signature was accepted")
@@ -306,7 +306,7 @@ _INTEL_TRUST: Final = Intel().trust()
 
 
 def broker_request(data: bytes) -> None:
-    """What a stranger may send to a broker before anything is known of him."""
+    """What a stranger may send to a broker before anything is known of it."""
     try:
         introduction = parse_auth(data)
     except MalformedRequest:

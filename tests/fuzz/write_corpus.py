@@ -61,7 +61,7 @@ def headers() -> Iterator[tuple[str, bytes]]:
 def alerts() -> Iterator[tuple[str, bytes]]:
     for code in range(9):
         yield f"code-{code}", ALERT_FIXED.pack(code, 1, 2, 3) + b"what happened"
-    yield "about-nobody", ALERT_FIXED.pack(7, -1, 0, 0)
+    yield "about-no-rank", ALERT_FIXED.pack(7, -1, 0, 0)
     yield "short", ALERT_FIXED.pack(1, 1, 2, 3)[:-1]
     yield "extremes", struct.pack("<BIIQ", 1, 0x80000000, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
     yield "terminal-escape", ALERT_FIXED.pack(1, 1, 2, 3) + b"\x1b[2J\x00\xff\n"

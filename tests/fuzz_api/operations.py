@@ -16,7 +16,7 @@ from tests.fuzz_api.tensors import an_object, make
 
 @dataclass(slots=True)
 class Call:
-    """One call on one group: what it needs, and what comes of it."""
+    """One call on one group: what it needs, and its outcome."""
 
     group: Any
     members: tuple[int, ...]

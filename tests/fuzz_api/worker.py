@@ -192,7 +192,7 @@ class _Runner:
         except Exception as error:
             self._report.findings.append(("difference", f"late ranks: {error!r}"))
             return
-        self._report.findings.append(("difference", "a rank came late and nobody was told"))
+        self._report.findings.append(("difference", "a rank came late and no other was told"))
 
 
 def _begin(call: Call) -> Exception | None:

@@ -42,7 +42,7 @@ def losses_of_all(rank: int) -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module", params=["host", "stream"])
 def losses(request: pytest.FixtureRequest) -> list[dict[str, list[float]]]:
-    """By rank. Whoever waits for results, the host or streams, they are the same."""
+    """By rank. They are the same whether the host or a stream waits for results."""
     found: list[Any] = in_group(4, losses_of_all, SEALRING_CUDA_WAIT=request.param)
     return found
 

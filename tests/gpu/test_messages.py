@@ -18,7 +18,7 @@ from tests.gpu.test_streams import introduced
 
 @pytest.fixture(params=["host", "stream"])
 def waiting(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Whoever waits for messages, the host or streams, they are the same."""
+    """They are the same whether the host or a stream waits for messages."""
     return {"SEALRING_CUDA_WAIT": request.param}
 
 
@@ -160,7 +160,7 @@ def test_tensors_that_are_not_contiguous(waiting: dict[str, str]) -> None:
     assert in_group(2, not_in_one_piece, **waiting) == [True, True]
 
 
-def nobody_waits(rank: int) -> bool:
+def no_thread_waits(rank: int) -> bool:
     """Both sides only look whether it is done; the group's own thread moves the bytes."""
     got = torch.empty(3_000_001, device="cuda")
     work = dist.isend(numbers(3_000_001, 1), 1) if rank == 0 else dist.irecv(got, 0)
@@ -172,8 +172,8 @@ def nobody_waits(rank: int) -> bool:
     return rank == 0 or torch.equal(got, numbers(3_000_001, 1))
 
 
-def test_messages_move_though_nobody_waits(waiting: dict[str, str]) -> None:
-    assert in_group(2, nobody_waits, **waiting) == [True, True]
+def test_messages_move_while_no_thread_waits(waiting: dict[str, str]) -> None:
+    assert in_group(2, no_thread_waits, **waiting) == [True, True]
 
 
 def from_a_thread(rank: int) -> bool:
@@ -295,7 +295,7 @@ def left_alone(rank: int, report: Report) -> None:
     dist.destroy_process_group()
     try:
         work.wait()
-    except (GroupClosed, PeerLost):  # whoever leaves first is lost to the other
+    except (GroupClosed, PeerLost):  # the first to leave is lost to the other
         data += 1
         report(bool((data == 2).all()))
 

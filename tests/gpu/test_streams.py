@@ -320,7 +320,7 @@ def attacked(rank: int, report: Report, port: int, relay: Address, told: str) ->
 def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
     """Rank 1 sees the change, and has nothing; rank 0 may have had all that it needed."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # Where somebody on the network sees them: on a wire inside the host he has nothing to change.
+    # Over the network: on a wire inside the host an attacker there has nothing to change.
     environment = {**STREAMS_WAIT, "SEALRING_TRANSPORT": "tcp", "SEALRING_GPU_WIRE": "links"}
     with Relay(lambda: real_address(server), Flip(gradient=2)) as relay:
         found = dict(

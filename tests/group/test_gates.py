@@ -231,7 +231,7 @@ def test_a_queue_behind_a_failure(workers: Workers) -> None:
 
 
 def sources_stay(rank: int, world: int) -> None:
-    """What a call only reads is nobody's result, and stays."""
+    """What a call only reads is not a result, and stays."""
     calls = taken_for_a_gpu()
     sent, given = torch.ones(1000 + rank), torch.ones(1000)
     dist.broadcast(sent, 0)

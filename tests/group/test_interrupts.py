@@ -1,4 +1,4 @@
-"""Ctrl-C in a backward pass reaches the collective, and nobody else's signals are touched."""
+"""Ctrl-C in a backward pass reaches the collective, and other signals are not touched."""
 
 from __future__ import annotations
 

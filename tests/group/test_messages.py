@@ -1,4 +1,4 @@
-"""send, recv and their kin: any order, tag and source, beside collectives or instead of them."""
+"""send, recv and their variants: any order, tag and source, beside collectives or without."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_message_does_not_wait_behind_a_collective(workers: Workers, transport: 
     workers.run(beside_collectives, env={"SEALRING_TRANSPORT": transport})
 
 
-def nobody_waits(rank: int, world: int) -> None:
+def no_thread_waits(rank: int, world: int) -> None:
     """Both sides only look whether it is done; the group's own thread moves the bytes."""
     got = torch.empty(LONG)
     work = dist.isend(numbers(LONG, 1), 1) if rank == 0 else dist.irecv(got, 0)
@@ -138,8 +138,8 @@ def nobody_waits(rank: int, world: int) -> None:
         assert torch.equal(got, numbers(LONG, 1))
 
 
-def test_messages_move_though_nobody_waits(workers: Workers) -> None:
-    workers.run(nobody_waits)
+def test_messages_move_while_no_thread_waits(workers: Workers) -> None:
+    workers.run(no_thread_waits)
 
 
 def not_in_one_piece(rank: int, world: int) -> None:

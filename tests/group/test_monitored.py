@@ -1,4 +1,4 @@
-"""monitored_barrier: who did not come, and that the store alone lets nobody pass."""
+"""monitored_barrier: who did not come, and that the store alone lets no rank pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_rank_0_names_who_is_missing(workers: Workers) -> None:
     assert texts[1].startswith("Rank 1 successfully reached monitoredBarrier, but received errors")
 
 
-def test_a_store_that_says_all_are_here_lets_nobody_pass() -> None:
+def test_a_store_that_says_all_are_here_lets_no_rank_pass() -> None:
     store = dist.HashStore()
     arrivals = monitored.Arrivals(store, 0, 2, "0.1")
     store.set("sealring/monitored/0.1/1/1", "here")
@@ -50,7 +50,7 @@ def test_all_missing_ranks_are_named_where_asked() -> None:
             0,
             0.05,
             wait_all_ranks=True,
-            meet=lambda: pytest.fail("it met nobody"),
+            meet=lambda: pytest.fail("it met no rank"),
             give_up=lambda: closed.append(True),
         )
     assert closed

@@ -38,7 +38,7 @@ def keys(one: Terms, zero: Terms) -> tuple[bytes, bytes]:
         return bytes(dialer.link_keys.send), bytes(dialer.link_keys.receive)
 
 
-def test_both_ends_have_the_same_keys_and_nobody_else_has() -> None:
+def test_only_both_ends_have_the_same_keys() -> None:
     seen = [
         key
         for changes in ({}, {}, {"group": "other"}, {"epoch": "0.2"})

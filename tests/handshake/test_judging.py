@@ -84,7 +84,7 @@ def end(rank: int, worker: Worker, judging: Policy, **changes: Any) -> Any:
 
 
 def assert_refused(dialer: Any, acceptor: Any, error: type[HandshakeError], about: int) -> str:
-    """Whoever refuses says why, and the other side hears it."""
+    """A side that refuses says why, and the other side receives it."""
     with meeting(dialer, acceptor) as met:
         assert type(met.dialer) is error, met.dialer
         assert type(met.acceptor) is error, met.acceptor
@@ -130,7 +130,7 @@ def test_a_worker_that_the_broker_took_out() -> None:
 
 
 def test_a_stolen_authority_key_is_not_enough_where_evidence_is_demanded() -> None:
-    """The thief signs whatever claim he likes, for a key of his own."""
+    """The thief signs any claim, for a key of its own."""
     rules, honest, thief = policy(evidence=True), attest(), Ed25519PrivateKey.generate()
     stolen = replace(honest, key=thief)
     acceptor = end(0, attest(), rules)

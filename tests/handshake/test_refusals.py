@@ -167,7 +167,7 @@ def test_a_certificate_for_servers_only_cannot_dial() -> None:
         assert type(met.dialer) is type(met.acceptor) is UnknownAuthority
 
 
-def test_an_authoritys_certificate_is_nobodys_name() -> None:
+def test_an_authoritys_certificate_names_no_worker() -> None:
     odd = odd_credentials(x509.BasicConstraints(ca=True, path_length=None))
     with meeting((odd, terms(1)), (ZERO, terms(0))) as met:
         assert type(met.dialer) is type(met.acceptor) is UnknownAuthority

@@ -67,7 +67,7 @@ def test_what_else_is_in_the_store_does_not_matter(left: bytes) -> None:
     assert first != "0" * 32
 
 
-def test_whoever_waits_for_the_lowest_rank_in_vain_is_told_its_name() -> None:
+def test_a_rank_that_waits_for_the_lowest_one_is_told_its_name() -> None:
     with pytest.raises(PeerUnreachable, match="rank 1 did not appear") as raised:
         attempt(DictStore(), members=(3,), seconds=0.05)
     assert raised.value.peer == 1

@@ -53,7 +53,7 @@ def test_memory_that_was_not_left_is_missed(own: OwnMemory) -> None:
         own.take_peers()
 
 
-def test_nobody_else_gets_to_write_and_nobody_changes_the_size(own: OwnMemory) -> None:
+def test_no_other_process_can_write_and_none_can_change_the_size(own: OwnMemory) -> None:
     """Not even with the descriptor itself: the maker's one mapping is all there is."""
     fd = own.fd
     with pytest.raises(PermissionError):

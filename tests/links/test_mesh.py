@@ -116,7 +116,7 @@ def test_a_group_of_one_hears_its_own_objection() -> None:
         )
 
 
-def test_a_group_of_one_needs_nobody() -> None:
+def test_a_group_of_one_needs_no_peer() -> None:
     store = DictStore()
     assert (
         build_mesh(store, ISSUER.credentials(2), terms(2, members=(2,)), bytes(32), timeout=1) == []
@@ -149,7 +149,7 @@ def test_workers_need_not_want_the_same_transport() -> None:
 
 
 @pytest.mark.parametrize("demanding", [0, 1])
-def test_shared_memory_that_is_demanded_and_cannot_be_had(demanding: int) -> None:
+def test_shared_memory_that_is_demanded_and_not_available(demanding: int) -> None:
     with world(2) as mesh:
         mesh.start(demanding, transport="shm")
         mesh.start(1 - demanding, transport="tcp")

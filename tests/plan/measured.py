@@ -1,6 +1,6 @@
 """A results file of an imagined machine: its times follow from a profile, exactly.
 
-Whoever fits a profile to it must find that profile again, and predict its steps.
+A fit of a profile to it must find that profile again, and predict its steps.
 """
 
 from __future__ import annotations

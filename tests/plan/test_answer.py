@@ -116,7 +116,7 @@ def test_a_measured_step_takes_the_place_of_arithmetic() -> None:
     assert found.ways[2].against_plain < 1.01
 
 
-def test_one_rank_talks_to_nobody() -> None:
+def test_one_rank_sends_nothing() -> None:
     found = answer(question(ranks=1))
     for each in found.ways:
         assert each.exposed_s < 1e-3

@@ -106,7 +106,7 @@ def test_a_host_that_is_not_full_counts_as_full() -> None:
     assert odd.seconds == pytest.approx(full.seconds, rel=0.01)
 
 
-def test_one_rank_needs_nobody() -> None:
+def test_one_rank_needs_no_peer() -> None:
     alone = collective(ALL_REDUCE, Algorithm.RING, Cluster(1, 1), 1 << 20, CPU, RECORDS)
     assert (alone.seconds, alone.out_bytes) == (0.0, 0.0)
 
@@ -167,7 +167,7 @@ def test_ranks_that_do_not_divide_the_world_cannot_stand_for_it() -> None:
 
 def test_programs_that_wait_for_each_other_are_noticed() -> None:
     programs = [program_for(ALL_REDUCE, Algorithm.RING, 2, rank) for rank in range(2)]
-    # Without its first step nobody sends anything.
+    # Without its first step no rank sends anything.
     broken = [dataclasses.replace(each, steps=each.steps[1:2]) for each in programs]
     broken = [
         dataclasses.replace(

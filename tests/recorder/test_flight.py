@@ -190,7 +190,7 @@ def test_messages_are_recorded_from_their_call_to_their_end() -> None:
     account = flight.account()
     assert [each.operation for each in account.messages] == ["send", "recv"]
     assert [each.state for each in account.messages] == ["done", "done"]
-    assert account.messages[1].peer == 0, "whoever it came from"
+    assert account.messages[1].peer == 0, "the rank it came from"
     assert (account.sealed_bytes, account.opened_bytes) == (128, 28)
     assert flight.mail.finished == {"send": 1, "recv": 1}
 

@@ -139,7 +139,7 @@ def steps_before(program: Program, index: int) -> set[Action]:
 
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("premultiply", [False, True])
-def test_in_direct_programs_a_slow_peer_holds_up_nobody_else(operation, premultiply):
+def test_in_direct_programs_a_slow_peer_delays_no_other_rank(operation, premultiply):
     """What keeps them free of deadlock for good, where the test above tries some orders only.
 
     Rank 0 of an all-reduce may reduce into what it publishes: all others take it unconditionally.
@@ -154,7 +154,7 @@ def test_in_direct_programs_a_slow_peer_holds_up_nobody_else(operation, premulti
 
 
 @pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.ALL_GATHER])
-def test_a_world_of_one_talks_to_nobody(operation):
+def test_a_world_of_one_sends_nothing(operation):
     for algorithm in ALGORITHMS[operation]:
         [program] = programs(operation, algorithm, 1)
         assert not any(step.peers for step in program.steps)
@@ -244,7 +244,7 @@ def test_forward_of_a_record_of_the_pair(ring):
     received = find(ring[0], Action.RECEIVE_REDUCE)
     assert refusal(broken(ring, 0, forward, source=received, after=(received,))) == (
         f"rank 0, step {forward} (FORWARD) passes on a record of the pair, "
-        "which nobody else can open"
+        "which no other rank can open"
     )
 
 

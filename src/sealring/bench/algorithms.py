@@ -1,6 +1,6 @@
 """`sealring bench algorithms`: the algorithms of each operation against each other.
 
-They take turns in one run, on one group, and what comes of it is the table that sealring chooses by
+They take turns in one run, on one group, and the outcome is the table that sealring chooses by
 (schedule/table.py). On one machine it can only pretend to have several hosts: ranks that call their
 hosts by different names talk TCP over loopback. What a real network does to the choice is measured
 there, with this same code in the workers of a job.

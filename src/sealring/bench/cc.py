@@ -3,7 +3,7 @@
 With NVIDIA's confidential computing on, whatever leaves a GPU goes through a bounce buffer in
 untrusted memory, sealed and opened with AES-256-GCM. A ring all-reduce does that at every sub-step:
 the sender encrypts and authenticates a chunk, the receiver opens it, and only then can the next
-sub-step begin. This is that path, as far as it can be had without such a GPU:
+sub-step begin. This is that path, as far as it can be emulated without such a GPU:
 
 bounce buffer   each chunk is sealed into a buffer, sent from it, received into another, opened
 one thread      AES-256-GCM by the one CPU thread that runs the collective

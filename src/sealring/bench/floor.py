@@ -14,7 +14,7 @@ from sealring import _native, limits
 def aes_rate(record_bytes: int = limits.RECORD_BYTES, runs: int = 400) -> float:
     """Bytes a second of AES-256-GCM on one core, sealing and opening, from memory at hand.
 
-    The best of many runs: the floor is what the core can do, whoever else uses it just now.
+    The best of many runs: the floor is what the core can do, whatever else runs on it.
     """
     cipher = _native.Cipher(os.urandom(limits.KEY_BYTES))
     plain = np.zeros(record_bytes, np.uint8)

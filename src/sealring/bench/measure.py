@@ -72,6 +72,6 @@ def alternate(
 def _rotated(
     variants: Sequence[tuple[Key, Callable[[], None]]], by: int
 ) -> Sequence[tuple[Key, Callable[[], None]]]:
-    """Each variant goes first equally often: whoever follows finds other caches."""
+    """Each variant goes first equally often: the one that follows finds other caches."""
     turn = by % len(variants)
     return [*variants[turn:], *variants[:turn]]

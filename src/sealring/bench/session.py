@@ -40,7 +40,7 @@ class Job:
 class Session:
     command: str
     path: Path | None = None
-    """Where the results go; None where nobody asked for a file."""
+    """Where the results go; None where no file was asked for."""
     measured: list[Measured] = field(default_factory=list)
     stopped: str | None = None
     """Why it ended early, once it has."""

@@ -111,7 +111,7 @@ class Step:
         alone = variant == "compute"
         plain = "nccl" if self.place.kind == "cuda" else "tcp"
         transport = {"compute": "none", "sealed": self.transport}.get(variant, plain)
-        # The buckets are laid out alike whoever reduces them; torch's backends do not count them.
+        # The buckets are laid out alike by every variant; torch's backends do not count them.
         buckets = 0 if alone else self.recorded["sealed"].all_reduces
         return StepCase(
             model=self.setting.model,

@@ -2,7 +2,7 @@
 
 hash(n) = SHA-256(entry n, as canonical JSON, with hash(n - 1) in it as "before")
 
-Whoever changes, drops or inserts an entry must sign all later ones anew, for which he needs the
+An attacker who changes, drops or inserts an entry must sign all later ones anew and needs the
 broker's key. Cutting off the end leaves a log that looks whole: note `audit/head` elsewhere now and
 then (`sealring broker audit` prints it), and hold the log against it with `--head`.
 """

@@ -1,7 +1,7 @@
 """Which machines and ranks may not join, and by which names a machine is known.
 
 barred/machine/<name>        a machine that may not join, by one of its names
-barred/rank/<job>/<rank>     a rank that nobody may join until it is released
+barred/rank/<job>/<rank>     a rank that no worker may join until it is released
 alias/<name>                 all names of a machine that has shown more than one
 
 A machine's name is what its hardware says of itself. A TPM has one for each of its endorsement

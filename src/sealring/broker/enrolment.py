@@ -1,13 +1,13 @@
 """A worker's certificate from a broker: joined for once per process, renewed while it trains.
 
 The key is made here and never leaves. A thread brings fresh evidence to the broker when half of the
-certificate's time is over, and with each answer learns who is out of the job. Groups go on as they
-are; one that has a member who is out is ended on every rank.
+certificate's time has passed, and learns with each answer who is out of the job. Groups go on; one that
+has a member who is out ends on every rank.
 
 That thread can fail, and need not be believed: the certificate's end is also a lease, which the
 native threads that move records check (native/lease.hpp). A renewal moves the lease, and only after
 the groups with a member who is out were ended. So a worker that was revoked has no group left when
-the configured minutes are over, whatever happens to anybody's renewal.
+the configured minutes have passed, whatever happens to anybody's renewal.
 
 A process that ends without an unhandled exception gives its rank back.
 """

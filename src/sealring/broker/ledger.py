@@ -153,7 +153,7 @@ class Ledger:
         """Take a rank's holder out, with its machine where the hardware names it."""
         holder = view.get(_place(name))
         if holder is None:
-            raise ConfigurationError(f"nobody holds rank {name.rank} of {name.job}")
+            raise ConfigurationError(f"no worker holds rank {name.rank} of {name.job}")
         _out(view, name, holder["key"], now, "revoked")
         machines = bars.names_of(view, holder["machines"])
         if machines:
@@ -251,7 +251,7 @@ def keys_to_leave(view: View, job: str, now: float) -> list[str]:
 
 
 def sweep(view: View, now: float) -> int:
-    """Forget some of what nobody can use any more."""
+    """Forget some of what can no longer be used."""
     forgotten = 0
     for prefix, kept in (("nonce/", KEPT_SECONDS), ("token/", 0)):
         for key, _ in view.scan(prefix):

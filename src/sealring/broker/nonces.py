@@ -3,7 +3,7 @@
      0        8         16            32
      | made   | random  | tag         |
 
-The tag is a MAC over both and the session, so giving one out writes nothing: whoever asks a
+The tag is a MAC over both and the session, so giving one out writes nothing: a client that asks a
 million times fills no disk, and a restarted broker or another replica knows its own. A nonce
 becomes a row in the store when evidence that passes the policy comes for it, and then never passes
 again. One that failing evidence came for is remembered by this broker alone (strangers.py).

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Final
 
 _ADDRESSES: Final = 1 << 16
-"""Remembered at most. Whoever is forgotten had not asked for the longest time."""
+"""Remembered at most. The one that is forgotten had not asked for the longest time."""
 
 
 class Rates:

@@ -94,7 +94,7 @@ class Server:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
-            # Idle clients keep nobody from stopping.
+            # Idle clients do not delay the stop.
             for stream in list(self._streams):
                 stream.abort()
 
@@ -110,7 +110,7 @@ class Server:
                 stream, address, self._limits, self._bodies, routes, self._explain
             )
         except (TimeoutError, OSError, SSL.Error):
-            stream.abort()  # slow, gone, or no TLS at all: nobody to tell
+            stream.abort()  # slow, gone, or no TLS at all: there is no one to tell
         except asyncio.CancelledError:
             stream.abort()
         finally:

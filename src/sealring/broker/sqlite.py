@@ -26,7 +26,7 @@ class SqliteStore(Store):
     def __init__(self, path: Path, key: bytes, note: VersionNote | None = None) -> None:
         super().__init__(key, note)
         try:
-            # Made by us, so that nobody else ever could read it.
+            # Made by us, so that no other user could ever read it.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._connection = _connect(path)
         except (OSError, sqlite3.Error) as problem:
@@ -35,7 +35,7 @@ class SqliteStore(Store):
 
     def commit(self, run: Callable[[Source], dict[str, bytes | None]]) -> None:
         try:
-            # From here until the commit nobody else writes, so what `run` reads stays so.
+            # From here until the commit no other process writes, so what `run` reads stays so.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 for key, value in run(_Rows(self._connection)).items():

@@ -29,7 +29,7 @@ _NOT_YET_VALID, _EXPIRED = 9, 10
 
 
 class TlsStream:
-    """Bytes in and out of one connection. Whoever uses it brings the time limits."""
+    """Bytes in and out of one connection. The caller brings the time limits."""
 
     def __init__(
         self,

@@ -168,7 +168,7 @@ def _train(report: Report, plan: Plan, model: nn.Module, batches: Batches) -> No
 
 
 def _in_turn(trainees: Mapping[Backend, Trainee], number: int) -> list[Backend]:
-    """Each goes first equally often: whoever follows finds other caches."""
+    """Each goes first equally often: the one that follows finds other caches."""
     names = list(trainees)
     return names if number % 2 == 0 else names[::-1]
 

@@ -1,6 +1,6 @@
 """The man in the middle: a relay that hears, records and may change what two workers exchange.
 
-He reads what anybody on the path can read: first TLS, whose records only tell their length, then
+It reads what anyone on the path can read: first TLS, whose records only tell their length, then
 sealring's records, whose headers are authenticated but not secret.
 """
 

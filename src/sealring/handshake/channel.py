@@ -147,7 +147,7 @@ def accept(
     *,
     admit: Admit | None = None,
 ) -> SecureChannel:
-    """Answer whoever connected, by `deadline` (time.monotonic()).
+    """Answer the peer that connected, by `deadline` (time.monotonic()).
 
     `admit` sees the checked hello last of all and may raise the HandshakeError to refuse it with.
     On an error the socket is closed; after success the channel owns it.

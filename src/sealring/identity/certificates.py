@@ -22,7 +22,7 @@ from sealring.errors import BadCertificate
 from sealring.identity.names import URI_HOST, WorkerName
 from sealring.limits import MAX_WORLD
 
-# 2.25 is the arc for UUIDs: no registry is needed, and nobody else has this number.
+# 2.25 is the arc for UUIDs: no registry is needed, and this number is used nowhere else.
 WORLD_SIZE_OID: Final = x509.ObjectIdentifier("2.25.147685129265757417221629964167862304279")
 ATTESTATION_OID: Final = x509.ObjectIdentifier("2.25.164840930545808883315512490553320677893")
 

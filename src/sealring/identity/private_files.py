@@ -1,4 +1,4 @@
-"""Secrets on disk: read only where nobody else can, written so that nobody else ever could."""
+"""Secrets on disk: read only where no other user can read them, and written in the same way."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The job secret, and the authority that every holder of it derives alike.
 
-Nobody runs this authority: each worker derives its key, signs one certificate for its own fresh key
-and forgets it. Holding the secret is therefore the right to be any rank of the job.
+This authority is no service: each worker derives its key, signs one certificate for its own fresh
+key and forgets it. Holding the secret is therefore the right to be any rank of the job.
 
 A worker shows a certificate signed by this authority to everybody who connects to it, and with
-that one can test guesses of the secret at leisure. So it must be 256 random bits (`openssl rand
+that one can test guesses of the secret offline. So it must be 256 random bits (`openssl rand
 -hex 32`), and what is visibly something else is refused.
 """
 
@@ -108,7 +108,7 @@ def derive_authority(secret: _native.Secret) -> JobAuthority:
 
 
 def default_job(secret: _native.Secret) -> str:
-    """The job's name where nobody gave it one."""
+    """The job's name where none was given."""
     return "job-" + bytes(_derive(secret, b"job name", 4)).hex()
 
 

@@ -177,6 +177,6 @@ def _near(channel: SecureChannel, own_host: str) -> bool:
 
 def _no_shared_memory(channel: SecureChannel, reason: str) -> Unsupported:
     return Unsupported(
-        f"shared memory is required and cannot be had with rank {channel.peer.rank} on "
+        f"shared memory is required and not available with rank {channel.peer.rank} on "
         f"{channel.peer_hello.host} ({reason}): use the transport auto or tcp"
     )

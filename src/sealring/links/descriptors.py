@@ -71,7 +71,7 @@ class Inbox:
             self._socket.listen(_WAITING)
         except OSError as problem:
             self._socket.close()
-            raise Unsupported(f"no Unix socket can be had here: {problem.strerror}") from problem
+            raise Unsupported(f"no Unix socket can be made here: {problem.strerror}") from problem
 
     def take(self) -> dict[int, int]:
         """The descriptors that were left, by their senders' numbers; they are the caller's."""

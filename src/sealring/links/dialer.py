@@ -190,7 +190,7 @@ class Dialer:
 
 
 def _connect(sock: socket.socket, address: Address, rank: int) -> None:
-    """Connect, without blocking where nobody could break it off."""
+    """Connect, without blocking where it could not be interrupted."""
     sock.setblocking(False)
     problem = sock.connect_ex(address)
     if problem:

@@ -2,12 +2,12 @@
 
 A store outlives attempts, and no count tells them apart for everybody: a worker that died before
 it got here missed one, and torchrun's restart count differs between machines of which only one saw
-the failure. So the lowest rank draws the epoch, and answers whoever asks with a token of its own:
+the failure. So the lowest rank draws the epoch, and answers the token of each rank:
 
     sealring/epoch/ask/<rank>       <token>           by that rank, fresh for each attempt
     sealring/epoch/answer/<rank>    <epoch> <token>   by the lowest rank
 
-Whoever reads its own token knows that the answer is not one of an earlier attempt. A store that
+A rank that reads its own token knows that the answer is not one of an earlier attempt. A store that
 lies can only make the ranks disagree, which the handshake tells them.
 """
 
@@ -61,7 +61,7 @@ def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
     began = time.monotonic()
     while True:
         try:
-            # Again each time: whoever else writes there must not make us wait for ever.
+            # Again each time: another writer there must not make us wait for ever.
             store.set(f"sealring/epoch/ask/{rank}", token)
             epoch, _, answered = _read(store, f"sealring/epoch/answer/{rank}").partition(" ")
         except Exception as problem:

@@ -41,7 +41,7 @@ def create(shape: Shape, name: str) -> int:
     except OSError as problem:
         raise Unsupported(f"memory cannot be made here: {problem.strerror}") from problem
     try:
-        # Allocated now: a page that cannot be had later would kill the process too.
+        # Allocated now: a page that is not available later would kill the process too.
         os.posix_fallocate(fd, 0, shape.bytes)
     except OSError as problem:
         os.close(fd)

@@ -18,7 +18,7 @@ _KEEPALIVE_COUNT: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One peer of the group. Whoever holds it closes the socket."""
+    """One peer of the group. Its owner closes the socket."""
 
     peer: int
     """Its rank in the job."""

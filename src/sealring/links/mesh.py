@@ -121,7 +121,7 @@ class _Mesh:
         """Digest of the process of every rank, once no link is replaced any more."""
         self._dialer = Dialer(book, self._on_connected, self._waiting.fail)
         try:
-            # Nobody dials the highest rank, so it does not listen.
+            # No rank dials the highest one, so it does not listen.
             self._listener = Listener(
                 addresses if self._higher else [],
                 begin=lambda sock: Incoming(sock, credentials, terms),
@@ -300,7 +300,7 @@ class _Mesh:
     def _stay_to_tell(self) -> None:
         """Those that are still on their way here, or that we are still to dial, are told as well.
 
-        Without this they would find nobody, and learn at their own timeout only that.
+        Without this they would find no peer, and learn at their own timeout only that.
         """
         until = time.monotonic() + FAREWELL_SECONDS
         poll = select.poll()

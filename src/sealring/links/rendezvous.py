@@ -1,7 +1,7 @@
 """Addresses through the store, which is the adversary's.
 
 Anybody may write anything there at any time. So it carries nothing but where to try, what it says
-is parsed within narrow limits, and whoever answers there must prove its rank like everybody.
+is parsed within narrow limits, and the process that answers there must prove its rank.
 """
 
 from __future__ import annotations

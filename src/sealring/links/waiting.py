@@ -72,7 +72,7 @@ class WaitingLink:
 
 
 class WaitingLinks:
-    """Every method may be called from any thread. Each change wakes whoever waits on `wake`."""
+    """Every method may be called from any thread. Each change wakes those that wait on `wake`."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms

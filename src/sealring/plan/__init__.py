@@ -1,4 +1,4 @@
-"""What a training step will take on machines that nobody has rented yet.
+"""What a training step will take on machines that are not rented yet.
 
 model         what is trained; models and named: where it comes from
 buckets       how DDP cuts the gradients

@@ -57,7 +57,7 @@ class Model:
         return self.extra_flops + sum(2.0 * p.count * p.uses for p in self.parameters)
 
     def ready_fractions(self) -> list[float]:
-        """For each parameter, last first: how much of backward is over when its gradient is."""
+        """By parameter, last first: how much of backward has run when its gradient is ready."""
         total = sum(p.count * p.uses for p in self.parameters) or 1.0
         done = sum(p.count * p.uses for p in self.parameters if p.tied)
         fractions = []

@@ -88,7 +88,7 @@ def planned_bucket_mb(
 
 def machine(name: str, kind: Literal["cpu"] | None = None) -> Profile:
     """A profile by name, from a .toml file, or fitted to a results file: of its GPU, if it has
-    measured one and nobody asks for the CPU."""
+    measured one and the CPU was not asked for."""
     if name.endswith(".json"):
         from sealring.plan.fit import profile_of
         from sealring.plan.fit_gpu import gpu_of, gpu_profile_of

@@ -131,7 +131,7 @@ class FlightRecorder:
         self._waiting.pop(call, None)
 
     def ended(self, error: BaseException | None) -> None:
-        """The one under way is over. The first error of a group is told to `on_failure`."""
+        """The running one has ended. The first error of a group is told to `on_failure`."""
         entry = self._running
         if entry is not None:
             if self._engine is not None:
@@ -167,7 +167,7 @@ class FlightRecorder:
             self._on_failure()
 
     def close(self) -> None:
-        """The group is over: keeps its last account and lets go of the engine."""
+        """The group has ended: keeps its last account and lets go of the engine."""
         self._last_account = self.engine_account()
         self._engine = None
         self.mail.close()

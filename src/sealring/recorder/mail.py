@@ -87,7 +87,7 @@ class MailRecorder:
             self._ended.append(entry)
 
     def close(self) -> None:
-        """The group is over: keeps its last account and lets go of the mailbox."""
+        """The group has ended: keeps its last account and lets go of the mailbox."""
         self._last_account = self.account()
         self._mailbox = None
 

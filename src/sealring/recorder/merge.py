@@ -13,7 +13,7 @@ from sealring.recorder.account import CollectiveAccount, ProcessAccount
 
 MAX_FILE_BYTES: Final = 256 << 20
 
-# Nobody is done with one of these before everybody has begun it.
+# No rank is done with one of these before all ranks have begun it.
 _MEETINGS: Final = frozenset(
     {"all_reduce", "reduce_scatter", "all_gather", "barrier", "all_to_all"}
 )

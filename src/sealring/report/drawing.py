@@ -62,7 +62,7 @@ class Picture:
     key: str
     title: str
     said: str
-    """What the picture shows, for whoever does not see it."""
+    """What the picture shows, for readers who do not see it."""
     desk: str
     phone: str
     columns: tuple[str, ...] = ()

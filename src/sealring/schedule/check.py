@@ -120,7 +120,7 @@ def _check_forward(program: Program, index: int, step: Step) -> None:
     if received.action not in RECEIVING:
         _fail(program, index, f"passes on step {step.source}, which receives nothing")
     if received.origin < 0:
-        _fail(program, index, "passes on a record of the pair, which nobody else can open")
+        _fail(program, index, "passes on a record of the pair, which no other rank can open")
     if (step.origin, step.message) != (received.origin, received.message):
         _fail(
             program,

@@ -4,7 +4,7 @@ A record's message number is the number of the chunk it carries, and 0 where it 
 tensor. A rank SENDs each chunk to one peer and PUBLISHes at most one record, so a
 (sealer, message) pair names one record.
 
-Reductions run in rank order, ((x[0] op x[1]) op x[2]) ..., on every rank alike, whoever's record
+Reductions run in rank order, ((x[0] op x[1]) op x[2]) ..., on every rank alike, whichever record
 came first: so all ranks end with the same bits.
 """
 
@@ -190,5 +190,5 @@ def _send_chunks(writer: ProgramWriter, *, premultiply: bool) -> None:
 
 
 def _others(world: int, rank: int) -> list[int]:
-    """All other ranks, each rank starting with the next one: nobody is everybody's first."""
+    """All other ranks, each rank starting with the next one: no rank is the first of all others."""
     return [(rank + distance) % world for distance in range(1, world)]

@@ -49,7 +49,7 @@ class Execution:
     open, the oldest unfinished one among them. segments[rank][step] says in how many segments that
     step exists, 1 without it. With `shuffle`, of all steps that can run any one
     may be next, except that a rank's sends keep the order in which they became ready, and so do
-    those steps that need nobody else, and that a step runs in the order of segments.
+    those steps that need no other rank, and that a step runs in the order of segments.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """First inside each host, then between hosts: every byte crosses between two hosts as seldom as can
-be, whoever shares a host with whom.
+be, however ranks share hosts.
 
 Chunk c belongs to rank c, its home. In every other host one rank, the same for all, speaks for
 that host in all matters of chunk c: its gateway. On the way in, each rank SENDs its part of chunk c
@@ -194,5 +194,5 @@ def _take_published(writer: ProgramWriter, topology: Topology, slot: int, *, hom
 
 
 def _from(rank: int, world: int) -> list[int]:
-    """All ranks, each rank starting with itself: nobody is everybody's first."""
+    """All ranks, each rank starting with itself: no rank is the first of all others."""
     return [(rank + distance) % world for distance in range(world)]

@@ -59,7 +59,7 @@ class Freshness:
             last[writer] = number
         with self._lock:
             now = self._seen.get(name, _NOTHING)
-            # If another thread has read meanwhile, nobody can tell whose value is the later one.
+            # If another thread has read meanwhile, it is unknown which value is the later one.
             current = found if now is before else now.current
             self._keep(name, now, current, gone.items())
 

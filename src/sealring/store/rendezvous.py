@@ -4,7 +4,7 @@
     torchrun --rdzv-backend sealring ...
 
 The second matters most. Agents keep the state of their rendezvous as a pickle in a store that
-listens on every interface: whoever can write there runs code in every agent.
+listens on every interface: anyone who can write there runs code in every agent.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class StoreKeys:
 
     @staticmethod
     def derive(key: _native.Secret, context: Iterable[str]) -> StoreKeys:
-        """`context` says where the key is used; whoever has another one shares nothing with us."""
+        """`context` says where the key is used; a holder of another one shares nothing with us."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a store's key has {KEY_BYTES} bytes, not {len(key)}")
         bound = _fields(text.encode() for text in context)

@@ -82,7 +82,7 @@ def spoilt(tensors: Any) -> bool:
 
 
 def test_a_forged_record_leaves_no_result() -> None:
-    """Streams go on, and find what nobody can take for one."""
+    """Streams go on, and find values that cannot be taken for a result."""
     with driven("told", 2, middle={(0, 1): Flip(HEADER_BYTES + TAG_BYTES + 5, 1)}) as local:
         tensors = tensors_of(SUM, 2)
         errors = local.run([each.collective() for each in tensors])

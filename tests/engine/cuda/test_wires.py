@@ -166,7 +166,7 @@ def test_a_byte_changed_where_it_lies_is_seen(areas: dict[int, int], at: int) ->
 
 
 def test_what_was_fetched_can_be_changed_afterwards(areas: dict[int, int]) -> None:
-    """The receiver reads a slot once: what the host writes there later is nobody's business."""
+    """The receiver reads a slot once: what the host writes there later has no effect."""
     with wired(2) as local:
         for seed in range(3):
             check(local, replace(SUM, algorithm=Algorithm.HIERARCHICAL), seed)
@@ -194,7 +194,7 @@ def test_a_header_that_names_no_slot() -> None:
 # ---- who agrees ---------------------------------------------------------------------------------
 
 
-def test_a_way_that_one_rank_has_not_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_that_one_rank_lacks_is_taken_by_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Auto takes the next one; a way that was demanded is refused by all, with the reason."""
     broken: list[object] = []
     real = wires._PeerMemory.open
@@ -214,7 +214,7 @@ def test_a_way_that_one_rank_has_not_is_nobodys(monkeypatch: pytest.MonkeyPatch)
         broken[0] = local.engines[1]._native
         for error in local.wire(Wire.PEER):
             assert isinstance(error, Unsupported)
-            assert "SEALRING_GPU_WIRE=peer cannot be had: rank 1: CUDA failed in cuIpc" in str(
+            assert "SEALRING_GPU_WIRE=peer is not available: rank 1: CUDA failed in cuIpc" in str(
                 error
             )
         check(local, SUM)  # the links are as good as before
@@ -290,7 +290,7 @@ def test_a_peer_that_leaves_without_fetching() -> None:
 
 
 def test_out_of_step_shows_all_views_over_wires() -> None:
-    """Behind several runs that nobody takes there is still the alert, with what its rank saw."""
+    """Behind several runs that no receiver takes, the alert still says what its rank saw."""
     large = Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 8 * RUN, kind=ReduceKind.SUM)
     other = replace(large, kind=ReduceKind.MAX)
     with wired(3) as local:

@@ -28,7 +28,7 @@ def new_session(path: Path | None = None) -> Session:
 def run(session: Session, jobs: Sequence[Job]) -> int | None:
     """Measures under a bar. The exit status to end with if it was stopped, else None.
 
-    Whoever stops it gets what was measured by then: printed, and in the file if there is one.
+    A user who stops it gets what was measured by then: printed, and in the file if there is one.
     """
     total = sum(job.count for job in jobs)
     try:

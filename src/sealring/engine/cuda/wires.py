@@ -240,7 +240,7 @@ def agree(
             return
     if wanted is not Wire.AUTO:
         raise Unsupported(
-            f"SEALRING_GPU_WIRE={wanted} cannot be had: {why}. Leave it to auto, which takes "
+            f"SEALRING_GPU_WIRE={wanted} is not available: {why}. Leave it to auto, which takes "
             "whatever way there is"
         )
 

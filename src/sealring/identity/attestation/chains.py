@@ -79,7 +79,7 @@ def _load(der: bytes) -> x509.Certificate:
         # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
         warnings.simplefilter("ignore")
         certificate = x509.load_der_x509_certificate(der)
-        # These are read on first use. What cannot be read is to fail here, not in the midst.
+        # These are read on first use. What cannot be read must fail here and not later.
         _ = certificate.subject, certificate.issuer, certificate.extensions
         _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         certificate.public_key()

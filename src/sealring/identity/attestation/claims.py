@@ -2,7 +2,7 @@
 
 {"version": 1, "label", "evidence": SHA-256, "nonce": hex, "policy": SHA-256, "worker": {...}}
 
-A ClaimedWorker is believed as far as its authority is. Whoever has the authority's key can claim
+A ClaimedWorker is believed as far as its authority is. Anyone who has the authority's key can claim
 anything; a policy with `[peers] evidence = true` therefore has peers show the evidence itself.
 """
 

@@ -109,7 +109,7 @@ class Evidence:
     def check_bound(self, signed: bytes, challenge: Challenge | None, what: str) -> None:
         """`signed` is what the hardware signed of the caller's bytes, or the first part of it.
 
-        Without a challenge nothing is asked, and what comes of it is no AttestedWorker.
+        Without a challenge nothing is asked, and the result is no AttestedWorker.
         """
         if challenge is None:
             return

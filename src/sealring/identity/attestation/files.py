@@ -55,7 +55,7 @@ class _Kept:
             try:
                 now = _state(self._folder)
                 if now != self._seen:
-                    # Tried once for each state of the folder, whatever comes of it.
+                    # Tried once for each state of the folder, whether it succeeds or not.
                     self._seen = now
                     self._cache, self._read_at = read_cache(self._folder), datetime.now(UTC)
             except ConfigurationError as problem:

@@ -42,7 +42,7 @@ _DEBUG: Final = {TDX: 1, SGX: 2}
 
 
 def quote_size(data: bytes) -> int:
-    """How long a quote is by its own word. One that is cut or extended is refused by it."""
+    """The length that a quote states. One that is cut or extended is refused by it."""
     return _signature(data)[0]
 
 
@@ -119,7 +119,7 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
     """That Intel's hardware signed these bytes; the report data says for whom."""
     qvl = _dcap_qvl()
     if quote_size(raw) != len(raw):
-        raise MalformedEvidence(f"the quote has {len(raw)} bytes, and by its own word fewer")
+        raise MalformedEvidence(f"the quote has {len(raw)} bytes, and states fewer")
     whole = pck_chain(raw)
     try:
         quote = qvl.parse_quote(raw)

@@ -43,7 +43,7 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """Makes evidence. Whoever has it can claim anything, which is the point and the danger."""
+    """Makes evidence. Anyone who has it can claim anything, which is the point and the danger."""
 
     certificate: x509.Certificate
     key: Ed25519PrivateKey

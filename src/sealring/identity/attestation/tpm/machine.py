@@ -217,7 +217,7 @@ def _issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate)
 
 
 def quote_pcrs(tpm: Tpm, key: int, qualifying: bytes) -> tuple[bytes, bytes, bytes]:
-    """The quote, its signature, and the values of the PCRs that it is over."""
+    """The quote, its signature, and the values of the PCRs that were quoted."""
     bank = tpm.bank()
     for _ in range(_TRIES):
         quote, signature = tpm.quote(key, qualifying, QUOTED, bank)
