@@ -1,8 +1,8 @@
 """A worker's certificate from a broker: joined for once per process, renewed while it trains.
 
 The key is made here and never leaves. A thread brings fresh evidence to the broker when half of the
-certificate's time has passed, and learns with each answer who is out of the job. Groups go on; one that
-has a member who is out ends on every rank.
+certificate's time has passed, and learns with each answer who is out of the job. Groups go on; one
+that has a member who is out ends on every rank.
 
 That thread can fail, and need not be believed: the certificate's end is also a lease, which the
 native threads that move records check (native/lease.hpp). A renewal moves the lease, and only after
