@@ -46,8 +46,8 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
     wheel.write_bytes(b"not the file that was locked")
     (entry,) = [found.group(0) for found in ENTRY.finditer(LOCK) if found.group(1) == "h11"]
     (tmp_path / "requirements.txt").write_text(entry)
-    options = ["--no-index", "--no-deps", "--require-hashes", "--find-links", tmp_path]
-    files = ["--dest", tmp_path / "out", "-r", tmp_path / "requirements.txt"]
+    options = ["--no-index", "--no-deps", "--require-hashes", "--find-links", str(tmp_path)]
+    files = ["--dest", str(tmp_path / "out"), "-r", str(tmp_path / "requirements.txt")]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "--isolated", "download", *options, *files],
         capture_output=True,
@@ -60,7 +60,7 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bill() -> dict[str, Any]:
-    tool = [sys.executable, ROOT / "tools" / "sbom.py"]
+    tool = [sys.executable, str(ROOT / "tools" / "sbom.py")]
     done = subprocess.run(tool, capture_output=True, text=True, check=True)
     parsed: dict[str, Any] = json.loads(done.stdout)
     return parsed

@@ -62,7 +62,7 @@ def locked() -> dict[str, list[str]]:
 
 def component(name: str, digests: dict[str, list[str]]) -> dict[str, Any]:
     package = distribution(name)
-    metadata = package.metadata
+    metadata: Any = package.metadata
     found: dict[str, Any] = {
         "type": "library",
         "bom-ref": reference(name),
@@ -105,7 +105,7 @@ def openssl() -> dict[str, Any]:
 def bill() -> dict[str, Any]:
     graph, digests, library = closure(), locked(), openssl()
     own = component("sealring", digests)
-    dependencies = [
+    dependencies: list[dict[str, Any]] = [
         {"ref": reference(name), "dependsOn": [reference(one) for one in needed]}
         for name, needed in graph.items()
     ]

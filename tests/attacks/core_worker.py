@@ -51,8 +51,8 @@ def record_keys() -> None:
                 report(f"messages from {peer}", link.receive_key)
             super().__init__(*arguments, links=links, **options)
 
-    create.CpuEngine = RecordedEngine  # type: ignore[misc]
-    create.Mailbox = RecordedMailbox  # type: ignore[misc]
+    create.CpuEngine = RecordedEngine  # type: ignore[attr-defined]
+    create.Mailbox = RecordedMailbox  # type: ignore[attr-defined]
     export, context = tls.TlsConnection.export, tls.TlsConnection._context
     numbers = iter(range(100))
 
@@ -73,7 +73,7 @@ def record_keys() -> None:
         made.set_keylog_callback(on_secret)
         return made
 
-    tls.TlsConnection.export = recorded_export  # type: ignore[method-assign]
+    tls.TlsConnection.export = recorded_export  # type: ignore[assignment, method-assign]
     tls.TlsConnection._context = recorded_context  # type: ignore[method-assign]
 
 

@@ -90,7 +90,7 @@ def run_worlds(orders: socket.socket, seconds: float) -> Counter[str]:
 def main(seconds: float) -> None:
     orders, theirs = socket.socketpair()
     command = [sys.executable, "-m", "tests.attacks.ring_writer"]
-    with orders, subprocess.Popen(command, stdin=theirs) as hostile:
+    with orders, subprocess.Popen(command, stdin=theirs) as hostile:  # type: ignore[call-overload]
         theirs.close()
         try:
             outcomes = run_worlds(orders, seconds)

@@ -72,7 +72,7 @@ def test_a_signature_that_somebody_respelled(name: str) -> None:
     evidence, challenge, trust, part, *place = cases()[name]
     raw = evidence.parts[part]
     verify_evidence(evidence, challenge, trust)
-    other = respelled(raw, *place)
+    other = respelled(raw, *place)  # type: ignore[arg-type]
     with pytest.raises(MalformedEvidence, match="not in its one spelling"):
         verify_evidence(replace(evidence, parts={**evidence.parts, part: other}), challenge, trust)
     # What hardware gives in the other spelling is sent in this one.

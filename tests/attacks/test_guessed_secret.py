@@ -96,7 +96,7 @@ def test_random_bytes_are_accepted() -> None:
             f" {key.hex()}\n",
         ):
             read = read_secret({"SEALRING_SECRET": secret})
-            assert bytes(memoryview(read)) == secret.strip().encode()
+            assert bytes(memoryview(read)) == secret.strip().encode()  # type: ignore[arg-type]
             assert decoded(secret.strip()) == key
 
 

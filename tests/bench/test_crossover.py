@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from sealring.bench.algorithms import busiest_rank_bytes
@@ -15,7 +17,7 @@ DIRECT, RING, TREE = Algorithm.DIRECT, Algorithm.RING, Algorithm.TREE
 
 
 def cells(
-    times: dict[int, dict[str, float]], ranks: int = 2, work: dict[str, int] = WORK
+    times: Mapping[int, Mapping[str, float]], ranks: int = 2, work: dict[str, int] = WORK
 ) -> list[Cell]:
     return [
         Cell("all_reduce", "one", ranks, size, algorithm, 2 * us, us, 0.01, work[algorithm], 3, 3)

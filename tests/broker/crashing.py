@@ -19,11 +19,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.broker import audit, server
+from sealring.broker.authenticated import Source
 from sealring.broker.client import BrokerClient
 from sealring.broker.http import Handle, Limits, Request, Response
 from sealring.broker.ledger import Applicant, Ledger
 from sealring.broker.sqlite import SqliteStore
-from sealring.broker.store import Source
 from sealring.errors import RankTaken, WorkerRevoked
 from sealring.identity.names import WorkerName
 from tests.broker.local import JOB, Place
@@ -62,7 +62,7 @@ class DyingStore(SqliteStore):
 def serve(place: Place, port: int, fatal: int | None) -> None:
     """A broker that dies at its step `fatal`; without one, it lives until it is killed."""
     steps = Steps(fatal)
-    routes = server.worker_routes
+    routes = server.worker_routes  # type: ignore[attr-defined]
 
     def dying_routes(broker: Any) -> Handle:
         handle = routes(broker)
@@ -75,7 +75,7 @@ def serve(place: Place, port: int, fatal: int | None) -> None:
 
         return watched
 
-    server.worker_routes = dying_routes
+    server.worker_routes = dying_routes  # type: ignore[attr-defined]
 
     async def main() -> None:
         store = DyingStore(place, steps)

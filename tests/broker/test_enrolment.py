@@ -143,7 +143,7 @@ def test_a_worker_that_ends_gives_its_rank_back(place: Place) -> None:
 def test_a_clock_that_is_wrong_is_said_to_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     class Tomorrow(datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> datetime:
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) + timedelta(days=1)
 
     monkeypatch.setattr("sealring.broker.issuing.datetime", Tomorrow)

@@ -95,8 +95,8 @@ class MintedTpm:
     def open(self, blob: bytes) -> bytes:
         identity, rest = taken(blob)
         (_, hidden), (x, y) = taken(identity), taken(taken(rest)[0])
-        numbers = [int.from_bytes(one, "big") for one in (x, taken(y)[0])]
-        point = ec.EllipticCurvePublicNumbers(*numbers, ec.SECP256R1()).public_key()
+        at_x, at_y = (int.from_bytes(one, "big") for one in (x, taken(y)[0]))
+        point = ec.EllipticCurvePublicNumbers(at_x, at_y, ec.SECP256R1()).public_key()
         own = MAKER.ek.key.public_key().public_numbers().x.to_bytes(32, "big")
         shared = MAKER.ek.key.exchange(ec.ECDH(), point)
         seed = ConcatKDFHash(hashes.SHA256(), 32, b"IDENTITY\0" + x + own).derive(shared)
@@ -177,7 +177,7 @@ def test_each_kind_joins_and_its_certificate_passes_the_policy_again(
         joined = broker.join(0)
     claimed = claims_in(joined.certificate)
     assert claimed is not None
-    assert (claimed.kind, claimed.simulated) == (case[0].kind, False)
+    assert (claimed.kind, claimed.simulated) == (case[0].kind, False)  # type: ignore[attr-defined]
     # As a peer does, which has the claim alone.
     assert judge(read_policy(place.policy)[0], claimed, 0, JOB).admitted
     if name == "gpu":
@@ -239,10 +239,10 @@ def test_a_real_tpm_in_software_joins(tmp_path: Path) -> None:
             assert first.certificate.public_key() == own.public_key()
             broker.join(0, key=own)
             # Another worker of the same machine.
-            assert (
-                claims_in(broker.join(1).certificate).machine
-                == claims_in(first.certificate).machine
-            )
+            claims = [claims_in(one.certificate) for one in (broker.join(1), first)]
+            assert claims[0] is not None
+            assert claims[1] is not None
+            assert claims[0].machine == claims[1].machine
             swtpm.extend(tpm, 4, b"\x05" * 32)
             with pytest.raises(MeasurementNotAllowed, match="pcr4"):
                 broker.join(0, key=own)
@@ -260,7 +260,7 @@ def test_gpus_are_asked_only_where_the_policy_wants_them(monkeypatch: pytest.Mon
         "sealring.identity.attestation.attesters.collect_gpus",
         lambda nonce: asked.append(nonce) or ("gpu",),
     )
-    assert GuestAttester(Guest(), gpus=False).attest(bytes(32), b"k", {}) == (bytes(32), ())
+    assert GuestAttester(Guest(), gpus=False).attest(bytes(32), b"k", {}) == (bytes(32), ())  # type: ignore[comparison-overlap]
     assert asked == []
-    assert GuestAttester(Guest(), gpus=True).attest(bytes(32), b"k", {})[1] == ("gpu",)
+    assert GuestAttester(Guest(), gpus=True).attest(bytes(32), b"k", {})[1] == ("gpu",)  # type: ignore[index]
     assert asked == [Challenge(bytes(32), b"k").device_nonce("snp")]

@@ -251,7 +251,7 @@ class _Group:
             for outcome in self._calls[rank]:
                 right = outcome.error is None and outcome.started < _end(first)
                 if not right and (
-                    outcome.error is None or outcome.error.facts != first.error.facts
+                    outcome.error is None or outcome.error.facts != first.error.facts  # type: ignore[union-attr]
                 ):
                     text = f"rank {rank}: {_words(first.error)}, then {_words(outcome.error)}"
                     violations.append(

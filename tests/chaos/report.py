@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.chaos.check import Violation
 from tests.chaos.history import History, Outcome
-from tests.chaos.plan import Plan
+from tests.chaos.plan import Call, Plan
 
 _STYLE: Final = """
 :root { --ink: #1b1f24; --dim: #68707a; --line: #d8dde3; --paper: #fff; --band: #f5f7f9;
@@ -100,7 +100,7 @@ def _difference(wanted: bytes, came: bytes) -> str:
     )
 
 
-def _timeline(plan: Plan, history: History, wrong: set[tuple[int | None, object]]) -> str:
+def _timeline(plan: Plan, history: History, wrong: set[tuple[int | None, Call]]) -> str:
     times = [o.started for o in history.outcomes] + [hit.at for hit in history.hits]
     if not times:
         return '<p class="dim">No rank made a call.</p>'
@@ -159,7 +159,7 @@ def _timeline(plan: Plan, history: History, wrong: set[tuple[int | None, object]
     )
 
 
-def _colour(outcome: Outcome, wrong: set[tuple[int | None, object]]) -> str:
+def _colour(outcome: Outcome, wrong: set[tuple[int | None, Call]]) -> str:
     if (outcome.rank, outcome.call) in wrong:
         return "wrong"
     return "error" if outcome.error is not None or outcome.ended is None else "right"
@@ -187,7 +187,7 @@ def _faults(plan: Plan, history: History) -> str:
     return _table(["planned", "struck"], rows)
 
 
-def _calls(plan: Plan, history: History, wrong: set[tuple[int | None, object]]) -> str:
+def _calls(plan: Plan, history: History, wrong: set[tuple[int | None, Call]]) -> str:
     rows = []
     calls = sorted(
         {outcome.call for outcome in history.outcomes},

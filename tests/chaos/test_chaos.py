@@ -19,8 +19,8 @@ def told(counts: Counts) -> str:
 
 def test_the_same_seed_makes_the_same_plans() -> None:
     for where in ("local", "processes"):
-        plans = [make_plan(where, SEED, number) for number in range(50)]  # type: ignore[arg-type]
-        again = [make_plan(where, SEED, number) for number in range(50)]  # type: ignore[arg-type]
+        plans = [make_plan(where, SEED, number) for number in range(50)]
+        again = [make_plan(where, SEED, number) for number in range(50)]
         assert plans == again
         assert len(set(plans)) == 50
 
@@ -30,7 +30,7 @@ def test_plans_know_every_fault() -> None:
         fault.kind
         for where in ("local", "processes")
         for number in range(400)
-        for fault in make_plan(where, SEED, number).faults  # type: ignore[arg-type]
+        for fault in make_plan(where, SEED, number).faults
     }
     assert planned == set(FaultKind)
 

@@ -142,7 +142,7 @@ def test_a_policy_from_evidence_admits_that_machine_and_no_other() -> None:
         ({"platform_info": 0x24}, "platform_smt"),
         ({"launch_tcb": {"snp": 7}}, "launch tcb snp"),
     ):
-        other = AMD.evidence(AMD.report(**changes))  # type: ignore[arg-type]
+        other = AMD.evidence(AMD.report(**changes))
         assert name in judged(text, verify_evidence(other, CHALLENGE, listed))
     assert "unchecked" not in text
 

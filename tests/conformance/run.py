@@ -100,5 +100,6 @@ def _host(*arguments: object) -> Iterator[Any]:
         if process.poll() is None:
             process.terminate()
             process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()

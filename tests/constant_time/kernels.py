@@ -58,7 +58,7 @@ class Shape:
     misaligned: int = 0
 
     @property
-    def plain(self) -> bytes:
+    def plain(self) -> bytes:  # type: ignore[valid-type]
         return bytes(i * 7 + i // 256 & 255 for i in range(self.bytes))
 
 

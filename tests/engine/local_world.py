@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -180,7 +180,7 @@ class LocalWorld:
 
         return list(self.pool.map(one, range(self.world)))
 
-    def __enter__(self) -> LocalWorld:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

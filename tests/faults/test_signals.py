@@ -56,7 +56,7 @@ def calls(how: str) -> Callable[[], object]:
         return lambda: ddp(torch.ones(2, 4)).sum().backward()
     tensor = torch.ones(1000)
     if how == "wait":
-        return lambda: dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+        return lambda: dist.all_reduce(tensor, async_op=True).wait()
     return lambda: dist.all_reduce(tensor)
 
 

@@ -364,4 +364,3 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "broker_answer": broker_answer,
     "attestation_claims": attestation_claims,
 }
-_MAKER: Final = Maker()

@@ -119,7 +119,7 @@ def offers() -> Iterator[tuple[str, bytes]]:
         "token-null": {"token": None},
         "more": {"more": 1},
     }.items():
-        yield name, encode_message({"type": "link", "group_key": "0" * 64, "shm": good | change})
+        yield name, encode_message({"type": "link", "group_key": "0" * 64, "shm": good | change})  # type: ignore[operator]
     yield "none", encode_message({"type": "link", "group_key": "0" * 64, "shm": None})
 
 

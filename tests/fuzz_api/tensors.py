@@ -37,9 +37,9 @@ def laid_out(tensor: torch.Tensor, view: str, *, written: bool) -> torch.Tensor:
     if view == "conjugated" and tensor.is_complex():
         return tensor.conj().resolve_conj().conj()
     if view == "negated" and tensor.dtype not in (torch.bool, torch.uint8):
-        return torch._neg_view(-tensor)  # type: ignore[attr-defined]
+        return torch._neg_view(-tensor)
     if view == "subclass":
-        return TwoTensor(tensor.clone(), tensor.clone())  # type: ignore[no-any-return]
+        return TwoTensor(tensor.clone(), tensor.clone())
     if view == "offset":
         memory = torch.zeros(tensor.numel() + 7, dtype=tensor.dtype)
         result = memory[3 : 3 + tensor.numel()].reshape(tensor.shape)

@@ -72,7 +72,9 @@ class World:
 
     def _where(self, ranks: list[int]) -> str:
         for rank in ranks:
-            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+            pid = self._processes[rank].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGUSR1)
         time.sleep(_DUMP_S)
         return "\n".join(f"rank {rank} answers nothing\n{self._log(rank)}" for rank in ranks)
 

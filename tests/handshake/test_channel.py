@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from sealring.errors import (
     ConfigurationError,
+    HandshakeError,
     MalformedSetup,
     PeerUnreachable,
     ProtocolMismatch,
@@ -234,6 +235,7 @@ def test_lesser_tls_is_refused(tmp_path: Path, change: str, error: type[Exceptio
     ):
         _first_byte(context, near)
     assert type(outcome[0]) is error
+    assert isinstance(outcome[0], HandshakeError)
     assert not outcome[0].proven
 
 

@@ -80,6 +80,8 @@ def test_other_certificates(
         for end in ends:
             assert type(end) is error, repr(end)
         refusing, refused = ends
+        assert isinstance(refusing, HandshakeError)
+        assert isinstance(refused, HandshakeError)
         assert refusing.proven is admitted
         assert refusing.peer == odd.rank
         assert refused.proven, "it is told so by an admitted worker"

@@ -113,7 +113,7 @@ def test_proof_cannot_be_made_or_copied() -> None:
         with pytest.raises(TypeError):
             attempt(peer)
     with pytest.raises((TypeError, ValueError)):
-        dataclasses.replace(peer, rank=2)
+        dataclasses.replace(peer, rank=2)  # type: ignore[call-arg]
     with pytest.raises(dataclasses.FrozenInstanceError):
         peer.rank = 2  # type: ignore[misc]
 

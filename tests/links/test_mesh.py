@@ -93,9 +93,8 @@ def test_a_group_of_some() -> None:
 def test_a_worker_that_comes_only_to_object(objector: int) -> None:
     with world(3) as mesh:
         for rank in range(3):
-            mesh.start(
-                rank, **({"objection": Unsupported("my GPU is old")} if rank == objector else {})
-            )
+            objection = Unsupported("my GPU is old") if rank == objector else None
+            mesh.start(rank, objection=objection)
         mesh.join()
         for rank in range(3):
             error = mesh.outcomes[rank]
@@ -110,7 +109,7 @@ def test_a_group_of_one_hears_its_own_objection() -> None:
             DictStore(),
             ISSUER.credentials(2),
             terms(2, members=(2,)),
-            bytes(32),
+            _native.Secret.random(32),
             timeout=1,
             objection=Unsupported("my GPU is old"),
         )
@@ -118,9 +117,8 @@ def test_a_group_of_one_hears_its_own_objection() -> None:
 
 def test_a_group_of_one_needs_no_peer() -> None:
     store = DictStore()
-    assert (
-        build_mesh(store, ISSUER.credentials(2), terms(2, members=(2,)), bytes(32), timeout=1) == []
-    )
+    key = _native.Secret.random(32)
+    assert build_mesh(store, ISSUER.credentials(2), terms(2, members=(2,)), key, timeout=1) == []
     assert store.values == {}
 
 

@@ -22,7 +22,7 @@ from sealring.results import (
     Results,
     StepCase,
 )
-from sealring.results.schema import Kernel
+from sealring.results.schema import Kernel, Transport
 from sealring.schedule import Operation
 from tests.results.examples import MACHINE
 
@@ -64,16 +64,16 @@ def _seconds(profile: Profile, way: Way, ranks: int, nbytes: int) -> float:
 
 def _link(profile: Profile, way: Way) -> LinkCase:
     points = [LinkPoint(n // 2, 2, [_seconds(profile, way, 2, n)] * 3) for n in SIZES]
-    transport = "shm" if way == "sealed" else "tcp"
+    transport: Transport = "shm" if way == "sealed" else "tcp"
     return LinkCase("all_reduce", transport, way, "cpu", 1, points, None)
 
 
 def _all_reduce(profile: Profile, way: Way, ranks: int, nbytes: int) -> CollectiveCase:
     seconds = [_seconds(profile, way, ranks, nbytes)] * 3
-    transport = "shm" if way == "sealed" else "tcp"
+    transport: Transport = "shm" if way == "sealed" else "tcp"
     return CollectiveCase(
         "all_reduce", ranks, nbytes, "float32", transport, way, "cpu", 0, 0, 2, seconds
-    )
+    )  # fmt: skip
 
 
 def _compute(ranks: int, compute: Compute) -> StepCase:

@@ -99,7 +99,7 @@ def test_results_that_lack_a_part_are_refused_with_a_way_out(
     missing: dict[str, list[object]], sentence: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"{sentence}.*sealring bench gpu --results"):
-        gpu_profile_of(with_gpu(**missing))
+        gpu_profile_of(with_gpu(**missing))  # type: ignore[arg-type]
 
 
 def test_a_file_with_a_gpu_plans_for_the_gpu_unless_the_cpu_is_meant(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _links(draw: random.Random, factor: float) -> list[LinkCase]:
 def _allreduce(draw: random.Random, factor: float) -> list[CollectiveCase]:
     return [
         CollectiveCase(
-            "all_reduce", 2, 25 * MIB, "float32", "shm" if variant == "sealed" else "tcp",  # type: ignore[arg-type]
+            "all_reduce", 2, 25 * MIB, "float32", "shm" if variant == "sealed" else "tcp",
             variant, "cpu", 0, 0, 2, samples(seconds, draw),  # type: ignore[arg-type]
         )
         for variant, seconds in (("plain", 0.02), ("sealed", 0.03 * factor))

@@ -109,7 +109,7 @@ def _float_extreme(left: Array, right: Array, dtype: DType, sign: int) -> Array:
 
 def _integer_combination(left: Array, right: Array, kind: ReduceKind) -> Array:
     boolean = left.dtype == np.bool_
-    operation: Callable[[int, int], int] = {
+    operation: Callable[[int, int], int] = {  # type: ignore[assignment]
         ReduceKind.SUM: lambda a, b: max(a, b) if boolean else a + b,
         ReduceKind.AVG: lambda a, b: a + b,
         ReduceKind.PRODUCT: lambda a, b: a * b,

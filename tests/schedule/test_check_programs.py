@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from expectations import all_algorithms, programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,11 +25,12 @@ from sealring.schedule import (
     program_for,
 )
 from sealring.schedule.execution import Execution
+from tests.schedule.expectations import all_algorithms, programs
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), all_algorithms())
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8, 9, 16])
-def test_everything_we_build_is_sound(operation, algorithm, world):
+def test_everything_we_build_is_sound(operation, algorithm, world) -> None:
     flags = (False, True) if operation in REDUCING else (False,)
     for root in range(world if operation in ROOTED else 1):
         for average in flags:
@@ -61,7 +61,7 @@ def _inputs(operation, world, root):
 @settings(max_examples=40, deadline=None)
 def test_no_deadlock_however_little_room_links_have(
     operation, algorithm, world, premultiply, window, link_records, seed
-):
+) -> None:
     built = programs(operation, algorithm, world, premultiply=premultiply and operation in REDUCING)
     segments = 1 if operation is Operation.BARRIER else 9
     execution = Execution(
@@ -87,7 +87,7 @@ def test_no_deadlock_however_little_room_links_have(
 @settings(max_examples=120, deadline=None)
 def test_hierarchies_of_any_shape_are_sound(
     hosts, operation, scaled, window, link_records, seed, data
-):
+) -> None:
     world = len(hosts)
     root = data.draw(st.integers(0, world - 1)) if operation in ROOTED else 0
     scaled = scaled and operation in REDUCING
@@ -112,7 +112,7 @@ def test_hierarchies_of_any_shape_are_sound(
 
 
 @pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.ALL_GATHER])
-def test_in_a_hierarchy_every_chunk_enters_a_host_once(operation):
+def test_in_a_hierarchy_every_chunk_enters_a_host_once(operation) -> None:
     hosts = (0, 1, 0, 2, 1, 0, 1)
     built = programs(operation, Algorithm.HIERARCHICAL, 7, topology=Topology(hosts))
     for host in set(hosts):
@@ -139,7 +139,7 @@ def steps_before(program: Program, index: int) -> set[Action]:
 
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("premultiply", [False, True])
-def test_in_direct_programs_a_slow_peer_delays_no_other_rank(operation, premultiply):
+def test_in_direct_programs_a_slow_peer_delays_no_other_rank(operation, premultiply) -> None:
     """What keeps them free of deadlock for good, where the test above tries some orders only.
 
     Rank 0 of an all-reduce may reduce into what it publishes: all others take it unconditionally.
@@ -154,7 +154,7 @@ def test_in_direct_programs_a_slow_peer_delays_no_other_rank(operation, premulti
 
 
 @pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.ALL_GATHER])
-def test_a_world_of_one_sends_nothing(operation):
+def test_a_world_of_one_sends_nothing(operation) -> None:
     for algorithm in ALGORITHMS[operation]:
         [program] = programs(operation, algorithm, 1)
         assert not any(step.peers for step in program.steps)
@@ -162,14 +162,14 @@ def test_a_world_of_one_sends_nothing(operation):
 
 def refusal(built: list[Program], **options: object) -> str:
     with pytest.raises(ScheduleError) as refused:
-        check_programs(built, **options)
+        check_programs(built, **options)  # type: ignore[arg-type]
     return str(refused.value)
 
 
 def broken(built: list[Program], rank: int, index: int, **changes: object) -> list[Program]:
     """The programs with some fields of one step changed."""
     steps = list(built[rank].steps)
-    steps[index] = replace(steps[index], **changes)
+    steps[index] = replace(steps[index], **changes)  # type: ignore[arg-type]
     return with_steps(built, rank, steps)
 
 
@@ -195,7 +195,7 @@ def chain() -> list[Program]:
     return programs(Operation.BROADCAST, Algorithm.RING, 4)
 
 
-def test_dropped_send():
+def test_dropped_send() -> None:
     gather = programs(Operation.ALL_GATHER, Algorithm.DIRECT, 3)
     publish, *rest = gather[2].steps
     shorter = replace(publish, peers=(0,))
@@ -205,27 +205,27 @@ def test_dropped_send():
     )
 
 
-def test_dropped_receive(chain):
+def test_dropped_receive(chain) -> None:
     assert refusal(with_steps(chain, 3, [])) == (
         "rank 2, step 1 (FORWARD) sends message 0 published by rank 0 from rank 2, "
         "which rank 3 never receives"
     )
 
 
-def test_doubled_message(ring):
+def test_doubled_message(ring) -> None:
     assert refusal(broken(ring, 0, 2, message=2)) == (
         "rank 0, step 2 (SEND) seals message 2 again after step 0"
     )
 
 
-def test_record_taken_twice(chain):
+def test_record_taken_twice(chain) -> None:
     [receive] = chain[3].steps
     assert refusal(with_steps(chain, 3, [receive, replace(receive, after=(0,))])) == (
         "rank 3, step 1 (RECEIVE) takes the record that step 0 has taken"
     )
 
 
-def test_forward_of_something_not_received(ring):
+def test_forward_of_something_not_received(ring) -> None:
     forward = find(ring[0], Action.FORWARD)
     publish = find(ring[0], Action.PUBLISH)
     assert refusal(broken(ring, 0, forward, source=publish, after=(publish,))) == (
@@ -233,13 +233,13 @@ def test_forward_of_something_not_received(ring):
     )
 
 
-def test_forward_before_it_is_received(chain):
+def test_forward_before_it_is_received(chain) -> None:
     assert refusal(broken(chain, 1, 1, after=())) == (
         "rank 1, step 1 (FORWARD) does not wait for step 0, whose record it passes on"
     )
 
 
-def test_forward_of_a_record_of_the_pair(ring):
+def test_forward_of_a_record_of_the_pair(ring) -> None:
     forward = find(ring[0], Action.FORWARD)
     received = find(ring[0], Action.RECEIVE_REDUCE)
     assert refusal(broken(ring, 0, forward, source=received, after=(received,))) == (
@@ -248,26 +248,26 @@ def test_forward_of_a_record_of_the_pair(ring):
     )
 
 
-def test_forward_under_another_name(chain):
+def test_forward_under_another_name(chain) -> None:
     assert refusal(broken(chain, 1, 1, message=7)) == (
         "rank 1, step 1 (FORWARD) calls its record message 7 of rank 0, "
         "but step 0 receives message 0 of rank 0"
     )
 
 
-def test_published_record_that_comes_home(chain):
+def test_published_record_that_comes_home(chain) -> None:
     assert refusal(broken(chain, 2, 1, peers=(3, 0))) == (
         "rank 2, step 1 (FORWARD) brings message 0 back to rank 0, who published it"
     )
 
 
-def test_published_record_that_comes_twice(chain):
+def test_published_record_that_comes_twice(chain) -> None:
     assert refusal(broken(chain, 0, 0, peers=(1, 3))) == (
         "rank 2, step 1 (FORWARD) brings message 0 of rank 0 to rank 3, who has it from rank 0"
     )
 
 
-def test_published_record_that_does_not_reach_everyone():
+def test_published_record_that_does_not_reach_everyone() -> None:
     programs = [program_for(Operation.BROADCAST, Algorithm.DIRECT, 3, rank) for rank in range(3)]
     programs[0] = replace(programs[0], steps=(replace(programs[0].steps[0], peers=(1,)),))
     programs[2] = replace(programs[2], steps=())
@@ -276,25 +276,25 @@ def test_published_record_that_does_not_reach_everyone():
     )
 
 
-def test_wrong_peer(ring):
+def test_wrong_peer(ring) -> None:
     assert refusal(broken(ring, 1, 1, peers=(2,))) == (
         "rank 1, step 1 (RECEIVE_REDUCE) waits for message 2 from rank 2, which is never sent"
     )
 
 
-def test_wait_for_a_later_step(ring):
+def test_wait_for_a_later_step(ring) -> None:
     assert refusal(broken(ring, 0, 0, after=(1,))) == (
         "rank 0, step 0 (SEND) waits for step 1, which is not an earlier one"
     )
 
 
-def test_race_for_a_slot(ring):
+def test_race_for_a_slot(ring) -> None:
     assert refusal(broken(ring, 0, 2, after=())) == (
         "rank 0, step 2 (SEND) races with step 1 for slot 1"
     )
 
 
-def test_write_to_an_input():
+def test_write_to_an_input() -> None:
     scatter = programs(Operation.REDUCE_SCATTER, Algorithm.RING, 2)
     copy = find(scatter[0], Action.COPY)
     assert (
@@ -306,7 +306,7 @@ def test_write_to_an_input():
     )
 
 
-def test_scratch_read_before_it_is_written():
+def test_scratch_read_before_it_is_written() -> None:
     program = Program(
         Operation.BROADCAST, Algorithm.DIRECT, 0, 1, 1, (0,), (Step(Action.COPY, 0, source=1),)
     )
@@ -315,26 +315,26 @@ def test_scratch_read_before_it_is_written():
     )
 
 
-def test_slot_that_is_not_there(chain):
+def test_slot_that_is_not_there(chain) -> None:
     assert refusal(broken(chain, 3, 0, slot=1)) == "rank 3, step 0 (RECEIVE) uses slot 1 of 1"
 
 
-def test_peer_outside_the_world(chain):
+def test_peer_outside_the_world(chain) -> None:
     assert refusal(broken(chain, 3, 0, peers=(4,))) == (
         "rank 3, step 0 (RECEIVE) names rank 4 as its peer"
     )
 
 
-def test_programs_out_of_order(chain):
+def test_programs_out_of_order(chain) -> None:
     assert refusal(chain[::-1]) == "program 0 of 4 is for rank 3 of 4"
 
 
-def test_programs_of_two_algorithms(chain):
+def test_programs_of_two_algorithms(chain) -> None:
     mixed = [*chain[:3], program_for(Operation.BROADCAST, Algorithm.DIRECT, 4, 3)]
     assert refusal(mixed) == "rank 3 runs BROADCAST DIRECT, rank 0 BROADCAST RING"
 
 
-def test_cyclic_wait():
+def test_cyclic_wait() -> None:
     def waits_first(rank: int) -> Program:
         peer = 1 - rank
         steps = (
@@ -350,7 +350,7 @@ def test_cyclic_wait():
     )
 
 
-def test_wait_behind_the_head_of_a_link():
+def test_wait_behind_the_head_of_a_link() -> None:
     sender = Program(
         Operation.ALL_GATHER,
         Algorithm.DIRECT,
@@ -392,7 +392,7 @@ def test_wait_behind_the_head_of_a_link():
         ),
     ],
 )
-def test_what_cannot_be_built_is_refused(arguments, options, text):
+def test_what_cannot_be_built_is_refused(arguments, options, text) -> None:
     with pytest.raises(Unsupported) as refused:
         program_for(*arguments, **options)
     assert str(refused.value) == text

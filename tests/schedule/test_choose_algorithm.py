@@ -53,7 +53,7 @@ algorithms = ["direct", "hierarchical"]
 """
 
 
-def test_a_row_is_for_its_worlds_and_sizes():
+def test_a_row_is_for_its_worlds_and_sizes() -> None:
     table = parse_table(FILE, "mine.toml")
     for world in (1, 2, 3, 7):
         row = table.row(Operation.ALL_REDUCE, Placement.ONE, world)
@@ -76,11 +76,11 @@ def test_a_row_is_for_its_worlds_and_sizes():
         (Topology((0, 1, 1)), Placement.SEVERAL),
     ],
 )
-def test_the_topology_has_a_say(topology, placement):
+def test_the_topology_has_a_say(topology, placement) -> None:
     assert Placement.of(topology) is placement
 
 
-def test_a_group_chooses_by_its_topology():
+def test_a_group_chooses_by_its_topology() -> None:
     mine = parse_table(FILE, "mine.toml").over(shipped_table())
     assert Selection(ONE_HOST, mine)(Operation.ALL_REDUCE, 2000) is TREE
     assert Selection(TWO_HOSTS, mine)(Operation.BROADCAST, 1) is Algorithm.HIERARCHICAL
@@ -91,13 +91,13 @@ def test_a_group_chooses_by_its_topology():
             assert Selection(OWN_HOSTS, mine)(operation, size) is same
 
 
-def test_what_was_fixed_comes_before_the_table():
+def test_what_was_fixed_comes_before_the_table() -> None:
     selection = Selection(ONE_HOST, fixed={Operation.BROADCAST: TREE})
     assert {selection(Operation.BROADCAST, size) for size in (0, 1 << 10, 1 << 30)} == {TREE}
     assert selection(Operation.ALL_REDUCE, 100) is choose(Operation.ALL_REDUCE, 4, 100)
 
 
-def test_the_shipped_table_is_whole():
+def test_the_shipped_table_is_whole() -> None:
     rows = shipped_table().rows
     assert rows.keys() == {(op, place) for op in OPERATIONS.values() for place in Placement}
     for operation in Operation:
@@ -108,14 +108,14 @@ def test_the_shipped_table_is_whole():
                     assert chosen in ALGORITHMS[operation]
 
 
-def test_a_file_comes_back_as_it_was_written():
+def test_a_file_comes_back_as_it_was_written() -> None:
     table = shipped_table()
     text = format_table(table, {"by": "a test"})
     assert parse_table(text, "again") == table
     assert parse_table(text, "again").digest() == table.digest()
 
 
-def test_every_difference_changes_the_digest():
+def test_every_difference_changes_the_digest() -> None:
     key = Operation.ALL_REDUCE, Placement.ONE
     tables = [
         AlgorithmTable({}),
@@ -173,14 +173,14 @@ algorithms = ["direct", "ring"]
         ),
     ],
 )
-def test_a_file_that_is_no_table_is_refused_with_what_is_wrong(text, problem):
+def test_a_file_that_is_no_table_is_refused_with_what_is_wrong(text, problem) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(problem)) as refused:
         parse_table(text, "mine.toml")
     assert "mine.toml" in str(refused.value)
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_one_name_is_for_all_operations_that_have_it(algorithm):
+def test_one_name_is_for_all_operations_that_have_it(algorithm) -> None:
     fixed = parse_fixed(algorithm.name.lower(), "NAME")
     assert fixed == everywhere(algorithm)
     for operation in CALLED:
@@ -189,7 +189,7 @@ def test_one_name_is_for_all_operations_that_have_it(algorithm):
         assert chosen is (fixed.get(operation) or choose(operation, 4, 1 << 20))
 
 
-def test_operations_have_names_of_their_own():
+def test_operations_have_names_of_their_own() -> None:
     assert parse_fixed("all_reduce=ring, broadcast=tree", "NAME") == {
         Operation.ALL_REDUCE: RING,
         Operation.BROADCAST: TREE,

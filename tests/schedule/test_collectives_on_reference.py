@@ -6,14 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from expectations import (
-    NUMPY_TYPE,
-    Array,
-    assert_same_bits,
-    programs,
-    random_array,
-    reduced,
-)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +13,14 @@ from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
 from sealring.engine.reference import run_reference
 from sealring.errors import Unsupported
 from sealring.schedule import ALGORITHMS, Algorithm, Operation, Topology, chunks, cuts_into_chunks
+from tests.schedule.expectations import (
+    NUMPY_TYPE,
+    Array,
+    assert_same_bits,
+    programs,
+    random_array,
+    reduced,
+)
 
 REDUCTIONS = [(dtype, kind) for dtype in DType for kind in sorted(supported_kinds(dtype))]
 FACTOR = 0.3
@@ -50,7 +50,9 @@ def split(tensor: Array, world: int) -> list[Array]:
 
 @given(worlds, lengths, algorithms, reductions, seeds, segments, windows, roomy_or_tight_links)
 @light
-def test_all_reduce(world, length, algorithm, reduction, seed, segment, window, link_records):
+def test_all_reduce(
+    world, length, algorithm, reduction, seed, segment, window, link_records
+) -> None:
     dtype, kind = reduction
     rng = np.random.default_rng(seed)
     inputs = [random_array(dtype, length, rng) for _ in range(world)]
@@ -88,7 +90,7 @@ def test_all_reduce(world, length, algorithm, reduction, seed, segment, window, 
 @example(3, 31, Algorithm.DIRECT, (DType.COMPLEX128, ReduceKind.PREMUL_SUM), 1, 16, False)
 @given(worlds, lengths, algorithms, reductions, seeds, segments, st.booleans())
 @light
-def test_reduce_scatter(world, length, algorithm, reduction, seed, segment, in_place):
+def test_reduce_scatter(world, length, algorithm, reduction, seed, segment, in_place) -> None:
     dtype, kind = reduction
     rng = np.random.default_rng(seed)
     inputs = [[random_array(dtype, length, rng) for _ in range(world)] for _ in range(world)]
@@ -117,7 +119,7 @@ def test_reduce_scatter(world, length, algorithm, reduction, seed, segment, in_p
 
 @given(worlds, lengths, algorithms, st.sampled_from(list(NUMPY_TYPE)), seeds, st.booleans())
 @light
-def test_all_gather(world, length, algorithm, dtype, seed, in_place):
+def test_all_gather(world, length, algorithm, dtype, seed, in_place) -> None:
     rng = np.random.default_rng(seed)
     inputs = [random_array(dtype, length, rng) for _ in range(world)]
     slots = []
@@ -144,7 +146,7 @@ def test_all_gather(world, length, algorithm, dtype, seed, in_place):
 
 @given(worlds, lengths, algorithms, st.data(), seeds)
 @light
-def test_broadcast_from_every_root(world, length, algorithm, data, seed):
+def test_broadcast_from_every_root(world, length, algorithm, data, seed) -> None:
     root = data.draw(st.integers(0, world - 1))
     rng = np.random.default_rng(seed)
     tensors = [rng.integers(0, 256, length).astype(np.uint8) for _ in range(world)]
@@ -177,7 +179,7 @@ reducing_algorithms = st.sampled_from(
 
 @given(worlds, lengths, reducing_algorithms, st.data(), seeds, windows, roomy_or_tight_links)
 @light
-def test_every_algorithm_reduces(world, length, pair, data, seed, window, link_records):
+def test_every_algorithm_reduces(world, length, pair, data, seed, window, link_records) -> None:
     """Integers, so that any order of operands gives the same; the order is the program's own."""
     operation, algorithm = pair
     root = data.draw(st.integers(0, world - 1)) if operation is Operation.REDUCE else 0
@@ -216,7 +218,7 @@ def test_every_algorithm_reduces(world, length, pair, data, seed, window, link_r
 
 @given(worlds, st.data(), seeds, windows, roomy_or_tight_links)
 @light
-def test_all_to_all_of_any_lengths(world, data, seed, window, link_records):
+def test_all_to_all_of_any_lengths(world, data, seed, window, link_records) -> None:
     rows = st.lists(st.sampled_from([0, 1, 5, 33]), min_size=world, max_size=world)
     table = data.draw(st.lists(rows, min_size=world, max_size=world))
     rng = np.random.default_rng(seed)
@@ -247,7 +249,7 @@ def test_all_to_all_of_any_lengths(world, data, seed, window, link_records):
 
 @given(worlds, lengths, st.data(), seeds)
 @light
-def test_gather_and_scatter(world, length, data, seed):
+def test_gather_and_scatter(world, length, data, seed) -> None:
     root = data.draw(st.integers(0, world - 1))
     rng = np.random.default_rng(seed)
     parts = [small_integers(rng, length) for _ in range(world)]
@@ -270,7 +272,7 @@ def test_gather_and_scatter(world, length, data, seed):
 
 
 @pytest.mark.parametrize("world", range(1, 10))
-def test_barrier_hears_from_everybody(world):
+def test_barrier_hears_from_everybody(world) -> None:
     barriers = programs(Operation.BARRIER, Algorithm.DIRECT, world)
     run_reference(barriers, [[np.empty(0, np.uint8)] for _ in range(world)], ReduceKind.NONE)
     for rank, program in enumerate(barriers):
@@ -279,7 +281,7 @@ def test_barrier_hears_from_everybody(world):
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_sum_agrees_with_numpy(algorithm):
+def test_sum_agrees_with_numpy(algorithm) -> None:
     rng = np.random.default_rng(7)
     inputs = [rng.standard_normal(1000) for _ in range(5)]
     tensors = [each.copy() for each in inputs]
@@ -292,7 +294,7 @@ def test_sum_agrees_with_numpy(algorithm):
     np.testing.assert_allclose(tensors[3], np.sum(inputs, axis=0), rtol=1e-12, atol=1e-12)
 
 
-def test_an_undefined_reduction_is_refused_by_name():
+def test_an_undefined_reduction_is_refused_by_name() -> None:
     with pytest.raises(Unsupported) as refused:
         run_reference(
             programs(Operation.ALL_REDUCE, Algorithm.DIRECT, 2),
@@ -304,7 +306,7 @@ def test_an_undefined_reduction_is_refused_by_name():
     )
 
 
-def test_premul_sum_needs_a_factor():
+def test_premul_sum_needs_a_factor() -> None:
     with pytest.raises(Unsupported, match=r"^PREMUL_SUM needs a factor$"):
         run_reference(
             programs(Operation.ALL_REDUCE, Algorithm.DIRECT, 1, premultiply=True),
@@ -313,7 +315,7 @@ def test_premul_sum_needs_a_factor():
         )
 
 
-def test_segments_must_not_cut_elements():
+def test_segments_must_not_cut_elements() -> None:
     with pytest.raises(Unsupported, match=r"^segments of 12 bytes would cut FLOAT64 elements$"):
         run_reference(
             programs(Operation.BROADCAST, Algorithm.DIRECT, 1),

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from expectations import (
-    NUMPY_TYPE,
-    assert_same_bits,
-    bfloat16_value,
-    combiner,
-    nearest_bfloat16_bits,
-    random_array,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,10 +14,18 @@ from sealring.engine.arithmetic import (
     reduce_into,
 )
 from sealring.engine.datatypes import DType, ReduceKind, supported, supported_kinds
+from tests.schedule.expectations import (
+    NUMPY_TYPE,
+    assert_same_bits,
+    bfloat16_value,
+    combiner,
+    nearest_bfloat16_bits,
+    random_array,
+)
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPE)
-def test_every_reduction_of_many_pairs(dtype):
+def test_every_reduction_of_many_pairs(dtype) -> None:
     rng = np.random.default_rng(dtype)
     for kind in supported_kinds(dtype):
         dst, incoming = random_array(dtype, 500, rng), random_array(dtype, 500, rng)
@@ -35,13 +35,13 @@ def test_every_reduction_of_many_pairs(dtype):
         assert_same_bits(dst, wanted, dtype)
 
 
-def test_every_bfloat16_survives_widening_and_rounding():
+def test_every_bfloat16_survives_widening_and_rounding() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     assert_same_bits(float32_to_bfloat16_bits(bfloat16_bits_to_float32(bits)), bits, DType.BFLOAT16)
 
 
 @given(st.lists(st.floats(width=32), max_size=30))
-def test_rounding_to_bfloat16_finds_the_nearest_value(values):
+def test_rounding_to_bfloat16_finds_the_nearest_value(values) -> None:
     single = np.array(values, np.float32)
     rounded = float32_to_bfloat16_bits(single)
     assert_same_bits(rounded, nearest_bfloat16_bits(single), DType.BFLOAT16)
@@ -58,13 +58,13 @@ def test_rounding_to_bfloat16_finds_the_nearest_value(values):
         (0x80000001, 0x8000),  # tiny and negative: minus zero
     ],
 )
-def test_bfloat16_rounding_cases(bits, rounded):
+def test_bfloat16_rounding_cases(bits, rounded) -> None:
     value = np.array([bits], np.uint32).view(np.float32)
     assert float32_to_bfloat16_bits(value)[0] == rounded
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64])
-def test_min_and_max_know_nan_and_minus_zero(dtype):
+def test_min_and_max_know_nan_and_minus_zero(dtype) -> None:
     values = np.array([0.0, -0.0, np.nan, 1.0, np.nan], np.float32)
     others = np.array([-0.0, 0.0, 1.0, np.nan, np.nan], np.float32)
     for kind, zeros_negative in ((ReduceKind.MIN, True), (ReduceKind.MAX, False)):
@@ -78,13 +78,13 @@ def test_min_and_max_know_nan_and_minus_zero(dtype):
         assert np.isnan(result[2:]).all()
 
 
-def test_integer_averages_truncate_toward_zero():
+def test_integer_averages_truncate_toward_zero() -> None:
     values = np.array([-128, -7, -1, 0, 1, 7, 127], np.int8)
     divide_by_world(values, 2, DType.INT8)
     assert list(values) == [-64, -3, 0, 0, 0, 3, 63]
 
 
-def test_a_world_larger_than_the_type_divides_to_nothing():
+def test_a_world_larger_than_the_type_divides_to_nothing() -> None:
     values = np.array([-128, 127], np.int8)
     divide_by_world(values, 1000, DType.INT8)
     assert list(values) == [0, 0]
@@ -96,7 +96,7 @@ def test_a_world_larger_than_the_type_divides_to_nothing():
     assert smallest[0] == -((2**63) // 3)
 
 
-def test_what_is_supported():
+def test_what_is_supported() -> None:
     assert not supported(DType.COMPLEX64, ReduceKind.MIN)
     assert not supported(DType.FLOAT32, ReduceKind.BXOR)
     assert not supported(DType.BOOL, ReduceKind.AVG)
@@ -105,7 +105,7 @@ def test_what_is_supported():
     assert all(supported(dtype, ReduceKind.NONE) for dtype in DType)
 
 
-def test_item_sizes_are_numpy_s():
+def test_item_sizes_are_numpy_s() -> None:
     assert {d: np.dtype(t).itemsize for d, t in NUMPY_TYPE.items()} == {
         d: d.itemsize for d in NUMPY_TYPE
     }

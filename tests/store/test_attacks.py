@@ -272,7 +272,7 @@ def test_values_of_another_job_run_or_restart_do_not_open(change: dict[str, str]
     ours.set("key", "value")
     assert open_sealed_store(plain, ENVIRONMENT).get("key") == b"value"
     assert not theirs.check(["key"])  # they do not even meet under one name
-    plain.set(theirs._keys.value_name("key"), plain.get(ours._keys.value_name("key")))
+    plain.set(theirs._keys.value_name("key"), plain.get(ours._keys.value_name("key")))  # type: ignore[arg-type]
     with pytest.raises(TamperedValue):
         theirs.get("key")
 

@@ -91,7 +91,7 @@ def agreed_in_the_group(rank: int, world: int) -> tuple[bytes, float, str]:
     sealed = seal_group_store()
     sealed.set(f"from {rank}", f"value of {rank}")
     found = sealed.get(f"from {1 - rank}")
-    _, plain = distributed_c10d._world.pg_map[dist.group.WORLD]
+    _, plain = distributed_c10d._world.pg_map[dist.group.WORLD]  # type: ignore[index]
     assert plain is sealed
     # torch meets for a new group in the sealed store now.
     total = sum_of_ranks(dist.new_group([0, 1]))
@@ -224,7 +224,7 @@ def test_no_forged_state_of_the_agents_reaches_pickle(monkeypatch: pytest.Monkey
     loaded: list[bytes] = []
     with patch.object(dynamic_rendezvous.pickle, "loads", loaded.append):
         for name in server.list_keys():
-            server.set(name, forged)
+            server.set(name, forged)  # type: ignore[arg-type]
         with pytest.raises(RendezvousConnectionError) as raised:
             handler.next_rendezvous()
     assert isinstance(raised.value.__cause__, TamperedValue)
@@ -239,7 +239,7 @@ def test_the_same_forgery_does_run_in_torchs_own_rendezvous() -> None:
     backend = C10dRendezvousBackend(server, "run")
     params = RendezvousParameters("c10d", "127.0.0.1:0", "run", 1, 1)
     handler = dynamic_rendezvous.create_handler(server, backend, params)
-    server.set("torch.rendezvous.run", base64.b64encode(pickle.dumps(Evil())))
+    server.set("torch.rendezvous.run", base64.b64encode(pickle.dumps(Evil())))  # type: ignore[arg-type]
     loaded: list[bytes] = []
 
     def load(data: bytes) -> Any:

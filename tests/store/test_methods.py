@@ -105,9 +105,11 @@ def test_a_key_is_a_counter_or_a_value(views: Any) -> None:
 def test_extended_methods(pair: Any) -> None:
     one = pair[0]
     if not one.has_extended_api():
-        assert not dist.PrefixStore("a", one).has_extended_api()
+        inside: Any = dist.PrefixStore("a", one)
+        assert not inside.has_extended_api()
         return
-    for first, second in (pair, [dist.PrefixStore("a", store) for store in pair]):
+    prefixed: Any = [dist.PrefixStore("a", store) for store in pair]
+    for first, second in (pair, prefixed):
         assert second.has_extended_api()
         first.multi_set(["x", "y"], ["1", b"2"])
         assert second.multi_get(["y", "x"]) == [b"2", b"1"]

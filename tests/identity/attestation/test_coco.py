@@ -19,8 +19,9 @@ from sealring.errors import AttestationUnavailable
 from sealring.identity.attestation import verify_evidence
 from sealring.identity.attestation.coco import CocoMachine, report_of
 from sealring.identity.attestation.snp import verify_report
+from sealring.identity.attestation.trust import Trust
 from tests.identity.attestation.answering import answering
-from tests.identity.attestation.test_real_snp import CASES, THEN, Trust, read
+from tests.identity.attestation.test_real_snp import CASES, THEN, read
 
 AMD, INTEL = Amd(), Intel()
 

@@ -191,8 +191,8 @@ def test_a_reference_is_what_nvidia_signed() -> None:
     read = GPU.reference(good)
     assert (read.model, read.version) == ("GH100", "590.12")
     assert read.measurements[3] == {MEASUREMENTS[3]}
-    with pytest.raises(TypeError):
-        Reference("1", "GH100", {}, NOW, NOW, object())
+    with pytest.raises(TypeError, match="comes from verify_reference only"):
+        Reference("1", "GH100", {}, NOW, NOW, (), (), seal=object())
     for bent in (
         good.replace(b"0303", b"0304", 1),
         good.replace(b"590.12", b"590.13", 1),

@@ -161,7 +161,7 @@ def test_proof_cannot_be_made_or_copied() -> None:
         with pytest.raises(TypeError):
             attempt(worker)
     with pytest.raises((TypeError, ValueError)):
-        replace(worker, debug=False)
+        replace(worker, debug=False)  # type: ignore[call-arg]
 
 
 def test_only_verifiers_hold_the_seal() -> None:
