@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def measured(build: Path) -> dict[str, dict[int, bool]]:
@@ -25,9 +25,12 @@ def measured(build: Path) -> dict[str, dict[int, bool]]:
         done = subprocess.run(
             [gcov, "--json-format", "--stdout", data], cwd=ROOT, capture_output=True, check=True
         )
-        for document in done.stdout.splitlines():
-            for file in json.loads(document)["files"]:
-                path = (ROOT / file["file"]).resolve()
+        for document in map(json.loads, done.stdout.splitlines()):
+            # Paths are the compiler's: from its working folder, or from the root (CMakeLists.txt).
+            folders = (Path(document["current_working_directory"]), ROOT)
+            for file in document["files"]:
+                paths = [(folder / file["file"]).resolve() for folder in folders]
+                path = next((one for one in paths if one.exists()), ROOT.parent)
                 if not path.is_relative_to(ROOT) or {"tests", "fuzz"} & set(path.parts):
                     continue
                 found = lines[str(path.relative_to(ROOT))]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = ("src", "native", "tests", "docs", "model", "examples", "tools", ".ci", ".github")
 NOT_YET: Final = ("native/", "src/sealring/engine/", "src/sealring/group/")
 """Folders that are still to be read through."""
