@@ -42,7 +42,8 @@ bool check(size_t bytes, size_t associated_bytes) {
   KeyBytes key;
   for (size_t i = 0; i < key.size(); ++i) key[i] = static_cast<uint8_t>(3 * i + 1);
   Nonce nonce{};
-  std::vector<uint8_t> plain(bytes), cipher(bytes), opened(bytes), tag(16), associated(associated_bytes);
+  std::vector<uint8_t> plain(bytes), cipher(bytes), opened(bytes), tag(16),
+      associated(associated_bytes);
   for (size_t i = 0; i < bytes; ++i) plain[i] = static_cast<uint8_t>(7 * i);
   const std::vector<uint8_t> expected = plain;
   make_secret(key);
@@ -53,12 +54,14 @@ bool check(size_t bytes, size_t associated_bytes) {
   // nothing may depend on it before its tag is found good.
   make_secret(cipher);
   make_secret(tag);
-  const bool good = gpu_open(key, nonce, associated, cipher.data(), bytes, tag.data(), opened.data());
+  const bool good =
+      gpu_open(key, nonce, associated, cipher.data(), bytes, tag.data(), opened.data());
   make_public(tag);
   tag[5] ^= 1;
   make_secret(tag);
   std::vector<uint8_t> untouched(bytes);
-  const bool bad = gpu_open(key, nonce, associated, cipher.data(), bytes, tag.data(), untouched.data());
+  const bool bad =
+      gpu_open(key, nonce, associated, cipher.data(), bytes, tag.data(), untouched.data());
   make_public(opened);
   return good && !bad && opened == expected;
 }
@@ -68,10 +71,12 @@ bool check(size_t bytes, size_t associated_bytes) {
 int main() {
   if (!RUNNING_ON_VALGRIND) return std::fprintf(stderr, "this runs under valgrind\n"), 2;
   // Empty, parts of a word, of a block and of a turn, whole ones, several parts of a record.
-  for (size_t bytes : {0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 8191, 8192, 8193, 65536 + 63, 131072, 262144}) {
+  for (size_t bytes :
+       {0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 8191, 8192, 8193, 65536 + 63, 131072, 262144}) {
     for (size_t associated : {0, 5, 96}) {
       if (bytes > 9000 && associated != 96) continue;
-      if (!check(bytes, associated)) return std::fprintf(stderr, "%zu bytes: wrong result\n", bytes), 3;
+      if (!check(bytes, associated))
+        return std::fprintf(stderr, "%zu bytes: wrong result\n", bytes), 3;
     }
   }
   std::puts("sealed and opened");
