@@ -307,7 +307,7 @@ _INTEL_TRUST: Final = Intel().trust()
 def broker_request(data: bytes) -> None:
     """What a stranger may send to a broker before anything is known of him."""
     try:
-        introduction = parse_auth(data)
+        introduction = parse_auth(data).introduction
     except MalformedRequest:
         pass
     else:

@@ -355,9 +355,9 @@ def broker_requests() -> Iterator[tuple[str, bytes]]:
 def broker_answers() -> Iterator[tuple[str, bytes]]:
     for number, error in enumerate((RankTaken("taken"), KindNotAllowed("no"))):
         yield f"refusal-{number}", response_of(error).body
-    yield "unknown", b'{"type": "urn:sealring:error:SystemExit", "detail": "x"}'
-    yield "terminal-escape", b'{"type": "urn:sealring:error:RankTaken", "detail": "\\u001b[2J"}'
-    yield "numbers", b'{"type": 1, "detail": 2}'
+    yield "unknown", b'{"type": "x", "detail": "x", "error": "SystemExit"}'
+    yield "terminal-escape", b'{"type": "x", "detail": "\\u001b[2J", "error": "RankTaken"}'
+    yield "numbers", b'{"type": 1, "detail": 2, "error": 3}'
     yield "list", b"[]"
 
 

@@ -12,6 +12,7 @@ az_vtpm        a virtual TPM that an SNP report or a TDX quote vouches for: Azur
 intel          Intel TDX and SGX; ccel a TDX guest's event log
 nvidia/        GPUs and switches, inside any of these machines
 simulated      for laptops and tests; says SIMULATED wherever it appears
+agent_evidence  guest-components' JSON form of evidence; guest_challenge what it is bound to
 tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure, coco the
                same from a confidential container's agent
 verify         evidence in, AttestedWorker out

@@ -66,6 +66,8 @@ class ResourceRules:
     ranks: tuple[int, int] | None
     """First and last; None: all."""
     kinds: frozenset[str]
+    guests: bool = False
+    """Stock KBS clients get it too: attested guests that are no rank of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,11 @@ def granted(policy: Policy, kind: str, rank: int) -> list[str]:
         for one in policy.resources
         if kind in one.kinds and (one.ranks is None or one.ranks[0] <= rank <= one.ranks[1])
     ]
+
+
+def granted_to_guests(policy: Policy, kind: str) -> list[str]:
+    """The resources that an attested guest of this kind may have without being a rank."""
+    return [one.path for one in policy.resources if one.guests and kind in one.kinds]
 
 
 def _runs(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
