@@ -112,7 +112,7 @@ SNP = (
 )
 AZ_SNP = (
     f'[az-snp-vtpm]\nmeasurements = ["{MEASUREMENT.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
-    'unchecked = ["minimum_tcb", "platform_info", "pcr7"]\n'
+    'unchecked = ["minimum_tcb", "platform_info", "pcr7", "ima"]\n'
 )
 CASES: dict[str, tuple[str, Prove, Trust, str]] = {
     "snp": ("snp", snp, AMD.trust(), SNP),
@@ -136,6 +136,6 @@ CASES: dict[str, tuple[str, Prove, Trust, str]] = {
     "azure tdx": (
         "az-tdx-vtpm", azure(AZURE_TDX, minted(AZURE_TDX)), INTEL.trust(),
         f'[az-tdx-vtpm]\nmeasurements = ["{MRTD.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
-        'unchecked = ["pcr7"]\n',
+        'unchecked = ["pcr7", "ima"]\n',
     ),
 }  # fmt: skip

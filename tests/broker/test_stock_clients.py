@@ -178,7 +178,7 @@ def test_stock_evidence_that_shows_nobodys_hardware(tmp_path: Path) -> None:
             guest = client(broker, tee, lambda digest: {"svn": "1", "report_data": ""})
             denied = (403, "PolicyDeny", "ResourceNotGranted")
             assert guest.refused(guest.handshake) == denied
-    maker = '[tpm]\nroots = ["' + "00" * 32 + '"]\nunchecked = ["pcr0", "pcr4", "pcr7"]\n'
+    maker = '[tpm]\nroots = ["' + "00" * 32 + '"]\nunchecked = ["pcr0", "pcr4", "pcr7", "ima"]\n'
     maker += 'pcrs = {1 = ["' + "00" * 32 + '"]}\n'
     with running(kbs(tmp_path / "tpm", AMD.trust(), SNP + maker)) as broker:
         guest = client(broker, "tpm", lambda digest: {"tpm_quote": {}, "ak_public": ""})

@@ -73,8 +73,10 @@ def check_guest_jwk(value: Any) -> dict[str, str]:
         if size is None or any(len(_number(value[name])) != size for name in ("x", "y")):
             raise MalformedRequest("tee-pubkey is not a point on P-256, P-384 or P-521")
     else:
-        bits = int.from_bytes(_number(value["n"]), "big").bit_length()
-        if value["e"] != _RSA_EXPONENT or not _RSA_BITS[0] <= bits <= _RSA_BITS[1]:
+        modulus = int.from_bytes(_number(value["n"]), "big")
+        fits = _RSA_BITS[0] <= modulus.bit_length() <= _RSA_BITS[1]
+        # With an even modulus nothing can be encrypted.
+        if value["e"] != _RSA_EXPONENT or not fits or not modulus % 2:
             raise MalformedRequest("tee-pubkey is an RSA key of 2048 to 4096 bits, with e 65537")
     _load(value)
     return value

@@ -224,7 +224,9 @@ class Broker:
         return worker, hashlib.sha256(evidence.encode()).hexdigest()
 
     def _facts(self, worker: AttestedWorker, digest: str) -> Row:
-        claims = encode_claims(worker, digest, self._rules.policy_digest)
+        ima = self._rules.policy.kinds[worker.kind].ima
+        rules = ima.digest if ima is not None else ""
+        claims = encode_claims(worker, digest, self._rules.policy_digest, rules)
         return {
             "worker": worker.as_json(),
             "kind": worker.kind,

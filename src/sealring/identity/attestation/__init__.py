@@ -17,6 +17,7 @@ tsm            this guest's own SNP report or TDX quote; azure_guest the same on
                same from a confidential container's agent
 verify         evidence in, AttestedWorker out
 policy         what may join, and why something may not; policy_devices the same for GPUs
+policy_ima     the same for the files measured since boot
 policy_file    the policy as TOML: policy_kinds a table for each kind, policy_broker the broker's
                part, policy_openings the rules that must be stated, policy_reader the fields
 policy_words   what a policy lets in, in words

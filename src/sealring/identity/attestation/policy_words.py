@@ -59,6 +59,10 @@ def _runs(rules: KindRules) -> Iterable[str]:
         yield f"{name} holds one of {len(values)} listed values."
     for name, values in rules.events.items():
         yield f"{name} was extended with none but {len(values)} listed events, as a log shows."
+    if rules.ima is not None:
+        yield f"It has measured none but {len(rules.ima.files)} listed files since it booted."
+        if rules.ima.exclude:
+            yield f"Not asked for: {', '.join(sorted(rules.ima.exclude))}."
 
 
 def _launch(rules: KindRules) -> Iterable[str]:
