@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.broker import guests
 from sealring.broker.http import Limits
@@ -235,6 +236,26 @@ def test_numbers_in_the_place_of_bytes_take_no_memory(place: Place) -> None:
             assert guest.refused(guest.handshake) == refused
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 256 << 10, f"{grown >> 10} MiB"
+
+
+def test_chains_that_are_long_are_not_followed(place: Place) -> None:
+    """Each certificate names the next as its issuer: a search through all of them takes its time."""
+
+    def prove(digest: bytes, count: int) -> dict[str, Any]:
+        shown = snp(digest)
+        shown["cert_chain"] = [{"cert_type": "ASK", "data": [48, 0]}] * count
+        return shown
+
+    with running(place) as broker:
+        malformed = (401, "AttestationError", "MalformedEvidence")
+        for count in (9, 4000):
+            guest = client(broker, prove=lambda digest, count=count: prove(digest, count))
+            assert guest.refused(guest.handshake) == malformed
+        pem = b"".join(one.public_bytes(Encoding.PEM) for one in [AMD.ark] * 40)
+        device = {"evidence": "00", "certificate": base64.b64encode(pem).decode()}
+        many = json.dumps({"nvidia": {"device_evidence_list": [device]}})
+        guest = client(broker, additional=lambda digest: many)
+        assert guest.refused(guest.handshake) == malformed
 
 
 def test_requests_that_are_too_large(place: Place) -> None:

@@ -31,7 +31,14 @@ from sealring.errors import (
     ResourceNotGranted,
     UntrustedChain,
 )
-from sealring.identity.attestation import AttestedWorker, Policy, Trust, judge, verify_evidence
+from sealring.identity.attestation import (
+    AttestedWorker,
+    Policy,
+    Trust,
+    judge,
+    parse_evidence,
+    verify_evidence,
+)
 from sealring.identity.attestation.agent_evidence import devices_of, evidence_of
 from sealring.identity.attestation.policy import granted_to_guests
 
@@ -124,6 +131,8 @@ class GuestService:
                 "the client did not send the certificates of its chip and of all issuers, and the "
                 "broker does not have them: put AMD's cert_chain into --cache, as a .pem file"
             ) from None
+        # In the form that workers send, and so within the same limits.
+        evidence = parse_evidence(evidence.encode())
         worker = verify_evidence(evidence, sent.challenge, trust)
         judge(self._policy, worker, None).require()
         return worker, hashlib.sha256(evidence.encode()).hexdigest()

@@ -17,6 +17,7 @@ from sealring.errors import MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation.az_vtpm import SNP_KIND, TDX_KIND
 from sealring.identity.attestation.ccel import matching_events
 from sealring.identity.attestation.evidence import (
+    MAX_CHAIN,
     MAX_DEVICES,
     Challenge,
     DeviceEvidence,
@@ -122,7 +123,10 @@ def _device(given: Any) -> DeviceEvidence:
 
 def _snp(given: Any, issuers: Sequence[bytes]) -> tuple[dict[str, bytes], tuple[bytes, ...]]:
     report = report_of(given["attestation_report"])
-    handed = [_octets(one["data"]) for one in given.get("cert_chain") or []]
+    entries = given.get("cert_chain") or []
+    if len(entries) > MAX_CHAIN:
+        raise MalformedEvidence(f"an SNP host hands over at most {MAX_CHAIN} certificates")
+    handed = [_octets(one["data"]) for one in entries]
     chain = whole_chain(parse_report(report).key_name, handed, issuers)
     return {"report": canonical_report(report)}, chain
 

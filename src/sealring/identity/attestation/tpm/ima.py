@@ -19,13 +19,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
-from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.tpm.structures import BANKS, SHA256, SHA384
 
 IMA_LOG: Final = Path("/sys/kernel/security/ima/binary_runtime_measurements")
@@ -33,19 +33,19 @@ PCR: Final = 10
 MAX_BYTES: Final = 320 << 10
 """Of a list that a worker sends: what fits into evidence, with all else that it holds."""
 _MAX_ENTRIES: Final = 8192
-_SHA1_BYTES: Final = 20
-_HASHES: Final = {SHA256: "sha256", SHA384: "sha384"}
+_HEAD: Final = struct.Struct("<I20s")
+_NO_HASH: Final = bytes(20)
+_HASHES: Final = {SHA256: hashlib.sha256, SHA384: hashlib.sha384}
 _FIELDS: Final = {b"ima-ng": 2, b"ima-sig": 3, b"ima-buf": 3}
 """The templates that are known, and how many fields each has: the first two are d-ng and n-ng."""
 _ALGORITHM: Final = re.compile(rb"[a-z0-9-]{1,16}")
-_BARE: Final = {"sha256": 32, "sha384": 48, "sha512": 64}
+_BARE: Final = {b"sha256": 32, b"sha384": 48, b"sha512": 64}
 """Digests that a policy can list, told apart by their size."""
 _BOOT_AGGREGATE: Final = "boot_aggregate"
 _LOG = logging.getLogger("sealring")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     path: str
     digest: str
     """Hexadecimal; with the algorithm's name in front where a policy cannot list it."""
@@ -70,20 +70,22 @@ class Measured:
 
 def read_entries(log: bytes) -> Iterator[Entry]:
     """One after the other: what is behind the entries that a caller wants is not looked at."""
-    cursor = Cursor(log, "the IMA list", "little")
+    at = 0
     for _ in range(_MAX_ENTRIES):
-        if not cursor.left:
+        if at == len(log):
             return
-        if (pcr := cursor.number(4)) != PCR:
+        if len(log) - at < _HEAD.size:
+            raise MalformedEvidence(f"the IMA list is cut at {at}")
+        pcr, own = _HEAD.unpack_from(log, at)
+        if pcr != PCR:
             raise UnknownEvidence(f"the IMA list has an entry for PCR {pcr}, not {PCR}")
-        violation = not any(cursor.take(_SHA1_BYTES))
-        template = cursor.sized(4)
+        template, at = _sized(log, at + _HEAD.size)
         if template not in _FIELDS:
             name = template[:16].decode("ascii", "replace")
             raise UnknownEvidence(f"the IMA list has an entry of template {name!r}, not known")
-        data = cursor.sized(4)
+        data, at = _sized(log, at)
         path, digest = _read(data, _FIELDS[template])
-        yield Entry(path, digest, data, violation, cursor.at)
+        yield Entry(path, digest, data, own == _NO_HASH, at)
     raise MalformedEvidence(f"the IMA list has more than {_MAX_ENTRIES} entries")
 
 
@@ -98,12 +100,12 @@ def replay_ima(log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256) -> Mea
             extended = b"\xff" * BANKS[bank]
             violations += 1
         else:
-            extended = hashlib.new(hashed, entry.data).digest()
-            if entry.path != _BOOT_AGGREGATE or entry.digest not in _aggregates(pcrs, hashed):
+            extended = hashed(entry.data).digest()
+            if entry.path != _BOOT_AGGREGATE or entry.digest not in _aggregates(pcrs, bank):
                 digests = files.setdefault(entry.path, [])
                 if entry.digest not in digests:
                     digests.append(entry.digest)
-        value = hashlib.new(hashed, value + extended).digest()
+        value = hashed(value + extended).digest()
         if value == quoted:
             found = {path: tuple(digests) for path, digests in files.items()}
             return Measured(count, violations, found, entry.end)
@@ -130,28 +132,40 @@ def matching_ima(pcrs: Mapping[int, bytes], bank: int, path: Path = IMA_LOG) -> 
     return log
 
 
+def _sized(data: bytes, at: int) -> tuple[bytes, int]:
+    """The bytes behind their own count, and where they end. Lists are long: no Cursor here."""
+    start = at + 4
+    end = start + int.from_bytes(data[at:start], "little")
+    if start > len(data) or end > len(data):
+        raise MalformedEvidence(f"the IMA list is cut: a field at {at} is not whole")
+    return data[start:end], end
+
+
 def _read(data: bytes, fields: int) -> tuple[str, str]:
-    cursor = Cursor(data, "an entry of the IMA list", "little")
-    digest, path = cursor.sized(4), cursor.sized(4)
-    for _ in range(fields - 2):
-        cursor.sized(4)
-    cursor.end()
+    digest, at = _sized(data, 0)
+    path, at = _sized(data, at)
+    if fields > 2:
+        _, at = _sized(data, at)
+    if at != len(data):
+        raise MalformedEvidence("an entry of the IMA list has more than its template's fields")
     if not path or path.find(b"\0") != len(path) - 1:
         raise MalformedEvidence("a path in the IMA list does not end as one")
-    name, _, raw = digest.partition(b":\0")
-    if not _ALGORITHM.fullmatch(name) or not 16 <= len(raw) <= 64:
+    return path[:-1].decode("utf-8", "backslashreplace"), _digest(digest)
+
+
+def _digest(field: bytes) -> str:
+    name, _, raw = field.partition(b":\0")
+    if _BARE.get(name) == len(raw):
+        return raw.hex()
+    if name in _BARE or not _ALGORITHM.fullmatch(name) or not 16 <= len(raw) <= 64:
         raise MalformedEvidence("a digest in the IMA list is not one")
-    algorithm = name.decode()
-    if _BARE.get(algorithm, len(raw)) != len(raw):
-        raise MalformedEvidence(f"a digest in the IMA list is not one of {algorithm}")
-    told = raw.hex() if algorithm in _BARE else f"{algorithm}:{raw.hex()}"
-    return path[:-1].decode("utf-8", "backslashreplace"), told
+    return f"{name.decode()}:{raw.hex()}"
 
 
-def _aggregates(pcrs: Mapping[int, bytes], hashed: str) -> set[str]:
+def _aggregates(pcrs: Mapping[int, bytes], bank: int) -> set[str]:
     """The hash of what was booted, as kernels compute it: of PCRs 0 to 7, or 0 to 9."""
     return {
-        hashlib.new(hashed, b"".join(pcrs[pcr] for pcr in range(count))).hexdigest()
+        _HASHES[bank](b"".join(pcrs[pcr] for pcr in range(count))).hexdigest()
         for count in (8, 10)
         if all(pcr in pcrs for pcr in range(count))
     }
