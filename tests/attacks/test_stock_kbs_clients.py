@@ -239,7 +239,7 @@ def test_numbers_in_the_place_of_bytes_take_no_memory(place: Place) -> None:
 
 
 def test_chains_that_are_long_are_not_followed(place: Place) -> None:
-    """Each certificate names the next as its issuer: a search through all of them takes its time."""
+    """A search for each issuer among thousands of certificates would take seconds."""
 
     def prove(digest: bytes, count: int) -> dict[str, Any]:
         shown = snp(digest)
