@@ -172,7 +172,7 @@ def test_requests_that_the_protocol_refuses_at_the_first_step(tmp_path: Path) ->
         assert guest.refused(lambda: guest.ask("GET", "/kbs/v0/pkcs11/x").good()) == gone
 
 
-def test_stock_evidence_that_shows_nobodys_hardware(tmp_path: Path) -> None:
+def test_stock_evidence_that_no_maker_of_hardware_vouches_for(tmp_path: Path) -> None:
     with running(kbs(tmp_path, AMD.trust(), SNP)) as broker:
         for tee in ("sample", "tpm", "cca", "tdx"):
             guest = client(broker, tee, lambda digest: {"svn": "1", "report_data": ""})

@@ -38,9 +38,8 @@ from tests.broker.kbs_client import public_jwk as rsa_jwk
 from tests.engine.attacker import EVERYONE, Kind, header
 from tests.fuzz.targets import ALERT_FIXED
 from tests.handshake.meeting import terms
-from tests.identity.attestation.ima_lists import File, listed
+from tests.identity.attestation.ima_lists import GOOD, PYTHON, File, listed
 from tests.identity.attestation.minting import CHALLENGE, Amd
-from tests.identity.attestation.test_ima import GOOD, PYTHON
 from tests.identity.attestation.test_policy import EVERY_KIND, ONLY_SNP, POLICY
 from tests.identity.attestation.test_tpm_makers import unordered
 

@@ -19,7 +19,7 @@ class DataKeys:
     directory: Path | None
 
     def check(self, paths: Iterable[str]) -> None:
-        """At the start: a data key that is there and cannot be used is its operator's to mend."""
+        """At the start: raises if a data key is there and cannot be used."""
         for path in paths:
             if self.directory is not None and (self.directory / path).exists():
                 read_private(self.directory / path, "the data key", ConfigurationError)

@@ -63,3 +63,16 @@ def measure(tpm: Tpm, *files: File) -> None:
     """As the kernel does, into a real TPM."""
     for one in files:
         swtpm.extend(tpm, 10, one.extended())
+
+
+PYTHON = File("/usr/bin/python3.11", b"python")
+TORCH = File("/usr/lib/libtorch.so", b"torch", template="ima-sig", more=b"\3\2\4signature")
+KEY = File(".ima", b"a key", template="ima-buf", more=b"a key")
+EVIL = File("/usr/bin/evil", b"evil")
+PCRS = {pcr: bytes([pcr]) * 32 for pcr in range(10)}
+BOOTED = File("boot_aggregate", b"".join(PCRS[pcr] for pcr in range(10)))
+GOOD = (BOOTED, PYTHON, TORCH, KEY)
+
+
+def quoted(*files: File) -> dict[int, bytes]:
+    return {**PCRS, 10: value_of(*files)}

@@ -11,7 +11,7 @@ leads to the PCR that the TPM signed. It grows while it is read, so it may hold 
 entries behind the one that leads to the quoted value are not evidence, and not looked at.
 
 A violation is a file that was written while it was measured or in use. Its entry has zeros in the
-place of the hash, and the PCR was extended with ones: the path that it names is nobody's word.
+place of the hash, and the PCR was extended with ones: no signature covers the path that it names.
 """
 
 from __future__ import annotations
