@@ -28,7 +28,8 @@ from sealring.identity.attestation.simulated import KIND as SIMULATED
 from sealring.identity.attestation.simulated import Simulator
 from sealring.identity.attestation.tpm.certified import CertifiedTpmMachine
 from sealring.identity.attestation.tpm.commands import Tpm
-from sealring.identity.attestation.tpm.machine import DEVICE, TpmMachine, read_issuers
+from sealring.identity.attestation.tpm.ima import IMA_LOG
+from sealring.identity.attestation.tpm.machine import DEVICE, Logs, TpmMachine, read_issuers
 from sealring.identity.attestation.tpm.verify import KIND as TPM
 from sealring.identity.attestation.tsm import TsmMachine
 from sealring.identity.private_files import read_private, read_public, write_private, write_public
@@ -134,20 +135,25 @@ def _texts(chain: Sequence[bytes]) -> list[str]:
     return [base64.b64encode(one).decode() for one in chain]
 
 
-def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:
-    """What this worker attests itself with, as SEALRING_ATTESTER names it."""
+def find_attester(environ: Mapping[str, str], policy: Policy, *, ima: bool = False) -> Attester:
+    """What this worker attests itself with, as SEALRING_ATTESTER names it.
+
+    It shows the kernel's list of measured files if the policy asks for it, or `ima`.
+    """
     source = environ.get("SEALRING_ATTESTER") or _TSM
     gpus = policy.devices is not None
+    ima = ima or any(rules.ima is not None for rules in policy.kinds.values())
+    logs = Logs(files=IMA_LOG if ima else None)
     if source == _TSM:
         return GuestAttester(TsmMachine(_chain(environ)), gpus)
     if source == _AZURE:
-        return GuestAttester(AzureMachine(_tpm(environ), _chain(environ)), gpus)
+        return GuestAttester(AzureMachine(_tpm(environ), _chain(environ), logs=logs), gpus)
     if source == _COCO:
         return GuestAttester(CocoMachine(_chain(environ)), gpus)
     if source == _CERTIFIED:
-        return GuestAttester(CertifiedTpmMachine(_tpm(environ), _chain(environ)), gpus)
+        return GuestAttester(CertifiedTpmMachine(_tpm(environ), _chain(environ), logs), gpus)
     if source == TPM:
-        return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)), gpus)
+        return TpmAttester(TpmMachine(_tpm(environ), _chain(environ), logs=logs), gpus)
     kind, _, directory = source.partition(":")
     if kind == SIMULATED and directory:
         return open_simulator(Path(directory))

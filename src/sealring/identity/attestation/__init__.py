@@ -12,10 +12,12 @@ az_vtpm        a virtual TPM that an SNP report or a TDX quote vouches for: Azur
 intel          Intel TDX and SGX; ccel a TDX guest's event log
 nvidia/        GPUs and switches, inside any of these machines
 simulated      for laptops and tests; says SIMULATED wherever it appears
+agent_evidence  guest-components' JSON form of evidence; guest_challenge what it is bound to
 tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure, coco the
                same from a confidential container's agent
 verify         evidence in, AttestedWorker out
 policy         what may join, and why something may not; policy_devices the same for GPUs
+policy_ima     the same for the files measured since boot
 policy_file    the policy as TOML: policy_kinds a table for each kind, policy_broker the broker's
                part, policy_openings the rules that must be stated, policy_reader the fields
 policy_words   what a policy lets in, in words

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from sealring.identity.attestation.intel import SGX, TDX
 from sealring.identity.attestation.policy import KindRules
+from sealring.identity.attestation.policy_ima import ImaRules, read_ima
 from sealring.identity.attestation.policy_openings import Openings
 from sealring.identity.attestation.policy_reader import Reader
 from sealring.identity.attestation.snp import PLATFORM_BITS, REGISTER_BYTES, TCB_BYTES
@@ -22,7 +23,7 @@ _SNP: Final = {
     "measurements", "signers", "registers", "products", "minimum_tcb", "guest_svn",
     "platform_info", "vmpl", "migration", "vlek", "unchecked",
 }  # fmt: skip
-_MEASURED: Final = {"pcrs", "events"}
+_MEASURED: Final = {"pcrs", "events", "ima"}
 _TDX: Final = {"measurements", "registers", "minimum_tcb", "tcb_status", "unchecked"}
 _SGX: Final = {*_TDX, "signers"}
 _PCR_BYTES: Final = {str(pcr): tuple(BANKS.values()) for pcr in range(24) if pcr not in RESETTABLE}
@@ -45,9 +46,10 @@ def _az_snp_vtpm(reader: Reader, where: str) -> KindRules:
     table = reader.table(where, {*_SNP, *_MEASURED, "secure_boot"})
     openings = Openings(reader, table, where)
     pcrs, events = _measured(reader, table, where, openings, ("pcr4", "pcr7"))
+    ima = read_ima(reader, table, where, openings)
     secure = reader.flag(table, where, "secure_boot", True)
     limits = {"insecure_boot": int(not secure)}
-    return _snp_rules(reader, table, where, openings, pcrs, events, limits)
+    return _snp_rules(reader, table, where, openings, pcrs, events, limits, ima)
 
 
 def _snp_rules(
@@ -58,6 +60,7 @@ def _snp_rules(
     pcrs: Mapping[str, frozenset[str]] | None = None,
     events: Mapping[str, frozenset[str]] | None = None,
     limits: Mapping[str, int] | None = None,
+    ima: ImaRules | None = None,
 ) -> KindRules:
     measurements = reader.digests(table, where, "measurements", 48)
     signers = reader.digests(table, where, "signers", 48)
@@ -92,6 +95,7 @@ def _snp_rules(
             **(pcrs or {}),
         },
         events=events or {},
+        ima=ima,
         unchecked=openings.close(),
     )
 
@@ -162,6 +166,7 @@ def _az_tdx_vtpm(reader: Reader, where: str) -> KindRules:
         measurements=measurements,
         registers={**own, **pcrs},
         events=events,
+        ima=read_ima(reader, table, where, openings),
         limits={"insecure_boot": int(not secure)},
         minimum_tcb=_intel_minimum(reader, table, where, "module", "TDX"),
         tcb_status=_statuses(reader, table, where),
@@ -212,6 +217,7 @@ def _tpm(reader: Reader, where: str) -> KindRules:
     return KindRules(
         registers=registers,
         events=events,
+        ima=read_ima(reader, table, where, openings),
         limits={"ak_certificate": int(certified)},
         unchecked=openings.close(),
     )

@@ -56,6 +56,9 @@ class Trust:
     """Intel's word on its platforms, as it was fetched."""
     references: tuple[Reference, ...] = ()
     """NVIDIA's reference measurements, their signatures verified."""
+    issuers: tuple[bytes, ...] = ()
+    """Certificates (DER) that complete chains, for guests that do not send them. Not believed for
+    being here: a chain ends at a pinned root all the same."""
 
     @classmethod
     def pinned(
