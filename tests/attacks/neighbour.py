@@ -179,7 +179,7 @@ def attack(workers: list[subprocess.Popen[str]]) -> dict[str, Any]:
     all_say("ready")
     over.set()
     racer.join()
-    training = {name: outcome(lambda a=attempt: a(pids[0])) for name, attempt in ATTEMPTS.items()}  # type: ignore[misc]
+    training = {name: outcome(lambda a=attempt: a(pids[0])) for name, attempt in ATTEMPTS.items()}
     all_go_on()
     all_say("all sums were right")
     return {"during set-up": seen, "training": training, "user": os.getuid()}

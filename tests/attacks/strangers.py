@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
+import multiprocessing
 import select
 import socket
 import subprocess
@@ -144,29 +146,62 @@ class Attacker:
         return self._kinds.pop(fd)
 
 
-def measure() -> None:
-    from tests.links.worlds import World
+def _join(rank: int, port: int, begin: Any, joined: Any) -> None:
+    """One worker, in a process of its own."""
+    from torch.distributed import TCPStore
 
-    def form(mesh: World) -> float:
-        start = time.monotonic()
-        for rank in (1, 2, 3):
-            mesh.start(rank)
-        mesh.join()
-        for rank in range(4):
-            mesh.links(rank)
-        return time.monotonic() - start
+    from sealring import _native
+    from sealring.links import build_mesh
+    from tests.handshake.meeting import terms
+    from tests.links.worlds import ISSUER, LOOPBACK
+
+    logging.getLogger("sealring").setLevel(logging.ERROR)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    key = _native.Secret.random(32)
+    joined.wait()
+    if rank != 0:
+        begin.wait()
+    links = build_mesh(
+        store, ISSUER.credentials(rank), terms(rank), key, timeout=100.0, environ=LOOPBACK
+    )
+    joined.wait()
+    for link in links:
+        link.socket.close()
+
+
+def measure() -> None:
+    """Times a group of four processes; the strangers all besiege rank 0, which listens first."""
+    from torch.distributed import TCPStore
+
+    import tests.links.worlds  # so that all workers have one issuer
+    from sealring.links.rendezvous import AddressBook
+
+    assert tests.links.worlds.ISSUER
+    fork = multiprocessing.get_context("fork")
 
     def formed(surrounded: bool) -> float:
-        mesh = World(4, timeout=100.0)
-        mesh.start(0)
-        address = mesh.store.address(0)
-        around: Any = strangers(address) if surrounded else contextlib.nullcontext()
+        store = TCPStore("127.0.0.1", 0, is_master=True)
+        begin, joined = fork.Event(), fork.Barrier(5)
+        given = (store.port, begin, joined)
+        workers = [fork.Process(target=_join, args=(rank, *given)) for rank in range(4)]
+        for worker in workers:
+            worker.start()
+        joined.wait()
+        around: Any = contextlib.nullcontext()
+        if surrounded:
+            while not (addresses := AddressBook(store, "0.1").lookup(0)):
+                time.sleep(0.01)
+            around = strangers(addresses[0])
         with around:
-            seconds = form(mesh)
-        mesh.close()
+            start = time.monotonic()
+            begin.set()
+            joined.wait()
+            seconds = time.monotonic() - start
+        for worker in workers:
+            worker.join()
         return seconds
 
-    for surrounded in (False, True) * 3:
+    for surrounded in (False, True) * 5:
         what = f"with {SILENT} silent, {SLOW} slow and {STALLING} stalling ones" * surrounded
         print(f"a group of four in {formed(surrounded):.2f} s {what or 'alone'}", flush=True)
 

@@ -153,7 +153,7 @@ def children_leave(rank: int, world: int) -> tuple[list[str], float]:
     said = []
     dist.send(torch.ones(2), dst=1) if rank == 0 else dist.recv(torch.ones(2), src=0)
     if rank == 0:
-        said = [in_child(lambda way=way: leaving(way)) for way in _WAYS]  # type: ignore[misc]
+        said = [in_child(lambda way=way: leaving(way)) for way in _WAYS]
         said.append(in_child(lambda: leaving("grandchild")))
     dist.recv(torch.ones(2), src=1) if rank == 0 else dist.send(torch.ones(2), dst=0)
     return said, total(rank + 1)

@@ -138,7 +138,7 @@ pcrs = {{11 = ["{worker.registers["pcr11"]}"]}}
     said = bad(alone)
     for name in ("pcr0", "pcr4", "pcr7"):
         assert f"tpm.{name} is missing" in said
-    assert failed(alone + 'unchecked = ["pcr0", "pcr4", "pcr7"]\n', worker) == []
+    assert failed(alone + 'unchecked = ["pcr0", "pcr4", "pcr7", "ima"]\n', worker) == []
 
 
 STRICT_LISTS = SNP.replace("require_revocation_lists = false", "")
@@ -157,7 +157,7 @@ def test_one_list_for_a_chain_of_several_issuers() -> None:
     evidence = replace(maker.evidence(), chain=chain)
     policy = (
         f'version = 1\n[tpm]\nroots = ["{maker.root.fingerprint}"]\n'
-        'pcrs = {5 = ["%s"]}\nunchecked = ["pcr0", "pcr4", "pcr7"]\n' % ("00" * 32)
+        'pcrs = {5 = ["%s"]}\nunchecked = ["pcr0", "pcr4", "pcr7", "ima"]\n' % ("00" * 32)
     )
     one = maker.trust(maker.root.revocation_list())
     worker = verify_evidence(evidence, maker.challenge(), one)

@@ -28,7 +28,7 @@ class Rows(dict[str, bytes]):
 def written(entries: int = 4) -> Rows:
     rows = Rows()
     for number in range(entries):
-        change(rows, lambda view, n=number: audit.append(view, KEY, n, "joined", {"rank": n}))  # type: ignore[misc]
+        change(rows, lambda view, n=number: audit.append(view, KEY, n, "joined", {"rank": n}))
     return rows
 
 
@@ -114,9 +114,9 @@ def test_a_decision_that_fails_leaves_nothing_and_takes_no_other_with_it(tmp_pat
         view.put("a", {"n": 1})
         raise KeyError("no")
 
-    waiting = [store.submit(lambda view, n=n: view.put(f"b{n}", {"n": n})) for n in range(3)]  # type: ignore[misc]
+    waiting = [store.submit(lambda view, n=n: view.put(f"b{n}", {"n": n})) for n in range(3)]
     failing = store.submit(fails)
-    waiting += [store.submit(lambda view, n=n: view.put(f"b{n}", {"n": n})) for n in range(3, 6)]  # type: ignore[misc]
+    waiting += [store.submit(lambda view, n=n: view.put(f"b{n}", {"n": n})) for n in range(3, 6)]
     with pytest.raises(KeyError):
         failing.result()
     for future in waiting:

@@ -126,13 +126,13 @@ CASES = {
         Minted("az-snp-vtpm", lambda challenge: AZURE.evidence(challenge)),
         AMD.trust(),
         f'[az-snp-vtpm]\nmeasurements = ["{MEASUREMENT.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
-        'unchecked = ["minimum_tcb", "platform_info", "pcr7"]',
+        'unchecked = ["minimum_tcb", "platform_info", "pcr7", "ima"]',
     ),
     "azure tdx": (
         Minted("az-tdx-vtpm", lambda challenge: AZURE_TDX.evidence(challenge)),
         INTEL.trust(),
         f'[az-tdx-vtpm]\nmeasurements = ["{MRTD.hex()}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
-        'unchecked = ["pcr7"]',
+        'unchecked = ["pcr7", "ima"]',
     ),
     "gpu": (
         Minted("snp", snp_with_gpu),
@@ -143,13 +143,13 @@ CASES = {
         Minted("tpm", tpm_by_certificate),
         MAKER.trust(),
         f'[tpm]\nroots = ["{MAKER.root.fingerprint}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
-        'ak_certificates = true\nunchecked = ["pcr0", "pcr7"]',
+        'ak_certificates = true\nunchecked = ["pcr0", "pcr7", "ima"]',
     ),
     "tpm": (
         MintedTpm(),
         MAKER.trust(),
         f'[tpm]\nroots = ["{MAKER.root.fingerprint}"]\npcrs = {{4 = ["{PCR4}"]}}\n'
-        'unchecked = ["pcr0", "pcr7"]',
+        'unchecked = ["pcr0", "pcr7", "ima"]',
     ),
 }
 
@@ -231,7 +231,7 @@ def test_a_real_tpm_in_software_joins(tmp_path: Path) -> None:
         machine = TpmMachine(tpm, maker.chain[1:], certificate=maker.ek.der)
         shown = tpm.read_pcrs([4]).hex()
         policy = f'[tpm]\nroots = ["{maker.root.fingerprint}"]\npcrs = {{4 = ["{shown}"]}}\n'
-        policy += 'unchecked = ["pcr0", "pcr7"]'
+        policy += 'unchecked = ["pcr0", "pcr7", "ima"]'
         place = at(tmp_path, (TpmAttester(machine), maker.trust(), policy))
         with running(place) as broker:
             own = Ed25519PrivateKey.generate()

@@ -107,7 +107,7 @@ pcrs.0 = ["{"cd" * 32}"]
         "pcr0": frozenset({"cd" * 32}),
         "pcr4": frozenset({"ef" * 32}),
     }
-    assert policy.kinds["tpm"].unchecked == {"pcr7"}
+    assert policy.kinds["tpm"].unchecked == {"pcr7", "ima"}
 
 
 def test_a_policy_in_words(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def main(
     baseline.keep(gloo)
     if backend == "gloo":
         outcomes = measured
-        judgement = listed.Judgement(  # type: ignore[misc]
+        judgement = listed.Judgement(
             *(
                 [case for case, outcome in outcomes.items() if outcome.verdict == verdict]
                 for verdict in ("passed", "failed", "skipped")

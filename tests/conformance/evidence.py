@@ -27,13 +27,13 @@ def watch_groups() -> None:
         _sealed.append(group)
         return group
 
-    class WatchedGloo(make_gloo):  # type: ignore[misc, valid-type]
+    class WatchedGloo(make_gloo):  # type: ignore[valid-type]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             _gloo.append(None)
             super().__init__(*arguments, **options)
 
     create.create_group = sealed_group
-    c10d.ProcessGroupGloo = WatchedGloo  # type: ignore[misc]
+    c10d.ProcessGroupGloo = WatchedGloo
 
 
 def check_default_group() -> None:

@@ -43,7 +43,7 @@ def run_backend(
         outcomes |= done
         for other in {_better(outcome, setting) for outcome in done.values()} - tried:
             cases = [case for case, outcome in done.items() if _better(outcome, setting) == other]
-            waiting[other] = lambda _, cases=cases: cases  # type: ignore[misc]
+            waiting[other] = lambda _, cases=cases: cases
     return outcomes
 
 

@@ -66,7 +66,7 @@ class Suite:
 def _case_class(module: Any, backend: str) -> Any:
     from tests.conformance import evidence
 
-    class Case(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
+    class Case(module.TestDistBackend, module.DistributedTest._DistTestBase):
         def _barrier(self, *arguments: Any, **options: Any) -> None:
             # The harness's own meeting of the ranks through files, before and after a test. Ten
             # seconds are torch's patience; a loaded machine needs more, and the case has a limit.

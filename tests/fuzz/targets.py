@@ -7,24 +7,30 @@ anything but the documented error comes out, or what was read does not write bac
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
+from sealring.bench.minting.amd import Amd
 from sealring.bench.minting.certificates import NOW
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.tpm import Maker
 from sealring.broker.credentials import credential_for
+from sealring.broker.envelopes import seal
+from sealring.broker.guest_messages import read_guest_attestation
 from sealring.broker.http import Response as BrokerResponse
-from sealring.broker.messages import parse_attestation, parse_auth
+from sealring.broker.messages import parse_attestation, parse_auth, parse_json
 from sealring.broker.refusals import error_of as broker_error_of
 from sealring.engine.failures import ERROR_BY_CODE, Names, error_from
 from sealring.errors import (
     AttestationError,
+    AttestationUnavailable,
     BadPolicy,
     BrokerError,
     ConfigurationError,
@@ -41,9 +47,11 @@ from sealring.errors import (
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
 from sealring.identity.attestation import Policy, Trust, judge, parse_evidence, parse_policy
+from sealring.identity.attestation.agent_evidence import devices_of, evidence_of
 from sealring.identity.attestation.ccel import check_ccel
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.claims import parse_claims
+from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.intel import verify_quote
 from sealring.identity.attestation.intel_collateral import parse_collateral
 from sealring.identity.attestation.loose_der import signed_part, with_sets_in_order
@@ -57,6 +65,7 @@ from sealring.identity.attestation.tpm.event_log import (
     replay,
     without_filling,
 )
+from sealring.identity.attestation.tpm.ima import read_entries, replay_ima
 from sealring.identity.attestation.tpm.structures import (
     BANKS,
     check_signature,
@@ -234,6 +243,23 @@ def event_log(data: bytes) -> None:
         assert all(len(value) == size for value in replay(events, bank).values())
 
 
+def ima_list(data: bytes) -> None:
+    """Whatever is read leads to one value of the PCR, and to no other number of entries."""
+    value, ends = bytes(32), []
+    with suppress(MalformedEvidence, UnknownEvidence):
+        for entry in read_entries(data):
+            hashed = b"\xff" * 32 if entry.violation else hashlib.sha256(entry.data).digest()
+            value = hashlib.sha256(value + hashed).digest()
+            ends.append(entry.end)
+    assert ends == sorted(set(ends))
+    if ends:
+        found = replay_ima(data, {10: value})
+        assert (found.entries, found.end) == (len(ends), ends[-1])
+        assert found.violations + sum(map(len, found.files.values())) <= len(ends)
+    with pytest.raises(AttestationError):
+        replay_ima(data, {10: bytes(32)})
+
+
 def certificate(data: bytes) -> None:
     """As some makers write them, with sets in another order than DER's."""
     with suppress(ValueError):
@@ -302,13 +328,14 @@ class _Everything(frozenset[str]):
 
 _ANY_ROOT: Final = _Everything()
 _MAKER: Final = Maker()
+_AMD_ISSUERS: Final = Amd().chain[1:]
 _INTEL_TRUST: Final = Intel().trust()
 
 
 def broker_request(data: bytes) -> None:
     """What a stranger may send to a broker before anything is known of it."""
     try:
-        introduction = parse_auth(data)
+        introduction = parse_auth(data).introduction
     except MalformedRequest:
         pass
     else:
@@ -320,6 +347,24 @@ def broker_request(data: bytes) -> None:
         return
     # Only one who has the key gets here, so this is what a worker wrote.
     assert sent.name.rank < sent.world
+
+
+def kbs_request(data: bytes) -> None:
+    """What a stock KBS client may send: a request, and in it evidence of every kind."""
+    try:
+        sent = read_guest_attestation(parse_json(data))
+    except MalformedRequest:
+        return
+    # Whatever passes can be sealed to, and has one digest that evidence must be bound to.
+    assert set(seal(b"content", sent.jwk)) >= {"protected", "ciphertext"}
+    assert len(sent.challenge.report_data("snp")) == 64
+    devices: tuple[DeviceEvidence, ...] = ()
+    with suppress(AttestationError):
+        devices = devices_of(sent.additional)
+    for kind in ("snp", "tdx", "sgx", "az-snp-vtpm", "az-tdx-vtpm", "tpm"):
+        with suppress(AttestationError, AttestationUnavailable):
+            made = evidence_of(kind, sent.primary, sent.challenge, devices, _AMD_ISSUERS)
+            assert parse_evidence(made.encode()).parts == made.parts
 
 
 def broker_answer(data: bytes) -> None:
@@ -354,6 +399,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "tpm_key": tpm_key,
     "tpm_signature": tpm_signature,
     "event_log": event_log,
+    "ima_list": ima_list,
     "certificate": certificate,
     "hcl_report": hcl_report,
     "intel_quote": intel_quote,
@@ -361,6 +407,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "nvidia_report": nvidia_report,
     "nvidia_reference": nvidia_reference,
     "broker_request": broker_request,
+    "kbs_request": kbs_request,
     "broker_answer": broker_answer,
     "attestation_claims": attestation_claims,
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.bench.minting import tpm
@@ -31,9 +32,13 @@ from sealring.limits import MAX_PAYLOAD_BYTES
 from sealring.links.descriptors import Address
 from sealring.links.memory import offer_of
 from sealring.links.rendezvous import encode_addresses
+from tests.broker.guest_evidence import CASES, gpus, snp
+from tests.broker.kbs_client import KbsClient
+from tests.broker.kbs_client import public_jwk as rsa_jwk
 from tests.engine.attacker import EVERYONE, Kind, header
 from tests.fuzz.targets import ALERT_FIXED
 from tests.handshake.meeting import terms
+from tests.identity.attestation.ima_lists import GOOD, PYTHON, File, listed
 from tests.identity.attestation.minting import CHALLENGE, Amd
 from tests.identity.attestation.test_policy import EVERY_KIND, ONLY_SNP, POLICY
 from tests.identity.attestation.test_tpm_makers import unordered
@@ -262,6 +267,18 @@ def event_logs() -> Iterator[tuple[str, bytes]]:
     yield "short", good[:-1]
 
 
+def ima_lists() -> Iterator[tuple[str, bytes]]:
+    yield "good", listed(*GOOD)
+    yield "violation", listed(*GOOD, File("/changed", violation=True))
+    yield "sha1", listed(replace(PYTHON, algorithm="sha1"))
+    yield "old-template", listed(replace(PYTHON, template="ima"))
+    yield "pcr-11", listed(replace(PYTHON, pcr=11))
+    yield "short", listed(*GOOD)[:-1]
+    yield "longer", listed(*GOOD) + b"\n"
+    yield "huge-entry", PYTHON.entry[:34] + b"\xff" * 8
+    yield "empty", b""
+
+
 def certificates() -> Iterator[tuple[str, bytes]]:
     maker = tpm.Maker()
     leaf, root = unordered()
@@ -352,12 +369,31 @@ def broker_requests() -> Iterator[tuple[str, bytes]]:
     yield "deep", b"[" * 8000
 
 
+def kbs_requests() -> Iterator[tuple[str, bytes]]:
+    for name, (tee, prove, _, _) in CASES.items():
+        if name != "azure, older spelling":
+            guest = KbsClient(0, Path(), tee, prove)
+            body = guest.attestation(base64.b64encode(bytes(32)).decode())
+            yield name.replace(" ", "-"), json.dumps(body).encode()
+    gpu = KbsClient(0, Path(), "snp", snp, additional=gpus)
+    body = gpu.attestation(base64.b64encode(bytes(32)).decode())
+    yield "gpu", json.dumps(body).encode()
+    body["runtime-data"]["tee-pubkey"] = rsa_jwk(rsa.generate_private_key(65537, 2048))
+    body["tee-evidence"] = {"primary_evidence": {}, "additional_evidence": ""}
+    yield "rsa", json.dumps(body).encode()
+    yield "init-data", json.dumps(body | {"init-data": {"format": "toml", "body": ""}}).encode()
+    number = {"attestation_report": {"measurement": 1 << 31}}
+    body["tee-evidence"] = {"primary_evidence": number, "additional_evidence": "[]"}
+    yield "number", json.dumps(body).encode()
+    yield "empty", b"{}"
+
+
 def broker_answers() -> Iterator[tuple[str, bytes]]:
     for number, error in enumerate((RankTaken("taken"), KindNotAllowed("no"))):
         yield f"refusal-{number}", response_of(error).body
-    yield "unknown", b'{"type": "urn:sealring:error:SystemExit", "detail": "x"}'
-    yield "terminal-escape", b'{"type": "urn:sealring:error:RankTaken", "detail": "\\u001b[2J"}'
-    yield "numbers", b'{"type": 1, "detail": 2}'
+    yield "unknown", b'{"type": "x", "detail": "x", "error": "SystemExit"}'
+    yield "terminal-escape", b'{"type": "x", "detail": "\\u001b[2J", "error": "RankTaken"}'
+    yield "numbers", b'{"type": 1, "detail": 2, "error": 3}'
     yield "list", b"[]"
 
 
@@ -395,6 +431,7 @@ def main() -> None:
         "tpm_key": tpm_keys(),
         "tpm_signature": tpm_signatures(),
         "event_log": event_logs(),
+        "ima_list": ima_lists(),
         "certificate": certificates(),
         "hcl_report": hcl_reports(),
         "intel_quote": intel_quotes(),
@@ -402,6 +439,7 @@ def main() -> None:
         "nvidia_report": nvidia_reports(),
         "nvidia_reference": nvidia_references(),
         "broker_request": broker_requests(),
+        "kbs_request": kbs_requests(),
         "broker_answer": broker_answers(),
         "attestation_claims": attestation_claims(),
     }.items():

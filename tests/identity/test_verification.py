@@ -115,7 +115,7 @@ def test_proof_cannot_be_made_or_copied() -> None:
     with pytest.raises((TypeError, ValueError)):
         dataclasses.replace(peer, rank=2)  # type: ignore[call-arg]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        peer.rank = 2  # type: ignore[misc]
+        peer.rank = 2
 
 
 @given(st.integers(0, 2**60))

@@ -12,7 +12,9 @@ bars        machines and ranks that may not join, and the names of a machine
 ledger      who holds which rank, what was used, who is out
 strangers   what was refused before anything was proven, counted
 issuing     certificates for workers, and the broker's own
+data_keys   the files that hold them
 service     the broker without a network
+guest_messages, guests, guest_service  the same for stock KBS clients, which are no rank of a job
 tls, http   the network, with a limit on everything; bodies, rates, refusals
 routes      which request asks what; page shows who is there
 server      the broker on its ports

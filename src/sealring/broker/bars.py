@@ -64,6 +64,7 @@ def readmit_machine(view: View, machine: str) -> list[str]:
 def require_seen(view: View, machine: str) -> None:
     """A name that no worker has shown is most likely a wrong one."""
     seen = {name for _, row in view.scan("rank/") for name in row["machines"]}
+    seen |= {name for _, row in view.scan("guest/") for name in row["machines"]}
     seen |= {key.partition("/")[2] for key, _ in view.scan(_alias(""))}
     seen |= {key.rpartition("/")[2] for key, _ in view.scan(_machine(""))}
     if machine not in seen:
@@ -81,12 +82,18 @@ def release_rank(view: View, name: WorkerName) -> None:
     view.delete(_rank(name))
 
 
-def why_barred(view: View, name: WorkerName, machines: Sequence[str]) -> WorkerRevoked | None:
+def why_machine_barred(view: View, machines: Sequence[str]) -> WorkerRevoked | None:
     for machine in names_of(view, machines):
         if view.get(_machine(machine)) is not None:
             return WorkerRevoked(
                 f"machine {machine[:16]} was revoked: `sealring broker release --machine` readmits"
             )
+    return None
+
+
+def why_barred(view: View, name: WorkerName, machines: Sequence[str]) -> WorkerRevoked | None:
+    if (refusal := why_machine_barred(view, machines)) is not None:
+        return refusal
     if view.get(_rank(name)) is not None:
         return WorkerRevoked(
             f"rank {name.rank} of {name.job} was revoked: `sealring broker release` readmits"

@@ -2,23 +2,42 @@
 
 TLS already hides it from the network. The envelope hides it from whatever ends TLS in front of a
 broker, and makes a stolen token worthless: what it fetches opens with the worker's key alone.
+Workers bring a P-256 key; stock KBS clients may bring other keys.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Any, Final
 
 from joserfc import jwe
 from joserfc.errors import JoseError
-from joserfc.jwk import ECKey
+from joserfc.jwk import ECKey, RSAKey
 
 from sealring.errors import MalformedAnswer, MalformedRequest
 
 KEY_ALGORITHM: Final = "ECDH-ES+A256KW"
+RSA_ALGORITHM: Final = "RSA-OAEP-256"
 _CONTENT: Final = "A256GCM"
-_ALGORITHMS: Final = [KEY_ALGORITHM, _CONTENT]
+_ALGORITHMS: Final = [KEY_ALGORITHM, RSA_ALGORITHM, _CONTENT]
 _FIELDS: Final = ("protected", "encrypted_key", "iv", "ciphertext", "tag")
-_JWK: Final = {"kty", "crv", "alg", "x", "y"}
+_EC: Final = {"kty", "crv", "alg", "x", "y"}
+_RSA: Final = {"kty", "alg", "n", "e"}
+_CURVE_BYTES: Final = {"P-256": 32, "P-384": 48, "P-521": 66}
+_RSA_BITS: Final = (2048, 4096)
+_RSA_EXPONENT: Final = "AQAB"
+
+
+class _SortedKey(ECKey):
+    """Writes its fields in the order of their names, and so does the key that is made for a JWE.
+
+    Stock KBS clients authenticate a JWE's header as they would have written it themselves, not as
+    it came: they refuse one whose fields are in another order.
+    """
+
+    def as_dict(self, private: bool = False, **params: Any) -> Any:
+        return dict(sorted(super().as_dict(private, **params).items()))
 
 
 def new_key() -> ECKey:
@@ -30,17 +49,41 @@ def public_jwk(key: ECKey) -> dict[str, Any]:
 
 
 def check_jwk(value: Any) -> dict[str, str]:
-    """A public P-256 key and nothing else."""
-    if not isinstance(value, dict) or set(value) != _JWK:
-        raise MalformedRequest(f"tee-pubkey has the fields {', '.join(sorted(_JWK))}, only")
-    if (value["kty"], value["crv"], value["alg"]) != ("EC", "P-256", KEY_ALGORITHM):
+    """A worker's: a public P-256 key and nothing else."""
+    if not isinstance(value, dict) or set(value) != _EC:
+        raise MalformedRequest(f"tee-pubkey has the fields {', '.join(sorted(_EC))}, only")
+    if value["crv"] != "P-256":
         raise MalformedRequest(f"tee-pubkey is an EC key on P-256 for {KEY_ALGORITHM}")
+    return check_guest_jwk(value)
+
+
+def check_guest_jwk(value: Any) -> dict[str, str]:
+    """A stock KBS client's: an EC or RSA key, written in one way, and nothing else."""
+    if not isinstance(value, dict) or set(value) not in (_EC, _RSA):
+        raise MalformedRequest("tee-pubkey is a JWK of type EC or RSA, with its alg and no more")
+    if not all(isinstance(one, str) for one in value.values()):
+        raise MalformedRequest("the fields of tee-pubkey are texts")
+    algorithm = {"EC": KEY_ALGORITHM, "RSA": RSA_ALGORITHM}.get(value["kty"])
+    if value["alg"] != algorithm:
+        raise MalformedRequest(
+            f"tee-pubkey is an EC key for {KEY_ALGORITHM} or an RSA key for {RSA_ALGORITHM}"
+        )
+    if "crv" in value:
+        size = _CURVE_BYTES.get(value["crv"])
+        if size is None or any(len(_number(value[name])) != size for name in ("x", "y")):
+            raise MalformedRequest("tee-pubkey is not a point on P-256, P-384 or P-521")
+    else:
+        modulus = int.from_bytes(_number(value["n"]), "big")
+        fits = _RSA_BITS[0] <= modulus.bit_length() <= _RSA_BITS[1]
+        # With an even modulus nothing can be encrypted.
+        if value["e"] != _RSA_EXPONENT or not fits or not modulus % 2:
+            raise MalformedRequest("tee-pubkey is an RSA key of 2048 to 4096 bits, with e 65537")
     _load(value)
     return value
 
 
 def seal(content: bytes, jwk: dict[str, str]) -> dict[str, str]:
-    header = {"alg": KEY_ALGORITHM, "enc": _CONTENT}
+    header = {"alg": jwk["alg"], "enc": _CONTENT}
     compact = jwe.encrypt_compact(header, content, _load(jwk), algorithms=_ALGORITHMS)
     return dict(zip(_FIELDS, compact.split("."), strict=True))
 
@@ -50,7 +93,7 @@ def open_envelope(value: Any, key: ECKey) -> bytes:
         raise MalformedAnswer("the broker's answer is not a JWE")
     compact = ".".join(value[name] for name in _FIELDS)
     try:
-        content = jwe.decrypt_compact(compact, key, algorithms=_ALGORITHMS).plaintext
+        content = jwe.decrypt_compact(compact, key, algorithms=[KEY_ALGORITHM, _CONTENT]).plaintext
     except (JoseError, ValueError):
         content = None
     if content is None:
@@ -58,10 +101,22 @@ def open_envelope(value: Any, key: ECKey) -> bytes:
     return content
 
 
-def _load(jwk: dict[str, str]) -> ECKey:
+def _load(jwk: dict[str, str]) -> ECKey | RSAKey:
+    kind = _SortedKey if "crv" in jwk else RSAKey
     try:
-        key = ECKey.import_key({name: jwk[name] for name in ("kty", "crv", "x", "y")})
+        key = kind.import_key({name: value for name, value in jwk.items() if name != "alg"})
         key.public_key  # noqa: B018 (a point that is not on the curve fails here)
     except (JoseError, ValueError, TypeError):
-        raise MalformedRequest("tee-pubkey is not a point on P-256") from None
+        raise MalformedRequest("tee-pubkey is not a point on its curve, or no RSA key") from None
     return key
+
+
+def _number(text: str) -> bytes:
+    """Base64url as JWK has it: without padding, and in the one spelling."""
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if base64.urlsafe_b64encode(raw).decode().rstrip("=") != text:
+        raise MalformedRequest("a number of tee-pubkey is not base64url")
+    return raw

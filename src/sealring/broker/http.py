@@ -92,8 +92,8 @@ class Response:
 
 
 Handle = Callable[[Request], Awaitable[Response]]
-Explain = Callable[[SealringError, str], Response]
-"""The answer to a request of this address that was refused."""
+Explain = Callable[[SealringError, str, str], Response]
+"""The answer to a request of this address, for this path, that was refused."""
 
 
 async def serve_connection(
@@ -116,17 +116,20 @@ async def serve_connection(
                 return
             http.receive_data(first)
         body = bodies.open(address, stream.abort)
+        path = ""
         try:
             async with asyncio.timeout(limits.request_seconds):
                 request = await _receive_request(stream, http, body, limits)
+            path = request.path
             response = await handle(request)
         except TimeoutError:
-            error = RequestTooSlow("the request did not come whole in time")
-            response = explain(error, address)
+            late = RequestTooSlow("the request did not come whole in time")
+            response = explain(late, address, path)
         except h11.RemoteProtocolError as problem:
-            response = explain(MalformedRequest(f"that is not HTTP/1.1: {problem}"), address)
+            error = MalformedRequest(f"that is not HTTP/1.1: {problem}")
+            response = explain(error, address, path)
         except SealringError as refusal:
-            response = explain(refusal, address)
+            response = explain(refusal, address, path)
         finally:
             body.close()
         async with asyncio.timeout(limits.answer_seconds):

@@ -6,6 +6,7 @@ token/<until>/<id>/<path>    used for this
 token/<until>/<id>           how often it was refused
 out/<job>/<key>              a key that is no longer of the job: revoked, left, or another one came
 barred/..., alias/...        machines and ranks that may not join (bars.py)
+guest/<session>              an attested guest that is no rank (guests.py)
 
 A rank has one holder, which is a key. The same key comes again to renew. Another key is a re-join,
 which the policy counts; the key before it is out from then on. Outcomes are returned and not raised
@@ -36,7 +37,7 @@ from sealring.identity.names import WorkerName
 
 SWEEP_ROWS: Final = 24
 """Few enough to be committed together with other decisions (etcd takes 128 rows at once)."""
-_REFUSALS_LOGGED: Final = 8
+REFUSALS_LOGGED: Final = 8
 """Of one token. Its holder was admitted, and must not fill the log all the same."""
 _LEFT: Final = "it left"
 
@@ -67,7 +68,7 @@ class Ledger:
         self, view: View, nonce: str, made: int, now: float, applicant: Applicant
     ) -> BrokerError | None:
         """Give the applicant its rank, or say why not."""
-        _use_nonce(view, nonce, made)
+        use_nonce(view, nonce, made)
         bars.learn_names(view, applicant.machines)
         name = applicant.name
         who = {**_who(name), "key": applicant.key, "kind": applicant.label}
@@ -90,7 +91,7 @@ class Ledger:
                 _out(view, name, holder["key"], now, "another worker joined its rank")
         if refusal is not None:
             error = type(refusal).__name__
-            self._note(view, now, "refused", **who, error=error, why=str(refusal))
+            self.note(view, now, "refused", **who, error=error, why=str(refusal))
             return refusal
         before = holder or {"joins": 0, "joined": now, "certificate_until": None}
         renewed = event == "renewed"
@@ -108,7 +109,7 @@ class Ledger:
                 "facts": applicant.facts,
             },
         )
-        self._note(view, now, event, **who, machine=" ".join(applicant.machines))
+        self.note(view, now, event, **who, machine=" ".join(applicant.machines))
         return None
 
     def spend(
@@ -146,7 +147,7 @@ class Ledger:
             until = min(now + 60 * minutes, holder["facts"]["chain_until"])
             holder = {**holder, "certificate_until": until}
             view.put(_place(name), holder)
-        self._note(view, now, "gave", **_who(name), key=grant.key, kind=holder["kind"], what=path)
+        self.note(view, now, "gave", **_who(name), key=grant.key, kind=holder["kind"], what=path)
         return holder
 
     def revoke(self, view: View, now: float, name: WorkerName) -> list[str]:
@@ -162,7 +163,7 @@ class Ledger:
         else:
             bars.bar_rank(view, name, now)
             barred = [f"rank {name.rank} of {name.job}, until it is released"]
-        self._note(view, now, "revoked", **_who(name), key=holder["key"], barred=", ".join(barred))
+        self.note(view, now, "revoked", **_who(name), key=holder["key"], barred=", ".join(barred))
         return [f"key {holder['key'][:16]}", *barred]
 
     def bar_machine(
@@ -179,26 +180,26 @@ class Ledger:
                 name = _name_of(place)
                 _out(view, name, holder["key"], now, "revoked")
                 barred.append(f"rank {name.rank} of {name.job}, key {holder['key'][:16]}")
-        self._note(view, now, "revoked", machine=" ".join(machines))
+        self.note(view, now, "revoked", machine=" ".join(machines))
         return barred
 
     def readmit_machine(self, view: View, now: float, machine: str) -> list[str]:
         machines = bars.readmit_machine(view, machine)
-        self._note(view, now, "released", machine=" ".join(machines))
+        self.note(view, now, "released", machine=" ".join(machines))
         return machines
 
     def release(self, view: View, now: float, name: WorkerName) -> None:
         """Free a rank: its holder is out, and any worker that the policy admits may join it."""
         self._free(view, now, name, "released")
         bars.release_rank(view, name)
-        self._note(view, now, "released", **_who(name))
+        self.note(view, now, "released", **_who(name))
 
     def release_some(self, view: View, now: float, job: str) -> list[int]:
         """Free some of a job's ranks, few enough for one commit; none when all are free."""
         names = [_name_of(place) for place, _ in view.scan(f"rank/{job}/")][:SWEEP_ROWS]
         for name in names:
             self._free(view, now, name, "released")
-            self._note(view, now, "released", **_who(name))
+            self.note(view, now, "released", **_who(name))
         return [name.rank for name in names]
 
     def leave(self, view: View, now: float, name: WorkerName, key: str) -> bool:
@@ -207,7 +208,7 @@ class Ledger:
         if holder is None or holder["key"] != key:
             return False
         self._free(view, now, name, _LEFT)
-        self._note(view, now, "left", **_who(name), key=key, kind=holder["kind"])
+        self.note(view, now, "left", **_who(name), key=key, kind=holder["kind"])
         return True
 
     def _free(self, view: View, now: float, name: WorkerName, why: str) -> None:
@@ -220,13 +221,13 @@ class Ledger:
         self, view: View, grant: Grant, path: str, now: float, refusal: BrokerError
     ) -> None:
         refusals = (view.get(_token(grant)) or {"refusals": 0})["refusals"]
-        if refusals < _REFUSALS_LOGGED:
+        if refusals < REFUSALS_LOGGED:
             view.put(_token(grant), {"refusals": refusals + 1})
             error = type(refusal).__name__
             facts = {"key": grant.key, "what": path[:200], "error": error, "why": str(refusal)}
-            self._note(view, now, "refused", **_who(grant.name), **facts)
+            self.note(view, now, "refused", **_who(grant.name), **facts)
 
-    def _note(self, view: View, now: float, event: str, **facts: Any) -> None:
+    def note(self, view: View, now: float, event: str, **facts: Any) -> None:
         audit.append(view, self.audit_key, now, event, facts)
 
 
@@ -259,6 +260,10 @@ def sweep(view: View, now: float) -> int:
                 break
             view.delete(key)
             forgotten += 1
+    ended = [key for key, row in view.scan("guest/") if row["until"] <= now]
+    for key in ended[: SWEEP_ROWS - forgotten]:
+        view.delete(key)
+        forgotten += 1
     return forgotten
 
 
@@ -268,7 +273,7 @@ def _barred(view: View, name: WorkerName, key: str, machines: Sequence[str]) -> 
     return bars.why_barred(view, name, machines)
 
 
-def _use_nonce(view: View, nonce: str, made: int) -> None:
+def use_nonce(view: View, nonce: str, made: int) -> None:
     # Named by when it was made, so that it stays used whatever the policy's nonce_seconds become.
     used = f"nonce/{made:012d}/{nonce}"
     if view.get(used) is not None:

@@ -5,7 +5,8 @@ POST /kbs/v0/attest    {"runtime-data", "tee-evidence", "signature"} -> {"token"
 GET  /kbs/v0/resource/<repository>/<type>/<tag>                      -> JWE
 
 `runtime-data` also says who the worker wants to be, and is signed by the key that the evidence is
-bound to. So one attested key vouches for all of it, and its holder is shown to have it.
+bound to. So one attested key vouches for all of it, and its holder is shown to have it. A request
+without a signature is a stock KBS client's (guest_messages.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -37,8 +39,10 @@ OUT: Final = "/sealring/v0/out/"
 LEAVE: Final = "/sealring/v0/leave"
 """POST: a worker that ends gives its rank back."""
 COOKIE: Final = "kbs-session-id"
+HASHES: Final = "supported-hash-algorithms"
 _PROOF: Final = b"sealring-1 join\0"
 _LEAVE_PROOF: Final = b"sealring-1 leave\0"
+_TEE: Final = re.compile(r"[a-z0-9-]{1,32}")
 _TEES: Final = {"simulated": "sample"}
 """KBS's names where they are not ours."""
 
@@ -78,23 +82,35 @@ def write_auth(kind: str, introduction: dict[str, Any]) -> bytes:
     return json.dumps({"version": PROTOCOL, "tee": tee, "extra-params": extra}).encode()
 
 
-def parse_auth(data: bytes) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Auth:
+    tee: str
+    introduction: dict[str, Any]
     """What the TEE says of itself before it is asked; mostly nothing."""
-    fields = _exactly(parse_json(data), "version", "tee", "extra-params")
+    hashes: list[Any] | None
+    """The hash algorithms that a stock KBS client knows, if it says so."""
+
+
+def parse_auth(data: bytes) -> Auth:
+    fields = exactly(parse_json(data), "version", "tee", "extra-params")
     if fields["version"] != PROTOCOL:
         raise MalformedRequest(f"this broker speaks version {PROTOCOL} of the KBS protocol")
-    tee = fields["tee"]
-    if not isinstance(tee, str) or not 1 <= len(tee) <= 32:
+    tee, extra = fields["tee"], fields["extra-params"]
+    if not isinstance(tee, str) or not _TEE.fullmatch(tee):
         raise MalformedRequest("tee is a word")
-    if fields["extra-params"] in ({}, ""):
-        return {}
-    metadata = _exactly(fields["extra-params"], "tee-metadata")["tee-metadata"]
+    if extra in ({}, "", None):
+        return Auth(tee, {}, None)
+    if isinstance(extra, dict) and set(extra) == {HASHES}:
+        if not isinstance(extra[HASHES], list):
+            raise MalformedRequest(f"{HASHES} is a list")
+        return Auth(tee, {}, extra[HASHES])
+    metadata = exactly(extra, "tee-metadata")["tee-metadata"]
     if not isinstance(metadata, dict) or not isinstance(metadata.get("primary_tee"), dict):
         raise MalformedRequest("tee-metadata says what the primary_tee is")
     introduction = metadata["primary_tee"].get("metadata", {})
     if metadata["primary_tee"].get("tee") != tee or not isinstance(introduction, dict):
         raise MalformedRequest("primary_tee is the tee, with an object of metadata")
-    return introduction
+    return Auth(tee, introduction, None)
 
 
 def write_attestation(
@@ -128,19 +144,23 @@ def write_attestation(
 
 
 def parse_attestation(data: bytes) -> Attestation:
-    fields = _exactly(parse_json(data), "runtime-data", "tee-evidence", "signature")
-    runtime = _exactly(fields["runtime-data"], "nonce", "tee-pubkey", "worker")
-    worker = _exactly(runtime["worker"], "name", "world", "public-key")
-    shown = _exactly(fields["tee-evidence"], "primary_evidence", "additional_evidence")
+    return read_attestation(parse_json(data))
+
+
+def read_attestation(value: dict[str, Any]) -> Attestation:
+    fields = exactly(value, "runtime-data", "tee-evidence", "signature")
+    runtime = exactly(fields["runtime-data"], "nonce", "tee-pubkey", "worker")
+    worker = exactly(runtime["worker"], "name", "world", "public-key")
+    shown = exactly(fields["tee-evidence"], "primary_evidence", "additional_evidence")
     if not isinstance(shown["primary_evidence"], dict) or shown["additional_evidence"] != "{}":
         raise MalformedRequest("all evidence is one object, in primary_evidence")
-    public_key = _bytes(worker["public-key"])
-    _check_proof(public_key, _bytes(fields["signature"]), _PROOF + _canonical(runtime))
+    public_key = read_base64(worker["public-key"])
+    _check_proof(public_key, read_base64(fields["signature"]), _PROOF + _canonical(runtime))
     name, world = _name(worker["name"]), worker["world"]
     if type(world) is not int or not name.rank < world <= MAX_WORLD:
         raise MalformedRequest(f"rank {name.rank} does not exist in that world")
     return Attestation(
-        nonce=_bytes(runtime["nonce"]),
+        nonce=read_base64(runtime["nonce"]),
         jwk=check_jwk(runtime["tee-pubkey"]),
         name=name,
         world=world,
@@ -165,10 +185,10 @@ def write_leave(name: WorkerName, key: Ed25519PrivateKey) -> bytes:
 
 
 def parse_leave(data: bytes) -> Leave:
-    fields = _exactly(parse_json(data), "worker", "signature")
-    worker = _exactly(fields["worker"], "name", "public-key")
-    public_key = _bytes(worker["public-key"])
-    _check_proof(public_key, _bytes(fields["signature"]), _LEAVE_PROOF + _canonical(worker))
+    fields = exactly(parse_json(data), "worker", "signature")
+    worker = exactly(fields["worker"], "name", "public-key")
+    public_key = read_base64(worker["public-key"])
+    _check_proof(public_key, read_base64(fields["signature"]), _LEAVE_PROOF + _canonical(worker))
     return Leave(_name(worker["name"]), public_key)
 
 
@@ -198,13 +218,13 @@ def _canonical(value: dict[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _exactly(value: Any, *names: str) -> dict[str, Any]:
+def exactly(value: Any, *names: str) -> dict[str, Any]:
     if not isinstance(value, dict) or set(value) != set(names):
         raise MalformedRequest(f"here are the fields {', '.join(names)}, and no others")
     return value
 
 
-def _bytes(value: Any) -> bytes:
+def read_base64(value: Any) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError, TypeError):

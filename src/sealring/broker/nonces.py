@@ -28,8 +28,14 @@ KEPT_SECONDS: Final = MAX_NONCE_SECONDS + 2 * _SKEW_SECONDS
 `nonce_seconds` brings none back."""
 
 
-def new_session() -> str:
-    return os.urandom(16).hex()
+def new_session(tee: str) -> str:
+    """Holds what the client says its TEE is: nonces are good for that session and TEE alone."""
+    return f"{os.urandom(16).hex()}.{tee}"
+
+
+def tee_in(session: str) -> str:
+    """To be believed of a session for which `check_nonce` has found a nonce to be ours."""
+    return session.partition(".")[2]
 
 
 def make_nonce(key: bytes, session: str, now: float) -> bytes:

@@ -25,15 +25,14 @@ def worker_routes(broker: Broker) -> Handle:
         if path == AUTH:
             _only("POST", request)
             session, nonce, extra = await broker.challenge(request.body)
-            cookie = f"{COOKIE}={session}; HttpOnly; Secure; Path=/kbs/v0"
             answer = {"nonce": base64.b64encode(nonce).decode(), "extra-params": extra}
-            return _json(answer, {"set-cookie": cookie})
+            return _json(answer, {"set-cookie": _cookie(session)})
         if path == ATTEST:
             _only("POST", request)
-            return _json({"token": await broker.attest(_session(request), request.body)})
+            return await _attest(broker, request)
         if path.startswith(RESOURCE):
             _only("GET", request)
-            return _json(await broker.resource(_token(request), path.removeprefix(RESOURCE)))
+            return _json(await _resource(broker, request))
         if path.startswith(OUT) and is_job(job := path.removeprefix(OUT)):
             _only("GET", request)
             return _json({"out": await broker.keys_out(job)})
@@ -63,19 +62,43 @@ def _only(method: str, request: Request) -> None:
         raise MalformedRequest(f"{method} is the only method here")
 
 
-def _session(request: Request) -> str:
+async def _attest(broker: Broker, request: Request) -> Response:
+    session = _session(request)
+    if session is None:
+        raise UnknownNonce(f"the cookie {COOKIE} is missing: ask {AUTH} first")
+    token = await broker.attest(session, request.body)
+    return _json({"token": token}, {"set-cookie": _cookie(session)})
+
+
+async def _resource(broker: Broker, request: Request) -> dict[str, str]:
+    """By the token, or, as stock KBS clients ask, by the session. A token counts before a cookie.
+
+    The path is taken as it came: nothing is decoded or resolved, and a query belongs to it.
+    """
+    path = request.path.removeprefix(RESOURCE)
+    if "authorization" in request.headers:
+        return await broker.resource(_token(request), path)
+    session = _session(request)
+    if session is None:
+        raise UnknownToken("there is no token and no session: attest first")
+    return await broker.resource_of_session(session, path)
+
+
+def _cookie(session: str) -> str:
+    return f"{COOKIE}={session}; HttpOnly; Secure; Path=/kbs/v0"
+
+
+def _session(request: Request) -> str | None:
     cookie: SimpleCookie = SimpleCookie()
     with suppress(CookieError):
         cookie.load(request.headers.get("cookie", ""))
-    if COOKIE not in cookie:
-        raise UnknownNonce(f"the cookie {COOKIE} is missing: ask {AUTH} first")
-    return cookie[COOKIE].value
+    return cookie[COOKIE].value if COOKIE in cookie else None
 
 
 def _token(request: Request) -> str:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    scheme, _, token = request.headers["authorization"].partition(" ")
     if scheme.lower() != "bearer" or not token:
-        raise UnknownToken("there is no token: attest first")
+        raise UnknownToken("the authorization is not a token: attest first")
     return token
 
 

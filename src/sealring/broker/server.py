@@ -147,10 +147,10 @@ async def serving(
     """A broker that answers; yields its port and its page's."""
     _raise_descriptor_limit()
 
-    def explain(error: SealringError, address: str) -> Response:
+    def explain(error: SealringError, address: str, path: str) -> Response:
         if not error.audited:
             broker.strangers.note(error, address, time.time())
-        return response_of(error)
+        return response_of(error, path)
 
     server = Server(keys, names, limits, explain)
     chores = asyncio.create_task(_chores(broker, server))

@@ -31,20 +31,28 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.broker import ledger, nonces, strangers
 from sealring.broker.credentials import challenge_of, credential_for
+from sealring.broker.data_keys import DataKeys
 from sealring.broker.envelopes import seal
+from sealring.broker.guest_messages import read_guest_attestation
+from sealring.broker.guest_service import GuestService, audited
+from sealring.broker.guests import digest_of
 from sealring.broker.issuing import issue_to_worker
 from sealring.broker.keys import BrokerKeys
 from sealring.broker.ledger import Applicant, Ledger
-from sealring.broker.messages import Attestation, parse_attestation, parse_auth, parse_leave
+from sealring.broker.messages import (
+    Attestation,
+    parse_auth,
+    parse_json,
+    parse_leave,
+    read_attestation,
+)
 from sealring.broker.store import Row, Store, View
 from sealring.broker.strangers import Strangers
-from sealring.broker.tokens import Grant, check_token, make_token
+from sealring.broker.tokens import Grant, GuestGrant, check_token, make_token
 from sealring.errors import (
     AttestationError,
     BrokerError,
-    BrokerMisconfigured,
-    ConfigurationError,
-    NoSuchResource,
+    MalformedRequest,
     ResourceNotGranted,
     SealringError,
     TamperedStore,
@@ -58,9 +66,9 @@ from sealring.identity.attestation import (
     verify_evidence,
 )
 from sealring.identity.attestation.claims import encode_claims
+from sealring.identity.attestation.guest_challenge import HASH
 from sealring.identity.attestation.policy import granted
-from sealring.identity.names import WorkerName, is_resource
-from sealring.identity.private_files import read_private
+from sealring.identity.names import WorkerName
 
 CERTIFICATE: Final = "sealring/certificate/worker"
 _LOG = logging.getLogger("sealring.broker")
@@ -93,12 +101,20 @@ class Broker:
         self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
         self.strangers = Strangers(socket.gethostname(), clock())
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
+        self._data_keys = DataKeys(rules.keys_directory)
+        self._guests = GuestService(
+            keys, store, self._ledger, rules.policy, rules.policy_digest, rules.trust,
+            self._data_keys, self.strangers, self._threads, clock,
+        )  # fmt: skip
 
     async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, Any]]:
         """A session, its nonce, and what else goes with it."""
-        introduction = parse_auth(request)
-        session = nonces.new_session()
+        asked = parse_auth(request)
+        session = nonces.new_session(asked.tee)
         nonce = nonces.make_nonce(self._keys.nonce_key, session, self._clock())
+        if asked.hashes is not None:
+            return session, nonce, _chosen_hash(asked.hashes)
+        introduction = asked.introduction
         if not introduction:
             return session, nonce, {}
         extra = await asyncio.get_running_loop().run_in_executor(
@@ -109,7 +125,10 @@ class Broker:
 
     async def attest(self, session: str, request: bytes) -> str:
         """Evidence in, a token out."""
-        sent = parse_attestation(request)
+        fields = parse_json(request)
+        if "signature" not in fields:
+            return await self._guests.attest(session, read_guest_attestation(fields))
+        sent = read_attestation(fields)
         now = self._clock()
         made = nonces.check_nonce(
             self._keys.nonce_key, session, sent.nonce, now, self._rules.policy.nonce_seconds
@@ -130,17 +149,23 @@ class Broker:
             lambda view: self._ledger.admit(view, sent.nonce.hex(), made, now, applicant)
         )
         if refusal is not None:
-            raise _audited(refusal)
+            raise audited(refusal)
         _LOG.info("admitted rank %d of %s (%s)", name.rank, name.job, worker.label)
         return make_token(
             self._keys, worker, name, sent.world, key, facts["claims_digest"], sent.jwk,
             self._rules.policy_digest, now,
         )  # fmt: skip
 
+    async def resource_of_session(self, session: str, path: str) -> dict[str, str]:
+        """One data key for the stock KBS client that attested in this session."""
+        return await self._guests.resource(digest_of(session), path)
+
     async def resource(self, token: str, path: str) -> dict[str, str]:
         """One thing that the token's holder may have, sealed to it."""
         now = self._clock()
         grant = check_token(self._keys, token, now)
+        if isinstance(grant, GuestGrant):
+            return await self._guests.resource(grant.session, path)
         if path == CERTIFICATE:
             content = await self._certificate(grant, now)
         else:
@@ -163,10 +188,7 @@ class Broker:
 
     def check_data_keys(self) -> None:
         """At the start: a data key that is there and cannot be used is its operator's to mend."""
-        directory = self._rules.keys_directory
-        for rule in self._rules.policy.resources:
-            if directory is not None and (directory / rule.path).exists():
-                read_private(directory / rule.path, "the data key", ConfigurationError)
+        self._data_keys.check(rule.path for rule in self._rules.policy.resources)
 
     async def leave(self, request: bytes) -> None:
         """A worker that ends gives its rank back."""
@@ -202,7 +224,9 @@ class Broker:
         return worker, hashlib.sha256(evidence.encode()).hexdigest()
 
     def _facts(self, worker: AttestedWorker, digest: str) -> Row:
-        claims = encode_claims(worker, digest, self._rules.policy_digest)
+        ima = self._rules.policy.kinds[worker.kind].ima
+        rules = ima.digest if ima is not None else ""
+        claims = encode_claims(worker, digest, self._rules.policy_digest, rules)
         return {
             "worker": worker.as_json(),
             "kind": worker.kind,
@@ -222,7 +246,7 @@ class Broker:
 
         row, out = await self._store.transact(decide)
         if isinstance(row, BrokerError):
-            raise _audited(row)
+            raise audited(row)
         # Signed after the commit, for the key and the claims that the token was given for.
         facts = row["facts"]
         public_key, claims = bytes.fromhex(facts["public_key"]), facts["claims"].encode()
@@ -253,10 +277,7 @@ class Broker:
         ).encode()
 
     async def _data_key(self, grant: Grant, path: str, now: float) -> bytes:
-        if not is_resource(path):
-            raise NoSuchResource("a resource is repository/type/tag")
-
-        content = self._read_key(path)
+        content = self._data_keys.read(path)
 
         def objection(holder: Row) -> BrokerError | None:
             if path not in granted(self._rules.policy, holder["facts"]["kind"], grant.name.rank):
@@ -267,26 +288,13 @@ class Broker:
             lambda view: self._ledger.spend(view, grant, path, now, objection=objection)
         )
         if isinstance(spent, BrokerError):
-            raise _audited(spent)
+            raise audited(spent)
         assert isinstance(content, bytes)
         return content
 
-    def _read_key(self, path: str) -> bytes | BrokerError:
-        """The data key, or why the broker cannot give it."""
-        directory = self._rules.keys_directory
-        if directory is None or not (directory / path).exists():
-            return NoSuchResource(f"the policy grants {path}, and the broker does not have it")
-        try:
-            return read_private(directory / path, "the data key", ConfigurationError)
-        except ConfigurationError as problem:
-            _LOG.error("%s", problem)
-            # Where its files lie is the broker's own matter.
-            said = str(problem).replace(str(directory / path), path)
-            return BrokerMisconfigured(f"the broker cannot use one of its files: {said}")
 
-
-def _audited(refusal: BrokerError) -> BrokerError:
-    """Known to be in the audit log, where nothing else needs to remember it."""
-    _LOG.warning("refused: %s", refusal)
-    refusal.audited = True
-    return refusal
+def _chosen_hash(known: list[Any]) -> dict[str, str]:
+    """The hash by which a stock KBS client's evidence is bound: one, or the client is refused."""
+    if HASH not in [str(one).lower() for one in known]:
+        raise MalformedRequest(f"this broker wants evidence that is bound by {HASH}")
+    return {"selected-hash-algorithm": HASH}

@@ -42,6 +42,14 @@ class Grant:
     until: int
 
 
+@dataclass(frozen=True, slots=True)
+class GuestGrant:
+    """What the token of a guest without a rank entitles to: what its session does."""
+
+    session: str
+    """SHA-256 of the session."""
+
+
 def make_token(
     keys: BrokerKeys,
     worker: AttestedWorker,
@@ -52,6 +60,29 @@ def make_token(
     jwk: dict[str, str],
     policy_digest: str,
     now: float,
+) -> str:
+    ours = {"name": name.uri, "world": world, "key": key, "claims": claims_digest}
+    return _sign(keys, worker, jwk, policy_digest, now, ours)
+
+
+def make_guest_token(
+    keys: BrokerKeys,
+    worker: AttestedWorker,
+    session: str,
+    jwk: dict[str, str],
+    policy_digest: str,
+    now: float,
+) -> str:
+    return _sign(keys, worker, jwk, policy_digest, now, {"session": session})
+
+
+def _sign(
+    keys: BrokerKeys,
+    worker: AttestedWorker,
+    jwk: dict[str, str],
+    policy_digest: str,
+    now: float,
+    ours: dict[str, Any],
 ) -> str:
     # Simulated evidence proves nothing, and so affirms nothing (AR4SI's 0, not its 2).
     level = 0 if worker.simulated else 2
@@ -75,28 +106,30 @@ def make_token(
                 "ear.veraison.annotated-evidence": worker.as_json(),
             }
         },
-        "sealring": {"name": name.uri, "world": world, "key": key, "claims": claims_digest},
+        "sealring": ours,
     }
     return jwt.encode({"alg": _ALGORITHM}, claims, _key(keys), algorithms=[_ALGORITHM])
 
 
-def check_token(keys: BrokerKeys, token: str, now: float) -> Grant:
+def check_token(keys: BrokerKeys, token: str, now: float) -> Grant | GuestGrant:
     try:
         claims = jwt.decode(token, _key(keys), algorithms=[_ALGORITHM]).claims
-        ours = claims["sealring"]
-        name = WorkerName.parse(ours["name"])
-        until = int(claims["exp"])
-        grant = Grant(
-            claims["jti"], name, ours["world"], ours["key"], ours["claims"],
-            claims["cnf"]["jwk"], until,
-        ) if name else None  # fmt: skip
+        ours, until = claims["sealring"], int(claims["exp"])
+        grant = GuestGrant(ours["session"]) if "session" in ours else _grant(claims, ours, until)
     except (JoseError, KeyError, TypeError, ValueError):
-        grant = None
-    if grant is None:
-        raise UnknownToken("this broker signed no such token: attest first")
-    if now >= grant.until:
+        raise UnknownToken("this broker signed no such token: attest first") from None
+    if now >= until:
         raise ExpiredToken("the token has ended: attest again")
     return grant
+
+
+def _grant(claims: dict[str, Any], ours: dict[str, Any], until: int) -> Grant:
+    name = WorkerName.parse(ours["name"])
+    if name is None:
+        raise ValueError
+    return Grant(
+        claims["jti"], name, ours["world"], ours["key"], ours["claims"], claims["cnf"]["jwk"], until
+    )
 
 
 def _key(keys: BrokerKeys) -> OKPKey:

@@ -46,6 +46,10 @@ def attest(
         typer.Option(help="Write evidence there, made as SEALRING_ATTESTER says, to try a policy."),
     ] = None,
     gpus: Annotated[bool, typer.Option("--gpus", help="With --out: show the GPUs too.")] = False,
+    ima: Annotated[
+        bool,
+        typer.Option("--ima", help="With --out: show the measured files too (IMA)."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the hardware here that signs evidence, and what it would show today.
@@ -56,10 +60,10 @@ def attest(
     broker takes it.
     """
     if out is not None:
-        _write(out, gpus, tpm, json)
+        _write(out, gpus, ima, tpm, json)
         return
-    if gpus:
-        raise ConfigurationError("--gpus is for the evidence that --out writes")
+    if gpus or ima:
+        raise ConfigurationError("--gpus and --ima are for the evidence that --out writes")
     found = [_row(kind, device, Path(device).exists()) for kind, device in _DEVICES.items()]
     found.append(_row("tpm", tpm, "://" in tpm or Path(tpm).exists()))
     for row in found:
@@ -81,10 +85,10 @@ def attest(
             console.print(f"{row['kind']} {name} = {value}", highlight=False, soft_wrap=True)
 
 
-def _write(out: Path, gpus: bool, tpm: str, json: bool) -> None:
+def _write(out: Path, gpus: bool, ima: bool, tpm: str, json: bool) -> None:
     environ = {**os.environ} if tpm == DEVICE else {**os.environ, "SEALRING_TPM": tpm}
     devices = DeviceRules() if gpus else None
-    attester = find_attester(environ, Policy({}, devices=devices))
+    attester = find_attester(environ, Policy({}, devices=devices), ima=ima)
     public_key = Ed25519PrivateKey.generate().public_key()
     key = public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     extra = _credential(attester.introduce())

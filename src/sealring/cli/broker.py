@@ -30,6 +30,7 @@ app = typer.Typer(help="Give ranks and keys to workers whose evidence passes a p
 
 T = TypeVar("T")
 _PORT: Final = 8443
+_MORE: Final = ("guest", "what", "error", "barred")
 _REFUSALS_SHOWN: Final = 5
 
 Ca = Annotated[Path, typer.Option("--ca", help="The authority, of `sealring ca init`.")]
@@ -164,7 +165,7 @@ def audit(
     for column in ("", "time", "event", "job", "rank", "evidence", "more"):
         table.add_column(column)
     for entry in entries:
-        more = " ".join(str(entry[key]) for key in ("what", "error", "barred") if key in entry)
+        more = " ".join(str(entry[key]) for key in _MORE if key in entry)
         when = datetime.fromtimestamp(entry["time"], UTC)
         table.add_row(
             str(entry["number"]), f"{when:%Y-%m-%d %H:%M:%S}", entry["event"],

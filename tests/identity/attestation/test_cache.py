@@ -29,7 +29,7 @@ version = 1
 [tpm]
 roots = ["{MAKER.root.fingerprint}"]
 pcrs = {{4 = ["{pcr_values(BOOT)[4].hex()}"]}}
-unchecked = ["pcr0", "pcr7"]
+unchecked = ["pcr0", "pcr7", "ima"]
 """
 
 

@@ -17,7 +17,8 @@ from sealring.bench.minting.intel import Intel, tdx_body
 from sealring.bench.minting.tpm import Measured, event_log
 from sealring.errors import AttestationUnavailable
 from sealring.identity.attestation import verify_evidence
-from sealring.identity.attestation.coco import CocoMachine, report_of
+from sealring.identity.attestation.agent_evidence import report_of
+from sealring.identity.attestation.coco import CocoMachine
 from sealring.identity.attestation.snp import verify_report
 from sealring.identity.attestation.trust import Trust
 from tests.identity.attestation.answering import answering

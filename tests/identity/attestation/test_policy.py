@@ -83,11 +83,12 @@ require_revocation_lists = false
 roots = ["{"ab" * 32}"]
 pcrs = {{0 = ["{PCR0}"], 4 = ["{PCR4}"], 7 = ["{PCR7}"]}}
 events = {{4 = ["{BOOT[2].digest.hex()}", "{KERNEL}"]}}
+unchecked = ["ima"]
 
 [az-snp-vtpm]
 measurements = ["{MEASUREMENT.hex()}"]
 pcrs = {{4 = ["{PCR4}"], 7 = ["{PCR7}"]}}
-unchecked = ["minimum_tcb", "platform_info"]
+unchecked = ["minimum_tcb", "platform_info", "ima"]
 
 [tdx]
 measurements = ["{MRTD.hex()}"]

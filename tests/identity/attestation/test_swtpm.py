@@ -30,7 +30,7 @@ from sealring.identity.attestation.tpm import machine as machine_module
 from sealring.identity.attestation.tpm.certified import CertifiedTpmMachine
 from sealring.identity.attestation.tpm.commands import PASSWORD, Tpm
 from sealring.identity.attestation.tpm.credential import Credential, make_credential
-from sealring.identity.attestation.tpm.machine import TpmMachine, read_issuers
+from sealring.identity.attestation.tpm.machine import Logs, TpmMachine, read_issuers
 from sealring.identity.attestation.tpm.structures import parse_public
 from tests.identity.attestation.swtpm import extend, needs_swtpm, reset, running, store
 
@@ -63,7 +63,7 @@ def machine(tpm: Tpm, maker: Maker, tmp_path_factory: pytest.TempPathFactory) ->
             extend(tpm, event.pcr, event.digest)
     log = tmp_path_factory.mktemp("log") / "binary_bios_measurements"
     log.write_bytes(event_log(BOOT[1:]))
-    return TpmMachine(tpm, maker.chain[1:], event_log=log)
+    return TpmMachine(tpm, maker.chain[1:], logs=Logs(log))
 
 
 def asked(machine: TpmMachine, trust: Trust) -> tuple[Credential, Challenge]:
@@ -207,7 +207,7 @@ def test_a_tpm_that_keeps_only_sha_384(tmp_path: Path) -> None:
             x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
         key = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
         maker = Maker(ek=key)
-        machine = TpmMachine(tpm, maker.chain[1:], maker.ek.der, log)
+        machine = TpmMachine(tpm, maker.chain[1:], maker.ek.der, Logs(log))
         credential, challenge = asked(machine, maker.trust())
         evidence = machine.attest(challenge.nonce, challenge.public_key, credential.blob)
     worker = verify_evidence(parse_evidence(evidence.encode()), challenge, maker.trust())
@@ -218,7 +218,7 @@ def test_a_tpm_that_keeps_only_sha_384(tmp_path: Path) -> None:
 [tpm]
 roots = ["{maker.root.fingerprint}"]
 pcrs = {{4 = ["{worker.registers["pcr4"]}"]}}
-unchecked = ["pcr0", "pcr7"]
+unchecked = ["pcr0", "pcr7", "ima"]
 """
     rules = judge(parse_policy(policy), worker, None).rules
     assert [rule.name for rule in rules if rule.refusal] == ["revocation"]

@@ -177,7 +177,7 @@ require_revocation_lists = false
 [tpm]
 roots = ["{MAKER.root.fingerprint}"]
 pcrs = {{4 = ["{worker.registers["pcr4"]}"]}}
-unchecked = ["pcr0", "pcr7"]
+unchecked = ["pcr0", "pcr7", "ima"]
 """
     refused = [rule for rule in judge(parse_policy(policy), worker, None).rules if rule.refusal]
     assert [(one.name, one.refusal) for one in refused] == [("ak_certificate", GuestNotAllowed)]

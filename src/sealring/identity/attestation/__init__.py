@@ -15,12 +15,14 @@ intel          Intel TDX and SGX; intel_collateral Intel's statements on platfor
 nvidia/        GPUs and switches, inside any of these machines; nvidia_reference NVIDIA's reference
                measurements
 simulated      for laptops and tests; says SIMULATED wherever it appears
+agent_evidence  guest-components' JSON form of evidence; guest_challenge what it is bound to
 tsm            this guest's own SNP report or TDX quote; azure_guest the same on Azure, coco the
                same from a confidential container's agent
 attesters      what makes evidence on a worker's machine
 kinds          the table of all kinds of evidence and of all attesters
 verify         evidence in, AttestedWorker out
 policy         what may join, and why something may not; policy_devices the same for GPUs
+policy_ima     the same for the files measured since boot
 policy_file    the policy as TOML: policy_kinds a table for each kind, policy_broker the broker's
                part, policy_openings the rules that must be stated, policy_reader the fields
 policy_words   what a policy lets in, in words

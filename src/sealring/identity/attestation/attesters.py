@@ -27,7 +27,8 @@ from sealring.identity.attestation.simulated import KIND as SIMULATED
 from sealring.identity.attestation.simulated import Simulator
 from sealring.identity.attestation.tpm.certified import CertifiedTpmMachine
 from sealring.identity.attestation.tpm.commands import Tpm
-from sealring.identity.attestation.tpm.machine import DEVICE, TpmMachine, read_issuers
+from sealring.identity.attestation.tpm.ima import IMA_LOG
+from sealring.identity.attestation.tpm.machine import DEVICE, Logs, TpmMachine, read_issuers
 from sealring.identity.attestation.tpm.verify import KIND as TPM
 from sealring.identity.attestation.tsm import TsmMachine
 from sealring.identity.private_files import read_private, read_public, write_private, write_public
@@ -132,24 +133,40 @@ def _texts(chain: Sequence[bytes]) -> list[str]:
     return [base64.b64encode(one).decode() for one in chain]
 
 
-def tsm_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
-    return GuestAttester(TsmMachine(_chain(environ)), gpus)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What evidence is to show beside the machine itself."""
+
+    gpus: bool = False
+    ima: bool = False
+    """The kernel's list of measured files."""
+
+    @property
+    def logs(self) -> Logs:
+        return Logs(files=IMA_LOG if self.ima else None)
 
 
-def azure_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
-    return GuestAttester(AzureMachine(_tpm(environ), _chain(environ)), gpus)
+def tsm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    return GuestAttester(TsmMachine(_chain(environ)), wanted.gpus)
 
 
-def coco_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
-    return GuestAttester(CocoMachine(_chain(environ)), gpus)
+def azure_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    machine = AzureMachine(_tpm(environ), _chain(environ), logs=wanted.logs)
+    return GuestAttester(machine, wanted.gpus)
 
 
-def certified_tpm_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
-    return GuestAttester(CertifiedTpmMachine(_tpm(environ), _chain(environ)), gpus)
+def coco_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    return GuestAttester(CocoMachine(_chain(environ)), wanted.gpus)
 
 
-def tpm_attester(environ: Mapping[str, str], gpus: bool) -> Attester:
-    return TpmAttester(TpmMachine(_tpm(environ), _chain(environ)), gpus)
+def certified_tpm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    machine = CertifiedTpmMachine(_tpm(environ), _chain(environ), wanted.logs)
+    return GuestAttester(machine, wanted.gpus)
+
+
+def tpm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    machine = TpmMachine(_tpm(environ), _chain(environ), logs=wanted.logs)
+    return TpmAttester(machine, wanted.gpus)
 
 
 def _tpm(environ: Mapping[str, str]) -> Tpm:

@@ -26,7 +26,7 @@ from sealring.identity.attestation.paravisor import (
     parse_hcl_report,
 )
 from sealring.identity.attestation.snp import Report, claims_of, verify_report
-from sealring.identity.attestation.tpm.verify import events, registers, verify_quote
+from sealring.identity.attestation.tpm.verify import events, measured, registers, verify_quote
 from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import Claims
 
@@ -35,18 +35,18 @@ TDX_KIND: Final = "az-tdx-vtpm"
 
 
 def verify_az_snp_vtpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
-    raw, signed, signature, values, log = evidence.only(
-        "hcl_report", "quote", "signature", "pcrs", optional=("event_log",)
+    raw, signed, signature, values, log, ima = evidence.only(
+        "hcl_report", "quote", "signature", "pcrs", optional=("event_log", "ima_log")
     )
     check_spelling(raw, canonical_hcl_report(raw), "the SNP report")
     report, chain, product, hcl = verify_hcl_report(raw, evidence.chain, trust)
     launched = claims_of(report, chain, product)
-    return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log))
+    return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log, ima))
 
 
 def verify_az_tdx_vtpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
-    raw, td_quote, signed, signature, values, log = evidence.only(
-        "hcl_report", "td_quote", "quote", "signature", "pcrs", optional=("event_log",)
+    raw, td_quote, signed, signature, values, log, ima = evidence.only(
+        "hcl_report", "td_quote", "quote", "signature", "pcrs", optional=("event_log", "ima_log")
     )
     if evidence.chain:
         raise MalformedEvidence("an Intel quote holds its chain itself")
@@ -57,7 +57,7 @@ def verify_az_tdx_vtpm(evidence: Evidence, challenge: Challenge | None, trust: T
     launched, bound = verify_td_quote(td_quote, TDX, trust)
     if bound != _hash(hcl):
         raise NotBound("the TDX quote is not about these claims of the paravisor")
-    return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log))
+    return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log, ima))
 
 
 def verify_hcl_report(
@@ -78,16 +78,17 @@ def _booted(
     challenge: Challenge | None,
     hcl: HclReport,
     launched: Claims,
-    quoted: tuple[bytes, bytes, bytes, bytes],
+    quoted: tuple[bytes, bytes, bytes, bytes, bytes],
 ) -> Claims:
     """The launch, with what the guest itself booted, by the quote of its virtual TPM."""
-    signed, signature, values, log = quoted
+    signed, signature, values, log, ima = quoted
     quote, pcrs = verify_quote(signed, signature, hcl.key, values)
     evidence.check_bound(quote.extra_data, challenge, "the virtual TPM's quote")
     return replace(
         launched,
         registers={**launched.registers, **registers(pcrs)},
         events=events(log, pcrs, quote.bank),
+        **measured(ima, pcrs, quote.bank),
         guest={**launched.guest, "insecure_boot": int(not hcl.secure_boot)},
     )
 

@@ -25,7 +25,7 @@ from sealring.identity.attestation.intel import canonical_quote, quote_size
 from sealring.identity.attestation.local_http import ask
 from sealring.identity.attestation.paravisor import SNP, canonical_hcl_report, parse_hcl_report
 from sealring.identity.attestation.tpm.commands import OWNER, Tpm
-from sealring.identity.attestation.tpm.machine import matching_log, quote_pcrs
+from sealring.identity.attestation.tpm.machine import Logs, quote_pcrs
 
 HCL_REPORT: Final = 0x01400001
 AK: Final = 0x81000003
@@ -35,10 +35,15 @@ _TD_REPORT_BYTES: Final = 1024
 
 class AzureMachine:
     def __init__(
-        self, tpm: Tpm, chain: Sequence[bytes], metadata: tuple[str, int] = METADATA
+        self,
+        tpm: Tpm,
+        chain: Sequence[bytes],
+        metadata: tuple[str, int] = METADATA,
+        logs: Logs | None = None,
     ) -> None:
         """`chain` is an SNP chip's, VCEK first: Azure's instance metadata service gives it out."""
         self._tpm, self._chain, self._metadata = tpm, tuple(chain), metadata
+        self._logs = logs or Logs()
         report = tpm.read_nv(HCL_REPORT, OWNER)
         if report is None or tpm.read_public(AK) is None:
             raise AttestationUnavailable("this is not one of Azure's confidential guests")
@@ -60,8 +65,7 @@ class AzureMachine:
         }
         if self.kind == TDX_KIND:
             parts["td_quote"] = self._td_quote()
-        if log := matching_log(values):
-            parts["event_log"] = log
+        parts |= self._logs.matching(values)
         chain = self._chain if self.kind == SNP_KIND else ()
         return Evidence(self.kind, challenge, parts, chain, devices)
 

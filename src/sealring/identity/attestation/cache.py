@@ -4,6 +4,7 @@
 *.ocsp     OCSP answers, DER
 *.json     Intel collateral, as dcap-qvl writes it
 *.swidtag  NVIDIA's reference measurements, also *.xml
+*.pem      certificates of AMD's issuers, for guests that send their chip's alone
 
 No check waits for a vendor's server, and none is made with what is out of date: lists and
 collateral carry their dates, and how old they are is shown with every verdict.
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
 from sealring.errors import AttestationError, ConfigurationError
@@ -32,6 +34,8 @@ class Cache:
     answers: tuple[ocsp.OCSPResponse, ...] = ()
     collateral: tuple[Collateral, ...] = ()
     references: tuple[Reference, ...] = ()
+    issuers: tuple[bytes, ...] = ()
+    """DER."""
     expired: tuple[str, ...] = ()
     """Files of references that are not, or no longer, good: they are not used, and this is why."""
 
@@ -48,12 +52,14 @@ class Cache:
             answers=self.answers,
             collateral=self.collateral,
             references=self.references,
+            issuers=self.issuers,
         )
 
 
 def read_cache(folder: Path, now: datetime | None = None) -> Cache:
     """`now` is when the references' signatures are judged; their dates are again at each use."""
     collateral, references, expired = [], [], []
+    issuers: list[bytes] = []
     try:
         paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as problem:
@@ -70,12 +76,25 @@ def read_cache(folder: Path, now: datetime | None = None) -> Cache:
                 references.append(verify_reference(content, trust))
             except AttestationError as refusal:
                 expired.append(f"{path.name}: {refusal}")
+        elif path.suffix == ".pem":
+            issuers += read_certificates(path)
         elif path.suffix not in (".crl", ".ocsp"):
             raise ConfigurationError(
-                f"{path} is not a .crl, .ocsp, .json, .swidtag or .xml: the cache holds nothing "
-                "else"
+                f"{path} is not a .crl, .ocsp, .json, .swidtag, .xml or .pem: the cache holds "
+                "nothing else"
             )
-    return Cache(lists, answers, tuple(collateral), tuple(references), tuple(expired))
+    return Cache(
+        lists, answers, tuple(collateral), tuple(references), tuple(issuers), tuple(expired)
+    )
+
+
+def read_certificates(path: Path) -> tuple[bytes, ...]:
+    content = read_public(path, "the issuers' certificates", ConfigurationError)
+    try:
+        found = x509.load_pem_x509_certificates(content)
+    except ValueError:
+        raise ConfigurationError(f"{path} holds no certificates in PEM") from None
+    return tuple(one.public_bytes(Encoding.DER) for one in found)
 
 
 def read_list(path: Path) -> x509.CertificateRevocationList:

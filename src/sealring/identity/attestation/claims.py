@@ -38,7 +38,11 @@ class ClaimedWorker(DescribedWorker):
     evidence_digest: str
 
 
-def encode_claims(worker: AttestedWorker, evidence_digest: str, policy_digest: str) -> bytes:
+def encode_claims(
+    worker: AttestedWorker, evidence_digest: str, policy_digest: str, ima_rules: str = ""
+) -> bytes:
+    """`ima_rules` is the digest of the rules by which the measured files were admitted."""
+    told = {one.name: _plain(getattr(worker, one.name)) for one in fields(DescribedWorker)}
     claims = {
         "version": VERSION,
         # Near the front, so that it is seen in any dump of the certificate.
@@ -46,7 +50,7 @@ def encode_claims(worker: AttestedWorker, evidence_digest: str, policy_digest: s
         "evidence": evidence_digest,
         "nonce": worker.challenge.nonce.hex(),
         "policy": policy_digest,
-        "worker": {one.name: _plain(getattr(worker, one.name)) for one in fields(DescribedWorker)},
+        "worker": told | {"ima_files": {}, "ima_rules": ima_rules},
     }
     return json.dumps(claims, separators=(",", ":")).encode()
 

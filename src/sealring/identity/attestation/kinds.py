@@ -13,7 +13,7 @@ from typing import Final
 
 from sealring.errors import ConfigurationError
 from sealring.identity.attestation import attesters, az_vtpm, intel, policy_kinds, simulated, snp
-from sealring.identity.attestation.attesters import Attester
+from sealring.identity.attestation.attesters import Attester, Wanted
 from sealring.identity.attestation.evidence import Challenge, DeviceEvidence, Evidence
 from sealring.identity.attestation.intel_collateral import SGX, TDX
 from sealring.identity.attestation.nvidia import device as nvidia
@@ -25,8 +25,8 @@ from sealring.identity.attestation.worker import AttestedDevice, Claims
 
 Verifier = Callable[[Evidence, Challenge | None, Trust], Claims]
 DeviceVerifier = Callable[[DeviceEvidence, bytes | None, Trust], AttestedDevice]
-OpenAttester = Callable[[Mapping[str, str], bool], Attester]
-"""From the environment, and whether to collect the GPUs' evidence too."""
+OpenAttester = Callable[[Mapping[str, str], Wanted], Attester]
+"""From the environment, and what the evidence is to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,15 @@ ATTESTERS: Final[Mapping[str, OpenAttester]] = {
 DEFAULT_ATTESTER: Final = "tsm"
 
 
-def find_attester(environ: Mapping[str, str], policy: Policy) -> Attester:
-    """What this worker attests itself with, as SEALRING_ATTESTER names it."""
+def find_attester(environ: Mapping[str, str], policy: Policy, *, ima: bool = False) -> Attester:
+    """What this worker attests itself with, as SEALRING_ATTESTER names it.
+
+    It shows the kernel's list of measured files if the policy asks for it, or `ima`.
+    """
     source = environ.get("SEALRING_ATTESTER") or DEFAULT_ATTESTER
     if source in ATTESTERS:
-        return ATTESTERS[source](environ, policy.devices is not None)
+        ima = ima or any(rules.ima is not None for rules in policy.kinds.values())
+        return ATTESTERS[source](environ, Wanted(gpus=policy.devices is not None, ima=ima))
     name, _, directory = source.partition(":")
     if name == simulated.KIND and directory:
         return attesters.open_simulator(Path(directory))

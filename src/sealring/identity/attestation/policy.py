@@ -20,6 +20,7 @@ from sealring.errors import (
     TcbTooOld,
 )
 from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
+from sealring.identity.attestation.policy_ima import ImaRules, judge_ima
 from sealring.identity.attestation.policy_rule import Rule, any_of, judged, shown
 from sealring.identity.attestation.worker import DescribedWorker
 
@@ -45,6 +46,8 @@ class KindRules:
     """What each of these registers must hold: one of the values."""
     events: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """What each of these registers may have been extended with, by a log that replays."""
+    ima: ImaRules | None = None
+    """Which files may have been measured since boot; None: the policy does without."""
     tcb_status: frozenset[str] = frozenset()
     """The vendor's words on a TCB that are good enough; empty where the vendor gives none."""
     unchecked: frozenset[str] = frozenset()
@@ -66,6 +69,8 @@ class ResourceRules:
     ranks: tuple[int, int] | None
     """First and last; None: all."""
     kinds: frozenset[str]
+    guests: bool = False
+    """Stock KBS clients get it too: attested guests that are no rank of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ def judge(
         judged("debug", not worker.debug, "off", "on" if worker.debug else "off", DebugGuest),
     ]
     if rules is not None:
-        results += [*_runs(rules, worker), *_launch(rules, worker)]
+        results += [*_runs(rules, worker), *judge_ima(rules.ima, worker), *_launch(rules, worker)]
     results += judge_devices(policy.devices, worker)
     if rank is not None:
         results.append(_rank(policy, worker.kind, rank))
@@ -136,6 +141,11 @@ def granted(policy: Policy, kind: str, rank: int) -> list[str]:
         for one in policy.resources
         if kind in one.kinds and (one.ranks is None or one.ranks[0] <= rank <= one.ranks[1])
     ]
+
+
+def granted_to_guests(policy: Policy, kind: str) -> list[str]:
+    """The resources that an attested guest of this kind may have without being a rank."""
+    return [one.path for one in policy.resources if one.guests and kind in one.kinds]
 
 
 def _runs(rules: KindRules, worker: DescribedWorker) -> list[Rule]:

@@ -27,10 +27,13 @@ def read_peer_evidence(reader: Reader, kinds: set[str]) -> bool:
 
 
 def read_resources(reader: Reader, kinds: set[str]) -> tuple[ResourceRules, ...]:
-    """A resource goes to all admitted workers unless its entry says to whom."""
+    """A resource goes to all admitted workers unless its entry says to whom.
+
+    To guests that are no rank of a job it goes only if its entry says so.
+    """
     rules = []
     for entry in reader.tables("resources"):
-        reader.known(entry, {"path", "ranks", "kinds"}, "resources")
+        reader.known(entry, {"path", "ranks", "kinds", "guests"}, "resources")
         path = entry.get("path")
         if not isinstance(path, str) or not is_resource(path) or path.startswith("sealring/"):
             raise reader.bad(
@@ -38,5 +41,6 @@ def read_resources(reader: Reader, kinds: set[str]) -> tuple[ResourceRules, ...]
             )
         ranks = reader.ranks(entry, "resources") if "ranks" in entry else None
         named = reader.kinds(entry, "resources", kinds) if "kinds" in entry else frozenset(kinds)
-        rules.append(ResourceRules(path, ranks, named))
+        guests = reader.flag(entry, "resources", "guests", False)
+        rules.append(ResourceRules(path, ranks, named, guests))
     return tuple(rules)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sealring.identity.attestation.policy import KindRules
+from sealring.identity.attestation.policy_ima import ImaRules, read_ima
 from sealring.identity.attestation.policy_openings import Openings
 from sealring.identity.attestation.policy_reader import Reader
 from sealring.identity.attestation.snp import PLATFORM_BITS, REGISTER_BYTES, TCB_BYTES
@@ -21,7 +22,7 @@ _SNP: Final = {
     "measurements", "signers", "registers", "products", "minimum_tcb", "guest_svn",
     "platform_info", "vmpl", "migration", "vlek", "unchecked",
 }  # fmt: skip
-_MEASURED: Final = {"pcrs", "events"}
+_MEASURED: Final = {"pcrs", "events", "ima"}
 _TDX: Final = {"measurements", "registers", "minimum_tcb", "tcb_status", "unchecked"}
 _SGX: Final = {*_TDX, "signers"}
 _PCR_BYTES: Final = {str(pcr): tuple(BANKS.values()) for pcr in range(24) if pcr not in RESETTABLE}
@@ -44,9 +45,10 @@ def az_snp_vtpm_rules(reader: Reader, where: str) -> KindRules:
     table = reader.table(where, {*_SNP, *_MEASURED, "secure_boot"})
     openings = Openings(reader, table, where)
     pcrs, events = _measured(reader, table, where, openings, ("pcr4", "pcr7"))
+    ima = read_ima(reader, table, where, openings)
     secure = reader.flag(table, where, "secure_boot", True)
     limits = {"insecure_boot": int(not secure)}
-    return _snp_rules(reader, table, where, openings, pcrs, events, limits)
+    return _snp_rules(reader, table, where, openings, pcrs, events, limits, ima)
 
 
 def _snp_rules(
@@ -57,6 +59,7 @@ def _snp_rules(
     pcrs: Mapping[str, frozenset[str]] | None = None,
     events: Mapping[str, frozenset[str]] | None = None,
     limits: Mapping[str, int] | None = None,
+    ima: ImaRules | None = None,
 ) -> KindRules:
     measurements = reader.digests(table, where, "measurements", 48)
     signers = reader.digests(table, where, "signers", 48)
@@ -91,6 +94,7 @@ def _snp_rules(
             **(pcrs or {}),
         },
         events=events or {},
+        ima=ima,
         unchecked=openings.close(),
     )
 
@@ -161,6 +165,7 @@ def az_tdx_vtpm_rules(reader: Reader, where: str) -> KindRules:
         measurements=measurements,
         registers={**own, **pcrs},
         events=events,
+        ima=read_ima(reader, table, where, openings),
         limits={"insecure_boot": int(not secure)},
         minimum_tcb=_intel_minimum(reader, table, where, "module", "TDX"),
         tcb_status=_statuses(reader, table, where),
@@ -211,6 +216,7 @@ def tpm_rules(reader: Reader, where: str) -> KindRules:
     return KindRules(
         registers=registers,
         events=events,
+        ima=read_ima(reader, table, where, openings),
         limits={"ak_certificate": int(certified)},
         unchecked=openings.close(),
     )

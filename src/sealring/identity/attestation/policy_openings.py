@@ -17,6 +17,8 @@ PASSES_WITHOUT: Final = {
     "pcr0": "any firmware passes, and firmware can bring every other PCR to the listed values",
     "pcr4": "any boot loader passes, and it can bring the PCRs above 7 to the listed values",
     "pcr7": "a machine with Secure Boot off, or with other keys for it, passes",
+    "ima": "whatever files ran after the boot pass",
+    "ima_violations": "files pass that were written while they were measured or in use",
     "isvsvn": "every older enclave that the signer signed passes",
     "isvprodid": "the signer's other products pass",
 }

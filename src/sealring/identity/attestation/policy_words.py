@@ -49,6 +49,10 @@ def _runs(rules: KindRules) -> Iterable[str]:
         yield f"{name} holds one of {len(values)} listed values."
     for name, values in rules.events.items():
         yield f"{name} was extended with none but {len(values)} listed events, as a log shows."
+    if rules.ima is not None:
+        yield f"It has measured none but {len(rules.ima.files)} listed files since it booted."
+        if rules.ima.exclude:
+            yield f"Not asked for: {', '.join(sorted(rules.ima.exclude))}."
 
 
 def _launch(rules: KindRules) -> Iterable[str]:
@@ -122,9 +126,13 @@ def _joining(policy: Policy) -> list[Clause]:
         found.append(Clause("ranks", f"Ranks {rank.first} to {rank.last} are {kinds}."))
     for one in policy.resources:
         ranks = "all ranks" if one.ranks is None else f"ranks {one.ranks[0]} to {one.ranks[1]}"
-        found.append(
-            Clause("resources", f"{one.path} goes to {ranks} of {', '.join(sorted(one.kinds))}.")
-        )
+        kinds = ", ".join(sorted(one.kinds))
+        found.append(Clause("resources", f"{one.path} goes to {ranks} of {kinds}."))
+        if one.guests:
+            text = (
+                f"guests: {one.path} also goes to every guest of {kinds} that is no rank of a job."
+            )
+            found.append(Clause("resources", text))
     if not policy.peer_evidence:
         text = "Workers believe the broker's certificates: [peers] evidence = true makes them look."
         found.append(Clause("peers", text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from sealring.identity.attestation.worker import AttestedDevice, DescribedWorker
 Table = dict[str, Any]
 """A table of a policy, as TOML reads it."""
 
+_IMA: Final = "ima"
 _SNP_KINDS: Final = ("snp", "az-snp-vtpm")
 _PCRS: Final = {"tpm": (0, 4, 7), "az-snp-vtpm": (4, 7), "az-tdx-vtpm": (4, 7)}
 _COMMENTS: Final = {
@@ -20,6 +22,7 @@ _COMMENTS: Final = {
     "guest_svn": "The least security version of images by these signers.",
     "registers": "What was measured or given at launch, and after it.",
     "pcrs": "What was measured at boot, by PCR.",
+    "ima": "The files that may have been measured since boot. Compare them with your own build.",
     "gpus": "At least so many GPUs.",
     "unchecked": "Left open, each by its name: `sealring policy check` says what gets in.",
 }
@@ -33,9 +36,17 @@ def new_policy(job: str | None, tables: Mapping[str, Table]) -> str:
     for name, table in tables.items():
         text += f"\n[{name}]\n"
         for key, value in table.items():
-            comment = _COMMENTS.get(key)
-            text += (f"# {comment}\n" if comment else "") + f"{key} = {toml(value)}\n"
+            if key != _IMA:
+                text += _line(key, value)
+        if _IMA in table:
+            text += f"\n[{name}.{_IMA}.files]\n# {_COMMENTS[_IMA]}\n"
+            text += "".join(_line(path, digests) for path, digests in table[_IMA]["files"].items())
     return text
+
+
+def _line(key: str, value: Any) -> str:
+    comment = _COMMENTS.get(key)
+    return (f"# {comment}\n" if comment else "") + f"{_key(key)} = {toml(value)}\n"
 
 
 def tables_from(workers: Sequence[DescribedWorker], roots: Mapping[str, str]) -> dict[str, Table]:
@@ -56,8 +67,8 @@ def toml(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        # JSON's escapes are TOML's too; TOML wants one more.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)} = {toml(one)}" for key, one in value.items()) + "}"
     return "[" + ", ".join(toml(one) for one in value) + "]"
@@ -85,7 +96,23 @@ def _table(kind: str, workers: Sequence[DescribedWorker]) -> Table:
             str(pcr): _values([one.registers.get(f"pcr{pcr}", "") for one in workers])
             for pcr in _PCRS[kind]
         }
+        table |= _files(workers)
     return {name: value for name, value in table.items() if value}
+
+
+def _files(workers: Sequence[DescribedWorker]) -> Table:
+    """What all of them have measured since boot; left open where one does not show it.
+
+    Or shows digests of an algorithm that no policy can list.
+    """
+    every = [digest for one in workers for found in one.ima_files.values() for digest in found]
+    if not all(one.ima_entries for one in workers) or any(":" in digest for digest in every):
+        return {"unchecked": [_IMA]}
+    files: dict[str, list[str]] = {}
+    for one in workers:
+        for path, digests in one.ima_files.items():
+            files.setdefault(path, []).extend(digests)
+    return {_IMA: {"files": {path: _values(found) for path, found in sorted(files.items())}}}
 
 
 def _minimum(workers: Sequence[DescribedWorker]) -> Table:
@@ -128,4 +155,5 @@ def _values(found: Sequence[str]) -> list[str]:
 
 
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else toml(name)
+    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if bare else toml(name)

@@ -30,6 +30,9 @@ class Trust(ChainContext):
     """Intel's statements about its platforms, as they were fetched."""
     references: tuple[Reference, ...] = ()
     """NVIDIA's reference measurements, their signatures verified."""
+    issuers: tuple[bytes, ...] = ()
+    """Certificates (DER) that complete chains, for guests that do not send them. Not believed for
+    being here: a chain ends at a pinned root all the same."""
 
     @classmethod
     def pinned(

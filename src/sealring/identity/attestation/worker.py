@@ -31,6 +31,13 @@ class Claims:
     """What was measured later: pcr4, rtmr2."""
     events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What a register was extended with, where a log that replays to it came along."""
+    ima_entries: int = 0
+    """Of the kernel's list of measured files, where one that replays came along."""
+    ima_violations: int = 0
+    ima_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The digests that each path was measured with. A certificate does not hold them."""
+    ima_rules: str = ""
+    """In a certificate: the digest of the rules by which its broker admitted the files."""
     tcb: Mapping[str, int] = field(default_factory=dict)
     launch_tcb: Mapping[str, int] = field(default_factory=dict)
     """The TCB under which the guest was launched, where the hardware tells it."""
@@ -113,6 +120,11 @@ class DescribedWorker(Claims):
             "measurement": self.measurement,
             "signer": self.signer,
             "registers": dict(self.registers),
+            "ima": {
+                "entries": self.ima_entries,
+                "violations": self.ima_violations,
+                "files": len(self.ima_files),
+            },
             "tcb": dict(self.tcb),
             "launch_tcb": dict(self.launch_tcb),
             "tcb_status": self.tcb_status,

@@ -7,7 +7,6 @@ in the TPM, so no credential is asked for: the verifier believes the issuer inst
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from sealring.errors import TpmFailed
@@ -21,9 +20,8 @@ from sealring.identity.attestation.evidence import (
 )
 from sealring.identity.attestation.tpm.commands import Tpm
 from sealring.identity.attestation.tpm.machine import (
-    EVENT_LOG,
+    Logs,
     first_der,
-    matching_log,
     quote_pcrs,
 )
 from sealring.identity.attestation.tpm.structures import canonical_signature, parse_public
@@ -36,9 +34,9 @@ AKS: Final = ((0x01C10002, 0x01C10003), (0x01C10000, 0x01C10001))
 class CertifiedTpmMachine:
     kind: Final = KIND
 
-    def __init__(self, tpm: Tpm, issuers: Sequence[bytes], event_log: Path = EVENT_LOG) -> None:
+    def __init__(self, tpm: Tpm, issuers: Sequence[bytes], logs: Logs | None = None) -> None:
         """`issuers` are those of the certificate (DER), root last."""
-        self._tpm, self._event_log = tpm, event_log
+        self._tpm, self._logs = tpm, logs or Logs()
         certificate, self._template = self._find()
         self._chain = (certificate, *issuers)
 
@@ -51,8 +49,7 @@ class CertifiedTpmMachine:
             quote, signature, values = quote_pcrs(self._tpm, handle, qualifying)
         signature = canonical_signature(signature, parse_public(ak).key)
         parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
-        if log := matching_log(values, self._event_log):
-            parts["event_log"] = log
+        parts |= self._logs.matching(values)
         return Evidence(KIND, challenge, parts, self._chain, devices)
 
     def _find(self) -> tuple[bytes, bytes]:

@@ -38,6 +38,7 @@ from sealring.identity.attestation.evidence import (
 from sealring.identity.attestation.tpm.commands import EITHER_POLICY, Tpm
 from sealring.identity.attestation.tpm.credential import joint_secret, subject
 from sealring.identity.attestation.tpm.event_log import only_pcrs, parse_event_log, replay
+from sealring.identity.attestation.tpm.ima import matching_ima
 from sealring.identity.attestation.tpm.structures import (
     BANKS,
     canonical_signature,
@@ -105,13 +106,13 @@ class TpmMachine:
         tpm: Tpm,
         issuers: Sequence[bytes],
         certificate: bytes | None = None,
-        event_log: Path = EVENT_LOG,
+        logs: Logs | None = None,
     ) -> None:
         """`issuers` are the TPM maker's certificates (DER), root last: TPMs seldom hold them.
 
         The EK's certificate is read from the TPM, unless it is given.
         """
-        self._tpm, self._event_log = tpm, event_log
+        self._tpm, self._logs = tpm, logs or Logs()
         found = list(self._endorsements(certificate))
         if not found:
             raise TpmFailed(
@@ -156,8 +157,7 @@ class TpmMachine:
             quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
         signature = canonical_signature(signature, parse_public(ak).key)
         parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
-        if log := matching_log(values, self._event_log):
-            parts["event_log"] = log
+        parts |= self._logs.matching(values)
         if shown:
             parts["endorsements"] = b"".join(shown)
         return Evidence(KIND, challenge, parts, self._chain, devices)
@@ -228,16 +228,32 @@ def quote_pcrs(tpm: Tpm, key: int, qualifying: bytes) -> tuple[bytes, bytes, byt
     raise TpmFailed("the PCRs change faster than they can be quoted")
 
 
-def matching_log(values: bytes, event_log: Path = EVENT_LOG) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Where the logs lie that lead to the PCRs."""
+
+    events: Path = EVENT_LOG
+    files: Path | None = None
+    """The kernel's list of measured files (IMA), where a policy asks for it."""
+
+    def matching(self, values: bytes) -> dict[str, bytes]:
+        """The parts of evidence that tell how the quoted PCRs came to their values."""
+        size = len(values) // len(QUOTED)
+        (bank,) = [bank for bank, bytes_each in BANKS.items() if bytes_each == size]
+        quoted = {pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)}
+        found = {"event_log": _matching_events(quoted, bank, self.events)}
+        if self.files is not None:
+            found["ima_log"] = matching_ima(quoted, bank, self.files)
+        return {name: log for name, log in found.items() if log}
+
+
+def _matching_events(quoted: dict[int, bytes], bank: int, path: Path) -> bytes:
     """The firmware's log, of the PCRs that nothing has extended since without telling it."""
-    size = len(values) // len(QUOTED)
-    (bank,) = [bank for bank, bytes_each in BANKS.items() if bytes_each == size]
     try:
-        log = event_log.read_bytes()
+        log = path.read_bytes()
         expected = replay(parse_event_log(log, bank), bank)
     except (OSError, MalformedEvidence, UnknownEvidence):
         return b""
-    quoted = {pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)}
     same = {pcr for pcr, value in expected.items() if quoted.get(pcr) == value}
     return only_pcrs(log, same) if same else b""
 

@@ -6,7 +6,7 @@ PCR 16 and PCR 23 can be reset by any program, so nothing is ever read from them
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
 from sealring.identity.attestation.chains import load_certificate
@@ -20,6 +20,7 @@ from sealring.identity.attestation.tpm.credential import (
     verify_tpm_chain,
 )
 from sealring.identity.attestation.tpm.event_log import check_log
+from sealring.identity.attestation.tpm.ima import replay_ima
 from sealring.identity.attestation.tpm.structures import (
     BANKS,
     PublicKey,
@@ -36,8 +37,8 @@ RESETTABLE: Final = frozenset({16, 23})
 
 
 def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
-    raw, signature, ak, values, log, others = evidence.only(
-        "quote", "signature", "ak", "pcrs", optional=("event_log", "endorsements")
+    raw, signature, ak, values, log, others, ima = evidence.only(
+        "quote", "signature", "ak", "pcrs", optional=("event_log", "endorsements", "ima_log")
     )
     key = check_ak(ak).key
     quote, pcrs = verify_quote(raw, signature, key, values)
@@ -60,6 +61,7 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
         also_known_as=tuple(machine_name(load_certificate(one)) for one in other_keys),
         registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
         events=events(log, pcrs, quote.bank),
+        **measured(ima, pcrs, quote.bank),
         guest={"resets": quote.resets, "ak_certificate": int(certified)},
         lists=chain.lists,
         unlisted=chain.unlisted,
@@ -84,6 +86,18 @@ def verify_quote(
 
 def registers(pcrs: dict[int, bytes]) -> dict[str, str]:
     return {f"pcr{pcr}": value.hex() for pcr, value in pcrs.items()}
+
+
+def measured(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, Any]:
+    """The fields of Claims that tell of the kernel's list of measured files."""
+    if not log:
+        return {}
+    found = replay_ima(log, pcrs, bank)
+    return {
+        "ima_entries": found.entries,
+        "ima_violations": found.violations,
+        "ima_files": found.files,
+    }
 
 
 def events(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, tuple[str, ...]]:
