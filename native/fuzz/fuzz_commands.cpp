@@ -1,7 +1,7 @@
 // Batches of commands as a GPU gets them, obeyed by the CPU: a record that was changed on its way opens
 // into nothing, and the flag that says so is set.
-#include "../gpu_launch.hpp"
-#include "../host_driver.hpp"
+#include "device/cuda/launch.hpp"
+#include "stand_ins/host_driver.hpp"
 #include "script.hpp"
 
 using namespace sealring;

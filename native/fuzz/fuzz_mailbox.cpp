@@ -1,7 +1,7 @@
 // A mailbox with messages to send and to receive, whose peers follow a script.
-#include "../mailbox.hpp"
+#include "mailbox/mailbox.hpp"
 
-#include "../host_device.hpp"
+#include "stand_ins/host_device.hpp"
 #include "script.hpp"
 
 using namespace sealring;

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "../engine.hpp"
+#include "collective/engine.hpp"
 #include "check.hpp"
 #include "programs.hpp"
 #include "two_ends.hpp"

@@ -1,13 +1,13 @@
 // Messages that streams wait for, with a GPU whose driver this CPU plays: streams are threads.
-#include "../porter.hpp"
+#include "device/cuda/persistent_kernel.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <random>
 #include <thread>
 
-#include "../cuda_device.hpp"
-#include "../host_driver.hpp"
+#include "device/cuda/cuda_device.hpp"
+#include "stand_ins/host_driver.hpp"
 #include "check.hpp"
 #include "post.hpp"
 

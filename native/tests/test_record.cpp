@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../record.hpp"
+#include "record/record.hpp"
 #include "check.hpp"
 
 using namespace sealring;

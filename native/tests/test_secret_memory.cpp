@@ -1,5 +1,5 @@
 // Keys after a fork, in core files and after they were freed.
-#include "secret_memory.hpp"
+#include "keys/secret_memory.hpp"
 
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "check.hpp"
-#include "engine.hpp"
-#include "keys.hpp"
-#include "mailbox.hpp"
-#include "record.hpp"
+#include "collective/engine.hpp"
+#include "keys/keys.hpp"
+#include "mailbox/mailbox.hpp"
+#include "record/record.hpp"
 
 using namespace sealring;
 

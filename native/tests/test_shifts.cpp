@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "../host_driver.hpp"
-#include "../shifts.hpp"
+#include "stand_ins/host_driver.hpp"
+#include "device/cuda/prelaunched_kernels.hpp"
 #include "check.hpp"
 
 using namespace sealring;

@@ -21,11 +21,17 @@ import numpy as np
 
 from sealring import _native
 from sealring._native import LinkMemory
+from sealring._stand_ins import Probe
 from sealring.engine.cpu import Collective, CpuEngine
 from sealring.engine.cuda.wires import Wire
 from sealring.engine.mailbox import Mailbox
 from sealring.limits import RING_CONTROL_BYTES
 from sealring.links.memory import SharedMemory
+from tests.engine.stand_ins import (
+    attach_host_device,
+    attach_host_driver,
+    attach_host_driver_to_mailbox,
+)
 
 RING_BYTES = 256 << 10
 MEMORY_BYTES = RING_BYTES + RING_CONTROL_BYTES
@@ -127,6 +133,8 @@ class LocalWorld:
         self.middles: dict[tuple[int, int], Middle] = {}
         self._relays: list[socket.socket] = []
         self.number = 0
+        self.probes: dict[int, Probe] = {}
+        """Of the devices that the CPU plays, by rank."""
         ends: dict[tuple[int, int], LocalLink] = {}
         for low in range(self.world):
             for high in range(low + 1, self.world):
@@ -156,9 +164,11 @@ class LocalWorld:
         ]
         for rank, lag in self.devices.items():
             if self.driver is None:
-                self.engines[rank]._native.attach_host(lag)
+                native = self.engines[rank]._native
+                self.probes[rank] = attach_host_device(native, lag, self.world)
             else:
-                self.engines[rank]._native.attach_host_driver(self.driver == "told")
+                prelaunch = self.driver == "told"
+                attach_host_driver(self.engines[rank]._native, prelaunch=prelaunch)
 
     def wire(self, wanted: Wire, gpus: str | None = None) -> list[BaseException | None]:
         """Lets the devices agree on a way between them, as a group's first call with a GPU does.
@@ -327,9 +337,10 @@ class LocalMail(LocalWorld):
         self.streams: dict[int, int] = {}
         for rank, lag in self.devices.items():
             if self.driver is None:
-                self.mailboxes[rank]._native.attach_host(lag)
+                native = self.mailboxes[rank]._native
+                self.probes[rank] = attach_host_device(native, lag, self.world)
             else:
-                self.streams[rank] = self.mailboxes[rank]._native.attach_host_driver()
+                self.streams[rank] = attach_host_driver_to_mailbox(self.mailboxes[rank]._native)
 
     def place(self, rank: int) -> tuple[int | None, int, bool]:
         """What to say of a rank's memory: it is a device's, and free; or it is the CPU's."""

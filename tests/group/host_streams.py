@@ -23,6 +23,7 @@ from sealring.engine.mailbox import Mailbox
 from sealring.group.gates import Streams
 from sealring.group.gpu import GpuCalls, Place
 from sealring.group.message_gates import MessageStreams
+from tests.engine.stand_ins import attach_host_device, attach_host_driver_to_mailbox
 
 PATIENCE_S = 60
 """Ends a hang."""
@@ -99,7 +100,7 @@ class HostMessageStreams:
     def __init__(self, mailbox: Mailbox, streams: HostStreams) -> None:
         self._native = mailbox._native
         self._streams = streams
-        self.stream = mailbox._native.attach_host_driver()
+        self.stream = attach_host_driver_to_mailbox(mailbox._native)
         """Of the script's, and always free."""
 
     @property
@@ -133,7 +134,7 @@ class HostCalls(GpuCalls):
         """Off for calls with "CPU tensors"."""
         self.messages: HostMessageStreams | None = None
         engine.shares_gpu = True
-        engine._native.attach_host(3)
+        attach_host_device(engine._native, 3, len(engine.topology.host_of))
 
     def serves(self, device: torch.device) -> bool:
         return self.serving

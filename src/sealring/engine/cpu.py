@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sealring import _native, limits
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.engine.failures import Fields, Names, error_from, fields_of
+from sealring.engine.failures import Names, error_from, failure_of
 from sealring.errors import GroupError, Unsupported
 from sealring.links.memory import SharedMemory
 from sealring.schedule import (
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Gpu
     from sealring.engine.cuda.wires import Wire
 
-FORWARD_BUDGET: Final = 8 << 20
 MIN_RECORD_BYTES: Final = 4 << 10
 
 
@@ -65,8 +64,8 @@ class Collective:
     root: int = 0
     ready: int | None = None
     """The slots are in a GPU's memory, and this CUDA event says when they may be used."""
-    prepared: _native.Prepared | None = None
-    """The GPU was given its part ahead."""
+    prepared: _native.Call | None = None
+    """The call whose part the GPU was given ahead."""
 
 
 class CpuEngine:
@@ -105,7 +104,14 @@ class CpuEngine:
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
         self._first_failure = first_failure or _native.FirstFailure()
         self._native = _native.Engine(
-            rank, world, context, group_key, record_bytes, rekey_bytes, self._first_failure
+            rank,
+            world,
+            context,
+            group_key,
+            record_bytes,
+            rekey_bytes,
+            self._first_failure,
+            self._names.for_native(),
         )
         if lease is not None:
             self._native.use_lease(lease)
@@ -192,16 +198,8 @@ class CpuEngine:
 
         Collectives are prepared in the order in which they will be run. None where it is too much.
         """
-        prepared = self._native.prepare(
-            self._program(collective),
-            collective.slots,
-            collective.dtype,
-            collective.reduction,
-            self._segment_bytes(collective),
-            self._goes_by_wires(collective),
-            stream,
-        )
-        return None if prepared is None else replace(collective, prepared=prepared)
+        call = self._call(collective)
+        return replace(collective, prepared=call) if self._native.prepare(call, stream) else None
 
     def prepare_rest(self) -> None:
         """Of the last one, when it is queued; this may wait until some of it has been done."""
@@ -224,33 +222,28 @@ class CpuEngine:
         They find its results overwritten with ones, which are NaN in every float type.
         """
         if collective.prepared is not None:
-            self._native.spoil(
-                self._program(collective),
-                collective.slots,
-                self._segment_bytes(collective),
-                self._goes_by_wires(collective),
-                collective.prepared,
-            )
+            self._native.spoil(collective.prepared)
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
-        failure = self._native.run(
-            self._program(collective),
-            collective.slots,
-            number,
-            collective.total,
-            collective.root,
-            collective.dtype,
-            collective.reduction,
-            collective.factor,
-            self._segment_bytes(collective),
-            timeout_s,
-            collective.ready,
-            self._goes_by_wires(collective),
-            collective.prepared,
-        )
+        call = collective.prepared or self._call(collective)
+        failure = self._native.run(call, number, timeout_s)
         if failure is not None:
             raise error_from(failure, self._names, number, collective.operation)
+
+    def _call(self, collective: Collective) -> _native.Call:
+        return _native.Call(
+            self._program(collective),
+            collective.slots,
+            total=collective.total,
+            root=collective.root,
+            dtype=collective.dtype,
+            reduction=collective.reduction,
+            factor=collective.factor,
+            segment_bytes=self._segment_bytes(collective),
+            ready=collective.ready,
+            wired=self._goes_by_wires(collective),
+        )
 
     def _segment_bytes(self, collective: Collective) -> int:
         # What is cut must be cut alike by all who touch it, so by a length that they all know.
@@ -283,17 +276,21 @@ class CpuEngine:
         """Ends a run under way in another thread with GroupClosed."""
         self._native.interrupt()
 
-    def fail(self, failure: Fields) -> None:
+    def fail(self, failure: _native.Failure) -> None:
         """End with a failure that the group saw elsewhere, and tell the other ranks."""
         self._native.fail(failure)
 
     def settle(self, error: GroupError) -> GroupError:
         """The group's error: this one if it is the first or says the same, else the first."""
-        fields = fields_of(error)
-        first = self._first_failure.settle(fields)
-        return error if first == fields else self.error_of(first)
+        failure = failure_of(error)
+        first = self._first_failure.settle(failure)
+        return error if first == failure else self.error_of(first)
 
-    def error_of(self, failure: Fields) -> GroupError:
+    def name_of(self, rank: int) -> str:
+        """ "rank 5", by its number in the job."""
+        return f"rank {self._names.number(rank)}"
+
+    def error_of(self, failure: _native.Failure) -> GroupError:
         return error_from(failure, self._names)
 
     def account(self) -> _native.Account:
@@ -343,9 +340,9 @@ def largest_segment(world: int) -> int:
     """Plaintext per record in a world so large that a ring passes on many records per segment.
 
     A rank may have to keep world - 2 of them for one link; they must fit into the memory that a
-    link may take (native/collective_cut.cpp, kForwardBudget).
+    link may take.
     """
-    return max(MIN_RECORD_BYTES, FORWARD_BUDGET // max(1, world - 2) // 64 * 64)
+    return max(MIN_RECORD_BYTES, _native.FORWARD_BUDGET_BYTES // max(1, world - 2) // 64 * 64)
 
 
 def to_native(program: Program) -> _native.Program:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from sealring import _native, limits
 from sealring.engine.cpu import LinkEnds, largest_segment
-from sealring.engine.failures import Fields, Names, error_from
+from sealring.engine.failures import Names, error_from
 from sealring.errors import GroupError, Unsupported
 
 if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Attachment
 
-ANYONE = -1
+ANYONE = _native.ANYONE
 
 
 class Mailbox:
@@ -51,6 +51,7 @@ class Mailbox:
             rekey_bytes,
             min(gpu_record_bytes, largest_segment(world)),
             self._first_failure,
+            self._names.for_native(),
         )
         if lease is not None:
             self._native.use_lease(lease)
@@ -158,18 +159,18 @@ class Mailbox:
         """
         return self._native.release_gpu(patience_s)
 
-    def fail(self, failure: Fields) -> None:
+    def fail(self, failure: _native.Failure) -> None:
         """End with a failure that the group saw elsewhere."""
         self._native.fail(failure)
 
     def account(self) -> _native.MailAccount:
         return self._native.account()
 
-    def _good(self, outcome: tuple[Fields | None, Any]) -> Any:
+    def _good(self, outcome: tuple[_native.Failure | None, Any]) -> Any:
         failure, value = outcome
         if failure is not None:
             raise self._error(failure)
         return value
 
-    def _error(self, failure: Fields) -> GroupError:
+    def _error(self, failure: _native.Failure) -> GroupError:
         return error_from(failure, self._names)

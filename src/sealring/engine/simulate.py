@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
+from sealring._native import SEGMENT_WINDOW
 from sealring.errors import ScheduleError
 from sealring.schedule import Action, Program, Step
 from sealring.schedule.execution import RECEIVING, SENDING
 
-WINDOW: Final = 4
-"""Segments open at a time (native/collective_cut.cpp, kWindow)."""
+WINDOW: Final = SEGMENT_WINDOW
+"""Segments open at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """What the streams of a GPU wait for when a call's caller has gone on.
 
-The GPU is given its part of a call ahead, in a stream of the group's (native/shifts.hpp), when the
-call is queued. From then on the group's thread tells it what to do without a call of CUDA's, and
-the end of that stream's work is the end of the call: every record checked, the last byte written.
-So streams wait for that, as they do with NCCL.
+The GPU is given its part of a call ahead, in a stream of the group's, when the call is queued
+(native/device/cuda/prelaunched_kernels.hpp). From then on the group's thread tells it what to do
+without a call of CUDA's, and the end of that stream's work is the end of the call: every record
+checked, the last byte written. So streams wait for that, as they do with NCCL.
 
 What fails comes to that end too, or the GPU would never do anything again. Nobody can be told then,
 for nobody waits: so the error is owed (owed.py), and the engine first overwrites the results with

@@ -1,7 +1,8 @@
 """What the streams of a GPU wait for with messages, and with several things at once.
 
-The GPU does its part of messages in a kernel that stays while there are any (native/porter.hpp).
-They come in no order that ranks share, so each has a number of its own that streams wait for.
+The GPU does its part of messages in a kernel that stays while there are any
+(native/device/cuda/persistent_kernel.hpp). They come in no order that ranks share, so each has a
+number of its own that streams wait for.
 """
 
 from __future__ import annotations

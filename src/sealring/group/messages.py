@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import torch
 
 from sealring import _native
-from sealring.engine.failures import fields_of, unraised
+from sealring.engine.failures import failure_of, unraised
 from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
@@ -202,7 +202,7 @@ class Messages:
 
     def fail(self, error: GroupError) -> None:
         """The group saw a failure elsewhere; the messages end with it."""
-        self._mailbox.fail(fields_of(error))
+        self._mailbox.fail(failure_of(error))
 
     def fail_elsewhere(self, error: GroupError) -> None:
         """The same on another thread, where it needs CUDA's driver.
@@ -260,7 +260,7 @@ class Messages:
 
     def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: whoever gets the error may use the message's memory for something else.
-        self._mailbox.fail(fields_of(error))
+        self._mailbox.fail(failure_of(error))
         settled = self._on_failure(error)
         self._end(settled)
         return settled

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from sealring import _native
+from sealring._native import Failure, FailureCode
 from sealring.engine.cpu import Collective, CpuEngine
-from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, Fields, fields_of
+from sealring.engine.failures import failure_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupError, Unsupported
 from sealring.group import arguments, monitored
@@ -81,7 +82,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         # itself, so that it goes, with its store, as soon as nobody holds it any more.
         def end_collectives(error: GroupError) -> GroupError:
             settled = engine.settle(error)
-            engine.fail(fields_of(settled))
+            engine.fail(failure_of(settled))
             return settled
 
         def end_messages(error: GroupError) -> GroupError:
@@ -172,7 +173,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
             self._gpu.attach(device)
         except Unsupported as problem:
             # The others are done with making the group: they hear it in their first call.
-            self._end_with((CLOSED, self._rank, 0, -1, str(problem)))
+            self._end_with(Failure(FailureCode.CLOSED, str(problem), self._rank))
             raise
 
     # ---- several at once: what is called between the two is what the returned work stands for
@@ -230,10 +231,14 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._parts.close(abort=True)
 
     def expel(self, member: int, why: str) -> None:
-        """Ends the group on every rank, because a member (by its rank here) has no place in it."""
-        self._end_with((NO_LONGER_ADMITTED, member, 0, -1, why))
+        """Ends the group on every rank, because a member (by its rank here) has no place in it.
 
-    def _end_with(self, failure: Fields) -> None:
+        `why` follows the name of the member, if there is one: it "was taken out", for instance.
+        """
+        text = f"{self._engine.name_of(member)} {why}" if member >= 0 else why
+        self._end_with(Failure(FailureCode.NO_LONGER_ADMITTED, text, member))
+
+    def _end_with(self, failure: Failure) -> None:
         if not self._process.here:
             return
         self._messages.fail(self._engine.error_of(failure))

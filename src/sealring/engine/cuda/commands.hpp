@@ -9,7 +9,7 @@
 
 namespace {
 
-// ---- What the host writes (native/gpu_launch.hpp has the same) ---------------------------------
+// ---- What the host writes (native/device/cuda/launch.hpp has the same) ---------------------------------
 
 enum Action : u32 {
   kSeal,

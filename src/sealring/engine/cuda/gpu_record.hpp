@@ -12,7 +12,7 @@ constexpr u32 kOverhead = kPayloadAt + kTagBytes;
 constexpr u32 kAssociatedBytes = kHeaderBytes + kContextBytes;
 constexpr u32 kHeaderLane = 0x80000000;
 
-// ---- What the host hands over (engine/cuda/kernels.py and native/cuda_device.cpp pack the same) --
+// ---- What the host hands over (engine/cuda/kernels.py and native/device/cuda/cuda_device.cpp pack the same) --
 
 // The records of one direction. Length, count and segment are those of the first record; further
 // ones of the launch count on from there.

@@ -1,4 +1,4 @@
-// The porter: a kernel that stays while messages are under way (native/porter.hpp).
+// The porter: a kernel that stays while messages are under way (native/device/cuda/persistent_kernel.hpp).
 //
 // It looks at host memory for its next batch, ever less often while none comes, and ends when it is
 // dismissed. What others have written since the batch before, a sender's tensor too, is read anew: to
