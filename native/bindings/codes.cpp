@@ -13,17 +13,26 @@ using namespace sealring;
 
 namespace {
 
+// As enum.IntEnum has it: its text is the number.
+void print_as_number(nb::handle made) {
+  const nb::object integer = nb::module_::import_("builtins").attr("int");
+  made.attr("__str__") = integer.attr("__repr__");
+  made.attr("__format__") = integer.attr("__format__");
+}
+
 // A value per code from `first` on, under the name that errors call it, in capitals.
 template <typename Enum>
 nb::enum_<Enum> enum_of_names(nb::module_& m, const char* name, const char* doc, int first) {
   nb::enum_<Enum> made(m, name, doc, nb::is_arithmetic());
   for (int code = first;; ++code) {
     const char* const named = name_of(static_cast<Enum>(code));
-    if (named == nullptr) return made;
+    if (named == nullptr) break;
     std::string capitals(named);
     for (char& c : capitals) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     made.value(capitals.c_str(), static_cast<Enum>(code));
   }
+  print_as_number(made);
+  return made;
 }
 
 }  // namespace
@@ -66,6 +75,8 @@ void bind_codes(nb::module_& m) {
       .value("DATA", Kind::data)
       .value("STATUS", Kind::status)
       .value("FETCHED", Kind::fetched);
+
+  for (const char* name : {"Action", "FailureCode", "RecordKind"}) print_as_number(m.attr(name));
 
   m.attr("KEY_BYTES") = kKeyBytes;
   m.attr("TAG_BYTES") = kTagBytes;

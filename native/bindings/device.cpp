@@ -54,14 +54,14 @@ void bind_device_of(nb::class_<Mailbox>& mailbox) {
              const cuda::Driver* driver) {
             auto device = std::make_unique<CudaDevice>(driver_or_default(driver), ordinal,
                                                        self.world(), seal, open);
-            if (carry != 0) device->employ_porter(carry);
+            if (carry != 0) device->enable_persistent_kernel(carry);
             self.attach(std::move(device));
           },
           "ordinal"_a, "seal"_a, "open"_a, "carry"_a = 0, "driver"_a.none() = nb::none(),
           nb::call_guard<nb::gil_scoped_release>())
-      .def("hold", &Mailbox::hold, "stream"_a, "number"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("is_over", &Mailbox::is_over, "number"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("porter_is_in", &Mailbox::porter_is_in);
+      .def("make_stream_wait", &Mailbox::make_stream_wait, "stream"_a, "number"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("is_done", &Mailbox::is_done, "number"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("persistent_kernel_runs", &Mailbox::persistent_kernel_runs);
 }
 
 void bind_device_of(nb::class_<Engine>& engine) {
@@ -74,7 +74,7 @@ void bind_device_of(nb::class_<Engine>& engine) {
          const cuda::Driver* driver) {
         auto device = std::make_unique<CudaDevice>(driver_or_default(driver), ordinal, self.world(),
                                                    seal, open);
-        if (serve != 0) device->hire(serve);
+        if (serve != 0) device->enable_prelaunch(serve);
         self.attach(std::move(device));
       },
       "ordinal"_a, "seal"_a, "open"_a, "serve"_a = 0, "driver"_a.none() = nb::none(),
@@ -148,17 +148,17 @@ void bind_device_of(nb::class_<Engine>& engine) {
       .def_prop_ro("wired", &Engine::wired)
       .def_prop_ro("channelled", &Engine::channelled)
       // The stream in which prepared collectives are done; 0 where none can be.
-      .def_prop_ro("shift_stream",
+      .def_prop_ro("prelaunch_stream",
                    [](Engine& self) -> uint64_t {
                      auto* const cuda = dynamic_cast<CudaDevice*>(self.device());
-                     return cuda == nullptr ? 0 : cuda->shift_stream();
+                     return cuda == nullptr ? 0 : cuda->prelaunch_stream();
                    })
-      .def("mark_over", [](Engine& self) { return cuda_device(self).mark_over(); },
+      .def("mark_end", [](Engine& self) { return cuda_device(self).mark_end(); },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("is_over", [](Engine& self, uint32_t over) { return cuda_device(self).is_over(over); },
+      .def("is_done", [](Engine& self, uint32_t over) { return cuda_device(self).is_done(over); },
            "over"_a)
-      .def("hold",
-           [](Engine& self, uint64_t stream, uint32_t over) { cuda_device(self).hold(stream, over); },
+      .def("make_stream_wait",
+           [](Engine& self, uint64_t stream, uint32_t over) { cuda_device(self).make_stream_wait(stream, over); },
            "stream"_a, "over"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -129,7 +129,7 @@ void bind_engine(nb::module_& m) {
           [](Engine& self, Call& call, uint64_t number, double timeout_s) -> std::optional<Failure> {
             call.number = number;
             call.timeout_s = timeout_s;
-            call.wants_out = [&self] { return script_wants_out(self.process()); };
+            call.signal_pending = [&self] { return signal_pending(self.process()); };
             std::optional<Failure> failure;
             {
               const nb::gil_scoped_release released;
@@ -151,8 +151,8 @@ void bind_engine(nb::module_& m) {
             return call.prepared.commands != 0;
           },
           "call"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("spoil", &Engine::spoil, "call"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("prepare_rest", &Engine::prepare_rest, nb::call_guard<nb::gil_scoped_release>())
+      .def("poison_results", &Engine::poison_results, "call"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("launch_rest", &Engine::launch_rest, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &Engine::interrupt)
       .def(

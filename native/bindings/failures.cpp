@@ -18,11 +18,11 @@ using namespace nb::literals;
 
 namespace sealring {
 
-bool script_wants_out(const ProcessMark& process) {
+bool signal_pending(const ProcessMark& process) {
   const nb::gil_scoped_acquire held;
-  const bool wants_out = PyErr_CheckSignals() != 0;
+  const bool signal_pending = PyErr_CheckSignals() != 0;
   process.require("this process group");
-  return wants_out;
+  return signal_pending;
 }
 
 }  // namespace sealring

@@ -13,7 +13,7 @@ namespace sealring {
 
 // A synchronous call runs on the script's own thread: Ctrl-C must get through. A signal's handler may
 // also fork, and then the child returns here too.
-bool script_wants_out(const ProcessMark& process);
+bool signal_pending(const ProcessMark& process);
 
 // Calls without the GIL. Returns (failure or None, result or None).
 template <typename Function>

@@ -21,10 +21,10 @@ using namespace sealring;
 
 namespace {
 
-std::optional<Mailbox::OnDevice> on_device(const std::optional<uint64_t>& ready, uint64_t stream,
+std::optional<Mailbox::CallerStream> on_device(const std::optional<uint64_t>& ready, uint64_t stream,
                                            bool streams_wait) {
   if (!ready) return std::nullopt;
-  return Mailbox::OnDevice{*ready, stream, streams_wait};
+  return Mailbox::CallerStream{*ready, stream, streams_wait};
 }
 
 }  // namespace
@@ -93,14 +93,14 @@ void bind_mailbox(nb::module_& m) {
           "wait",
           [](Mailbox& self, Mailbox::Ticket ticket) {
             return without_gil([&] {
-              return self.wait(ticket, [&self] { return script_wants_out(self.process()); });
+              return self.wait(ticket, [&self] { return signal_pending(self.process()); });
             });
           },
           "ticket"_a)
       .def("finished",
            [](Mailbox& self) { return without_gil([&] { return self.finished(); }); })
       .def("close", &Mailbox::close, nb::call_guard<nb::gil_scoped_release>())
-      .def("let_streams_go_on", &Mailbox::let_streams_go_on, nb::call_guard<nb::gil_scoped_release>())
+      .def("release_streams", &Mailbox::release_streams, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "fail",
           [](Mailbox& self, const Failure& failure) {

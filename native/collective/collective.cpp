@@ -16,7 +16,7 @@ constexpr unsigned kRoundsPerLook = 64;
 }  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
-                       Device* device, Wires* wires, Stats& stats, Patience& patience, const History& history,
+                       Device* device, Wires* wires, Stats& stats, Backoff& patience, const History& history,
                        const std::atomic<bool>& interrupted, const Lease* lease)
     : call_(call),
       program_(*call.program),
@@ -27,17 +27,17 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
       device_(device),
       wires_(wires),
       stats_(stats),
-      patience_(patience),
+      backoff_(patience),
       history_(history),
       interrupted_(interrupted),
       lease_(lease),
       reduce_(reduce_function(call.dtype, call.reduction)),
       records_per_segment_(device == nullptr ? 1 : records_in_run(call.segment_bytes)),
-      owed_(links.size(), 0) {
+      expected_(links.size(), 0) {
   for (size_t step = 0; step < program_.steps.size(); ++step) {
     const Step& each = program_.steps[step];
-    if (receives(each.action)) owed_[each.peers[0]] += cut_.segments_of(static_cast<int>(step));
-    if (wires != nullptr && !receives(each.action)) borrowers_.insert(each.peers.begin(), each.peers.end());
+    if (receives(each.action)) expected_[each.peers[0]] += cut_.segments_of(static_cast<int>(step));
+    if (wires != nullptr && !receives(each.action)) area_readers_.insert(each.peers.begin(), each.peers.end());
   }
   if (number_of(cut_.segments) > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
   window_.resize(cut_.window);
@@ -51,7 +51,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
 
 Collective::~Collective() {
   // The device must not write to memory that its owner has back.
-  if (device_ != nullptr && !over_) device_->abandon();
+  if (device_ != nullptr && !device_idle_) device_->abandon();
   for (int peer : program_.sources) {
     if (links_[peer]) links_[peer]->expecting = false;
   }
@@ -59,8 +59,8 @@ Collective::~Collective() {
 
 void Collective::run() {
   const Stopwatch running(stats_.run_ns);
-  heed_interrupt();
-  patience_.progressed();
+  check_interrupt();
+  backoff_.progressed();
   open_segments();
   for (;;) {
     // Seal one, send, take one per link: so every link and both directions are kept moving.
@@ -70,18 +70,18 @@ void Collective::run() {
     if (device_ != nullptr) moved |= settle();
     // What a peer may still fetch must not be written again, nor given back.
     const bool kept = wires_ != nullptr && wires_->lends();
-    if (finished_ == cut_.segments && given_.empty() && !kept && !flush_all()) {
+    if (finished_ == cut_.segments && in_flight_.empty() && !kept && !flush_all()) {
       const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
         return !link || (link->idle() && !link->broken());
       });
       if (sent) {
         if (device_ != nullptr) device_->end();
-        over_ = true;
+        device_idle_ = true;
         return;
       }
     }
     if (moved) {
-      patience_.progressed();
+      backoff_.progressed();
       if (++rounds_ % kRoundsPerLook == 0) require_lease();
     } else {
       wait();
@@ -159,17 +159,17 @@ uint64_t Collective::total_of(int slot) const { return call_.total.value_or(cut_
 // over it. Room may come between two looks; a record that overtook another could end at the head of the
 // link, unwanted until those behind it have come.
 bool Collective::run_tasks() {
-  held_up_.assign(links_.size(), false);
+  blocked_.assign(links_.size(), false);
   const auto runnable = [&](const Task& task) {
     const Step& step = program_.steps[task.step];
     const auto has_room = [this](int peer) { return links_[peer]->has_room(); };
     const bool in_turn = std::none_of(step.peers.begin(), step.peers.end(),
-                                      [this](int peer) { return held_up_[peer]; });
+                                      [this](int peer) { return blocked_[peer]; });
     if (in_turn && (device_ != nullptr ? device_has_room(*task.segment, step)
                                        : std::all_of(step.peers.begin(), step.peers.end(), has_room))) {
       return true;
     }
-    for (int peer : step.peers) held_up_[peer] = true;
+    for (int peer : step.peers) blocked_[peer] = true;
     return false;
   };
   const auto found = std::find_if(tasks_.begin(), tasks_.end(), runnable);
@@ -264,10 +264,10 @@ void Collective::publish(Header& header, const uint8_t* plain, const std::vector
 bool Collective::receive_all() {
   bool moved = false;
   for (int peer : program_.sources) {
-    if (owed_[peer] != 0) moved |= receive(*links_[peer]);
+    if (expected_[peer] != 0) moved |= receive(*links_[peer]);
   }
-  for (int peer : borrowers_) {
-    if (owed_[peer] == 0 && wires_->lent_to(peer)) moved |= receive(*links_[peer]);
+  for (int peer : area_readers_) {
+    if (expected_[peer] == 0 && wires_->lent_to(peer)) moved |= receive(*links_[peer]);
   }
   return moved;
 }
@@ -286,7 +286,7 @@ bool Collective::receive(Link& link) {
     throw;
   }
   const bool lent = wires_ != nullptr && wires_->lent_to(link.peer);
-  if (link.ended() && (owed_[link.peer] != 0 || lent || !link.idle() || link.broken())) {
+  if (link.ended() && (expected_[link.peer] != 0 || lent || !link.idle() || link.broken())) {
     throw peer_closed(link.peer, "the peer left the group");
   }
   if (!link.ready()) return moved;
@@ -309,10 +309,10 @@ bool Collective::receive(Link& link) {
     case Kind::group:
       return take_data(link) || moved;
     case Kind::status:
-      hear_status(link);
+      on_status(link);
       return true;
     case Kind::fetched:
-      hear_fetched(link);
+      on_fetched(link);
       return true;
     case Kind::announce:
     case Kind::accept:
@@ -325,7 +325,7 @@ bool Collective::receive(Link& link) {
 // Takes the record at the head of the link if its place in the program has come.
 bool Collective::take_data(Link& link) {
   const Header& header = link.header();
-  if (header.collective > call_.number && owed_[link.peer] == 0) return false;  // it is ahead of us
+  if (header.collective > call_.number && expected_[link.peer] == 0) return false;  // it is ahead of us
   require_same_place(link);
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);
@@ -364,7 +364,7 @@ bool Collective::take_data(Link& link) {
   ++stats_.opened_records;
   stats_.opened_bytes += header.length;
   apply(segment, index, plain);
-  if (--owed_[link.peer] == 0) link.expecting = false;
+  if (--expected_[link.peer] == 0) link.expecting = false;
   const BufferRef record = link.take();
   for (int forward : forwards) {
     for (int peer : program_.steps[forward].peers) links_[peer]->enqueue(record);

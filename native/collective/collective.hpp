@@ -50,7 +50,7 @@ struct Call {
   // The device was given its part ahead, and streams wait for it.
   Device::Prepared prepared{};
   // Asked now and then while waiting: true if the caller wants to be gone (a signal came).
-  std::function<bool()> wants_out = [] { return false; };
+  std::function<bool()> signal_pending = [] { return false; };
 };
 
 struct Stats {
@@ -103,7 +103,7 @@ class Collective {
  public:
   // Without a device the slots are in this process's own memory.
   Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Device* device,
-             Wires* wires, Stats& stats, Patience& patience, const History& history,
+             Wires* wires, Stats& stats, Backoff& patience, const History& history,
              const std::atomic<bool>& interrupted, const Lease* lease);
   ~Collective();
 
@@ -124,7 +124,7 @@ class Collective {
   };
 
   // What a device was given to do, in the order in which it will be done.
-  struct Given {
+  struct InFlight {
     Device::Ticket ticket;
     BufferRef record;
     int sender;               // whose record is opened; -1 for one that is sealed
@@ -152,21 +152,21 @@ class Collective {
   bool device_has_room(const Segment& segment, const Step& step) const;
   void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain, const Step& step);
   bool open_on_device(Link& link, Segment& segment, int index);
-  void hear_fetched(Link& link);
-  void tell_fetched(Link& link);
+  void on_fetched(Link& link);
+  void send_fetched(Link& link);
   bool settle();
   void watch_device();
   void require_same_place(const Link& link) const;
   void wait();
   void sleep();
-  void heed_interrupt() const;
+  void check_interrupt() const;
   void require_lease() const;
   View view() const;
   const Names& names() const { return keyring_.names; }
-  void hear_status(Link& link);
-  void tell_status();
+  void on_status(Link& link);
+  void send_status();
   [[noreturn]] void disagree(int peer, int other, const View& theirs, const View& mine) const;
-  [[noreturn]] void give_up();
+  [[noreturn]] void throw_timeout();
 
   uint8_t* at(Segment& segment, int slot) const;
   size_t length(const Segment& segment, int slot) const;
@@ -189,7 +189,7 @@ class Collective {
   Device* const device_;
   Wires* const wires_;
   Stats& stats_;
-  Patience& patience_;
+  Backoff& backoff_;
   const History& history_;
   const std::atomic<bool>& interrupted_;
   const Lease* const lease_;  // null where no broker admits this worker
@@ -202,12 +202,12 @@ class Collective {
   uint64_t oldest_ = 0;    // the first segment that is not done
   std::vector<Segment> window_;
   std::deque<Task> tasks_;
-  std::vector<bool> held_up_;   // links over which a task waits to go, by rank
-  std::vector<uint64_t> owed_;  // records still to come, by rank
-  std::set<int> borrowers_;     // ranks that fetch records from our area
-  std::deque<Given> given_;
-  bool told_status_ = false;
-  bool over_ = false;  // and the device has nothing of it left to do
+  std::vector<bool> blocked_;   // links over which a task waits to go, by rank
+  std::vector<uint64_t> expected_;  // records still to come, by rank
+  std::set<int> area_readers_;     // ranks that fetch records from our area
+  std::deque<InFlight> in_flight_;
+  bool status_sent_ = false;
+  bool device_idle_ = false;  // and the device has nothing of it left to do
   BufferRef plain_;             // where a record is opened whose ciphertext goes on
 };
 

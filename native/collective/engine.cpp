@@ -148,7 +148,7 @@ Device::Prepared Engine::prepare(const Call& call, uint64_t stream) {
         std::any_of(steps.begin(), steps.end(), forwards) ? kForwardingLink : kLink;
     std::set<int> peers;
     for (const Step& step : steps) peers.insert(step.peers.begin(), step.peers.end());
-    device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * peers.size());
+    device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * peers.size());
   }
   return device_->prepare({stream, call.dtype, call.reduction, call.segment_bytes,
                            cut.scratch_bytes(), static_cast<uint32_t>(commands),
@@ -174,7 +174,7 @@ uint64_t Engine::most_replaced_keys(const Cut& cut) {
   return std::min<uint64_t>(cut.steps, keys.size() * (1 + bytes / (rekey_bytes_ - piece)));
 }
 
-void Engine::spoil(const Call& call) {
+void Engine::poison_results(const Call& call) {
   require_process();
   const std::lock_guard<std::mutex> lock(running_);
   if (call.prepared.commands == 0 || !device_) return;
@@ -184,7 +184,7 @@ void Engine::spoil(const Call& call) {
         Failure(FailureCode::closed, -1, "a collective on " + names().rank(rank_) + " was not run"));
     end_with(ends, {});
   }
-  device_->spoil(call.prepared, Cut(call, call.wired ? wires_.get() : nullptr).results());
+  device_->poison_results(call.prepared, Cut(call, call.wired ? wires_.get() : nullptr).results());
 }
 
 void Engine::run(const Call& call) {
@@ -243,7 +243,7 @@ void Engine::run_collective(const Call& call, BufferPool& pool) {
   Device* const device = call.on_device ? device_.get() : nullptr;
   try {
     Wires* const wires = call.wired ? wires_.get() : nullptr;
-    Collective(call, links_, keyring_, pool, device, wires, stats_, patience_, history_,
+    Collective(call, links_, keyring_, pool, device, wires, stats_, backoff_, history_,
                interrupted_, lease_.get())
         .run();
   } catch (const Failure&) {
@@ -283,10 +283,10 @@ void Engine::say_where_last_seen(Failure& failure) const {
 }
 
 void Engine::end_with(Failure& failure, const View& view) {
-  say_and_leave(links_, Kind::alert, encode_alert(failure, rank_), view);
+  send_last_records(links_, Kind::alert, encode_alert(failure, rank_), view);
   if (failure.code == FailureCode::out_of_step) {
     if (view.number != 0) failure.views[rank_] = names().rank(rank_) + ": " + names().view(view);
-    hear_views(links_, names(), failure);
+    collect_views(links_, names(), failure);
   }
   failure_ = failure;
   update_account();  // what was waited for goes with the links
@@ -300,7 +300,7 @@ void Engine::close() {
   const std::lock_guard<std::mutex> lock(running_);
   if (closed_ || failure_) return;
   closed_ = true;
-  say_and_leave(links_, Kind::bye, {}, {});
+  send_last_records(links_, Kind::bye, {}, {});
   wipe();
 }
 

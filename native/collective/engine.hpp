@@ -57,13 +57,13 @@ class Engine {
   // Gives the device its part of a collective ahead (device.hpp), in the order in which they will be
   // run, behind what the caller's stream was given. Streams may then wait for it; it must be run.
   Device::Prepared prepare(const Call& call, uint64_t stream);
-  void prepare_rest() {
+  void launch_rest() {
     require_process();
-    device_->prepare_rest();
+    device_->launch_rest();
   }
 
   // Lets the streams go on that wait for one whose run has failed, without a result.
-  void spoil(const Call& call);
+  void poison_results(const Call& call);
 
   // Runs one collective to its end. On a Failure the other ranks are told, the links closed and
   // the keys wiped before it is thrown on.
@@ -121,7 +121,7 @@ class Engine {
   bool closed_ = false;
   std::atomic<uint64_t> device_bytes_{0};   // that it sealed and opened, at most
   Stats stats_;
-  Patience patience_;
+  Backoff backoff_;
   History history_;
   mutable std::mutex account_lock_;
   Account account_;

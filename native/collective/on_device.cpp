@@ -42,7 +42,7 @@ bool Collective::device_has_room(const Segment& segment, const Step& step) const
   // To replace a key the device waits for all that it was given, which may wait for a peer: so it
   // must have been settled first, while somebody looks at the clock.
   const size_t bytes = length(segment, step.slot);
-  if (!given_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes))) return false;
+  if (!in_flight_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes))) return false;
   if (wires_ != nullptr) return wires_->has_room();
   return std::all_of(step.peers.begin(), step.peers.end(),
                      [this](int peer) { return links_[peer]->has_room_for_device(); });
@@ -74,7 +74,7 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
   const Device::Ticket ticket = seal_on(*device_, queue_of(segment.number), key, keyring_.context,
                                         header, plain, bytes, area, channels);
   for (int peer : step.peers) ++links_[peer]->promised;
-  given_.push_back({ticket, std::move(record), -1, step.peers});
+  in_flight_.push_back({ticket, std::move(record), -1, step.peers});
 }
 
 bool Collective::open_on_device(Link& link, Segment& segment, int index) {
@@ -83,7 +83,7 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   const Header header = link.header();
   OpeningKey& key = link.arrived_key();
   const bool replaced = key.on_device.slot >= 0 && key.on_device.generation != key.generation();
-  if (replaced && !given_.empty()) return false;  // as in device_has_room
+  if (replaced && !in_flight_.empty()) return false;  // as in device_has_room
   const size_t bytes = length(segment, step.slot);
   key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
   BufferRef record = link.take();
@@ -95,16 +95,16 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
               at(segment, step.slot), step.action == Action::receive_reduce);
   stats_.opened_records += records_in_run(bytes);
   stats_.opened_bytes += bytes;
-  if (--owed_[link.peer] == 0) link.expecting = false;
+  if (--expected_[link.peer] == 0) link.expecting = false;
   // It goes on when it has proved authentic.
-  Given given{ticket, std::move(record), link.peer, {}};
+  InFlight work{ticket, std::move(record), link.peer, {}};
   for (int forward : program_.forwards[index]) {
     const std::vector<int>& peers = program_.steps[forward].peers;
-    given.peers.insert(given.peers.end(), peers.begin(), peers.end());
+    work.peers.insert(work.peers.end(), peers.begin(), peers.end());
     ++stats_.forwarded_records;
     finish(segment, forward);
   }
-  given_.push_back(std::move(given));
+  in_flight_.push_back(std::move(work));
   finish(segment, index);
   return true;
 }
@@ -112,32 +112,32 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
 // In order: so nothing that was made after a bad record was opened leaves this rank.
 bool Collective::settle() {
   bool moved = false;
-  while (!given_.empty()) {
-    Given& given = given_.front();
-    const Device::State state = device_->settle(given.ticket);
+  while (!in_flight_.empty()) {
+    InFlight& work = in_flight_.front();
+    const Device::State state = device_->settle(work.ticket);
     if (state == Device::State::pending) break;
     if (state == Device::State::refused) {
-      throw Failure(FailureCode::tampered, given.sender, "a record's payload was changed on the way");
+      throw Failure(FailureCode::tampered, work.sender, "a record's payload was changed on the way");
     }
-    for (int peer : given.peers) {
-      if (given.sender < 0) --links_[peer]->promised;
-      links_[peer]->enqueue(given.record);
+    for (int peer : work.peers) {
+      if (work.sender < 0) --links_[peer]->promised;
+      links_[peer]->enqueue(work.record);
     }
-    if (wires_ != nullptr && given.sender >= 0) tell_fetched(*links_[given.sender]);
-    given_.pop_front();
+    if (wires_ != nullptr && work.sender >= 0) send_fetched(*links_[work.sender]);
+    in_flight_.pop_front();
     moved = true;
   }
   return moved;
 }
 
-void Collective::tell_fetched(Link& link) {
+void Collective::send_fetched(Link& link) {
   Header header;
   header.kind = Kind::fetched;
   header.total = wires_->fetched(link.peer);
   link.send(header, nullptr);
 }
 
-void Collective::hear_fetched(Link& link) {
+void Collective::on_fetched(Link& link) {
   link.open(link.arrived_payload());
   if (wires_ == nullptr || !wires_->returned(link.peer, link.header().total)) {
     throw Failure(FailureCode::out_of_step, link.peer,

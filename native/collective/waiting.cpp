@@ -65,7 +65,7 @@ View view_of(const Call& call) {
 
 // A peer waits and says in what. It may be behind us or ahead of us, and still in step: what counts
 // is what we called under that number.
-void Collective::hear_status(Link& link) {
+void Collective::on_status(Link& link) {
   link.open(link.arrived_payload());
   const View theirs = View::from(link.header());
   link.waits_in = theirs.number;
@@ -78,9 +78,9 @@ void Collective::hear_status(Link& link) {
   link.take();
 }
 
-void Collective::tell_status() {
-  if (told_status_) return;
-  told_status_ = true;
+void Collective::send_status() {
+  if (status_sent_) return;
+  status_sent_ = true;
   for (const auto& link : links_) {
     if (!link || link->ended() || link->broken()) continue;
     Header header;
@@ -96,23 +96,23 @@ void Collective::tell_status() {
 void Collective::wait() {
   {
     const Stopwatch waiting(stats_.wait_ns);
-    if (patience_.lend()) return;
+    if (backoff_.yield_core()) return;
   }
   const bool full = device_ != nullptr && !device_->has_room();
-  if (!given_.empty() || full) return watch_device();
+  if (!in_flight_.empty() || full) return watch_device();
   sleep();
 }
 
 void Collective::watch_device() {
-  if (patience_.silent_s() > kStatusAfterS) return sleep();
-  heed_interrupt();
-  if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  if (backoff_.idle_s() > kStatusAfterS) return sleep();
+  check_interrupt();
+  if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
   const Stopwatch waiting(stats_.wait_ns);
   ::usleep(kGlanceUs);
 }
 
 // One that came between two collectives counts too: whoever asked for it believes the group closed.
-void Collective::heed_interrupt() const {
+void Collective::check_interrupt() const {
   if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
   require_lease();
 }
@@ -122,17 +122,17 @@ void Collective::require_lease() const {
 }
 
 void Collective::sleep() {
-  heed_interrupt();
-  if (call_.wants_out()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
-  const double silent = patience_.silent_s();
-  if (silent > call_.timeout_s) give_up();
-  if (silent > kStatusAfterS) tell_status();
+  check_interrupt();
+  if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  const double silent = backoff_.idle_s();
+  if (silent > call_.timeout_s) throw_timeout();
+  if (silent > kStatusAfterS) send_status();
   std::vector<Link*> sleepers;
   for (const auto& link : links_) {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   const double left_ms = (call_.timeout_s - silent) * 1e3;
-  const int longest_ms = given_.empty() ? kNapMs : kGlanceMs;
+  const int longest_ms = in_flight_.empty() ? kNapMs : kGlanceMs;
   const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, longest_ms));
   std::chrono::nanoseconds slept{0};
   {
@@ -141,24 +141,24 @@ void Collective::sleep() {
   }
   if (slept.count() != 0) ++stats_.sleeps;
   for (Link* link : sleepers) {
-    if (owed_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
+    if (expected_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
   }
   // Alerts and ends come over any link, not only those that the program reads.
   for (Link* link : sleepers) {
-    if (receive(*link)) patience_.progressed();
+    if (receive(*link)) backoff_.progressed();
   }
 }
 
 // Whom we wait for, or whoever it in turn waits for: a peer that waits in this collective itself has
 // said so, and is not the one.
-void Collective::give_up() {
+void Collective::throw_timeout() {
   int blamed = -1;
   const auto blame = [&](auto guilty) {
     for (const auto& link : links_) {
       if (blamed < 0 && link && guilty(*link)) blamed = link->peer;
     }
   };
-  const auto owes = [&](const Link& link) { return owed_[link.peer] != 0 && !link.ready(); };
+  const auto owes = [&](const Link& link) { return expected_[link.peer] != 0 && !link.ready(); };
   const auto waits = [&](const Link& link) { return link.waits_in >= call_.number; };
   const char* what = "nothing came from the peer";
   blame([&](const Link& link) { return owes(link) && !waits(link); });
@@ -175,9 +175,9 @@ void Collective::give_up() {
       return !link.idle() || (wires_ != nullptr && wires_->lent_to(link.peer));
     });
   }
-  if (blamed < 0 && !given_.empty() && given_.front().sender >= 0) {
+  if (blamed < 0 && !in_flight_.empty() && in_flight_.front().sender >= 0) {
     what = "a record of the peer's did not come to this rank's GPU";
-    blamed = given_.front().sender;
+    blamed = in_flight_.front().sender;
   }
   throw peer_was_silent(blamed, what, call_.timeout_s);
 }

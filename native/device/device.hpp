@@ -16,7 +16,7 @@
 
 namespace sealring {
 
-class Porter;
+class PersistentKernel;
 
 // What it cannot do it says with an exception; the group then ends, on all ranks.
 class Device {
@@ -39,7 +39,7 @@ class Device {
   struct Prepared {
     uint64_t first = 0;
     uint32_t commands = 0;
-    uint32_t kept = 0;  // and so many more for its end, if it fails
+    uint32_t spare = 0;  // and so many more for its end, if it fails
     uint8_t* scratch = nullptr;
   };
 
@@ -82,17 +82,17 @@ class Device {
   virtual bool reached(uint64_t event) = 0;
 
   // Who does a message's part while streams wait for it, if the device has one.
-  virtual Porter* porter() { return nullptr; }
+  virtual PersistentKernel* persistent_kernel() { return nullptr; }
   // What streams would take for a message's result is overwritten with ones, which are NaN in every
   // float type, by the porter.
-  virtual void spoil_message(std::span<uint8_t> /*result*/) noexcept {}
+  virtual void poison_message(std::span<uint8_t> /*result*/) noexcept {}
   // When the group has ended, and so have its messages: the keys go, and the porter does.
-  virtual void dismiss_porter() noexcept {}
+  virtual void stop_persistent_kernel() noexcept {}
 
   // Host memory that the device reads and writes by itself.
-  virtual void stock_host_memory(size_t bytes, size_t pieces) = 0;
-  virtual uint8_t* take_host_memory(size_t bytes) = 0;
-  virtual void give_host_memory(uint8_t* memory) = 0;
+  virtual void reserve_pinned_memory(size_t bytes, size_t pieces) = 0;
+  virtual uint8_t* take_pinned_memory(size_t bytes) = 0;
+  virtual void free_pinned_memory(uint8_t* memory) = 0;
   // What it has for itself, there and here, besides what was taken from it or is a collective's scratch.
   virtual size_t memory_bytes() const = 0;
 
@@ -122,7 +122,7 @@ class Device {
   // By whoever calls a collective, one at a time, in the order in which they will be run.
   virtual Prepared prepare(const Need& need) = 0;
   // The rest of it, when it will be run: this may wait until some of it has been done.
-  virtual void prepare_rest() = 0;
+  virtual void launch_rest() = 0;
   virtual void begin(const Setting& setting) = 0;
   // Returns when all that was begun is done.
   virtual void end() = 0;
@@ -130,7 +130,7 @@ class Device {
   virtual void abandon() noexcept = 0;
   // Lets the streams go on that wait for a prepared one which was abandoned, or never begun. What they
   // would take for its result is overwritten with ones, which are NaN in every float type.
-  virtual void spoil(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept = 0;
+  virtual void poison_results(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept = 0;
   // Whether nothing that was prepared is still to come.
   virtual bool at_rest() const = 0;
   virtual uint8_t* scratch() const = 0;

@@ -17,7 +17,7 @@ namespace sealring {
 template <typename Key>
 int slot_of(Device& device, Key& key) {
   key.bytes().require_key();
-  OnDevice& there = key.on_device;
+  DeviceKeySlot& there = key.on_device;
   if (there.slot < 0) {
     there = {device.add_key(key.bytes()), key.generation()};
   } else if (there.generation != key.generation()) {
@@ -40,7 +40,7 @@ void put_keys(Device& device, const std::vector<Keys*>&... keys) {
 
 // Gives the header its place in the key's sequence, and the places behind it to the rest of its run.
 inline void reserve(SealingKey& key, Header& header, size_t bytes) {
-  const SealingKey::Place place = key.advance(bytes, records_in_run(bytes));
+  const SealingKey::Reservation place = key.advance(bytes, records_in_run(bytes));
   header.generation = place.generation;
   header.count = place.count;
 }

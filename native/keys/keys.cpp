@@ -131,7 +131,7 @@ bool Aead::Use::open(const Nonce& nonce, std::span<const uint8_t> associated,
 SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes, Suite suite)
     : aead_(key, Aead::Direction::seal, suite), rekey_bytes_(rekey_bytes) {}
 
-SealingKey::Place SealingKey::advance(size_t bytes, size_t records) {
+SealingKey::Reservation SealingKey::advance(size_t bytes, size_t records) {
   // A record longer than the limit still goes out under a key of its own.
   // An empty record counts too: its tags are made with the key.
   if (ratchets_before(bytes, records)) {

@@ -100,7 +100,7 @@ class Aead {
 };
 
 // Where a key lies in a device's memory, and which of its generations.
-struct OnDevice {
+struct DeviceKeySlot {
   int slot = -1;
   uint32_t generation = 0;
 };
@@ -112,13 +112,13 @@ class SealingKey {
   SealingKey(const SealingKey&) = delete;
   SealingKey& operator=(const SealingKey&) = delete;
 
-  struct Place {
+  struct Reservation {
     uint32_t generation;
     uint64_t count;
   };
   // Reserves the place of the next record, or of the first of several. The count goes on across
   // ratchets, so that a nonce would not repeat even under a key that did.
-  Place advance(size_t bytes, size_t records = 1);
+  Reservation advance(size_t bytes, size_t records = 1);
   // Whether it would replace the key first.
   bool ratchets_before(size_t bytes, size_t records = 1) const {
     return sealed_bytes_ != 0 && sealed_bytes_ + bytes + records * kTagBytes > rekey_bytes_;
@@ -129,7 +129,7 @@ class SealingKey {
   uint32_t generation() const { return generation_; }
   const KeyBytes& bytes() const { return aead_.key(); }
 
-  OnDevice on_device;
+  DeviceKeySlot on_device;
 
  private:
   Aead aead_;
@@ -157,7 +157,7 @@ class OpeningKey {
   const KeyBytes& bytes() const { return aead_.key(); }
 
   uint64_t expected_count = 0;  // of the next record
-  OnDevice on_device;
+  DeviceKeySlot on_device;
 
  private:
   Aead aead_;

@@ -89,7 +89,7 @@ void Mailbox::attach(std::unique_ptr<Device> device) {
   put_keys(*device, sealing, opening);
   device_ = std::move(device);
   gpu_pool_.take_memory_of(device_.get());
-  if (device_->porter() != nullptr) {
+  if (device_->persistent_kernel() != nullptr) {
     mover_is_done_ = false;
     mover_ = std::thread([this] { move_for_streams(); });
     ::pthread_setname_np(mover_.native_handle(), "sealring mover");
@@ -110,7 +110,7 @@ void Mailbox::require_lease(Lock& lock) {
     lease_->require(rank_, names());
   } catch (const Failure& failure) {
     failure_ = first_failure_->settle(failure);
-    abandon_given();
+    abandon_in_flight();
     wait_for_driver(lock);
     throw end_with(failure);
   }
@@ -122,12 +122,12 @@ void Mailbox::require_link(int peer) const {
   }
 }
 
-void Mailbox::require_device(const std::optional<OnDevice>& place) const {
+void Mailbox::require_device(const std::optional<CallerStream>& place) const {
   if (place && !device_) throw std::invalid_argument("there is no device attached");
 }
 
 Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_t bytes,
-                              double timeout_s, std::optional<OnDevice> place) {
+                              double timeout_s, std::optional<CallerStream> place) {
   require_process();
   Lock lock(lock_);
   require_alive();
@@ -149,7 +149,7 @@ Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_
 }
 
 Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t bytes,
-                                 double timeout_s, std::optional<OnDevice> place) {
+                                 double timeout_s, std::optional<CallerStream> place) {
   require_process();
   Lock lock(lock_);
   require_alive();
@@ -170,7 +170,7 @@ Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t b
   return ticket;
 }
 
-Mailbox::Ticket Mailbox::new_ticket(const std::optional<OnDevice>& place, uint32_t number,
+Mailbox::Ticket Mailbox::new_ticket(const std::optional<CallerStream>& place, uint32_t number,
                                     std::span<uint8_t> into) {
   const Ticket ticket = ++last_ticket_;
   tickets_[ticket] = std::nullopt;
@@ -180,7 +180,7 @@ Mailbox::Ticket Mailbox::new_ticket(const std::optional<OnDevice>& place, uint32
   return ticket;
 }
 
-std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wants_out) {
+std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& signal_pending) {
   require_process();
   Lock lock(lock_);
   const auto over = [&] {
@@ -193,11 +193,11 @@ std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& wan
       changed_.wait_for(lock, kLook);
       if (over()) break;
       lock.unlock();
-      const bool leaves = wants_out();
+      const bool leaves = signal_pending();
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
     } else {
-      drive(lock, over, wants_out);
+      drive(lock, over, signal_pending);
     }
   }
   const auto entry = tickets_.find(ticket);
@@ -223,7 +223,7 @@ std::vector<std::pair<Mailbox::Ticket, int>> Mailbox::finished() {
     if (failure_) throw *failure_;
     if (closed_) return out;
     const Clock::time_point due = posted_ + kGrace;
-    if (driving_ || porter_works() || !pending()) {
+    if (driving_ || persistent_kernel_runs() || !pending()) {
       changed_.wait(lock);
     } else if (Clock::now() < due) {
       changed_.wait_until(lock, due);
@@ -238,7 +238,7 @@ bool Mailbox::pending() const {
     return !peer.unannounced.empty() || !peer.announced.empty() || !peer.accepted.empty() ||
            !peer.leaving.empty() || !peer.accepting.empty();
   };
-  return !waiting_.empty() || !met_.empty() || !given_.empty() ||
+  return !waiting_.empty() || !matched_.empty() || !in_flight_.empty() ||
          std::any_of(peers_.begin(), peers_.end(), busy) ||
          std::any_of(links_.begin(), links_.end(),
                      [](const auto& link) { return link && !link->idle(); });
@@ -247,9 +247,9 @@ bool Mailbox::pending() const {
 void Mailbox::done(Ticket ticket, int peer) {
   tickets_[ticket] = peer;
   if (const auto found = on_device_.find(ticket); found != on_device_.end()) {
-    if (found->second.number != 0) device_->porter()->let_go(found->second.number);
+    if (found->second.number != 0) device_->persistent_kernel()->release_waiters(found->second.number);
     on_device_.erase(found);
-    porter_may_leave();
+    stop_kernel_if_idle();
   }
   news_.push_back(ticket);
   changed_.notify_all();
@@ -260,9 +260,9 @@ void Mailbox::close() {
   Lock lock(lock_);
   if (closed_ || failure_) return;
   closed_ = true;
-  abandon_given();
+  abandon_in_flight();
   wait_for_driver(lock);
-  say_and_leave(links_, Kind::bye, {}, {});
+  send_last_records(links_, Kind::bye, {}, {});
   wipe();
 }
 
@@ -271,7 +271,7 @@ bool Mailbox::release_device(std::chrono::duration<double> patience) {
   Lock lock(lock_);
   if (!device_ || (!closed_ && !failure_)) return true;
   wait_for_driver(lock);
-  streams_may_go_on_ = true;
+  streams_released_ = true;
   changed_.notify_all();
   const auto free = [this] { return mover_is_done_ && calling_ == 0; };
   if (!changed_.wait_for(lock, patience, free)) return false;
@@ -285,7 +285,7 @@ void Mailbox::fail(const Failure& failure) {
   Lock lock(lock_);
   if (closed_ || failure_) return;
   failure_ = first_failure_->settle(failure);
-  abandon_given();
+  abandon_in_flight();
   wait_for_driver(lock);
   end_with(failure);
 }
@@ -298,8 +298,8 @@ void Mailbox::wait_for_driver(Lock& lock) {
 
 const Failure& Mailbox::end_with(const Failure& failure) {
   failure_ = first_failure_->settle(failure);
-  abandon_given();
-  say_and_leave(links_, Kind::alert, encode_alert(*failure_, rank_), {});
+  abandon_in_flight();
+  send_last_records(links_, Kind::alert, encode_alert(*failure_, rank_), {});
   wipe();
   return *failure_;
 }
@@ -314,7 +314,7 @@ void Mailbox::wipe() {
   if (device_) device_->wipe();
   waiting_.clear();
   arrivals_.clear();
-  met_.clear();
+  matched_.clear();
   peers_.assign(peers_.size(), Peer{});
   wake();
   changed_.notify_all();
@@ -341,7 +341,7 @@ bool Mailbox::step() {
   return with_device([this] {
     awaits_stream_ = false;
     match_arrivals();
-    bool moved = accept_met();
+    bool moved = accept_matched();
     moved |= settle();
     for (const auto& link : links_) {
       if (!link) continue;

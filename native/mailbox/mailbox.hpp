@@ -5,10 +5,10 @@
 // announcement and waits in the receiver's memory; a longer one waits with its sender until the
 // receiver accepts it. So a link never carries what nobody has room for, and never blocks.
 //
-// A message in a GPU's memory is sealed and opened by the GPU (mailbox_on_device.cpp) and always waits
-// to be accepted: no CPU sees its plaintext, however short it is. Streams can wait for it, with a number
-// (porter.hpp); a thread of the mailbox's own then moves all messages. It never waits for CUDA, nor for
-// whatever the threads that look after messages have to do when one is done.
+// A message in a GPU's memory is sealed and opened by the GPU (on_device.cpp) and always waits to
+// be accepted: no CPU sees its plaintext, however short it is. Streams can wait for it by its number
+// (device/cuda/persistent_kernel.hpp); a thread of the mailbox then moves all messages. That thread
+// calls neither CUDA nor Python.
 #pragma once
 
 #include <condition_variable>
@@ -65,29 +65,30 @@ class Mailbox {
   bool release_device(std::chrono::duration<double> patience = std::chrono::hours(1));
   int world() const { return static_cast<int>(links_.size()); }
 
-  // Memory of the device's, and when it may be touched: after an event of its (0: at once).
-  struct OnDevice {
-    OnDevice(uint64_t ready, uint64_t stream = 0, bool streams_wait = false)
+  // For memory on the device: the stream of the caller, and the event after which the memory may be
+  // used (0: at once).
+  struct CallerStream {
+    CallerStream(uint64_t ready, uint64_t stream = 0, bool streams_wait = false)
         : ready(ready), stream(stream), streams_wait(streams_wait) {}
     uint64_t ready;
-    uint64_t stream;    // the caller's, which comes to that event
-    bool streams_wait;  // for the message, if that is possible now
+    uint64_t stream;
+    bool streams_wait;  // streams are to wait for the message, if that is possible now
   };
   // The memory must stay until the message is done, or the mailbox closed.
   Ticket send(int peer, uint32_t tag, const uint8_t* from, size_t bytes, double timeout_s,
-              std::optional<OnDevice> place = std::nullopt);
+              std::optional<CallerStream> place = std::nullopt);
   Ticket receive(int peer, uint32_t tag, uint8_t* into, size_t bytes, double timeout_s,
-                 std::optional<OnDevice> place = std::nullopt);
+                 std::optional<CallerStream> place = std::nullopt);
   // What streams can wait for, if they can and the message is not done.
   uint32_t number_of(Ticket ticket) const;
   // What the stream is given from now on waits for the message, in the calling thread's context.
-  void hold(uint64_t stream, uint32_t number);
-  bool is_over(uint32_t number) const;
-  bool porter_is_in() const;
+  void make_stream_wait(uint64_t stream, uint32_t number);
+  bool is_done(uint32_t number) const;
+  bool persistent_kernel_runs() const;
 
   // Drives the traffic until this message is done; returns the rank at its other end, or nothing if
   // finished() has handed it out already.
-  std::optional<int> wait(Ticket ticket, const std::function<bool()>& wants_out);
+  std::optional<int> wait(Ticket ticket, const std::function<bool()>& signal_pending);
   // For the thread that looks after messages nobody waits for: those that are done since the last
   // call, with the rank at their other end. Returns empty-handed when the mailbox is closed.
   std::vector<std::pair<Ticket, int>> finished();
@@ -96,9 +97,9 @@ class Mailbox {
   void close();
   // Ends with a failure that was seen elsewhere.
   void fail(const Failure& failure);
-  // When it has ended, and whoever looks after it knows why: streams go on that wait for messages which
-  // will not come. Without this they do so half a second later.
-  void let_streams_go_on();
+  // Called when the mailbox has ended and its error is recorded: releases the streams that wait for
+  // messages which will not come. Without this call they are released half a second later.
+  void release_streams();
 
   struct Stats {
     uint64_t sealed_bytes = 0;
@@ -112,7 +113,7 @@ class Mailbox {
   using Lock = std::unique_lock<std::mutex>;
 
   // Where a message is when it is announced. The numbers are the protocol's.
-  enum class Place : uint32_t { with_sender = 0, in_the_announcement = 1, on_senders_gpu = 2 };
+  enum class PayloadLocation : uint32_t { with_sender = 0, in_the_announcement = 1, on_senders_gpu = 2 };
 
   struct Outgoing {
     Ticket ticket;
@@ -142,10 +143,10 @@ class Mailbox {
     uint64_t id;
     uint32_t tag;
     uint64_t bytes;
-    Place place;
+    PayloadLocation location;
     std::vector<uint8_t> payload;  // of a short one
   };
-  struct Meeting {
+  struct Match {
     Incoming incoming;
     Arrival arrival;
   };
@@ -155,7 +156,7 @@ class Mailbox {
     std::span<uint8_t> into;  // of one that is received
   };
   // A record that the device was given, to seal or to open, in the order in which it will be done.
-  struct Given {
+  struct InFlight {
     Device::Ticket ticket;
     BufferRef record;
     int peer;
@@ -177,11 +178,11 @@ class Mailbox {
   };
 
   void drive(Lock& lock, const std::function<bool()>& enough,
-             const std::function<bool()>& wants_out);
+             const std::function<bool()>& signal_pending);
   bool step();
   bool read(Link& link);
-  void hear_announcement(Link& link);
-  void hear_acceptance(Link& link);
+  void on_announcement(Link& link);
+  void on_acceptance(Link& link);
   bool take_data(Link& link);
   bool write(Link& link);
   bool send_data(Link& link);
@@ -190,41 +191,41 @@ class Mailbox {
   static bool meets(const Incoming& waiting, const Arrival& arrival);
   void remember(Arrival arrival);
   void match(std::list<Incoming>::iterator waiting, Arrival arrival);
-  bool accept_met();
+  bool accept_matched();
   void accept(Incoming incoming, const Arrival& arrival);
   size_t piece_bytes(bool on_device) const {
     return (on_device ? gpu_pool_ : pool_).payload_bytes();
   }
   template <typename Work>
   auto with_device(Work work);
-  // With a device (mailbox_on_device.cpp).
-  uint32_t number_for(Lock& lock, const std::optional<OnDevice>& place);
-  static std::optional<uint64_t> ready_of(const std::optional<OnDevice>& place, uint32_t number);
-  void let_porter_in(Lock& lock);
-  bool porter_works() const;
+  // With a device (on_device.cpp).
+  uint32_t number_for(Lock& lock, const std::optional<CallerStream>& place);
+  static std::optional<uint64_t> ready_of(const std::optional<CallerStream>& place, uint32_t number);
+  void start_persistent_kernel(Lock& lock);
+  bool kernel_runs() const;
   void move_for_streams();
   template <typename Call>
   void call_without(Lock& lock, Call call);
-  bool spoil() noexcept;
-  void porter_may_leave();
+  bool poison_results() noexcept;
+  void stop_kernel_if_idle();
   bool reached(std::optional<uint64_t>& ready);
   void seal_on_device(Link& link, Header& header, const Outgoing& message);
   void open_on_device(Link& link, const Incoming& incoming, bool last);
   bool settle();
-  void abandon_given() noexcept;
-  bool waits_for_device() const { return !given_.empty() || awaits_stream_; }
+  void abandon_in_flight() noexcept;
+  bool waits_for_device() const { return !in_flight_.empty() || awaits_stream_; }
   void require_same_place(const Incoming& incoming, const Arrival& arrival) const;
   void sleep(Lock& lock);
-  void check_patience() const;
-  void check_device_patience() const;
+  void check_timeouts() const;
+  void check_device_timeouts() const;
   void require_process() const { process_.require("this process group"); }
   const Names& names() const { return keyring_.names; }
   void require_alive() const;
   void require_lease(Lock& lock);
   void require_link(int peer) const;
-  void require_device(const std::optional<OnDevice>& place) const;
+  void require_device(const std::optional<CallerStream>& place) const;
   bool pending() const;
-  Ticket new_ticket(const std::optional<OnDevice>& place, uint32_t number, std::span<uint8_t> into);
+  Ticket new_ticket(const std::optional<CallerStream>& place, uint32_t number, std::span<uint8_t> into);
   void done(Ticket ticket, int peer);
   const Failure& end_with(const Failure& failure);
   void wait_for_driver(Lock& lock);
@@ -251,23 +252,23 @@ class Mailbox {
   std::vector<Peer> peers_;
   std::list<Incoming> waiting_;  // for an announcement, in the order of their calls
   std::list<Arrival> arrivals_;
-  std::list<Meeting> met_;       // not accepted before their memory may be written
-  std::deque<Given> given_;
-  uint64_t given_count_ = 0;
+  std::list<Match> matched_;       // not accepted before their memory may be written
+  std::deque<InFlight> in_flight_;
+  uint64_t in_flight_count_ = 0;
   std::map<Ticket, UnderWay> on_device_;
   std::thread mover_;
   bool mover_is_done_ = true;
-  bool streams_may_go_on_ = false;
-  bool porter_comes_ = false;
+  bool streams_released_ = false;
+  bool kernel_starting_ = false;
   size_t posting_ = 0;  // messages that have a number, and are not under way yet
-  size_t calling_ = 0;  // threads that call CUDA for the porter
+  size_t calling_ = 0;  // threads that call CUDA for the kernel
   bool awaits_stream_ = false;   // in the last step some memory was still in use
   bool new_receives_ = false;  // that have not looked among the arrivals yet
   std::map<Ticket, std::optional<int>> tickets_;  // all that are not yet handed out
   std::vector<Ticket> news_;
   Ticket last_ticket_ = 0;
   Clock::time_point posted_{};
-  Patience patience_;
+  Backoff backoff_;
   Stats stats_;
 };
 

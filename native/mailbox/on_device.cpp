@@ -17,65 +17,65 @@ namespace {
 constexpr size_t kInHand = 40, kOnALink = 16;
 // How often a stream is glanced at that has not come to its call.
 constexpr std::chrono::milliseconds kGlance{1};
-// Whoever sees that a message failed shall find out why. But CUDA, or the interpreter, may keep those who
-// know it from saying so until streams go on.
+// Time for the group to record the error before streams are released. CUDA or the interpreter may block
+// the threads that record it until streams go on, so this has a limit.
 constexpr std::chrono::milliseconds kToBeTold{500};
 
 }  // namespace
 
 // ---- messages that streams wait for ------------------------------------------------------------
 
-// The porter comes in with the first of them, and does then what all messages need. While there are
-// others, for which kernels are launched, it cannot.
-uint32_t Mailbox::number_for(Lock& lock, const std::optional<OnDevice>& place) {
-  Porter* const porter = place ? device_->porter() : nullptr;
-  if (porter == nullptr) return 0;
-  changed_.wait(lock, [this] { return !porter_comes_; });
+// The persistent kernel is launched for the first of them, and then serves all messages. It cannot be
+// launched while messages are under way for which kernels are launched one by one.
+uint32_t Mailbox::number_for(Lock& lock, const std::optional<CallerStream>& place) {
+  PersistentKernel* const kernel = place ? device_->persistent_kernel() : nullptr;
+  if (kernel == nullptr) return 0;
+  changed_.wait(lock, [this] { return !kernel_starting_; });
   require_alive();
-  if (!porter->is_in()) {
+  if (!kernel->running()) {
     if (!place->streams_wait || !on_device_.empty()) return 0;
-    let_porter_in(lock);
+    start_persistent_kernel(lock);
   }
-  const uint32_t number = porter->take_number();
+  const uint32_t number = kernel->take_number();
   if (number == 0) {
-    throw std::runtime_error("more than " + std::to_string(Porter::kNumbers) +
+    throw std::runtime_error("more than " + std::to_string(PersistentKernel::kNumbers) +
                              " messages of a GPU are under way: wait for some of them first");
   }
   ++posting_;
   try {
-    call_without(lock, [&] { porter->mark(reinterpret_cast<cuda::Handle>(place->stream), number); });
+    call_without(lock, [&] { kernel->mark(reinterpret_cast<cuda::Handle>(place->stream), number); });
     require_alive();
   } catch (...) {
     --posting_;
-    porter->let_go(number);
-    porter_may_leave();
+    kernel->release_waiters(number);
+    stop_kernel_if_idle();
     throw;
   }
   --posting_;
   return number;
 }
 
-void Mailbox::let_porter_in(Lock& lock) {
-  porter_comes_ = true;
+void Mailbox::start_persistent_kernel(Lock& lock) {
+  kernel_starting_ = true;
   try {
     call_without(lock, [&] {
       device_->enter();
-      // So that nobody has to ask CUDA for memory while it is in.
-      device_->stock_host_memory(gpu_pool_.slab_bytes(), kInHand + kOnALink * (links_.size() - 1));
-      device_->porter()->launch();
+      // Now: while the kernel runs, a call for memory would wait for it.
+      device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), kInHand + kOnALink * (links_.size() - 1));
+      device_->persistent_kernel()->launch();
     });
   } catch (...) {
-    porter_comes_ = false;
+    kernel_starting_ = false;
     throw;
   }
-  porter_comes_ = false;
-  device_->porter()->come_in();
-  if (failure_ || closed_) device_->porter()->leave();
+  kernel_starting_ = false;
+  device_->persistent_kernel()->mark_running();
+  if (failure_ || closed_) device_->persistent_kernel()->stop();
   require_alive();
 }
 
-// CUDA may keep the caller waiting until the GPU has come further. Whoever moves messages must not wait
-// for that.
+// Makes a call to CUDA without the lock. CUDA may block the caller until the GPU has made progress, and
+// the thread that moves messages must not wait for that.
 template <typename Call>
 void Mailbox::call_without(Lock& lock, Call call) {
   ++calling_;
@@ -101,50 +101,50 @@ uint32_t Mailbox::number_of(Ticket ticket) const {
   return found == on_device_.end() ? 0 : found->second.number;
 }
 
-void Mailbox::hold(uint64_t stream, uint32_t number) {
+void Mailbox::make_stream_wait(uint64_t stream, uint32_t number) {
   require_process();
   Lock lock(lock_);
   if (!device_) return;  // all were let go
-  Porter* const porter = device_->porter();
-  call_without(lock, [&] { porter->hold(reinterpret_cast<cuda::Handle>(stream), number); });
+  PersistentKernel* const kernel = device_->persistent_kernel();
+  call_without(lock, [&] { kernel->make_stream_wait(reinterpret_cast<cuda::Handle>(stream), number); });
 }
 
-bool Mailbox::is_over(uint32_t number) const {
+bool Mailbox::is_done(uint32_t number) const {
   require_process();
   const Lock lock(lock_);
-  return !device_ || device_->porter()->is_over(number);
+  return !device_ || device_->persistent_kernel()->is_done(number);
 }
 
-bool Mailbox::porter_is_in() const {
+bool Mailbox::persistent_kernel_runs() const {
   require_process();
   const Lock lock(lock_);
-  return porter_works();
+  return kernel_runs();
 }
 
-std::optional<uint64_t> Mailbox::ready_of(const std::optional<OnDevice>& place, uint32_t number) {
+std::optional<uint64_t> Mailbox::ready_of(const std::optional<CallerStream>& place, uint32_t number) {
   if (!place) return std::nullopt;
   return number != 0 ? number : place->ready;
 }
 
-// It leaves with the last message.
-void Mailbox::porter_may_leave() {
-  Porter* const porter = device_->porter();
-  if (porter != nullptr && porter->is_in() && on_device_.empty() && posting_ == 0) porter->leave();
+// The kernel ends with the last message.
+void Mailbox::stop_kernel_if_idle() {
+  PersistentKernel* const kernel = device_->persistent_kernel();
+  if (kernel != nullptr && kernel->running() && on_device_.empty() && posting_ == 0) kernel->stop();
 }
 
-bool Mailbox::porter_works() const {
-  return device_ && device_->porter() != nullptr && device_->porter()->is_in();
+bool Mailbox::kernel_runs() const {
+  return device_ && device_->persistent_kernel() != nullptr && device_->persistent_kernel()->running();
 }
 
 void Mailbox::move_for_streams() {
   Lock lock(lock_);
   while (!failure_ && !closed_) {
-    if (driving_ || !porter_works()) {
+    if (driving_ || !kernel_runs()) {
       changed_.wait(lock);
       continue;
     }
     try {
-      drive(lock, [this] { return !porter_works(); }, [] { return false; });
+      drive(lock, [this] { return !kernel_runs(); }, [] { return false; });
     } catch (const Failure&) {  // it has ended the group
     } catch (const std::exception& broken) {
       end_with(Failure(FailureCode::closed, -1,
@@ -152,37 +152,37 @@ void Mailbox::move_for_streams() {
     }
   }
   while (driving_) changed_.wait(lock);
-  changed_.wait_for(lock, kToBeTold, [this] { return streams_may_go_on_; });
-  while (!spoil()) changed_.wait_for(lock, kGlance);
+  changed_.wait_for(lock, kToBeTold, [this] { return streams_released_; });
+  while (!poison_results()) changed_.wait_for(lock, kGlance);
   mover_is_done_ = true;
   changed_.notify_all();
 }
 
-void Mailbox::let_streams_go_on() {
+void Mailbox::release_streams() {
   if (!process_.here()) return;
   const Lock lock(lock_);
-  streams_may_go_on_ = closed_ || failure_;
+  streams_released_ = closed_ || failure_;
   changed_.notify_all();
 }
 
 // When the mailbox has ended: streams go on that wait for messages which will not come. They find their
 // results overwritten with ones, but not before the caller's stream has come to the call: until then
 // others may use the memory. False as long as there are such messages.
-bool Mailbox::spoil() noexcept {
-  Porter* const porter = device_ ? device_->porter() : nullptr;
-  if (porter == nullptr || !porter->is_in()) return true;
+bool Mailbox::poison_results() noexcept {
+  PersistentKernel* const kernel = device_ ? device_->persistent_kernel() : nullptr;
+  if (kernel == nullptr || !kernel->running()) return true;
   for (auto next = on_device_.begin(); next != on_device_.end();) {
     const auto& [number, into] = next->second;
-    if (!into.empty() && !porter->has_come(number)) {
+    if (!into.empty() && !kernel->stream_reached(number)) {
       ++next;
       continue;
     }
-    if (!into.empty()) device_->spoil_message(into);
-    porter->let_go(number);
+    if (!into.empty()) device_->poison_message(into);
+    kernel->release_waiters(number);
     next = on_device_.erase(next);
   }
   if (!on_device_.empty()) return false;
-  device_->dismiss_porter();
+  device_->stop_persistent_kernel();
   return true;
 }
 
@@ -206,10 +206,10 @@ void Mailbox::seal_on_device(Link& link, Header& header, const Outgoing& message
   SealingKey& key = link.gpu_send_key();
   reserve(key, header, header.length);
   const Device::Ticket ticket =
-      seal_on(*device_, given_count_++, key, keyring_.context, header,
+      seal_on(*device_, in_flight_count_++, key, keyring_.context, header,
               message.from + message.sealed, header.length, {record->record});
   ++link.promised;
-  given_.push_back({ticket, std::move(record), link.peer, false, std::nullopt, message.timeout_s,
+  in_flight_.push_back({ticket, std::move(record), link.peer, false, std::nullopt, message.timeout_s,
                     Clock::now()});
 }
 
@@ -218,9 +218,9 @@ void Mailbox::open_on_device(Link& link, const Incoming& incoming, bool last) {
   OpeningKey& key = link.arrived_key();
   BufferRef record = link.take();
   const Device::Ticket ticket =
-      open_on(*device_, given_count_++, key, keyring_.context, header, header.length,
+      open_on(*device_, in_flight_count_++, key, keyring_.context, header, header.length,
               {record->record}, incoming.into + incoming.have, false);
-  given_.push_back({ticket, std::move(record), link.peer, true,
+  in_flight_.push_back({ticket, std::move(record), link.peer, true,
                     last ? std::optional(incoming.ticket) : std::nullopt, incoming.timeout_s,
                     Clock::now()});
 }
@@ -228,21 +228,21 @@ void Mailbox::open_on_device(Link& link, const Incoming& incoming, bool last) {
 // In order: a message is done when the last of its records has proved authentic, and so all of them.
 bool Mailbox::settle() {
   bool moved = false;
-  while (!given_.empty()) {
-    Given& given = given_.front();
-    const Device::State state = device_->settle(given.ticket);
+  while (!in_flight_.empty()) {
+    InFlight& work = in_flight_.front();
+    const Device::State state = device_->settle(work.ticket);
     if (state == Device::State::pending) break;
     if (state == Device::State::refused) {
-      throw Failure(FailureCode::tampered, given.peer, "a record's payload was changed on the way");
+      throw Failure(FailureCode::tampered, work.peer, "a record's payload was changed on the way");
     }
-    if (!given.opens) {
-      Link& link = *links_[given.peer];
+    if (!work.opens) {
+      Link& link = *links_[work.peer];
       --link.promised;
-      link.enqueue(std::move(given.record));
-    } else if (given.ends) {
-      done(*given.ends, given.peer);
+      link.enqueue(std::move(work.record));
+    } else if (work.ends) {
+      done(*work.ends, work.peer);
     }
-    given_.pop_front();
+    in_flight_.pop_front();
     moved = true;
   }
   return moved;
@@ -250,13 +250,13 @@ bool Mailbox::settle() {
 
 // The device must not write to memory that its owner has back. Called before anybody can learn that
 // the mailbox has ended.
-void Mailbox::abandon_given() noexcept {
+void Mailbox::abandon_in_flight() noexcept {
   if (device_) device_->abandon();
-  given_.clear();
+  in_flight_.clear();
 }
 
 void Mailbox::require_same_place(const Incoming& incoming, const Arrival& arrival) const {
-  const bool theirs_on_gpu = arrival.place == Place::on_senders_gpu;
+  const bool theirs_on_gpu = arrival.location == PayloadLocation::on_senders_gpu;
   if (theirs_on_gpu == incoming.ready.has_value()) return;
   const auto place = [](bool on_gpu) { return on_gpu ? "a GPU" : "the CPU"; };
   throw Failure(FailureCode::out_of_step, arrival.peer,

@@ -81,16 +81,16 @@ void Mailbox::announce(Link& link, Outgoing message) {
   const bool on_device = message.ready.has_value();
   const bool travels = !on_device && message.bytes <= kShortBytes &&
                        box.untaken_bytes + message.bytes <= kUntakenBytes;
-  const Place place = on_device ? Place::on_senders_gpu
-                      : travels ? Place::in_the_announcement
-                                : Place::with_sender;
+  const PayloadLocation location = on_device ? PayloadLocation::on_senders_gpu
+                      : travels ? PayloadLocation::in_the_announcement
+                                : PayloadLocation::with_sender;
   Header header;
   header.kind = Kind::announce;
   header.collective = message.id;
   header.message = message.tag;
   header.total = message.bytes;
   header.length = travels ? static_cast<uint32_t>(message.bytes) : 0;
-  header.segment = static_cast<uint32_t>(place);
+  header.segment = static_cast<uint32_t>(location);
   link.send(header, message.from);
   message.moved = Clock::now();
   if (travels) {
@@ -116,7 +116,7 @@ bool Mailbox::read(Link& link) {
                     [](const auto& other) { return !other || other->ended(); });
     const bool missed = !box.unannounced.empty() || !box.announced.empty() ||
                         !box.accepted.empty() || !box.accepting.empty() ||
-                        std::any_of(met_.begin(), met_.end(), [&](const Meeting& each) {
+                        std::any_of(matched_.begin(), matched_.end(), [&](const Match& each) {
                           return each.arrival.peer == link.peer;
                         }) ||
                         std::any_of(waiting_.begin(), waiting_.end(), [&](const Incoming& each) {
@@ -128,10 +128,10 @@ bool Mailbox::read(Link& link) {
   if (!link.ready()) return moved;
   switch (link.header().kind) {
     case Kind::announce:
-      hear_announcement(link);
+      on_announcement(link);
       break;
     case Kind::accept:
-      hear_acceptance(link);
+      on_acceptance(link);
       break;
     case Kind::data:
       return take_data(link) || moved;
@@ -152,16 +152,16 @@ bool Mailbox::read(Link& link) {
   return true;
 }
 
-void Mailbox::hear_announcement(Link& link) {
+void Mailbox::on_announcement(Link& link) {
   const Header& header = link.header();
   link.open(link.arrived_payload());
-  const Place place = static_cast<Place>(header.segment);
-  const bool travels = place == Place::in_the_announcement;
-  if (header.collective != ++peers_[link.peer].heard || place > Place::on_senders_gpu ||
+  const PayloadLocation location = static_cast<PayloadLocation>(header.segment);
+  const bool travels = location == PayloadLocation::in_the_announcement;
+  if (header.collective != ++peers_[link.peer].heard || location > PayloadLocation::on_senders_gpu ||
       header.length != (travels ? header.total : 0)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer announced a message wrongly");
   }
-  Arrival arrival{link.peer, header.collective, header.message, header.total, place, {}};
+  Arrival arrival{link.peer, header.collective, header.message, header.total, location, {}};
   if (travels) {
     arrival.payload.assign(link.arrived_payload(), link.arrived_payload() + header.length);
     stats_.opened_bytes += header.length;
@@ -225,19 +225,19 @@ void Mailbox::match(std::list<Incoming>::iterator waiting, Arrival arrival) {
                       " receives " + std::to_string(incoming.bytes));
   }
   incoming.moved = Clock::now();
-  met_.push_back({incoming, std::move(arrival)});
-  accept_met();
+  matched_.push_back({incoming, std::move(arrival)});
+  accept_matched();
 }
 
-bool Mailbox::accept_met() {
+bool Mailbox::accept_matched() {
   bool moved = false;
-  for (auto each = met_.begin(); each != met_.end();) {
+  for (auto each = matched_.begin(); each != matched_.end();) {
     if (!reached(each->incoming.ready)) {
       ++each;
       continue;
     }
     accept(each->incoming, each->arrival);
-    each = met_.erase(each);
+    each = matched_.erase(each);
     moved = true;
   }
   return moved;
@@ -250,7 +250,7 @@ void Mailbox::accept(Incoming incoming, const Arrival& arrival) {
   header.collective = arrival.id;
   links_[arrival.peer]->send(header, nullptr);
   incoming.moved = Clock::now();
-  if (arrival.place != Place::in_the_announcement) {
+  if (arrival.location != PayloadLocation::in_the_announcement) {
     peers_[arrival.peer].accepting.emplace(arrival.id, incoming);
     return;
   }
@@ -258,7 +258,7 @@ void Mailbox::accept(Incoming incoming, const Arrival& arrival) {
   done(incoming.ticket, arrival.peer);
 }
 
-void Mailbox::hear_acceptance(Link& link) {
+void Mailbox::on_acceptance(Link& link) {
   link.open(link.arrived_payload());
   Peer& box = peers_[link.peer];
   const uint64_t id = link.header().collective;

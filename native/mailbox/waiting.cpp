@@ -21,27 +21,27 @@ constexpr int kDeviceNapMs = 1;
 }  // namespace
 
 void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
-                    const std::function<bool()>& wants_out) {
+                    const std::function<bool()>& signal_pending) {
   driving_ = true;
   try {
     unsigned steps = 0;
     while (!failure_ && !closed_ && !enough()) {
       if (lease_ && steps++ % kStepsPerLook == 0) lease_->require(rank_, names());
       if (step()) {
-        patience_.progressed();
+        backoff_.progressed();
         continue;
       }
       const bool glances = waits_for_device();
       lock.unlock();
-      bool lent = patience_.lend();
-      if (!lent && glances && patience_.silent_s() < kGlancesForS) lent = ::usleep(kGlanceUs) == 0;
-      const bool leaves = !lent && wants_out();
+      bool lent = backoff_.yield_core();
+      if (!lent && glances && backoff_.idle_s() < kGlancesForS) lent = ::usleep(kGlanceUs) == 0;
+      const bool leaves = !lent && signal_pending();
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
       if (lent || failure_ || closed_ || enough()) continue;
       // What was asked for while the lock was open is seen now: sleep() forgets the bell that was rung for it.
       if (step()) {
-        patience_.progressed();
+        backoff_.progressed();
       } else {
         sleep(lock);
       }
@@ -62,7 +62,7 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
 
 void Mailbox::sleep(Lock& lock) {
   if (lease_) lease_->require(rank_, names());
-  check_patience();
+  check_timeouts();
   std::vector<Link*> sleepers;
   for (const auto& link : links_) {
     if (link && !link->ended()) sleepers.push_back(link.get());
@@ -80,8 +80,8 @@ void Mailbox::sleep(Lock& lock) {
   lock.lock();
 }
 
-void Mailbox::check_patience() const {
-  check_device_patience();
+void Mailbox::check_timeouts() const {
+  check_device_timeouts();
   const Clock::time_point now = Clock::now();
   const auto late = [&](const auto& message) {
     return std::chrono::duration<double>(now - message.moved).count() > message.timeout_s;
@@ -113,19 +113,19 @@ void Mailbox::check_patience() const {
 }
 
 // A device that hangs, or a stream that does not come to the call: no peer is to blame.
-void Mailbox::check_device_patience() const {
+void Mailbox::check_device_timeouts() const {
   const Clock::time_point now = Clock::now();
-  const auto require_patience = [&](const auto& each) {
+  const auto require_in_time = [&](const auto& each) {
     if (std::chrono::duration<double>(now - each.moved).count() <= each.timeout_s) return;
     throw peer_was_silent(
         rank_, "the GPU of " + names().rank(rank_) + " did not do its part of a message",
         each.timeout_s);
   };
-  if (!given_.empty()) require_patience(given_.front());
-  for (const Meeting& each : met_) require_patience(each.incoming);
+  if (!in_flight_.empty()) require_in_time(in_flight_.front());
+  for (const Match& each : matched_) require_in_time(each.incoming);
   for (const Peer& box : peers_) {
     for (const Outgoing& each : box.accepted) {
-      if (each.ready.value_or(0) != 0) require_patience(each);
+      if (each.ready.value_or(0) != 0) require_in_time(each);
     }
   }
 }

@@ -89,7 +89,7 @@ void seal_header(SealingKey& key, const Context& context, const Header& header, 
 
 void seal_record(SealingKey& key, const Context& context, Header& header, const uint8_t* plain,
                  uint8_t* out) {
-  const SealingKey::Place place = key.advance(header.length);
+  const SealingKey::Reservation place = key.advance(header.length);
   header.generation = place.generation;
   header.count = place.count;
   Aead::Use use(key.aead());  // expanded once for both

@@ -45,10 +45,10 @@ uint64_t last_channel = 0;
 
 }  // namespace
 
-uint8_t* HostDevice::take_host_memory(size_t bytes) {
+uint8_t* HostDevice::take_pinned_memory(size_t bytes) {
   return static_cast<uint8_t*>(operator new(bytes, kAlign));
 }
-void HostDevice::give_host_memory(uint8_t* memory) { operator delete(memory, kAlign); }
+void HostDevice::free_pinned_memory(uint8_t* memory) { operator delete(memory, kAlign); }
 
 Device::Area HostDevice::share(size_t bytes, std::vector<uint8_t>& handle) {
   shared_.push_back(std::make_unique<uint8_t[]>(bytes));
@@ -193,7 +193,7 @@ void HostDevice::premultiply(uint64_t, uint8_t* into, size_t bytes) {
   sealring::premultiply(setting_.dtype, into, bytes, setting_.factor);
 }
 
-void HostDevice::spoil(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept {
+void HostDevice::poison_results(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept {
   abandon();
   for (const std::span<uint8_t>& result : results) std::memset(result.data(), 0xff, result.size());
 }

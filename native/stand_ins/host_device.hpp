@@ -30,9 +30,9 @@ class HostDevice : public Device {
   void enter() override {}
   // An event is a number here: how often it must be asked about before it is reached.
   bool reached(uint64_t event) override { return ++asked_about_[event] > event; }
-  void stock_host_memory(size_t, size_t) override {}
-  uint8_t* take_host_memory(size_t bytes) override;
-  void give_host_memory(uint8_t* memory) override;
+  void reserve_pinned_memory(size_t, size_t) override {}
+  uint8_t* take_pinned_memory(size_t bytes) override;
+  void free_pinned_memory(uint8_t* memory) override;
   size_t memory_bytes() const override { return 0; }
   // Its peers are in the same process: a handle is an address.
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;
@@ -47,10 +47,10 @@ class HostDevice : public Device {
   void wipe() override { keys_.clear(); }
   Prepared prepare(const Need& need) override { return {++prepared_, need.commands, 0, nullptr}; }
   bool at_rest() const override { return true; }
-  void prepare_rest() override {}
+  void launch_rest() override {}
   void begin(const Setting& setting) override;
   void end() override {}
-  void spoil(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept override;
+  void poison_results(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept override;
   void abandon() noexcept override { unsettled_.clear(); }
   uint8_t* scratch() const override { return const_cast<uint8_t*>(scratch_.data()); }
   bool has_room() const override { return unsettled_.size() < kRoom; }

@@ -89,20 +89,20 @@ void obey_all(const gpu::Batch& batch, const Function& function) {
   for (uint32_t i = batch.count; i-- > 0;) obey(batch.commands[i], function);
 }
 
-void serve(const gpu::Shift& shift, const Function& function) {
-  const auto* const batch = reinterpret_cast<const gpu::Batch*>(shift.batch);
-  if (batch->number != shift.number) return;
+void serve(const gpu::BatchArgument& argument, const Function& function) {
+  const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
+  if (batch->number != argument.number) return;
   obey_all(*batch, function);
-  number_at(shift.done).store(shift.number, std::memory_order_release);
+  number_at(argument.done).store(argument.number, std::memory_order_release);
 }
 
-void carry(const gpu::Shift& shift, const Function& function) {
-  const auto* const batch = reinterpret_cast<const gpu::Batch*>(shift.batch);
-  for (uint32_t number = shift.number;; ++number) {
-    while (number_at(shift.batch).load(std::memory_order_acquire) != number) glance();
-    const bool dismissed = batch->count == gpu::kDismissed;
+void carry(const gpu::BatchArgument& argument, const Function& function) {
+  const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
+  for (uint32_t number = argument.number;; ++number) {
+    while (number_at(argument.batch).load(std::memory_order_acquire) != number) glance();
+    const bool dismissed = batch->count == gpu::kStop;
     if (!dismissed) obey_all(*batch, function);
-    number_at(shift.done).store(number, std::memory_order_release);
+    number_at(argument.done).store(number, std::memory_order_release);
     if (dismissed) return;
   }
 }
@@ -141,10 +141,10 @@ cuda::Result launch(const cuda::LaunchConfig* config, cuda::Handle handle, void*
                   factor = argument<double>(arguments, 2)] { premultiply(function.dtype, into, bytes, factor); });
       break;
     case HostKernel::serve:
-      stream.put([function, shift = argument<gpu::Shift>(arguments, 0)] { serve(shift, function); });
+      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] { serve(argument, function); });
       break;
     case HostKernel::carry:
-      stream.put([function, shift = argument<gpu::Shift>(arguments, 0)] { carry(shift, function); });
+      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] { carry(argument, function); });
       break;
   }
   return cuda::kSuccess;

@@ -204,7 +204,7 @@ TEST(a_group_of_the_parents) {
       engine.fail(Failure(FailureCode::closed, -1, "no"));
       mailbox.fail(Failure(FailureCode::closed, -1, "no"));
       return int(refused([&] { engine.run(call); })) + int(refused([&] { engine.account(); })) +
-             int(refused([&] { engine.prepare(call, 0); })) + int(refused([&] { engine.spoil(call); })) +
+             int(refused([&] { engine.prepare(call, 0); })) + int(refused([&] { engine.poison_results(call); })) +
              int(refused([&] { mailbox.send(0, 0, nullptr, 0, 1); })) +
              int(refused([&] { mailbox.receive(0, 0, nullptr, 0, 1); })) +
              int(refused([&] { mailbox.wait(1, [] { return false; }); })) +

@@ -83,7 +83,7 @@ class BufferPool {
   struct Slab {
     Slab(size_t bytes, Device* device)
         : device(device),
-          memory(device != nullptr ? device->take_host_memory(bytes)
+          memory(device != nullptr ? device->take_pinned_memory(bytes)
                                    : static_cast<uint8_t*>(operator new(bytes, kAlign))) {}
     Slab(Slab&& other) noexcept
         : buffer(std::move(other.buffer)),
@@ -91,7 +91,7 @@ class BufferPool {
           memory(std::exchange(other.memory, nullptr)) {}
     ~Slab() {
       if (memory == nullptr) return;
-      device != nullptr ? device->give_host_memory(memory) : operator delete(memory, kAlign);
+      device != nullptr ? device->free_pinned_memory(memory) : operator delete(memory, kAlign);
     }
     static constexpr std::align_val_t kAlign{kLine};
     std::unique_ptr<Buffer> buffer = std::make_unique<Buffer>();

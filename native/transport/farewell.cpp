@@ -15,7 +15,7 @@ constexpr std::chrono::milliseconds kViews{1000};
 
 }  // namespace
 
-void say_and_leave(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view) {
+void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view) {
   for (const auto& link : links) {
     if (!link) continue;
     Header header;
@@ -55,7 +55,7 @@ void say_and_leave(Links& links, Kind kind, std::span<const uint8_t> payload, co
   while (!delivered() && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 1);
 }
 
-void hear_views(Links& links, const Names& names, Failure& failure) {
+void collect_views(Links& links, const Names& names, Failure& failure) {
   const auto deadline = std::chrono::steady_clock::now() + kViews;
   std::vector<bool> heard(links.size(), false);
   for (;;) {

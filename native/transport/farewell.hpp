@@ -15,10 +15,10 @@ using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
 
 // Sends an alert or a bye to every peer, with what this rank was doing, and waits a little for it
 // to leave.
-void say_and_leave(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view);
+void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view);
 
 // After ranks disagreed: what the others say, in their own alerts, that they were doing. Whoever is
 // not in a collective does not answer, so it waits only a little.
-void hear_views(Links& links, const Names& names, Failure& failure);
+void collect_views(Links& links, const Names& names, Failure& failure);
 
 }  // namespace sealring

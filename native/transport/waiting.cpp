@@ -13,7 +13,7 @@ constexpr std::chrono::milliseconds kCrowdedFor{20};
 
 }  // namespace
 
-bool Patience::lend() {
+bool Backoff::yield_core() {
   const Clock::time_point now = Clock::now();
   if (progressing_) {
     progressing_ = false;
@@ -26,7 +26,7 @@ bool Patience::lend() {
   return true;
 }
 
-double Patience::silent_s() const {
+double Backoff::idle_s() const {
   return std::chrono::duration<double>(Clock::now() - last_progress_).count();
 }
 

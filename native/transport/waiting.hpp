@@ -12,12 +12,12 @@ using Clock = std::chrono::steady_clock;
 
 // Looks again and again for a while, lending the core to others, before it says to sleep. With more
 // ranks than cores, whoever we wait for may need this very core.
-class Patience {
+class Backoff {
  public:
   void progressed() { progressing_ = true; }
   // Lends the core once. False if it is time to sleep instead.
-  bool lend();
-  double silent_s() const;
+  bool yield_core();
+  double idle_s() const;
 
  private:
   Clock::time_point last_progress_ = Clock::now();

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sealring.engine.cpu import Collective
 from sealring.engine.datatypes import DType, ReduceKind
+from sealring.engine.engine import Collective
 from sealring.errors import ConfigurationError, PeerLost
 from sealring.recorder import FlightRecorder, ProcessAccount
 from sealring.recorder.flight import KEPT

@@ -24,13 +24,13 @@ CudaDevice::CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint6
     for (cuda::Handle& stream : compute_) stream = cuda::create_urgent_stream(cuda_);
     in_ = cuda::create_urgent_stream(cuda_);
     out_ = cuda::create_urgent_stream(cuda_);
-    for (Berth& berth : berths_) {
-      check(cuda_.create_event(&berth.copied, cuda::kDisableTiming), "cuEventCreate");
-      check(cuda_.create_event(&berth.computed, cuda::kDisableTiming), "cuEventCreate");
+    for (StagingSlot& slot : staging_) {
+      check(cuda_.create_event(&slot.copied, cuda::kDisableTiming), "cuEventCreate");
+      check(cuda_.create_event(&slot.computed, cuda::kDisableTiming), "cuEventCreate");
     }
-    allocate_berths(kGpuPayload);
+    allocate_staging(kGpuPayload);
     check(cuda_.allocate(&keys_, whole_blocks(key_bytes())), "cuMemAlloc");
-    verdicts_ = reinterpret_cast<uint64_t*>(take_host_memory(kRoom * sizeof(uint64_t)));
+    verdicts_ = reinterpret_cast<uint64_t*>(take_pinned_memory(kRoom * sizeof(uint64_t)));
     held_ += whole_blocks(key_bytes()) + kRoom * sizeof(uint64_t);
   } catch (...) {
     release();
@@ -45,15 +45,15 @@ CudaDevice::~CudaDevice() {
 
 void CudaDevice::release() noexcept {
   cuda_.set_current(context_);
-  shifts_.reset();
-  porter_.reset();
+  prelaunched_.reset();
+  persistent_kernel_.reset();
   if (keys_ != 0) {
     cuda_.fill(keys_, 0, key_bytes(), in_);
     cuda_.synchronize(in_);
     cuda_.release(keys_);
   }
-  for (Berth& berth : berths_) {
-    for (cuda::Handle event : {berth.copied, berth.computed}) {
+  for (StagingSlot& slot : staging_) {
+    for (cuda::Handle event : {slot.copied, slot.computed}) {
       if (event != nullptr) cuda_.destroy_event(event);
     }
   }
@@ -61,10 +61,10 @@ void CudaDevice::release() noexcept {
   for (cuda::Pointer area : reached_) cuda_.close_shared(area);
   for (uint8_t* memory : registered_) cuda_.unregister_host(memory);
   if (scratch_ != 0) cuda_.release_in(scratch_, in_), cuda_.synchronize(in_);
-  if (berth_memory_ != 0) cuda_.release(berth_memory_);
+  if (staging_memory_ != 0) cuda_.release(staging_memory_);
   for (cuda::Pointer area : areas_) cuda_.release(area);
   for (cuda::Pointer scratch : scratches_) cuda_.release(scratch);
-  for (const auto& [bytes, memory] : stock_) cuda_.release_host(memory);
+  for (const auto& [bytes, memory] : pinned_) cuda_.release_host(memory);
   if (wrapped_ != nullptr) cuda_.release_host(wrapped_);
   if (unwrapping_ != 0) cuda_.release(unwrapping_);
   if (verdicts_ != nullptr) cuda_.release_host(verdicts_);
@@ -80,7 +80,7 @@ void CudaDevice::release() noexcept {
 void CudaDevice::make_current() const { check(cuda_.set_current(context_), "cuCtxSetCurrent"); }
 
 bool CudaDevice::reached(uint64_t event) {
-  if (porter_ && porter_->is_in()) return porter_->has_come(static_cast<uint32_t>(event));
+  if (persistent_kernel_ && persistent_kernel_->running()) return persistent_kernel_->stream_reached(static_cast<uint32_t>(event));
   const cuda::Result result = cuda_.query_event(reinterpret_cast<cuda::Handle>(event));
   if (result == cuda::kNotReady) return false;
   check(result, "cuEventQuery");
@@ -100,28 +100,28 @@ CudaDevice::Reduction CudaDevice::reduction() const {
 }
 
 // So that a collective under way takes what is there, and asks CUDA for nothing.
-void CudaDevice::stock_host_memory(size_t bytes, size_t pieces) {
+void CudaDevice::reserve_pinned_memory(size_t bytes, size_t pieces) {
   make_current();
   for (;;) {
     {
-      const std::lock_guard<std::mutex> lock(stocking_);
-      if (stocked_[bytes] >= pieces) return;
+      const std::lock_guard<std::mutex> lock(pinned_lock_);
+      if (pinned_count_[bytes] >= pieces) return;
     }
     // Not under the lock: CUDA may keep us waiting, and the group's thread must get at what is there.
     void* memory = nullptr;
     check(cuda_.allocate_host(&memory, bytes, cuda::kPortable), "cuMemHostAlloc");
-    const std::lock_guard<std::mutex> lock(stocking_);
-    stock_.emplace(bytes, static_cast<uint8_t*>(memory));
-    ++stocked_[bytes];
+    const std::lock_guard<std::mutex> lock(pinned_lock_);
+    pinned_.emplace(bytes, static_cast<uint8_t*>(memory));
+    ++pinned_count_[bytes];
   }
 }
 
-uint8_t* CudaDevice::take_host_memory(size_t bytes) {
+uint8_t* CudaDevice::take_pinned_memory(size_t bytes) {
   {
-    const std::lock_guard<std::mutex> lock(stocking_);
-    if (const auto found = stock_.find(bytes); found != stock_.end()) {
+    const std::lock_guard<std::mutex> lock(pinned_lock_);
+    if (const auto found = pinned_.find(bytes); found != pinned_.end()) {
       uint8_t* const memory = found->second;
-      stock_.erase(found);
+      pinned_.erase(found);
       return memory;
     }
   }
@@ -131,35 +131,35 @@ uint8_t* CudaDevice::take_host_memory(size_t bytes) {
   return static_cast<uint8_t*>(memory);
 }
 
-void CudaDevice::give_host_memory(uint8_t* memory) {
+void CudaDevice::free_pinned_memory(uint8_t* memory) {
   cuda_.set_current(context_);
   cuda_.release_host(memory);
 }
 
 size_t CudaDevice::memory_bytes() const {
-  size_t bytes = berth_bytes_ + held_ + (shifts_ ? Shifts::memory_bytes() : 0) +
-                 (porter_ ? Porter::memory_bytes() : 0);
-  const std::lock_guard<std::mutex> lock(stocking_);
-  for (const auto& [size, memory] : stock_) bytes += size;
+  size_t bytes = staging_bytes_ + held_ + (prelaunched_ ? PrelaunchedKernels::memory_bytes() : 0) +
+                 (persistent_kernel_ ? PersistentKernel::memory_bytes() : 0);
+  const std::lock_guard<std::mutex> lock(pinned_lock_);
+  for (const auto& [size, memory] : pinned_) bytes += size;
   return bytes;
 }
 
-// ---- berths ------------------------------------------------------------------------------------
+// ---- staging slots ------------------------------------------------------------------------------------
 
 // Nothing is under way between two collectives.
 void CudaDevice::make_room(size_t payload) {
   make_current();
-  const cuda::Pointer before = berth_memory_;
-  allocate_berths(payload);
+  const cuda::Pointer before = staging_memory_;
+  allocate_staging(payload);
   check(cuda_.release(before), "cuMemFree");
 }
 
-void CudaDevice::allocate_berths(size_t payload) {
+void CudaDevice::allocate_staging(size_t payload) {
   cuda::Pointer memory = 0;
   check(cuda_.allocate(&memory, kRoom * run_stride(payload)), "cuMemAlloc");
-  berth_memory_ = memory;
-  berth_bytes_ = kRoom * run_stride(payload);
-  for (size_t i = 0; i < kRoom; ++i) berths_[i].record = berth_memory_ + i * run_stride(payload);
+  staging_memory_ = memory;
+  staging_bytes_ = kRoom * run_stride(payload);
+  for (size_t i = 0; i < kRoom; ++i) staging_[i].record = staging_memory_ + i * run_stride(payload);
 }
 
 // ---- keys --------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ int CudaDevice::add_key(const KeyBytes& key) {
 
 // Seldom enough to wait for everything that may still use the old one.
 void CudaDevice::replace_key(int slot, const KeyBytes& key) {
-  if (told() != nullptr) return command_key(slot, key);
+  if (command_queue() != nullptr) return command_key(slot, key);
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
   put_key(slot, key);
 }
@@ -186,12 +186,12 @@ void CudaDevice::put_key(int slot, const KeyBytes& key) {
 void CudaDevice::wipe() {
   wrapping_.reset();
   if (wrapped_ != nullptr) OPENSSL_cleanse(wrapped_, static_cast<size_t>(key_slots_) * kWrappedStride);
-  // Streams wait for what is still to come, and CUDA may wait for them. It will be spoilt, and the
+  // Streams wait for what is still to come, and CUDA may wait for them. It will be poisoned, and the
   // keys with it.
-  if (unfinished_ != 0 || (porter_ && porter_->is_in())) return;
+  if (unfinished_ != 0 || (persistent_kernel_ && persistent_kernel_->running())) return;
   abandon();
   // Their owners may give them back from now on. To close them CUDA waits until the GPU is idle.
-  if (!Porter::any_is_in()) {
+  if (!PersistentKernel::any_running()) {
     for (cuda::Pointer area : reached_) cuda_.close_shared(area);
     reached_.clear();
   }
@@ -203,10 +203,10 @@ void CudaDevice::wipe() {
 
 void CudaDevice::begin(const Setting& setting) {
   setting_ = setting;
-  if (spoilt_) throw std::logic_error("the keys are gone");
+  if (poisoned_) throw std::logic_error("the keys are gone");
   if (prepared()) {
     const Prepared& ahead = setting.prepared;
-    return shifts_->begin(ahead.first, ahead.commands, ahead.kept);
+    return prelaunched_->begin(ahead.first, ahead.commands, ahead.spare);
   }
   make_current();
   for (cuda::Handle stream : compute_) {
@@ -227,14 +227,14 @@ void CudaDevice::begin(const Setting& setting) {
 
 void CudaDevice::end() {
   if (prepared()) {
-    shifts_->end();
+    prelaunched_->end();
     return leave();
   }
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
 }
 
 void CudaDevice::abandon() noexcept {
-  if (Commands* const commands = told()) {
+  if (CommandQueue* const commands = command_queue()) {
     commands->abandon();
     settled_ = begun_;
     return;
@@ -251,73 +251,73 @@ void CudaDevice::abandon() noexcept {
   settled_ = begun_;
 }
 
-CudaDevice::Berth& CudaDevice::next_berth() {
-  if (begun_ - settled_ == kRoom) throw std::logic_error("more records than the device has berths for");
-  return berths_[begun_ % kRoom];
+CudaDevice::StagingSlot& CudaDevice::next_staging_slot() {
+  if (begun_ - settled_ == kRoom) throw std::logic_error("more records than the device has staging slots for");
+  return staging_[begun_ % kRoom];
 }
 
 Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint8_t* plain) {
-  if (told() != nullptr) return command(queue, gpu::Action::seal, record, plain, nullptr);
-  Berth& berth = next_berth();
+  if (command_queue() != nullptr) return command(queue, gpu::Action::seal, record, plain, nullptr);
+  StagingSlot& slot = next_staging_slot();
   const cuda::Handle stream = stream_of(queue);
-  // Its last user is settled, so the berth is free. In a device's memory a run may be put together
+  // Its last user is settled, so the slot is free. In a device's memory a run may be put together
   // in place, though others can write there: a seal reads back nothing of what it wrote.
-  const cuda::Pointer sealed = record.area.on_device ? address(record.area.at) : berth.record;
+  const cuda::Pointer sealed = record.area.on_device ? address(record.area.at) : slot.record;
   run_kernel(stream, seal_, record, sealed, false, plain, nullptr);
-  check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
-  berth.opens = false;
-  berth.done = berth.computed;
+  check(cuda_.record_event(slot.computed, stream), "cuEventRecord");
+  slot.opens = false;
+  slot.done = slot.computed;
   for (int channel : record.channels) {
     channels_[static_cast<size_t>(channel)]->send(sealed, sealed_run_bytes(record.length),
-                                                  berth.computed);
+                                                  slot.computed);
   }
   if (record.area.on_device) return begun_++;
-  check(cuda_.wait_event(out_, berth.computed, 0), "cuStreamWaitEvent");
-  check(cuda_.to_host(record.area.at, berth.record, sealed_run_bytes(record.length), out_),
+  check(cuda_.wait_event(out_, slot.computed, 0), "cuStreamWaitEvent");
+  check(cuda_.to_host(record.area.at, slot.record, sealed_run_bytes(record.length), out_),
         "cuMemcpyDtoHAsync");
-  check(cuda_.record_event(berth.copied, out_), "cuEventRecord");
-  berth.done = berth.copied;
+  check(cuda_.record_event(slot.copied, out_), "cuEventRecord");
+  slot.done = slot.copied;
   return begun_++;
 }
 
 Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) {
-  if (told() != nullptr) {
+  if (command_queue() != nullptr) {
     return command(queue, reduces ? gpu::Action::open_reduce : gpu::Action::open, record,
                    reduces ? into : nullptr, into);
   }
-  Berth& berth = next_berth();
+  StagingSlot& slot = next_staging_slot();
   // Read once, into memory that nobody else can write; what is checked there is what is used.
   const size_t bytes = sealed_run_bytes(record.length);
   if (record.area.channel >= 0) {
-    channels_[static_cast<size_t>(record.area.channel)]->receive(berth.record, bytes, berth.copied);
+    channels_[static_cast<size_t>(record.area.channel)]->receive(slot.record, bytes, slot.copied);
   } else {
-    check(cuda_.copy(berth.record, address(record.area.at), bytes, in_), "cuMemcpyAsync");
-    check(cuda_.record_event(berth.copied, in_), "cuEventRecord");
+    check(cuda_.copy(slot.record, address(record.area.at), bytes, in_), "cuMemcpyAsync");
+    check(cuda_.record_event(slot.copied, in_), "cuEventRecord");
   }
   const cuda::Handle stream = stream_of(queue);
-  check(cuda_.wait_event(stream, berth.copied, 0), "cuStreamWaitEvent");
+  check(cuda_.wait_event(stream, slot.copied, 0), "cuStreamWaitEvent");
   verdicts_[begun_ % kRoom] = kNothingFailed;
-  run_kernel(stream, reduces ? reduction().open_reduce : open_, record, berth.record, true,
+  run_kernel(stream, reduces ? reduction().open_reduce : open_, record, slot.record, true,
              reduces ? into : nullptr, into);
-  check(cuda_.record_event(berth.computed, stream), "cuEventRecord");
-  berth.done = berth.computed;
-  berth.opens = true;
+  check(cuda_.record_event(slot.computed, stream), "cuEventRecord");
+  slot.done = slot.computed;
+  slot.opens = true;
   return begun_++;
 }
 
 Device::State CudaDevice::settle(Ticket ticket) {
   if (ticket != settled_) throw std::logic_error("tickets are settled in order");
-  const Berth& berth = berths_[ticket % kRoom];
-  if (Commands* const commands = told()) {
-    commands->hand_over();
-    if (!commands->done(berth.batch)) return State::pending;
+  const StagingSlot& slot = staging_[ticket % kRoom];
+  if (CommandQueue* const commands = command_queue()) {
+    commands->submit();
+    if (!commands->done(slot.batch)) return State::pending;
   } else {
-    const cuda::Result result = cuda_.query_event(berth.done);
+    const cuda::Result result = cuda_.query_event(slot.done);
     if (result == cuda::kNotReady) return State::pending;
     check(result, "cuEventQuery");
   }
   ++settled_;
-  if (!berth.opens) return State::done;
+  if (!slot.opens) return State::done;
   const volatile uint64_t* verdict = &verdicts_[ticket % kRoom];
   return *verdict == kNothingFailed ? State::done : State::refused;
 }

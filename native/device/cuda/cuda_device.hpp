@@ -26,21 +26,21 @@ class CudaDevice : public Device {
   // Kernels of engine/cuda/kernels.cu, loaded in the device's primary context.
   CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint64_t seal, uint64_t open);
   // From now on collectives can be prepared. `serve` is for those that reduce nothing.
-  void hire(uint64_t serve);
-  // From now on streams can wait for messages. `carry` is the porter's kernel.
-  void employ_porter(uint64_t carry);
+  void enable_prelaunch(uint64_t serve);
+  // From now on streams can wait for messages. `carry` is the kernel's kernel.
+  void enable_persistent_kernel(uint64_t carry);
   // The stream in which prepared collectives are done, one after the other.
-  uint64_t shift_stream() const {
-    return shifts_ ? reinterpret_cast<uint64_t>(shifts_->stream()) : 0;
+  uint64_t prelaunch_stream() const {
+    return prelaunched_ ? reinterpret_cast<uint64_t>(prelaunched_->stream()) : 0;
   }
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   // Of the last collective that was prepared: the number that says that it is over; and to wait for it.
-  uint32_t mark_over();
-  void hold(uint64_t stream, uint32_t over) const;
-  bool is_over(uint32_t over) const;
+  uint32_t mark_end();
+  void make_stream_wait(uint64_t stream, uint32_t over) const;
+  bool is_done(uint32_t over) const;
 
   struct Reduction {
     uint64_t open_reduce, reduce, average, premultiply, serve;
@@ -49,15 +49,15 @@ class CudaDevice : public Device {
 
   // Whoever tells it what to do needs no context.
   void enter() override {
-    if (told() == nullptr) make_current();
+    if (command_queue() == nullptr) make_current();
   }
-  Porter* porter() override { return porter_.get(); }
-  void spoil_message(std::span<uint8_t> result) noexcept override;
-  void dismiss_porter() noexcept override;
+  PersistentKernel* persistent_kernel() override { return persistent_kernel_.get(); }
+  void poison_message(std::span<uint8_t> result) noexcept override;
+  void stop_persistent_kernel() noexcept override;
   bool reached(uint64_t event) override;
-  void stock_host_memory(size_t bytes, size_t pieces) override;
-  uint8_t* take_host_memory(size_t bytes) override;
-  void give_host_memory(uint8_t* memory) override;
+  void reserve_pinned_memory(size_t bytes, size_t pieces) override;
+  uint8_t* take_pinned_memory(size_t bytes) override;
+  void free_pinned_memory(uint8_t* memory) override;
   size_t memory_bytes() const override;
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;
   Area reach(std::span<const uint8_t> handle) override;
@@ -70,17 +70,17 @@ class CudaDevice : public Device {
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override;
   Prepared prepare(const Need& need) override;
-  void prepare_rest() override;
+  void launch_rest() override;
   bool at_rest() const override { return unfinished_ == 0; }
   void begin(const Setting& setting) override;
   void end() override;
   void abandon() noexcept override;
-  void spoil(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept override;
+  void poison_results(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept override;
   uint8_t* scratch() const override {
     return prepared() ? setting_.prepared.scratch : reinterpret_cast<uint8_t*>(scratch_);
   }
   bool has_room() const override {
-    return begun_ - settled_ < kRoom && (told() == nullptr || told()->has_room());
+    return begun_ - settled_ < kRoom && (command_queue() == nullptr || command_queue()->has_room());
   }
   Ticket seal(uint64_t queue, const Record& record, const uint8_t* plain) override;
   Ticket open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) override;
@@ -99,7 +99,7 @@ class CudaDevice : public Device {
   static_assert(kRecordOverhead + kKeyBytes <= kWrappedStride);
 
   // A run's place in this device's own memory, while a ticket is not settled.
-  struct Berth {
+  struct StagingSlot {
     cuda::Pointer record = 0;
     cuda::Handle copied = nullptr;    // it has been copied in or out
     cuda::Handle computed = nullptr;  // a kernel is done with it
@@ -108,14 +108,14 @@ class CudaDevice : public Device {
     bool opens = false;
   };
 
-  void allocate_berths(size_t payload);
+  void allocate_staging(size_t payload);
   void put_key(int slot, const KeyBytes& key);
   // The group's, and the device's own.
   size_t key_bytes() const { return static_cast<size_t>(key_slots_ + 1) * kKeyBytes; }
   // CUDA shares whole blocks with other processes. What is shared must fill its own, and what must
   // not be must not lie in one that anybody else in this process may share.
   static size_t whole_blocks(size_t bytes) { return (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock; }
-  Berth& next_berth();
+  StagingSlot& next_staging_slot();
   cuda::Handle stream_of(uint64_t queue) const { return compute_[queue % kStreams]; }
   gpu::Launch launch_of(const Record& record, cuda::Pointer sealed, bool opens,
                         const uint8_t* local, uint8_t* result, uint32_t parts) const;
@@ -124,12 +124,12 @@ class CudaDevice : public Device {
   // With commands (cuda_shifts.cpp).
   bool prepared() const { return setting_.prepared.commands != 0; }
   // Where commands go; null where kernels are launched.
-  Commands* told() const {
-    if (prepared()) return shifts_.get();
-    return porter_ && porter_->is_in() ? porter_.get() : nullptr;
+  CommandQueue* command_queue() const {
+    if (prepared()) return prelaunched_.get();
+    return persistent_kernel_ && persistent_kernel_->running() ? persistent_kernel_.get() : nullptr;
   }
   uint32_t parts_of_command() const {
-    return prepared() ? gpu::parts_of(std::min(setting_.segment_bytes, kGpuPayload)) : porter_->parts();
+    return prepared() ? gpu::parts_of(std::min(setting_.segment_bytes, kGpuPayload)) : persistent_kernel_->parts();
   }
   void make_wrapping();
   Ticket command(uint64_t queue, gpu::Action action, const Record& record, const uint8_t* local,
@@ -152,23 +152,23 @@ class CudaDevice : public Device {
   mutable std::mutex adding_;  // reductions and channels are added while collectives run or end
   std::map<std::pair<DType, ReduceKind>, Reduction> reductions_;
   Setting setting_{};
-  cuda::Pointer berth_memory_ = 0;
-  std::array<Berth, kRoom> berths_;
+  cuda::Pointer staging_memory_ = 0;
+  std::array<StagingSlot, kRoom> staging_;
   std::vector<cuda::Pointer> areas_, reached_;  // ours for wires, and peers'
   std::vector<uint8_t*> registered_;
   std::vector<std::unique_ptr<nccl::Channel>> channels_;
-  uint64_t* verdicts_ = nullptr;  // by berth, in host memory: kernels write there what was bad
-  std::unique_ptr<Shifts> shifts_;
-  std::unique_ptr<Porter> porter_;
+  uint64_t* verdicts_ = nullptr;  // by slot, in host memory: kernels write there what was bad
+  std::unique_ptr<PrelaunchedKernels> prelaunched_;
+  std::unique_ptr<PersistentKernel> persistent_kernel_;
   std::mutex preparing_;
   uint64_t serve_ = 0;
   std::vector<cuda::Pointer> scratches_;  // for prepared collectives; the last one is the largest
   size_t scratches_bytes_ = 0;
-  std::atomic<size_t> berth_bytes_{0};
+  std::atomic<size_t> staging_bytes_{0};
   std::atomic<size_t> held_{0};  // for keys and their wrapping, and verdicts
-  mutable std::mutex stocking_;
-  std::multimap<size_t, uint8_t*> stock_;  // host memory that nobody has taken, by size
-  std::map<size_t, size_t> stocked_;       // pieces of a size that there ever were
+  mutable std::mutex pinned_lock_;
+  std::multimap<size_t, uint8_t*> pinned_;  // host memory that nobody has taken, by size
+  std::map<size_t, size_t> pinned_count_;       // pieces of a size that there ever were
   // Keys reach a GPU at work as records under a key of the device's own: host memory that it reads is
   // not memory for keys.
   std::unique_ptr<SealingKey> wrapping_;
@@ -176,7 +176,7 @@ class CudaDevice : public Device {
   cuda::Pointer unwrapping_ = 0;       // where the GPU copies them to first, by slot
   std::atomic<uint64_t> unfinished_{0};  // collectives that are prepared and not over
   uint64_t over_ = 0;                    // the last that is, by its first shift
-  bool spoilt_ = false;                  // and the keys are gone
+  bool poisoned_ = false;                  // and the keys are gone
   cuda::Pointer keys_ = 0;
   int key_slots_ = 0, key_count_ = 0;
   cuda::Pointer scratch_ = 0;

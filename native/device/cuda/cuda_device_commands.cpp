@@ -1,5 +1,5 @@
 // Collectives that the GPU was given ahead, and messages that streams wait for: its part is told to it
-// through memory (commands.hpp).
+// through memory (command_queue.hpp).
 #include <openssl/rand.h>
 #include <unistd.h>
 
@@ -23,22 +23,22 @@ constexpr uint64_t kNoQueue = ~0ull;
 
 }  // namespace
 
-void CudaDevice::hire(uint64_t serve) {
+void CudaDevice::enable_prelaunch(uint64_t serve) {
   make_current();
   serve_ = serve;
-  shifts_ = std::make_unique<Shifts>(cuda_);
+  prelaunched_ = std::make_unique<PrelaunchedKernels>(cuda_);
   make_wrapping();
 }
 
-void CudaDevice::employ_porter(uint64_t carry) {
+void CudaDevice::enable_persistent_kernel(uint64_t carry) {
   make_current();
-  porter_ = std::make_unique<Porter>(cuda_, carry, gpu::parts_of(kGpuPayload));
+  persistent_kernel_ = std::make_unique<PersistentKernel>(cuda_, carry, gpu::parts_of(kGpuPayload));
   make_wrapping();
 }
 
 void CudaDevice::make_wrapping() {
   const size_t wrapped = static_cast<size_t>(key_slots_) * kWrappedStride;
-  wrapped_ = take_host_memory(wrapped);
+  wrapped_ = take_pinned_memory(wrapped);
   check(cuda_.allocate(&unwrapping_, whole_blocks(wrapped)), "cuMemAlloc");
   held_ += wrapped + whole_blocks(wrapped);
   KeyBytes key;
@@ -51,7 +51,7 @@ void CudaDevice::make_wrapping() {
 
 Device::Prepared CudaDevice::prepare(const Need& need) {
   const std::lock_guard<std::mutex> lock(preparing_);
-  if (!shifts_) throw std::logic_error("nobody was hired");
+  if (!prelaunched_) throw std::logic_error("enable_prelaunch() was not called");
   make_current();
   if (need.scratch_bytes > scratches_bytes_) {
     // Those before may still use theirs.
@@ -68,45 +68,45 @@ Device::Prepared CudaDevice::prepare(const Need& need) {
   const uint32_t parts = gpu::parts_of(std::min(need.segment_bytes, kGpuPayload));
   const uint32_t records = static_cast<uint32_t>(records_in_run(need.segment_bytes));
   // The results and the keys.
-  const uint32_t kept = (need.results + 1 + gpu::kCommands - 1) / gpu::kCommands;
-  const uint64_t first = shifts_->launch({serve, parts, parts * records}, need.commands + kept,
+  const uint32_t spare = (need.results + 1 + gpu::kCommands - 1) / gpu::kCommands;
+  const uint64_t first = prelaunched_->launch({serve, parts, parts * records}, need.commands + spare,
                                          reinterpret_cast<cuda::Handle>(need.stream));
   ++unfinished_;
-  return {first, need.commands, kept,
+  return {first, need.commands, spare,
           scratches_.empty() ? nullptr : reinterpret_cast<uint8_t*>(scratches_.back())};
 }
 
-uint32_t CudaDevice::mark_over() {
+uint32_t CudaDevice::mark_end() {
   const std::lock_guard<std::mutex> lock(preparing_);
   make_current();
-  return shifts_->mark_over();
+  return prelaunched_->mark_end();
 }
 
-bool CudaDevice::is_over(uint32_t over) const { return shifts_->is_over(over); }
+bool CudaDevice::is_done(uint32_t over) const { return prelaunched_->is_done(over); }
 
-void CudaDevice::hold(uint64_t stream, uint32_t over) const {
+void CudaDevice::make_stream_wait(uint64_t stream, uint32_t over) const {
   make_current();
-  shifts_->hold(reinterpret_cast<cuda::Handle>(stream), over);
+  prelaunched_->make_stream_wait(reinterpret_cast<cuda::Handle>(stream), over);
 }
 
-void CudaDevice::prepare_rest() {
+void CudaDevice::launch_rest() {
   const std::lock_guard<std::mutex> lock(preparing_);
   make_current();
-  shifts_->launch_rest();
+  prelaunched_->launch_rest();
 }
 
 Device::Ticket CudaDevice::command(uint64_t queue, gpu::Action action, const Record& record,
                                    const uint8_t* local, uint8_t* result) {
-  Berth& berth = next_berth();
-  berth.opens = action != gpu::Action::seal;
+  StagingSlot& slot = next_staging_slot();
+  slot.opens = action != gpu::Action::seal;
   verdicts_[begun_ % kRoom] = kNothingFailed;
   // Sealed where it is to lie: a seal reads back nothing of what it wrote. Opened in private memory.
-  const cuda::Pointer sealed = berth.opens ? berth.record : address(record.area.at);
+  const cuda::Pointer sealed = slot.opens ? slot.record : address(record.area.at);
   gpu::Command made{};
-  made.launch = launch_of(record, sealed, berth.opens, local, result, parts_of_command());
+  made.launch = launch_of(record, sealed, slot.opens, local, result, parts_of_command());
   made.launch.action = action;
-  if (berth.opens) made.wire = address(record.area.at);
-  berth.batch = told()->add(queue, made);
+  if (slot.opens) made.wire = address(record.area.at);
+  slot.batch = command_queue()->add(queue, made);
   return begun_++;
 }
 
@@ -118,14 +118,14 @@ void CudaDevice::command_plain(uint64_t queue, gpu::Action action, uint8_t* into
   made.launch.bytes = bytes;
   made.launch.action = action;
   made.argument = argument;
-  told()->add(queue, made);
+  command_queue()->add(queue, made);
 }
 
 // All that was begun with the old one has been settled, or here, with messages, handed over in front of
 // it. If the record does not prove authentic the old key stays, and nothing that comes under the new one
 // opens.
 void CudaDevice::command_key(int slot, const KeyBytes& key) {
-  if (!prepared()) porter_->hand_over_all();
+  if (!prepared()) persistent_kernel_->submit_all();
   const size_t at = static_cast<size_t>(slot) * kWrappedStride;
   Header header;
   header.kind = Kind::data;
@@ -141,40 +141,40 @@ void CudaDevice::command_key(int slot, const KeyBytes& key) {
                           parts_of_command());
   made.launch.action = gpu::Action::open;
   made.wire = address(wrapped_ + at);
-  told()->add(kNoQueue, made);
-  told()->hand_over_now();
+  command_queue()->add(kNoQueue, made);
+  command_queue()->submit_now();
 }
 
-void CudaDevice::spoil(const Prepared& prepared,
+void CudaDevice::poison_results(const Prepared& prepared,
                        std::span<const std::span<uint8_t>> results) noexcept {
   if (prepared.first <= over_) return;
   if (setting_.prepared.first != prepared.first) {  // it was never begun
     setting_.prepared = prepared;
-    shifts_->begin(prepared.first, prepared.commands, prepared.kept);
+    prelaunched_->begin(prepared.first, prepared.commands, prepared.spare);
   }
-  shifts_->use_kept();
-  spoilt_ = true;
+  prelaunched_->use_spare();
+  poisoned_ = true;
   uint64_t queue = kNoQueue;
   for (const std::span<uint8_t>& result : results) {
-    while (!shifts_->has_room()) ::usleep(kGlanceUs);
+    while (!prelaunched_->has_room()) ::usleep(kGlanceUs);
     command_plain(queue--, gpu::Action::fill, result.data(), nullptr, result.size(), kAllOnes);
   }
   // Whatever ends a collective has ended the group.
   command_plain(queue, gpu::Action::fill, reinterpret_cast<uint8_t*>(keys_), nullptr,
                 key_bytes(), 0);
-  shifts_->end();
+  prelaunched_->end();
   leave();
 }
 
-void CudaDevice::spoil_message(std::span<uint8_t> result) noexcept {
+void CudaDevice::poison_message(std::span<uint8_t> result) noexcept {
   command_plain(kNoQueue, gpu::Action::fill, result.data(), nullptr, result.size(), kAllOnes);
-  porter_->finish();
+  persistent_kernel_->finish();
 }
 
-void CudaDevice::dismiss_porter() noexcept {
+void CudaDevice::stop_persistent_kernel() noexcept {
   command_plain(kNoQueue, gpu::Action::fill, reinterpret_cast<uint8_t*>(keys_), nullptr, key_bytes(), 0);
-  porter_->finish();
-  porter_->leave();
+  persistent_kernel_->finish();
+  persistent_kernel_->stop();
 }
 
 void CudaDevice::leave() noexcept {

@@ -1,4 +1,4 @@
-// What a GPU's kernels are handed: the structs of engine/cuda/gpu_record.hpp and commands.hpp.
+// What a GPU's kernels are handed: the structs of engine/cuda/gpu_record.hpp and command_queue.hpp.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct Command {
 };
 
 inline constexpr uint32_t kCommands = 8;  // of one batch
-// In place of a number of commands: there will be no more batches (engine/cuda/porter.hpp).
-inline constexpr uint32_t kDismissed = ~0u;
+// In place of a number of commands: there will be no more batches (engine/cuda/persistent_kernel.hpp).
+inline constexpr uint32_t kStop = ~0u;
 
 struct Batch {
   uint32_t number;
@@ -45,7 +45,7 @@ struct Batch {
   Command commands[kCommands];
 };
 
-struct Shift {
+struct BatchArgument {
   cuda::Pointer batch;
   cuda::Pointer arrived;
   cuda::Pointer done;
@@ -54,7 +54,7 @@ struct Shift {
 };
 
 static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240 && sizeof(Command) == 256);
-static_assert(sizeof(Batch) == 64 + kCommands * 256 && sizeof(Shift) == 32);
+static_assert(sizeof(Batch) == 64 + kCommands * 256 && sizeof(BatchArgument) == 32);
 
 inline constexpr uint32_t kThreads = 128;
 inline constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capability 9.0 can launch

@@ -1,5 +1,7 @@
-// Host memory with numbers that streams wait for. A stream may come to a wait long after its group has
-// gone: so the memory stays, and the next group that needs some counts on.
+// Words of pinned host memory that streams wait for.
+//
+// A stream may reach a wait long after its group has ended. So the memory is never freed: the next group
+// takes it over and counts on from where the last one was.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +13,11 @@
 
 namespace sealring {
 
-// `Numbers` has `memory`, null at first, and where the counting is.
+// `Numbers` has `memory`, null at first, and the last numbers used.
 template <typename Numbers>
-class LastingNumbers {
+class WaitWords {
  public:
-  // What a group that is gone has left, or new memory, all zeros.
+  // The words of a group that has ended, or new ones, all zeros.
   static Numbers take(const cuda::Driver& driver, size_t bytes) {
     {
       const std::lock_guard<std::mutex> lock(unused().lock);
@@ -33,7 +35,7 @@ class LastingNumbers {
     return numbers;
   }
 
-  static void leave(const Numbers& numbers) {
+  static void give_back(const Numbers& numbers) {
     const std::lock_guard<std::mutex> lock(unused().lock);
     unused().all.push_back(numbers);
   }

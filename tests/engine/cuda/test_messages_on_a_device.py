@@ -29,7 +29,7 @@ from tests.engine.test_message_attacks import FILL, Letters, assert_seen_by, val
 RECORD_BYTES = 256
 GPU_LANE = 1
 OVERHEAD = HEADER_BYTES + 2 * TAG_BYTES
-HOW = (None, "launched", "told")
+HOW = (None, "launched", "prelaunched")
 """The device itself is played by the CPU, or the driver of a GPU that is launched or told."""
 BOTH = {0: 2, 1: 3}
 """Devices of two ranks, and how much they lag behind."""
@@ -240,7 +240,7 @@ def test_a_changed_byte_is_seen(which: int, at: int) -> None:
 @pytest.mark.parametrize("at", [0, 64, 80, 335, 336, 351])
 def test_streams_that_wait_for_a_changed_record_get_nothing(at: int) -> None:
     """They go on when everybody can know why, and find ones wherever they look."""
-    letters = forged(attacker.Flip(2 * OVERHEAD + RECORD_BYTES + at, 0x40), driver="told")
+    letters = forged(attacker.Flip(2 * OVERHEAD + RECORD_BYTES + at, 0x40), driver="prelaunched")
     assert_seen_by(letters.receiver, TamperedRecord, about=0)
     assert (letters.got[0] == 0xFF).all()
     assert type(letters.sender) is TamperedRecord

@@ -119,7 +119,7 @@ def test_one_that_is_not_run_ends_the_group() -> None:
         before = [each.bits() for each in tensors]
         prepared = local.engines[0].prepare(replace(tensors[0].collective(), ready=0))
         assert prepared is not None
-        local.engines[0].spoil(prepared)
+        local.engines[0].poison_results(prepared)
         assert set(b"".join(tensors[0].bits())) == {0xFF}
         assert tensors[1].bits() == before[1]
         errors = local.run([each.collective() for each in tensors], timeout_s=10)

@@ -26,8 +26,8 @@ SOURCES: Final = (
     "reductions.hpp",
     "plain_elements.hpp",
     "commands.hpp",
-    "porter.hpp",
-    "shifts.hpp",
+    "persistent_kernel.hpp",
+    "prelaunched_kernel.hpp",
     "kernels.cu",
 )
 _OPTIONS: Final = ("--std=c++20", "--fmad=false", "--ftz=false", "--prec-div=true")

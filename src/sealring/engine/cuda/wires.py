@@ -22,7 +22,7 @@ from itertools import permutations
 from typing import Final, Protocol
 
 from sealring import _native
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType
 from sealring.errors import Unsupported
 from sealring.limits import WIRE_PAYLOAD_BYTES as PAYLOAD_BYTES

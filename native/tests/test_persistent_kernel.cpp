@@ -19,13 +19,13 @@ namespace {
 std::unique_ptr<Device> gpu() {
   auto device = std::make_unique<CudaDevice>(host_driver(), 0, 2, host_function(HostKernel::seal),
                                              host_function(HostKernel::open));
-  device->employ_porter(host_function(HostKernel::carry));
+  device->enable_persistent_kernel(host_function(HostKernel::carry));
   return device;
 }
 
 uint64_t handle(HostStream& stream) { return reinterpret_cast<uint64_t>(&stream); }
 
-Mailbox::OnDevice behind(HostStream& stream) { return {0, handle(stream), true}; }
+Mailbox::CallerStream behind(HostStream& stream) { return {0, handle(stream), true}; }
 
 // A stream comes no further than to here until it is opened.
 struct Barrier {
@@ -62,8 +62,8 @@ struct Streamed {
     CHECK(post.one.release_device());
   }
   // As a script's wait() does.
-  static void hold(Mailbox& box, HostStream& stream, Mailbox::Ticket ticket) {
-    if (const uint32_t number = box.number_of(ticket); number != 0) box.hold(handle(stream), number);
+  static void make_stream_wait(Mailbox& box, HostStream& stream, Mailbox::Ticket ticket) {
+    if (const uint32_t number = box.number_of(ticket); number != 0) box.make_stream_wait(handle(stream), number);
   }
   Post post;
   std::vector<std::thread> movers;
@@ -104,7 +104,7 @@ TEST(streams_wait_and_the_host_goes_on) {
       two.post.zero.send(1, tag, sent[i].data(), size, 20, behind(two.stream_of_zero));
       const Mailbox::Ticket ticket =
           two.post.one.receive(0, tag, got[i].data(), size, 20, behind(two.stream_of_one));
-      Streamed::hold(two.post.one, two.stream_of_one, ticket);
+      Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
       two.stream_of_one.put([&, i] { seen[i] = got[i]; });
     }
     two.stream_of_one.synchronize();
@@ -119,10 +119,10 @@ TEST(messages_wait_for_no_other) {
     std::vector<uint8_t> first(300'000, 0xee), second(300'000, 0xee);
     HostStream other;
     const Mailbox::Ticket never = two.post.one.receive(0, 8, first.data(), first.size(), 20, behind(other));
-    Streamed::hold(two.post.one, other, never);
+    Streamed::make_stream_wait(two.post.one, other, never);
     const Mailbox::Ticket ticket =
         two.post.one.receive(0, 9, second.data(), second.size(), 20, behind(two.stream_of_one));
-    Streamed::hold(two.post.one, two.stream_of_one, ticket);
+    Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
     Barrier barrier;
     barrier.put_into(two.stream_of_zero);
     HostStream free;
@@ -142,18 +142,18 @@ TEST(messages_wait_for_no_other) {
 // It leaves when there is nothing to do, and comes back.
 TEST(the_porter_is_in_while_there_are_messages) {
   over_both_streamed([](Streamed& two) {
-    CHECK(!two.post.one.porter_is_in());
+    CHECK(!two.post.one.persistent_kernel_runs());
     for (int turn = 0; turn < 20; ++turn) {
       const std::vector<uint8_t> sent = bytes_of(5000, 1);
       std::vector<uint8_t> got(5000);
       const Mailbox::Ticket ticket =
           two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
-      CHECK(two.post.one.porter_is_in());
-      Streamed::hold(two.post.one, two.stream_of_one, ticket);
+      CHECK(two.post.one.persistent_kernel_runs());
+      Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
       two.post.zero.send(1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
       two.stream_of_one.synchronize();
       CHECK(got == sent);
-      wait_until([&] { return !two.post.one.porter_is_in() && !two.post.zero.porter_is_in(); });
+      wait_until([&] { return !two.post.one.persistent_kernel_runs() && !two.post.zero.persistent_kernel_runs(); });
     }
   });
 }
@@ -165,7 +165,7 @@ TEST(beside_launched_messages_there_is_no_porter) {
     std::vector<uint8_t> one(5000), other(5000);
     const Mailbox::Ticket launched = two.post.one.receive(0, 1, one.data(), one.size(), 20, 0);
     const Mailbox::Ticket beside =
-        two.post.one.receive(0, 2, other.data(), other.size(), 20, Mailbox::OnDevice{0, handle(two.stream_of_one), true});
+        two.post.one.receive(0, 2, other.data(), other.size(), 20, Mailbox::CallerStream{0, handle(two.stream_of_one), true});
     CHECK(two.post.one.number_of(beside) == 0);
     two.post.zero.send(1, 2, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
     two.post.zero.send(1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
@@ -173,10 +173,10 @@ TEST(beside_launched_messages_there_is_no_porter) {
     two.post.one.wait(beside, kStay);
     CHECK(one == sent);
     CHECK(other == sent);
-    // And while the porter is in, it does all of them: here for one whose host waits.
+    // And while the kernel is in, it does all of them: here for one whose host waits.
     const Mailbox::Ticket held = two.post.one.receive(0, 3, one.data(), one.size(), 20, behind(two.stream_of_one));
     const Mailbox::Ticket waited =
-        two.post.one.receive(0, 4, other.data(), other.size(), 20, Mailbox::OnDevice{0, handle(two.stream_of_one), false});
+        two.post.one.receive(0, 4, other.data(), other.size(), 20, Mailbox::CallerStream{0, handle(two.stream_of_one), false});
     CHECK(two.post.one.number_of(held) != 0);
     CHECK(two.post.one.number_of(waited) != 0);
     const std::vector<uint8_t> again = bytes_of(5000, 9);
@@ -184,7 +184,7 @@ TEST(beside_launched_messages_there_is_no_porter) {
     two.post.one.wait(waited, kStay);
     CHECK(other == again);
     two.post.zero.send(1, 3, again.data(), again.size(), 20, behind(two.stream_of_zero));
-    Streamed::hold(two.post.one, two.stream_of_one, held);
+    Streamed::make_stream_wait(two.post.one, two.stream_of_one, held);
     two.stream_of_one.synchronize();
     CHECK(one == again);
   });
@@ -199,7 +199,7 @@ TEST(keys_are_replaced_while_it_is_in) {
     for (auto& each : got) {
       const Mailbox::Ticket ticket =
           two.post.one.receive(0, 1, each.data(), each.size(), 20, behind(two.stream_of_one));
-      Streamed::hold(two.post.one, two.stream_of_one, ticket);
+      Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
       two.post.zero.send(1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
     }
     two.stream_of_one.synchronize();
@@ -213,16 +213,16 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
     std::vector<uint8_t> got(100'000, 0xee), untold(1000, 0xee), seen;
     const Mailbox::Ticket ticket =
         two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
-    Streamed::hold(two.post.one, two.stream_of_one, ticket);
+    Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
     two.stream_of_one.put([&] { seen = got; });
     const std::vector<uint8_t> sent = bytes_of(1000, 1);
     two.post.one.send(0, 2, sent.data(), sent.size(), 20, behind(two.stream_of_one));
     two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     CHECK(seen.empty());
-    two.post.one.let_streams_go_on();
+    two.post.one.release_streams();
     two.stream_of_one.synchronize();
     CHECK(seen == std::vector<uint8_t>(100'000, 0xff));
-    wait_until([&] { return !two.post.one.porter_is_in(); });
+    wait_until([&] { return !two.post.one.persistent_kernel_runs(); });
     FailureCode refused{};
     try {
       two.post.one.receive(0, 3, untold.data(), untold.size(), 20, behind(two.stream_of_one));
@@ -240,7 +240,7 @@ TEST(streams_go_on_by_themselves) {
   std::vector<uint8_t> got(1000, 0xee);
   const Mailbox::Ticket ticket =
       two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
-  Streamed::hold(two.post.one, two.stream_of_one, ticket);
+  Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
   two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
   two.stream_of_one.synchronize();
   CHECK(got == std::vector<uint8_t>(1000, 0xff));
@@ -255,7 +255,7 @@ TEST(a_result_is_not_overwritten_before_its_stream_is_there) {
     two.stream_of_one.put([&] { before = got; });
     const Mailbox::Ticket ticket =
         two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
-    Streamed::hold(two.post.one, two.stream_of_one, ticket);
+    Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
     two.stream_of_one.put([&] { after = got; });
     two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     CHECK(!two.post.one.release_device(std::chrono::milliseconds(30)));
@@ -276,10 +276,10 @@ TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
     Streamed two(nullptr);
     const Mailbox::Ticket ticket = two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
     barrier.put_into(late);
-    Streamed::hold(two.post.one, late, ticket);
+    Streamed::make_stream_wait(two.post.one, late, ticket);
     two.end();
-    CHECK(two.post.one.is_over(1));
-    two.post.one.hold(handle(late), 1);
+    CHECK(two.post.one.is_done(1));
+    two.post.one.make_stream_wait(handle(late), 1);
   }
   Streamed next(nullptr);
   const std::vector<uint8_t> sent = bytes_of(1000, 1);
@@ -289,7 +289,7 @@ TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
   barrier.open = true;
   late.synchronize();  // though a message of the next one is under way
   next.post.zero.send(1, 1, sent.data(), sent.size(), 20, behind(next.stream_of_zero));
-  Streamed::hold(next.post.one, next.stream_of_one, ticket);
+  Streamed::make_stream_wait(next.post.one, next.stream_of_one, ticket);
   next.stream_of_one.synchronize();
   CHECK(more == sent);
 }
@@ -299,10 +299,10 @@ TEST(numbers_go_on_past_one_that_is_taken) {
   std::vector<uint8_t> never(1), byte(1);
   Streamed two(nullptr);
   two.post.one.receive(0, 7, never.data(), 1, 60, behind(two.stream_of_one));
-  for (uint32_t i = 0; i < Porter::kNumbers + 10; ++i) {
+  for (uint32_t i = 0; i < PersistentKernel::kNumbers + 10; ++i) {
     const Mailbox::Ticket ticket = two.post.one.receive(0, 8, byte.data(), 1, 60, behind(two.stream_of_one));
     two.post.zero.send(1, 8, byte.data(), 1, 60, behind(two.stream_of_zero));
-    Streamed::hold(two.post.one, two.stream_of_one, ticket);
+    Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
     two.stream_of_one.synchronize();
   }
 }
@@ -310,7 +310,7 @@ TEST(numbers_go_on_past_one_that_is_taken) {
 TEST(more_messages_than_have_numbers_are_refused) {
   std::vector<uint8_t> byte(1);  // written until the group has ended
   Streamed two(nullptr);
-  for (uint32_t i = 0; i < Porter::kNumbers; ++i) {
+  for (uint32_t i = 0; i < PersistentKernel::kNumbers; ++i) {
     two.post.one.receive(0, i, byte.data(), 1, 60, behind(two.stream_of_one));
   }
   bool refused = false;

@@ -16,12 +16,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_store
 
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent
-from sealring.group.gates import Gate, driver_users
-from sealring.group.message_gates import SeveralGates, all_of
-from sealring.group.owed import OwedError, raise_what_is_owed
+from sealring.group.completions import (
+    CollectiveCompletion,
+    CombinedCompletion,
+    combined,
+    driver_calls,
+)
+from sealring.group.deferred_errors import DeferredError, raise_deferred_errors
 from sealring.schedule import Algorithm, Operation
 from tests.group.host_streams import PATIENCE_S, HostStreams, taken_for_a_gpu
 from tests.workers import SECRET, Workers
@@ -106,8 +110,8 @@ def test_several_at_once_have_one_gate(workers: Workers) -> None:
 NOTHING = Collective(Operation.BARRIER, Algorithm.RING, [], 0, DType.BYTES)
 
 
-def closed_gate(streams: HostStreams) -> Gate:
-    gate = Gate(streams, NOTHING)
+def closed_gate(streams: HostStreams) -> CollectiveCompletion:
+    gate = CollectiveCompletion(streams, NOTHING)
     assert gate.close() is NOTHING
     gate.queued()
     return gate
@@ -117,13 +121,13 @@ def test_the_last_gate_stands_for_all_of_one_group() -> None:
     streams = HostStreams()
     gates = [closed_gate(streams) for _ in range(3)]
     stranger = closed_gate(HostStreams())
-    assert all_of(gates) is gates[-1]
-    assert all_of([gates[0], None]) is None
-    assert all_of([gates[0], Gate(streams, NOTHING)]) is None
-    assert all_of([]) is None
-    strangers_too = all_of([gates[0], stranger])
-    assert isinstance(strangers_too, SeveralGates)
-    assert not strangers_too.is_over()
+    assert combined(gates) is gates[-1]
+    assert combined([gates[0], None]) is None
+    assert combined([gates[0], CollectiveCompletion(streams, NOTHING)]) is None
+    assert combined([]) is None
+    strangers_too = combined([gates[0], stranger])
+    assert isinstance(strangers_too, CombinedCompletion)
+    assert not strangers_too.is_done()
     for gate in (*gates, stranger):
         gate.open(None)
 
@@ -251,7 +255,7 @@ def test_what_is_only_read_is_not_overwritten(workers: Workers) -> None:
 
 
 def strided_results(rank: int, world: int) -> None:
-    """What is copied to where the user wants it is copied behind the gate, and spoilt as well."""
+    """What is copied to where the user wants it is copied behind the gate, and poisoned as well."""
     calls = taken_for_a_gpu()
     right, wrong = torch.ones(8, 9), torch.ones(8 + rank, 9)
     for tensor in (right, wrong):
@@ -267,7 +271,7 @@ def strided_results(rank: int, world: int) -> None:
     dist.destroy_process_group()
 
 
-def test_results_that_are_copied_are_spoilt_too(workers: Workers) -> None:
+def test_results_that_are_copied_are_poisoned_too(workers: Workers) -> None:
     workers.run(with_a_group, strided_results, group=False)
 
 
@@ -304,21 +308,21 @@ def test_a_result_that_is_not_copied_yet_is_waited_for(workers: Workers) -> None
 
 def beside_a_call_that_needs_the_driver(rank: int, world: int) -> None:
     calls = taken_for_a_gpu()
-    driver_users.come()
+    driver_calls.begin()
     data = torch.ones(1000)
     dist.all_reduce(data)
     assert (data == world).all()
-    driver_users.go()
+    driver_calls.end()
     dist.all_reduce(data)
     seen = calls.streams.current.put(data.clone)
     assert (seen.result(PATIENCE_S) == world * world).all()
-    assert not driver_users.any
+    assert not driver_calls.any
     dist.destroy_process_group()
 
 
 def more_than_can_be_given_ahead(rank: int, world: int) -> None:
     calls = taken_for_a_gpu()
-    calls.streams.line_up = lambda collective: None  # type: ignore[method-assign]
+    calls.streams.prelaunch = lambda collective: None  # type: ignore[method-assign]
     data = torch.ones(10, 20)
     dist.all_reduce(data.t())
     assert (data == world).all()
@@ -444,18 +448,18 @@ def ended(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_script_that_ends_without_having_seen_the_error_fails() -> None:
-    done = ended("group._owed.owe(PeerLost('rank 7 is gone'))")
+    done = ended("group._deferred.defer(PeerLost('rank 7 is gone'))")
     assert done.returncode == 1
     assert "PeerLost: rank 7 is gone" in done.stderr
-    done = ended("group._owed.owe(PeerLost('rank 7 is gone')); group._owed.told()")
+    done = ended("group._deferred.defer(PeerLost('rank 7 is gone')); group._deferred.clear()")
     assert done.returncode == 0, done.stderr
 
 
 def test_an_error_is_owed_once() -> None:
-    owed, error = OwedError(), GroupClosed("over")
-    owed.owe(error)
+    deferred, error = DeferredError(), GroupClosed("over")
+    deferred.defer(error)
     with pytest.raises(GroupClosed):
-        raise_what_is_owed()
-    raise_what_is_owed()
-    owed.owe(error)  # of a call that was in the queue behind it
-    assert owed.collect() is None
+        raise_deferred_errors()
+    raise_deferred_errors()
+    deferred.defer(error)  # of a call that was in the queue behind it
+    assert deferred.take() is None

@@ -1,14 +1,16 @@
-"""The engine: the native core behind the schedule's words, on the CPU or with a GPU attached."""
+"""The engine that runs a group's collectives: the native core, with a GPU attached or without."""
 
 from __future__ import annotations
 
 import socket
 import threading
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sealring import _native, limits
+from sealring.engine.collective import Collective
+from sealring.engine.cuda.wires import Wire, agree, share_a_gpu
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import Names, error_from, failure_of
 from sealring.errors import GroupError, Unsupported
@@ -25,7 +27,6 @@ from sealring.schedule import (
 
 if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Gpu
-    from sealring.engine.cuda.wires import Wire
 
 MIN_RECORD_BYTES: Final = 4 << 10
 
@@ -47,28 +48,7 @@ class LinkEnds(Protocol):
     def socket(self) -> socket.socket: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One call: which program, on which memory."""
-
-    operation: Operation
-    algorithm: Algorithm
-    slots: Sequence[tuple[int, int]]
-    """(address, bytes) of each slot, in the order the program numbers them."""
-    total: int | None
-    """Bytes of the tensor as the user sees it; all ranks must say the same. None where only the two
-    ends of a message know its length (all_to_all): each record then states that."""
-    dtype: DType
-    reduction: ReduceKind = ReduceKind.NONE
-    factor: float = 1.0
-    root: int = 0
-    ready: int | None = None
-    """The slots are in a GPU's memory, and this CUDA event says when they may be used."""
-    prepared: _native.Call | None = None
-    """The call whose part the GPU was given ahead."""
-
-
-class CpuEngine:
+class CollectiveEngine:
     """Runs collectives, one at a time, over sealed links.
 
     Ranks are numbered within the group; `members` are their numbers in the job, which errors name.
@@ -134,17 +114,17 @@ class CpuEngine:
         dtype: DType = DType.BYTES,
         reduction: ReduceKind = ReduceKind.NONE,
         *,
-        ahead: bool = False,
+        prelaunch: bool = False,
     ) -> None:
         """Makes ready what a collective on this GPU needs; raises Unsupported if it cannot be.
 
-        `ahead`, when it comes first: so that collectives can be prepared, where that can be.
+        With `prelaunch` in the first call, kernels can be launched ahead, where the GPU allows it.
         """
-        from sealring.engine.cuda.attachment import Gpu
+        from sealring.engine.cuda.attachment import Gpu  # needs torch
 
         with self._preparing:
             if self._gpu is None:
-                self._gpu = Gpu(self._native, ordinal, ahead=ahead)
+                self._gpu = Gpu(self._native, ordinal, prelaunch=prelaunch)
             if self._gpu.ordinal != ordinal:
                 raise Unsupported(
                     f"this group's tensors have been on cuda:{self._gpu.ordinal}, this one is on "
@@ -153,7 +133,7 @@ class CpuEngine:
             if not self._gpu.has(dtype, reduction):
                 self._gpu.prepare(dtype, reduction)
 
-    def introduce_gpus(
+    def agree_on_wire(
         self,
         wanted: Wire,
         problem: str = "",
@@ -163,8 +143,6 @@ class CpuEngine:
 
         `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it.
         """
-        from sealring.engine.cuda.wires import agree, share_a_gpu
-
         one_host = len(set(self.topology.host_of)) == 1
         yield from agree(
             self._native,
@@ -187,42 +165,41 @@ class CpuEngine:
         return self._native.channelled
 
     @property
-    def shift_stream(self) -> int:
-        """The CUDA stream in which prepared collectives are done; 0 where none can be prepared."""
-        return self._native.shift_stream
+    def prelaunch_stream(self) -> int:
+        """The CUDA stream of the kernels that are launched ahead; 0 where none can be."""
+        return self._native.prelaunch_stream
 
-    def prepare(self, collective: Collective, stream: int = 0) -> Collective | None:
-        """Gives the GPU its part of a collective ahead, behind what the caller's stream was given.
+    def prelaunch(self, collective: Collective, stream: int = 0) -> Collective | None:
+        """Launches kernels for a collective, after the work of the caller's stream.
 
-        Returns the one to be run, which it must be.
-
-        Collectives are prepared in the order in which they will be run. None where it is too much.
+        Returns the collective that must then be run, or None where it needs too many kernels.
+        Called in the order in which the collectives will be run.
         """
         call = self._call(collective)
         return replace(collective, prepared=call) if self._native.prepare(call, stream) else None
 
-    def prepare_rest(self) -> None:
-        """Of the last one, when it is queued; this may wait until some of it has been done."""
-        self._native.prepare_rest()
+    def launch_rest(self) -> None:
+        """Launches the remaining kernels of the last prelaunched collective. May block."""
+        self._native.launch_rest()
 
-    def mark_over(self) -> int:
-        """After it, and what its stream was given since: the number that streams wait for."""
-        return self._native.mark_over()
+    def mark_end(self) -> int:
+        """Marks the end of the last prelaunched collective; returns the number to wait for."""
+        return self._native.mark_end()
 
-    def is_over(self, over: int) -> bool:
-        return self._native.is_over(over)
+    def is_done(self, end: int) -> bool:
+        return self._native.is_done(end)
 
-    def hold(self, stream: int, over: int) -> None:
-        """What the stream is given from now on waits until the call is over."""
-        self._native.hold(stream, over)
+    def make_stream_wait(self, stream: int, end: int) -> None:
+        """Later work of the stream waits until the collective is done."""
+        self._native.make_stream_wait(stream, end)
 
-    def spoil(self, collective: Collective) -> None:
-        """Lets the streams go on that wait for a prepared one whose run has failed.
+    def poison_results(self, collective: Collective) -> None:
+        """Releases the streams that wait for a prelaunched collective whose run has failed.
 
-        They find its results overwritten with ones, which are NaN in every float type.
+        Its results are first overwritten with ones, which are NaN in every float type.
         """
         if collective.prepared is not None:
-            self._native.spoil(collective.prepared)
+            self._native.poison_results(collective.prepared)
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""

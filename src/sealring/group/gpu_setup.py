@@ -11,29 +11,32 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.collective import Collective
 from sealring.engine.cuda.wires import Wire
+from sealring.engine.engine import CollectiveEngine
 from sealring.errors import Unsupported
 from sealring.group.gpu import GpuCalls
 from sealring.schedule import Selection
 
 
-class Introduction:
-    def __init__(self, engine: CpuEngine, gpu: GpuCalls, wanted: Wire) -> None:
+class GpuSetup:
+    def __init__(self, engine: CollectiveEngine, gpu: GpuCalls, wanted: Wire) -> None:
         self._engine = engine
         self._gpu = gpu
         self._wanted = wanted
-        self._held = False
+        self._done = False
         self._refused: Unsupported | None = None
-        self._holding = threading.Lock()
+        self._lock = threading.Lock()
         """The script's thread and its backward pass's may both come with a first tensor."""
         self._choices: tuple[Selection, Selection] | None = None
 
-    def hold(self, device: torch.device, run: Callable[[Iterable[Collective]], None]) -> None:
-        if self._held:
+    def ensure_done(
+        self, device: torch.device, run: Callable[[Iterable[Collective]], None]
+    ) -> None:
+        if self._done:
             return
-        with self._holding:
-            if self._held:
+        with self._lock:
+            if self._done:
                 return
             if self._refused is not None:
                 raise self._refused
@@ -44,11 +47,11 @@ class Introduction:
             except Unsupported as unable:
                 problem = str(unable)
             try:
-                run(self._engine.introduce_gpus(self._wanted, problem, gpu))
+                run(self._engine.agree_on_wire(self._wanted, problem, gpu))
             except Unsupported as refusal:
                 self._refused = refusal  # all ranks have it, and need not ask again
                 raise
-            self._held = True
+            self._done = True
 
     def selection(self, chosen: Selection) -> Selection:
         """The group's own choice, as the way between the GPUs allows it."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from sealring.errors import GroupClosed, GroupError, OutOfStep, PeerLost
-from sealring.group.gates import driver_users
+from sealring.group.completions import driver_calls
 from tests.group.host_streams import PATIENCE_S, taken_for_a_gpu
 from tests.group.test_gates import with_a_group
 from tests.workers import Workers
@@ -52,7 +52,7 @@ def received(rank: int, world: int) -> list[float]:
         dist.recv(tensor, 1, tag=tag)
     seen = calls.streams.current.put(lambda: [tensor.sum().item() for tensor in got])
     assert not seen.done()
-    assert not driver_users.any
+    assert not driver_calls.any
     store.set("rank 0 went on", "")
     sums: list[float] = seen.result(PATIENCE_S)
     dist.destroy_process_group()
@@ -268,12 +268,12 @@ def test_from_anybody_the_host_waits_to_say_from_whom(workers: Workers) -> None:
 
 def beside_a_call_that_needs_the_driver(rank: int, world: int) -> bool:
     taken_for_a_gpu()
-    driver_users.come()
+    driver_calls.begin()
     data = torch.full((5000,), 7.0 * rank)
     dist.send(data, 0) if rank else dist.recv(data, 1)
-    driver_users.go()
+    driver_calls.end()
     good = bool((data == 7).all())
-    assert not driver_users.any
+    assert not driver_calls.any
     dist.destroy_process_group()
     return good
 
