@@ -34,12 +34,11 @@ class Device {
     uint32_t commands;  // at most
     uint32_t results;   // parts of memory that it writes
   };
-  // That it has been given to the device ahead, which then does its part while nobody calls it. Not
-  // where there are no commands.
+  // The kernels that were launched for a collective ahead; none where there are no commands.
   struct Prepared {
     uint64_t first = 0;
     uint32_t commands = 0;
-    uint32_t spare = 0;  // and so many more for its end, if it fails
+    uint32_t spare = 0;  // kernels more, for the commands of a failure
     uint8_t* scratch = nullptr;
   };
 
@@ -77,16 +76,15 @@ class Device {
 
   // Work for the device comes from the calling thread now.
   virtual void enter() = 0;
-  // Whether an event has been reached, or a message's number where the porter is in. The memory that
-  // it guards may then be used.
+  // Whether an event has been reached, or, while the persistent kernel runs, a message's number. The
+  // memory that it guards may then be used.
   virtual bool reached(uint64_t event) = 0;
 
-  // Who does a message's part while streams wait for it, if the device has one.
+  // The kernel that serves messages while streams wait for them; null where the device has none.
   virtual PersistentKernel* persistent_kernel() { return nullptr; }
-  // What streams would take for a message's result is overwritten with ones, which are NaN in every
-  // float type, by the porter.
+  // Overwrites a message's result with ones, which are NaN in every float type.
   virtual void poison_message(std::span<uint8_t> /*result*/) noexcept {}
-  // When the group has ended, and so have its messages: the keys go, and the porter does.
+  // Called when the group and its messages have ended: wipes the keys and ends the persistent kernel.
   virtual void stop_persistent_kernel() noexcept {}
 
   // Host memory that the device reads and writes by itself.
@@ -119,17 +117,17 @@ class Device {
   virtual void replace_key(int slot, const KeyBytes& key) = 0;
   virtual void wipe() = 0;
 
-  // By whoever calls a collective, one at a time, in the order in which they will be run.
+  // Launches kernels for collectives, one at a time, in the order in which they will be run.
   virtual Prepared prepare(const Need& need) = 0;
-  // The rest of it, when it will be run: this may wait until some of it has been done.
+  // Launches the remaining kernels of the last one. May block until some of them have run.
   virtual void launch_rest() = 0;
   virtual void begin(const Setting& setting) = 0;
   // Returns when all that was begun is done.
   virtual void end() = 0;
   // The same, whatever has gone wrong.
   virtual void abandon() noexcept = 0;
-  // Lets the streams go on that wait for a prepared one which was abandoned, or never begun. What they
-  // would take for its result is overwritten with ones, which are NaN in every float type.
+  // Releases the streams that wait for a prepared collective which was abandoned, or never begun. Its
+  // results are first overwritten with ones, which are NaN in every float type.
   virtual void poison_results(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept = 0;
   // Whether nothing that was prepared is still to come.
   virtual bool at_rest() const = 0;

@@ -223,7 +223,7 @@ std::vector<std::pair<Mailbox::Ticket, int>> Mailbox::finished() {
     if (failure_) throw *failure_;
     if (closed_) return out;
     const Clock::time_point due = posted_ + kGrace;
-    if (driving_ || persistent_kernel_runs() || !pending()) {
+    if (driving_ || kernel_runs() || !pending()) {
       changed_.wait(lock);
     } else if (Clock::now() < due) {
       changed_.wait_until(lock, due);

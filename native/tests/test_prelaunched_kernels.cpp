@@ -1,4 +1,5 @@
-// PrelaunchedKernels, with a kernel that notes what it is told: every command is obeyed once, those of a queue in order, and what was launched and not needed holds up nobody.
+// Prelaunched kernels, with one that notes its commands: every command runs once, those of a queue in order,
+// and a kernel that is not needed blocks nothing.
 
 #include <atomic>
 #include <map>
@@ -56,19 +57,19 @@ gpu::Command command(uint64_t argument) {
 constexpr PrelaunchedKernels::KernelShape kShape{1, 1, 1};
 
 // A collective of so many commands, told by this thread while another one launches the rest.
-void run_collective(PrelaunchedKernels& shifts, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
+void run_collective(PrelaunchedKernels& kernels, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
                     std::mt19937& random) {
-  const uint64_t first = shifts.launch(kShape, commands + spare, &user);
-  std::thread caller([&] { shifts.launch_rest(); });
-  shifts.begin(first, commands + spare, 0);
+  const uint64_t first = kernels.launch(kShape, commands + spare, &user);
+  std::thread caller([&] { kernels.launch_rest(); });
+  kernels.begin(first, commands + spare, 0);
   for (uint32_t i = 0; i < commands;) {
-    if (shifts.has_room()) {
+    if (kernels.has_room()) {
       const uint64_t queue = random() % 5;
-      shifts.add(queue, command(base + i++ * 8 + queue));
+      kernels.add(queue, command(base + i++ * 8 + queue));
     }
-    if (random() % 3 == 0) shifts.submit();
+    if (random() % 3 == 0) kernels.submit();
   }
-  shifts.end();
+  kernels.end();
   caller.join();
 }
 
@@ -80,10 +81,10 @@ TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
   uint64_t expected = 0;
   {
     Stream user;
-    PrelaunchedKernels shifts(driver());
+    PrelaunchedKernels kernels(driver());
     for (int call = 0; call < 60; ++call) {
       const uint32_t commands = random() % (call % 10 == 0 ? 900 : 40);
-      run_collective(shifts, user, commands, 1 + random() % 3, expected * 8, random);
+      run_collective(kernels, user, commands, 1 + random() % 3, expected * 8, random);
       expected += commands;
     }
   }
@@ -101,23 +102,23 @@ TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
 
 TEST(a_stream_waits_until_its_call_is_over_and_no_longer) {
   Stream user, other;
-  PrelaunchedKernels shifts(driver());
-  const uint64_t first = shifts.launch(kShape, 3, &user);
-  shifts.launch_rest();
-  const uint32_t over = shifts.mark_end();
-  shifts.make_stream_wait(&other, over);
+  PrelaunchedKernels kernels(driver());
+  const uint64_t first = kernels.launch(kShape, 3, &user);
+  kernels.launch_rest();
+  const uint32_t over = kernels.mark_end();
+  kernels.make_stream_wait(&other, over);
   std::atomic<bool> went_on = false;
   other.put([&] { went_on = true; });
   obeyed.clear();
-  shifts.begin(first, 3, 0);
-  const uint64_t argument = shifts.add(0, command(7));
-  shifts.submit();
-  while (!shifts.done(argument)) std::this_thread::yield();
+  kernels.begin(first, 3, 0);
+  const uint64_t argument = kernels.add(0, command(7));
+  kernels.submit();
+  while (!kernels.done(argument)) std::this_thread::yield();
   CHECK(obeyed == std::vector<uint64_t>{7});
-  CHECK(!went_on && !shifts.is_done(over));
-  shifts.end();
+  CHECK(!went_on && !kernels.is_done(over));
+  kernels.end();
   other.synchronize();
-  CHECK(went_on && shifts.is_done(over));
+  CHECK(went_on && kernels.is_done(over));
 }
 
 TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
@@ -126,49 +127,49 @@ TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
   slow.put([&] {
     while (!may_go) std::this_thread::yield();
   });
-  PrelaunchedKernels shifts(driver());
+  PrelaunchedKernels kernels(driver());
   obeyed.clear();
-  const uint64_t first = shifts.launch(kShape, 1, &slow);
-  shifts.begin(first, 1, 0);
-  const uint64_t argument = shifts.add(0, command(1));
-  shifts.submit();
+  const uint64_t first = kernels.launch(kShape, 1, &slow);
+  kernels.begin(first, 1, 0);
+  const uint64_t argument = kernels.add(0, command(1));
+  kernels.submit();
   quick.synchronize();
-  CHECK(!shifts.done(argument));
+  CHECK(!kernels.done(argument));
   may_go = true;
-  shifts.end();
-  CHECK(shifts.done(argument));
-  run_collective(shifts, quick, 1, 0, 80, *std::make_unique<std::mt19937>(2));
+  kernels.end();
+  CHECK(kernels.done(argument));
+  run_collective(kernels, quick, 1, 0, 80, *std::make_unique<std::mt19937>(2));
   CHECK(obeyed.size() == 2);
 }
 
 TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
   Stream user;
-  PrelaunchedKernels shifts(driver());
+  PrelaunchedKernels kernels(driver());
   obeyed.clear();
-  const uint64_t first = shifts.launch(kShape, 4, &user);
-  shifts.begin(first, 3, 1);
-  shifts.add(0, command(1));
-  shifts.add(0, command(2));  // pushes out the first
-  shifts.abandon();
+  const uint64_t first = kernels.launch(kShape, 4, &user);
+  kernels.begin(first, 3, 1);
+  kernels.add(0, command(1));
+  kernels.add(0, command(2));  // pushes out the first
+  kernels.abandon();
   CHECK(obeyed == std::vector<uint64_t>{1});
-  shifts.add(0, command(3));  // what spoils the result
-  shifts.end();
+  kernels.add(0, command(3));  // what poisons the result
+  kernels.end();
   CHECK(obeyed == (std::vector<uint64_t>{1, 3}));
 }
 
 TEST(more_batches_than_shifts_is_an_error) {
   Stream user;
-  PrelaunchedKernels shifts(driver());
-  const uint64_t first = shifts.launch(kShape, 2, &user);
-  shifts.begin(first, 1, 1);
+  PrelaunchedKernels kernels(driver());
+  const uint64_t first = kernels.launch(kShape, 2, &user);
+  kernels.begin(first, 1, 1);
   obeyed.clear();
-  shifts.add(0, command(1));
-  shifts.add(0, command(2));
-  CHECK_THROWS(std::logic_error, shifts.add(0, command(3)));
-  shifts.abandon();
-  shifts.use_spare();  // there is always one for the end
-  shifts.add(0, command(4));
-  shifts.end();
+  kernels.add(0, command(1));
+  kernels.add(0, command(2));
+  CHECK_THROWS(std::logic_error, kernels.add(0, command(3)));
+  kernels.abandon();
+  kernels.use_spare();  // there is always one for the end
+  kernels.add(0, command(4));
+  kernels.end();
   CHECK(obeyed == (std::vector<uint64_t>{1, 4}));
 }
 
@@ -176,10 +177,10 @@ TEST(a_group_that_is_gone_lets_streams_go_on_and_the_next_counts_on) {
   Stream user, held;
   uint32_t before = 0;
   {
-    PrelaunchedKernels shifts(driver());
-    shifts.launch(kShape, 2, &user);  // never run
-    before = shifts.mark_end();
-    shifts.make_stream_wait(&held, before);
+    PrelaunchedKernels kernels(driver());
+    kernels.launch(kShape, 2, &user);  // never run
+    before = kernels.mark_end();
+    kernels.make_stream_wait(&held, before);
   }
   held.synchronize();
   PrelaunchedKernels next(driver());

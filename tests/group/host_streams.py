@@ -50,7 +50,7 @@ class HostStreams:
     def __init__(self, engine: CollectiveEngine | None = None) -> None:
         self.current = HostStream()
         self.side = HostStream()
-        self.shifts = HostStream()
+        self.kernels = HostStream()
         """In which calls are done, one after the other."""
         self._engine = engine
         self._queued = 0
@@ -72,8 +72,8 @@ class HostStreams:
             with self._changed:
                 assert self._changed.wait_for(lambda: self._over >= number, PATIENCE_S)
 
-        self.shifts.put(done)
-        return self.shifts.put(then or (lambda: None))
+        self.kernels.put(done)
+        return self.kernels.put(then or (lambda: None))
 
     def is_done(self, over: Future[Any]) -> bool:
         return over.done()

@@ -112,8 +112,8 @@ NOTHING = Collective(Operation.BARRIER, Algorithm.RING, [], 0, DType.BYTES)
 
 def closed_gate(streams: HostStreams) -> CollectiveCompletion:
     gate = CollectiveCompletion(streams, NOTHING)
-    assert gate.close() is NOTHING
-    gate.queued()
+    assert gate.prelaunch() is NOTHING
+    gate.launch_rest()
     return gate
 
 
@@ -129,7 +129,7 @@ def test_the_last_gate_stands_for_all_of_one_group() -> None:
     assert isinstance(strangers_too, CombinedCompletion)
     assert not strangers_too.is_done()
     for gate in (*gates, stranger):
-        gate.open(None)
+        gate.run_ended(None)
 
 
 # ---- what fails ---------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_results_that_are_copied_are_poisoned_too(workers: Workers) -> None:
 def done_and_not_yet_copied(rank: int, world: int) -> None:
     """The engine has done its part; what copies the result is still to come on the GPU."""
     calls, may_go_on = taken_for_a_gpu(), threading.Event()
-    calls.streams.shifts.put(lambda: may_go_on.wait(PATIENCE_S))
+    calls.streams.kernels.put(lambda: may_go_on.wait(PATIENCE_S))
     data = torch.ones(10, 20)
     work = dist.all_reduce(data.t(), async_op=True)
     while not work._done:
@@ -343,8 +343,8 @@ def dropped_by_the_caller(rank: int, world: int) -> bool:
     """The last reference to a call's tensors does not go on the group's thread."""
     calls = taken_for_a_gpu()
     kept: list[Any] = []
-    leave = calls.streams.leave
-    calls.streams.leave = lambda remains: (kept.append(remains), leave(remains))[1]  # type: ignore[method-assign]
+    free_later = calls.streams.free_later
+    calls.streams.free_later = lambda remains: (kept.append(remains), free_later(remains))[1]  # type: ignore[method-assign]
     data = torch.ones(1000)
     gone = weakref.ref(data)
     work = dist.all_reduce(data, async_op=True)

@@ -1,4 +1,4 @@
-"""Messages that only a stream waits for: the host goes on, as with collectives (test_gates.py)."""
+"""Messages that only a stream waits for: the host goes on, as with collectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from sealring.errors import GroupClosed, GroupError, OutOfStep, PeerLost
 from sealring.group.completions import driver_calls
 from tests.group.host_streams import PATIENCE_S, taken_for_a_gpu
-from tests.group.test_gates import with_a_group
+from tests.group.test_completions import with_a_group
 from tests.workers import Workers
 
 
@@ -191,7 +191,7 @@ def interrupted(rank: int, world: int) -> None:
             dist.recv(data, 1)
         with pytest.raises(GroupClosed):
             dist.send(data, 1)
-        assert [work.memory is data for work in group._messages._orphans] == [True]
+        assert [work.kept[0] is data for work in group._messages._abandoned] == [True]
     else:
         work = dist.irecv(torch.ones(1), 0)
         assert work is not None

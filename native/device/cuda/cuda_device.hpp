@@ -25,11 +25,11 @@ class CudaDevice : public Device {
  public:
   // Kernels of engine/cuda/kernels.cu, loaded in the device's primary context.
   CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint64_t seal, uint64_t open);
-  // From now on collectives can be prepared. `serve` is for those that reduce nothing.
+  // From now on kernels can be launched ahead. `serve` is for collectives that reduce nothing.
   void enable_prelaunch(uint64_t serve);
-  // From now on streams can wait for messages. `carry` is the kernel's kernel.
+  // From now on streams can wait for messages. `carry` is the persistent kernel.
   void enable_persistent_kernel(uint64_t carry);
-  // The stream in which prepared collectives are done, one after the other.
+  // The stream of the kernels that are launched ahead.
   uint64_t prelaunch_stream() const {
     return prelaunched_ ? reinterpret_cast<uint64_t>(prelaunched_->stream()) : 0;
   }
@@ -37,7 +37,7 @@ class CudaDevice : public Device {
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  // Of the last collective that was prepared: the number that says that it is over; and to wait for it.
+  // Marks the end of the last prepared collective in its stream; returns the number to wait for.
   uint32_t mark_end();
   void make_stream_wait(uint64_t stream, uint32_t over) const;
   bool is_done(uint32_t over) const;
@@ -47,7 +47,7 @@ class CudaDevice : public Device {
   };
   void add_reduction(DType dtype, ReduceKind kind, const Reduction& functions);
 
-  // Whoever tells it what to do needs no context.
+  // A thread that only writes commands needs no context.
   void enter() override {
     if (command_queue() == nullptr) make_current();
   }
@@ -175,7 +175,7 @@ class CudaDevice : public Device {
   uint8_t* wrapped_ = nullptr;         // in host memory, by slot
   cuda::Pointer unwrapping_ = 0;       // where the GPU copies them to first, by slot
   std::atomic<uint64_t> unfinished_{0};  // collectives that are prepared and not over
-  uint64_t over_ = 0;                    // the last that is, by its first shift
+  uint64_t over_ = 0;                    // the last one done, by the number of its first kernel
   bool poisoned_ = false;                  // and the keys are gone
   cuda::Pointer keys_ = 0;
   int key_slots_ = 0, key_count_ = 0;

@@ -149,7 +149,7 @@ void PrelaunchedKernels::submit() {
 }
 
 void PrelaunchedKernels::submit_now() {
-  if (next_ > limit_) throw std::logic_error("more batches than shifts were launched for");
+  if (next_ > limit_) throw std::logic_error("more batches than kernels were launched for");
   batch_.number = static_cast<uint32_t>(next_);
   std::memcpy(&batches_[next_ % kBatches], &batch_,
               sizeof batch_ - (gpu::kCommands - batch_.count) * sizeof(gpu::Command));

@@ -4,7 +4,7 @@ DDP waits for its all-reduces in C++, inside the autograd engine, and torch turn
 there into a RuntimeError that has our text but not our type: `except sealring.errors.PeerLost`
 would not see it. The engine object that `backward()` calls is a plain attribute of torch's; ours
 is torch's own with three additions: on the way out it puts the original exception back, and raises
-what is owed (deferred.py), and while it waits Ctrl-C gets through (interrupts.py).
+a deferred error (deferred_errors.py), and while it waits Ctrl-C gets through (interrupts.py).
 """
 
 from __future__ import annotations
