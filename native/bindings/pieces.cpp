@@ -39,8 +39,8 @@ nb::dict header_fields(const Header& header) {
   return out;
 }
 
-// Both ends of one key, for whoever measures the cipher itself. It counts its nonces, so that none
-// comes twice; the tag is behind the ciphertext.
+// Both ends of one key, to measure the cipher itself. It counts its nonces, so that none is used twice;
+// the tag follows the ciphertext.
 class Cipher {
  public:
   explicit Cipher(const KeyBytes& key)

@@ -54,15 +54,15 @@ class Engine {
   bool channelled() const { return wires_ && wired() && wires_->channelled(); }
   int world() const { return static_cast<int>(links_.size()); }
 
-  // Gives the device its part of a collective ahead (device.hpp), in the order in which they will be
-  // run, behind what the caller's stream was given. Streams may then wait for it; it must be run.
+  // Launches kernels for a collective, after the work of the caller's stream, in the order in which
+  // collectives will be run. Streams may then wait for it; it must be run.
   Device::Prepared prepare(const Call& call, uint64_t stream);
   void launch_rest() {
     require_process();
     device_->launch_rest();
   }
 
-  // Lets the streams go on that wait for one whose run has failed, without a result.
+  // Releases the streams that wait for a prepared collective whose run has failed.
   void poison_results(const Call& call);
 
   // Runs one collective to its end. On a Failure the other ranks are told, the links closed and

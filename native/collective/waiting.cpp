@@ -11,14 +11,14 @@
 namespace sealring {
 namespace {
 
-// A sleeper looks around this often even if nobody wakes it.
+// The longest sleep, after which the links are checked in any case.
 constexpr int kNapMs = 100;
 
 // How long a rank waits before it tells the others what it waits in.
 constexpr double kStatusAfterS = 0.5;
 
-// A device rings no bell: it is looked at this often, and after a while, when the links are listened
-// to as well, this often.
+// A device wakes no thread, so it is polled: this often at first, and later, when the links are polled as
+// well, this often.
 constexpr unsigned kGlanceUs = 20;
 constexpr int kGlanceMs = 1;
 
@@ -111,7 +111,7 @@ void Collective::watch_device() {
   ::usleep(kGlanceUs);
 }
 
-// One that came between two collectives counts too: whoever asked for it believes the group closed.
+// An interrupt between two collectives counts too: its caller takes the group for closed.
 void Collective::check_interrupt() const {
   if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
   require_lease();
@@ -149,8 +149,8 @@ void Collective::sleep() {
   }
 }
 
-// Whom we wait for, or whoever it in turn waits for: a peer that waits in this collective itself has
-// said so, and is not the one.
+// Names the peer that this rank waits for, or the one that peer waits for in turn. A peer that waits in
+// this collective has sent its status, and is not named.
 void Collective::throw_timeout() {
   int blamed = -1;
   const auto blame = [&](auto guilty) {

@@ -1,6 +1,6 @@
 // What computes on tensors that are not in the CPU's memory: a GPU.
 //
-// What a device is given in one queue it does in that order; queues may overlap. A segment's steps,
+// The work of one queue runs in order; queues may overlap. A segment's steps,
 // and those of later segments that use its scratch memory, go into one queue, and no others depend on
 // each other. So a step may be begun as soon as those before it are. Only what leaves the device, and
 // whether a record was authentic, must be waited for: that has a ticket.

@@ -4,8 +4,8 @@
 // Every rank has one area, cut into slots, which it writes and its peers read. The lane in a record's
 // header says in which slot of its sealer's area it lies; a segment's further records follow it there.
 // A peer that has fetched what it was lent says so over the link, and a slot is free again when all
-// that it was lent to have. The areas are no more trusted than any other way: whoever opens a record
-// copies it to its own memory first.
+// that it was lent to have. The areas are no more trusted than any other way: a record is
+// copied to the opener's own memory first.
 #pragma once
 
 #include <algorithm>

@@ -17,9 +17,9 @@
 namespace sealring {
 namespace {
 
-// Whoever calls wait() drives the traffic itself; its thread is given this long to come.
+// A thread that calls wait() moves the messages itself; the group's thread waits this long for one.
 constexpr std::chrono::milliseconds kGrace{1};
-// A waiter that does not drive looks around this often.
+// A thread that waits and does not move messages checks for signals this often.
 constexpr std::chrono::milliseconds kLook{100};
 
 }  // namespace
@@ -175,7 +175,7 @@ Mailbox::Ticket Mailbox::new_ticket(const std::optional<CallerStream>& place, ui
   const Ticket ticket = ++last_ticket_;
   tickets_[ticket] = std::nullopt;
   if (place) on_device_[ticket] = {number, into};
-  // Whoever does not wait for it himself has no reason to be waited for.
+  // The group's thread waits for the caller's wait() only where the host waits.
   if (number == 0) posted_ = Clock::now();
   return ticket;
 }
@@ -290,7 +290,7 @@ void Mailbox::fail(const Failure& failure) {
   end_with(failure);
 }
 
-// Only whoever drives touches the links; it leaves when it sees that the group has ended.
+// Only the thread that moves messages touches the links. It stops when it sees that the group has ended.
 void Mailbox::wait_for_driver(Lock& lock) {
   wake();
   while (driving_) changed_.wait(lock);

@@ -3,7 +3,8 @@
 // They have links and keys of their own, apart from the collectives': a message must reach a rank
 // that has not yet come to the collective its sender is in. A short message travels with its
 // announcement and waits in the receiver's memory; a longer one waits with its sender until the
-// receiver accepts it. So a link never carries what nobody has room for, and never blocks.
+// receiver accepts it. So a link never carries a message that has no room at the receiver,
+// and never blocks.
 //
 // A message in a GPU's memory is sealed and opened by the GPU (on_device.cpp) and always waits to
 // be accepted: no CPU sees its plaintext, however short it is. Streams can wait for it by its number
@@ -89,8 +90,8 @@ class Mailbox {
   // Drives the traffic until this message is done; returns the rank at its other end, or nothing if
   // finished() has handed it out already.
   std::optional<int> wait(Ticket ticket, const std::function<bool()>& signal_pending);
-  // For the thread that looks after messages nobody waits for: those that are done since the last
-  // call, with the rank at their other end. Returns empty-handed when the mailbox is closed.
+  // Moves messages that no thread waits for; returns those that are done since the last call, with the
+  // rank at their other end. Returns nothing when the mailbox is closed.
   std::vector<std::pair<Ticket, int>> finished();
 
   // Ends in order: nothing more is sent, the peers are told, the keys wiped.

@@ -1,4 +1,4 @@
-// Whoever drives a mailbox's traffic: how it waits when nothing can move, and when it gives up.
+// How the thread that moves messages waits when nothing can move, and when a message times out.
 #include <unistd.h>
 
 #include <chrono>

@@ -1,8 +1,8 @@
 // A group has one failure: the first that ended it, whichever of its halves saw it.
 //
-// Collectives and messages have links of their own, and may see one disaster at the same moment, each
-// in its own way. Whoever comes second takes the first one's word, for what it tells the other ranks
-// as for what it throws: so all of them hear from this rank what its own script hears.
+// Collectives and messages have links of their own, and may see one fault at the same moment, each
+// in its own way. The second half takes over the first one's failure, for the alert as for the
+// exception: so the other ranks hear from this rank what its own script hears.
 #pragma once
 
 #include <mutex>

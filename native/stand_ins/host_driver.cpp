@@ -59,7 +59,7 @@ void on_records(const gpu::Launch& launch, gpu::Action action, const Function& f
   }
 }
 
-void obey(const gpu::Command& command, const Function& function) {
+void run_command(const gpu::Command& command, const Function& function) {
   const gpu::Launch& launch = command.launch;
   uint8_t* const into = memory_at(launch.result);
   switch (launch.action) {
@@ -84,15 +84,15 @@ void obey(const gpu::Command& command, const Function& function) {
   }
 }
 
-// They run together, so in any order: here in the one that nobody had in mind.
-void obey_all(const gpu::Batch& batch, const Function& function) {
-  for (uint32_t i = batch.count; i-- > 0;) obey(batch.commands[i], function);
+// The commands of a batch may run in any order: here in the reverse one, to find what depends on it.
+void run_commands(const gpu::Batch& batch, const Function& function) {
+  for (uint32_t i = batch.count; i-- > 0;) run_command(batch.commands[i], function);
 }
 
 void serve(const gpu::BatchArgument& argument, const Function& function) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
   if (batch->number != argument.number) return;
-  obey_all(*batch, function);
+  run_commands(*batch, function);
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }
 
@@ -101,7 +101,7 @@ void carry(const gpu::BatchArgument& argument, const Function& function) {
   for (uint32_t number = argument.number;; ++number) {
     while (number_at(argument.batch).load(std::memory_order_acquire) != number) glance();
     const bool dismissed = batch->count == gpu::kStop;
-    if (!dismissed) obey_all(*batch, function);
+    if (!dismissed) run_commands(*batch, function);
     number_at(argument.done).store(number, std::memory_order_release);
     if (dismissed) return;
   }

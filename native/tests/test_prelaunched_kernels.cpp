@@ -25,7 +25,7 @@ std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at));
 }
 
-// What engine/cuda/prelaunched_kernels.hpp does, but for the commands themselves.
+// What engine/cuda/prelaunched_kernel.hpp does, but for the commands themselves.
 void serve(const gpu::BatchArgument& argument) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
   if (batch->number != argument.number) return;

@@ -63,7 +63,7 @@ void collect_views(Links& links, const Names& names, Failure& failure) {
     for (const auto& link : links) {
       if (!link || heard[link->peer] || failure.views.contains(link->peer)) continue;
       try {
-        // What a rank ahead of us published is in front of its alert, and nobody will take it.
+        // What a rank ahead of us published is in front of its alert, and no collective will take it.
         link->expecting = link->only_listening = true;
         link->fill();
         while (link->ready()) {

@@ -1,4 +1,4 @@
-// A group's last words to its peers.
+// The last records of a group: an alert or a bye.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
 // to leave.
 void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view);
 
-// After ranks disagreed: what the others say, in their own alerts, that they were doing. Whoever is
-// not in a collective does not answer, so it waits only a little.
+// After ranks disagreed: what the others say, in their own alerts, that they were doing. A rank that
+// is in no collective does not answer, so this waits a second at most.
 void collect_views(Links& links, const Names& names, Failure& failure);
 
 }  // namespace sealring

@@ -132,7 +132,7 @@ bool Link::arm() {
 }
 
 // The kind is not authentic yet. Believing it here costs time at most, and only where there are such records:
-// whoever can change it can keep the record back as well.
+// an attacker that can change it can keep the record back as well.
 bool Link::postponed() const {
   return in_ && !header_known_ && have_ == kSealedHeaderBytes && !expecting &&
          in_->record[3] == static_cast<uint8_t>(Kind::group) && !keyring_.groups.empty();

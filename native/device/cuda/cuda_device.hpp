@@ -167,7 +167,7 @@ class CudaDevice : public Device {
   std::atomic<size_t> staging_bytes_{0};
   std::atomic<size_t> held_{0};  // for keys and their wrapping, and verdicts
   mutable std::mutex pinned_lock_;
-  std::multimap<size_t, uint8_t*> pinned_;  // host memory that nobody has taken, by size
+  std::multimap<size_t, uint8_t*> pinned_;  // host memory that is free, by size
   std::map<size_t, size_t> pinned_count_;       // pieces of a size that there ever were
   // Keys reach a GPU at work as records under a key of the device's own: host memory that it reads is
   // not memory for keys.

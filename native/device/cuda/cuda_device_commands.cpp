@@ -1,5 +1,5 @@
-// Collectives that the GPU was given ahead, and messages that streams wait for: its part is told to it
-// through memory (command_queue.hpp).
+// Collectives whose kernels were launched ahead, and messages that streams wait for: their commands are
+// written to memory (command_queue.hpp).
 #include <openssl/rand.h>
 #include <unistd.h>
 

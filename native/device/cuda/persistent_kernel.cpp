@@ -61,8 +61,7 @@ PersistentKernel::~PersistentKernel() {
   }
   if (arrived_ != 0) cuda_.release(arrived_);
   if (batch_memory_ == nullptr) return;
-  // Nobody is to wait for a group that is gone. Places may have been passed over: the last number that
-  // a place can have had.
+  // Releases all streams. A word may have been passed over: it is set to the last number it can have had.
   for (uint32_t back = 0; back < kNumbers; ++back) {
     const uint32_t number = last_number_ - back;
     if (under_way_[number % kNumbers]) release_waiters(number);

@@ -19,10 +19,10 @@ using cuda::address;
 using cuda::check;
 
 constexpr unsigned kGlanceUs = 5;
-// A queue of CUDA's holds about a thousand entries, and a kernel is two of them. Whoever launches more
-// waits until some are done.
+// A queue of CUDA's holds about a thousand entries, and a kernel is two of them. A caller that launches
+// more blocks until some are done.
 constexpr uint32_t kAtOnce = 256;
-// A GPU that has died answers nobody.
+// A GPU that runs nothing for so long has failed.
 constexpr auto kLongestKernel = std::chrono::minutes(10);
 
 }  // namespace
@@ -66,7 +66,7 @@ PrelaunchedKernels::~PrelaunchedKernels() {
   }
   if (arrived_ != 0) cuda_.release(arrived_);
   if (allowed_ == nullptr) return;
-  std::atomic_ref<uint32_t>(*over_).store(calls_);  // nobody is to wait for a group that is gone
+  std::atomic_ref<uint32_t>(*over_).store(calls_);  // releases all streams
   WaitWords<Numbers>::give_back({reinterpret_cast<uint8_t*>(allowed_), calls_, launched_});
 }
 
