@@ -67,9 +67,9 @@ class Dispatcher:
         self._failure: GroupError | None = None
         self._submitting = threading.Lock()
         self._turn = threading.Lock()
-        """Held by whoever runs a collective; taken in the order in which they were called."""
+        """Held while a collective runs; taken in the order in which they were called."""
         self._running_thread: int | None = None
-        """Who holds the turn. A future's callback runs on that thread, before the next turn."""
+        """The thread that holds the turn. A future's callback runs on it, before the next turn."""
         self._closed = False
         self._submitted = 0
         self._finished = 0
@@ -88,11 +88,11 @@ class Dispatcher:
     def submit(self, job: Job, *, wait: bool) -> None:
         """Queues the job; with `wait` it may be run at once, on the caller's own thread.
 
-        Whoever waits anyway is spared two changes of thread, which cost more than a small
+        That saves a caller that waits anyway two changes of thread, which cost more than a small
         collective itself.
 
-        A callback's own collectives run at once, before any that are queued. Nobody else could run
-        them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next bucket
+        A callback's own collectives run at once, before any that are queued. No other thread could
+        run them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next bucket
         by then is chance, while this order is the same on all ranks: if the future was done
         before the callback was attached, the caller runs it, before it calls anything else.
         """
@@ -201,11 +201,11 @@ class Dispatcher:
             job.work.finish(error)
 
     def _release_streams(self, job: Job, error: BaseException | None) -> None:
-        """With the result, or with what nobody can take for one."""
+        """They find the result, or poison that cannot be taken for one."""
         if job.completion is None or not job.completion.streams_wait:
             return
         if error is not None:
-            self._deferred.defer(error)  # first: whoever sees that there is no result can ask why
+            self._deferred.defer(error)  # first: a script that sees the poison can ask why
             if job.known is not None:
                 self._engine.poison_results(job.known)
         job.completion.run_ended(job)

@@ -1,14 +1,14 @@
 """Calls with CUDA tensors: when they may begin, what waits for them, and what is done at the end.
 
-The engine works on streams of its own. It begins after what the caller's stream was given before
-the call, and a call is over when every record has been checked and the GPU has written the last
+The engine works on streams of its own. It begins after the work that the caller's stream had before
+the call, and a call is done when every record has been checked and the GPU has written the last
 byte. The group keeps a call's tensors until then, so the caching allocator gets no memory back
 that is still read or written, on whatever stream it would be used next.
 
-Who waits? The stream, as with NCCL: wait() returns at once, and what the current stream is given
-from then on waits for the call (completions.py). Or the host: wait() returns when the call is over,
-and raises its error. So it is where a stream cannot wait, and by default where ranks share a GPU:
-processes get such a GPU in turns, and one whose streams wait keeps it for the whole of its turn.
+The stream waits, as with NCCL: wait() returns at once, and later work of the current stream waits
+for the call (completions.py). Or the host waits: wait() returns when the call is done, and raises
+its error. The host waits where a stream cannot, and by default where ranks share a GPU: processes
+get such a GPU in time slices, and one whose streams wait keeps it for the whole of its slice.
 """
 
 from __future__ import annotations

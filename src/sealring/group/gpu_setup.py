@@ -1,7 +1,7 @@
 """A group's first call with a GPU: all ranks agree on the way between their GPUs.
 
-Every rank comes to it at its own first call, before anything of that call is chosen: which
-algorithm is best, and how tensors are cut, depends on the way.
+Every rank does this in its own first call, before it chooses anything for that call: the best
+algorithm and the cut of the tensors depend on the way.
 """
 
 from __future__ import annotations

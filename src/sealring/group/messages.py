@@ -122,7 +122,7 @@ class Messages:
             raise settled from None
         except (RuntimeError, ValueError):  # it was refused
             raise
-        except BaseException:  # Ctrl-C: nobody knows whether the message is under way
+        except BaseException:  # Ctrl-C: the message may be under way
             self._abandoned.append(work)
             self.give_up()
             raise

@@ -79,7 +79,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         """What the last calls were: recorder.collective(number), recorder.account()."""
 
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
-        # itself, so that it goes, with its store, as soon as nobody holds it any more.
+        # itself, so that it goes, with its store, with the script's last reference to it.
         def end_collectives(error: GroupError) -> GroupError:
             settled = engine.settle(error)
             engine.fail(failure_of(settled))
@@ -218,7 +218,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
     def shutdown(self) -> None:
         """Runs what was called, says goodbye to the peers and wipes the keys.
 
-        Then raises what only streams were waiting for, and nobody has been told of.
+        Then raises the deferred error, if there is one.
         """
         if not self._process.here:
             return  # the parent's group goes on; torch may forget it here
@@ -293,7 +293,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._require_process()
         if (error := self._deferred.take()) is not None:
             raise error
-        # What can be refused comes first: a work that nobody runs would never be done.
+        # What can be refused comes first: a work that is never run would never be done.
         device = arguments.device_of(keep, name)
         ready = completion = None
         if self._gpu.serves(device) and isinstance(collectives, Collective):

@@ -127,7 +127,7 @@ class SealedWork(dist.Work):
                 "off; if it is only slow, wait longer.",
                 collective=self._error.collective if isinstance(self._error, GroupError) else None,
             )
-        self._let_others_by()
+        self._release_waiters()
         if self._error is not None:
             self._tell()
             raise self._error
@@ -138,7 +138,7 @@ class SealedWork(dist.Work):
         if not self._done:
             self._process.require("this work")
         self._pending.acquire()
-        self._let_others_by()
+        self._release_waiters()
 
     def _tell(self) -> None:
         """The script gets the error now, so it need not be deferred."""
@@ -154,10 +154,10 @@ class SealedWork(dist.Work):
         # An interrupt may have come just when wait() had got the lock; then the work is done.
         if not self._done:
             self._pending.acquire()
-        self._let_others_by()
+        self._release_waiters()
 
-    def _let_others_by(self) -> None:
-        """The work is done, so the lock is to be open, whoever of the waiters opens it."""
+    def _release_waiters(self) -> None:
+        """Leaves the lock open once the work is done; any of the waiters may do this."""
         with suppress(RuntimeError):
             self._pending.release()
 

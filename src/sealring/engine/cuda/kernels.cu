@@ -1,9 +1,9 @@
 // Records sealed and opened by the GPU that holds the tensor.
 //
 // A thread block takes one record, or several take one together, as a cluster: each then has a
-// "part" of it. Whoever opens goes over the record twice: first the tag, then, if it is good,
-// everything else. A forged record leaves no trace. The wire must therefore lie in memory that
-// nobody but this worker can write; what comes from elsewhere is copied there first.
+// "part" of it. To open a record it is read twice: first for the tag, then, if that is good, for
+// everything else. A forged record leaves no trace. The wire must therefore lie in memory that only
+// this worker can write; what comes from elsewhere is copied there first.
 //
 // The host compiles this once with SEALRING_REDUCES 0 for `seal` and `open`, and once per element
 // type and reduction for those that compute. The same again with SEALRING_SERVES 1 for `serve` and
