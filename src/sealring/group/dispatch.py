@@ -92,8 +92,8 @@ class Dispatcher:
         collective itself.
 
         A callback's own collectives run at once, before any that are queued. No other thread could
-        run them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next bucket
-        by then is chance, while this order is the same on all ranks: if the future was done
+        run them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next
+        bucket by then is chance, while this order is the same on all ranks: if the future was done
         before the callback was attached, the caller runs it, before it calls anything else.
         """
         if self._running_thread == threading.get_ident():

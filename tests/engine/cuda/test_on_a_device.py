@@ -117,7 +117,7 @@ def test_one_that_is_not_run_ends_the_group() -> None:
     with LocalWorld(2, devices=all_on_devices(2)) as local:
         tensors = tensors_of(SUM, 2)
         before = [each.bits() for each in tensors]
-        prepared = local.engines[0].prepare(replace(tensors[0].collective(), ready=0))
+        prepared = local.engines[0].prelaunch(replace(tensors[0].collective(), ready=0))
         assert prepared is not None
         local.engines[0].poison_results(prepared)
         assert set(b"".join(tensors[0].bits())) == {0xFF}
