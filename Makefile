@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard native/*.cpp native/*.hpp) CMakeLists.txt pyproject.toml
+NATIVE := $(wildcard native/*/*.[ch]pp native/*/*/*.[ch]pp) CMakeLists.txt pyproject.toml
 FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo examples)
 CPP_FILES := '*.cpp' '*.hpp' '*.cu'
 SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl
@@ -142,6 +142,7 @@ sbom: $(VENV)/.installed ## a software bill of materials (CycloneDX): build/seal
 wheel: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the wheel, in dist/; its times are those of the last commit
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
 	  --no-build-isolation --no-deps --config-settings=cmake.define.$(STATIC_OPENSSL) --wheel-dir dist .
+	@! for wheel in dist/*.whl; do $(BIN)/python -m zipfile -l $$wheel; done | grep stand_ins
 	@sha256sum dist/*.whl
 
 reproducible: $(VENV)/.locked $(LIBCRYPTO)/prefix ## builds the wheel twice, in different folders, and compares

@@ -100,6 +100,25 @@ def test_a_missing_build_tool_is_named_in_one_sentence(
     assert sentence in re.sub(r"\s+", " ", done.stderr)
 
 
+@pytest.mark.parametrize(("state", "installed"), [("wheel", False), ("editable", True)])
+def test_no_wheel_contains_the_stand_ins(state: str, installed: bool, tmp_path: Path) -> None:
+    """What plays a GPU for tests is installed only with a checkout that is worked on."""
+    tools = Path(sys.executable).parent
+    found = subprocess.check_output([sys.executable, "-m", "nanobind", "--cmake_dir"], text=True)
+    subprocess.run(
+        [
+            tools / "cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dnanobind_DIR={found.strip()}", f"-DSKBUILD_STATE={state}",
+        ],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    files = (tmp_path / "cmake_install.cmake").read_text()
+    assert "_native.cpython" in files
+    assert ("_stand_ins.cpython" in files) is installed
+
+
 def test_a_libcrypto_that_is_built_in_stays_inside() -> None:
     if not _native.OPENSSL_BUILT_IN:
         pytest.skip("the system's OpenSSL is linked here")

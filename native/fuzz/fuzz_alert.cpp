@@ -1,5 +1,5 @@
 // decode_alert of any bytes: a failure that prints plainly and survives being told once more.
-#include "../alert.hpp"
+#include "record/alert.hpp"
 
 #include <cstring>
 

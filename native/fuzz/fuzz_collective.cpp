@@ -1,7 +1,7 @@
 // A rank in a ring of three that reduces, forwards and opens what its two peers' scripts send.
-#include "../engine.hpp"
-#include "../host_device.hpp"
-#include "../tests/programs.hpp"
+#include "collective/engine.hpp"
+#include "stand_ins/host_device.hpp"
+#include "tests/programs.hpp"
 #include "script.hpp"
 
 using namespace sealring;

@@ -1,5 +1,5 @@
 // Header::decode of any bytes: what it accepts is spelled in one way only.
-#include "../record.hpp"
+#include "record/record.hpp"
 #include "script.hpp"
 
 using namespace sealring;

@@ -1,5 +1,5 @@
 // One link that reads a script: whatever it hands on was sealed by a member, unchanged and in order.
-#include "../link.hpp"
+#include "transport/link.hpp"
 
 #include "script.hpp"
 

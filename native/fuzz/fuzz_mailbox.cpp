@@ -1,7 +1,7 @@
 // A mailbox with messages to send and to receive, whose peers follow a script.
-#include "../mailbox.hpp"
+#include "mailbox/mailbox.hpp"
 
-#include "../host_device.hpp"
+#include "stand_ins/host_device.hpp"
 #include "script.hpp"
 
 using namespace sealring;
@@ -41,8 +41,8 @@ void run(std::span<const uint8_t> script) {
       if (what == 0) continue;
       const size_t bytes = (what >> 5) * 700u + (what & 3);
       memory.emplace_back(bytes, kUntouched);
-      const std::optional<Mailbox::OnDevice> place =
-          on_device && (what & 4) ? std::optional<Mailbox::OnDevice>(0) : std::nullopt;
+      const std::optional<Mailbox::CallerStream> place =
+          on_device && (what & 4) ? std::optional<Mailbox::CallerStream>(0) : std::nullopt;
       const uint32_t tag = what & 3;
       const int peer = 1 + (what >> 3 & 1);
       tickets.push_back(what & 16 ? mailbox.send(peer, tag, memory.back().data(), bytes, 0, place)

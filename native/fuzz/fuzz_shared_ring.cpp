@@ -1,5 +1,5 @@
 // Both directions of a link's shared memory while its other end writes what it likes there.
-#include "../pipe.hpp"
+#include "transport/pipe.hpp"
 
 #include <fcntl.h>
 

@@ -1,5 +1,5 @@
 // Which slots of an area are lent: a peer that lies about what it has fetched frees none too early.
-#include "../wires.hpp"
+#include "device/wires.hpp"
 
 #include <set>
 

@@ -17,8 +17,8 @@
 #include <tuple>
 #include <vector>
 
-#include "../record.hpp"
-#include "../tests/two_ends.hpp"
+#include "record/record.hpp"
+#include "tests/two_ends.hpp"
 
 namespace sealring::fuzz {
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "../host_device.hpp"
-#include "../mailbox.hpp"
+#include "stand_ins/host_device.hpp"
+#include "mailbox/mailbox.hpp"
 #include "two_ends.hpp"
 
 namespace sealring::testing {

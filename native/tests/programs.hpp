@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../program.hpp"
+#include "collective/program.hpp"
 
 namespace sealring::testing {
 

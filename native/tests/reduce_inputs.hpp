@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "../reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "check.hpp"
 #include "reduce_reference.hpp"
 

@@ -1,4 +1,4 @@
-// The same arithmetic as native/reduce.hpp promises, by slow and different means: integers in 128
+// The same arithmetic as native/reduce/reduce.hpp promises, by slow and different means: integers in 128
 // bits, 16-bit floats by ldexp and nearbyint, nothing vectorised, volatile so that nothing fuses.
 
 #pragma once
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../reduce.hpp"
+#include "reduce/reduce.hpp"
 
 namespace sealring::reference {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "../alert.hpp"
+#include "record/alert.hpp"
 #include "check.hpp"
 
 using namespace sealring;

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "../engine.hpp"
+#include "collective/engine.hpp"
 #include "check.hpp"
 #include "programs.hpp"
 #include "two_ends.hpp"
@@ -322,7 +322,7 @@ TEST(failed_engine_repeats_its_failure) {
     } catch (const Failure& failure) {
       CHECK(failure.code == FailureCode::peer_lost);
       CHECK(failure.peer == 1);
-      CHECK(std::string(failure.what()).starts_with("the peer left the group"));
+      CHECK(std::string(failure.what()).starts_with("Connection closed by peer: the peer left the group"));
     }
   }
 }

@@ -1,5 +1,5 @@
 // Two mailboxes, with a thread that waits and one that looks after the rest, over both transports.
-#include "../mailbox.hpp"
+#include "mailbox/mailbox.hpp"
 
 #include <chrono>
 #include <functional>

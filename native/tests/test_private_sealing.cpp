@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "../engine.hpp"
-#include "../gpu_arithmetic.hpp"
+#include "collective/engine.hpp"
+#include "stand_ins/gpu_arithmetic.hpp"
 #include "check.hpp"
 #include "interrupted_seal.hpp"
 #include "post.hpp"

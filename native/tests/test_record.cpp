@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../record.hpp"
+#include "record/record.hpp"
 #include "check.hpp"
 
 using namespace sealring;
@@ -236,7 +236,7 @@ TEST(key_seals_no_more_than_its_limit) {
   uint32_t generation = 0;
   uint64_t count = 0;
   for (size_t bytes : sizes) {
-    const SealingKey::Place place = key.advance(bytes);
+    const SealingKey::Reservation place = key.advance(bytes);
     CHECK(place.count == count++);  // goes on across ratchets
     CHECK(place.generation == generation || place.generation == generation + 1);
     if (place.generation != generation) sealed = 0;

@@ -4,8 +4,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "../reduce.hpp"
-#include "../reduce_loops.hpp"
+#include "reduce/reduce.hpp"
+#include "reduce/loops.hpp"
 #include "check.hpp"
 #include "reduce_bench.hpp"
 #include "reduce_inputs.hpp"

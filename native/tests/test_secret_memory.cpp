@@ -1,5 +1,5 @@
 // Keys after a fork, in core files and after they were freed.
-#include "secret_memory.hpp"
+#include "keys/secret_memory.hpp"
 
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "check.hpp"
-#include "engine.hpp"
-#include "keys.hpp"
-#include "mailbox.hpp"
-#include "record.hpp"
+#include "collective/engine.hpp"
+#include "keys/keys.hpp"
+#include "mailbox/mailbox.hpp"
+#include "record/record.hpp"
 
 using namespace sealring;
 
@@ -204,7 +204,7 @@ TEST(a_group_of_the_parents) {
       engine.fail(Failure(FailureCode::closed, -1, "no"));
       mailbox.fail(Failure(FailureCode::closed, -1, "no"));
       return int(refused([&] { engine.run(call); })) + int(refused([&] { engine.account(); })) +
-             int(refused([&] { engine.prepare(call, 0); })) + int(refused([&] { engine.spoil(call); })) +
+             int(refused([&] { engine.prepare(call, 0); })) + int(refused([&] { engine.poison_results(call); })) +
              int(refused([&] { mailbox.send(0, 0, nullptr, 0, 1); })) +
              int(refused([&] { mailbox.receive(0, 0, nullptr, 0, 1); })) +
              int(refused([&] { mailbox.wait(1, [] { return false; }); })) +

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "../link.hpp"
+#include "transport/link.hpp"
 
 namespace sealring::testing {
 

@@ -90,6 +90,11 @@ RuntimeErrors, because that is what torch.distributed's own failures are and scr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sealring._native import Failure
+
 
 class SealringError(RuntimeError):
     """The root of the tree."""
@@ -431,7 +436,7 @@ class GroupError(SealringError):
         """The number of the collective in which it happened; None outside of any (a message)."""
         self.reported_by = reported_by
         """The rank that saw it, where that was not this one."""
-        self.native: tuple[int, int, int, int, str] | None = None
+        self.native: Failure | None = None
         """As the native core told it (engine/failures.py)."""
 
 

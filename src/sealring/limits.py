@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from sealring import _native
+
 PROTOCOL_VERSION: Final = 1
 SUITE: Final = "AES-256-GCM"
 KEY_EXCHANGE: Final = "X25519MLKEM768"
 
-KEY_BYTES: Final = 32
-TAG_BYTES: Final = 16
-HEADER_BYTES: Final = 64
-MAX_PAYLOAD_BYTES: Final = 1 << 20
-GPU_PAYLOAD_BYTES: Final = 256 << 10
+KEY_BYTES: Final = _native.KEY_BYTES
+TAG_BYTES: Final = _native.TAG_BYTES
+HEADER_BYTES: Final = _native.HEADER_BYTES
+MAX_PAYLOAD_BYTES: Final = _native.MAX_PAYLOAD_BYTES
+GPU_PAYLOAD_BYTES: Final = _native.GPU_PAYLOAD_BYTES
 """Plaintext per record of what a GPU seals, at most."""
 WIRE_PAYLOAD_BYTES: Final = 2 << 20
 """Plaintext in one slot of a wire between GPUs: a run of such records."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from sealring.engine.cpu import CpuEngine
+from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.group import create
 from sealring.handshake import tls
@@ -33,7 +33,7 @@ def report(name: str, secret: object) -> None:
 def record_keys() -> None:
     """Reports every key that set-up hands on, and the secrets of its TLS connections."""
 
-    class RecordedEngine(CpuEngine):
+    class RecordedEngine(CollectiveEngine):
         def __init__(self, *arguments: Any, links: Any, group_key: Any, **options: Any) -> None:
             links = list(links)
             report("group key", group_key)
@@ -51,7 +51,7 @@ def record_keys() -> None:
                 report(f"messages from {peer}", link.receive_key)
             super().__init__(*arguments, links=links, **options)
 
-    create.CpuEngine = RecordedEngine  # type: ignore[attr-defined]
+    create.CollectiveEngine = RecordedEngine  # type: ignore[attr-defined]
     create.Mailbox = RecordedMailbox  # type: ignore[attr-defined]
     export, context = tls.TlsConnection.export, tls.TlsConnection._context
     numbers = iter(range(100))

@@ -73,7 +73,7 @@ def test_the_rank_that_learns_of_a_revocation_ends_the_group(tmp_path: Path) -> 
         assert not group.ended.is_set()
         broker.revoke(1)
         assert group.ended.wait(60)
-        assert group.why == (3, "rank 3 was taken out of the job by the broker, or not renewed")
+        assert group.why == (3, "was taken out of the job by the broker, or not renewed")
         # A new group asks first, and does not wait for a renewal.
         admission = one.credentials(soon()).admission
         assert admission is not None

@@ -11,8 +11,8 @@ from enum import StrEnum
 from random import Random
 from typing import Final, Literal
 
-from sealring.engine.cpu import topology_of
 from sealring.engine.datatypes import COMPLEXES, DType, ReduceKind, supported_kinds
+from sealring.engine.engine import topology_of
 from sealring.schedule import (
     CALLED,
     REDUCING,

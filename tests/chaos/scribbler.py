@@ -13,7 +13,7 @@ from tests.chaos.plan import Fault
 from tests.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
 
 _POSITIONS: Final = (RING_BYTES, RING_BYTES + 128)
-"""`written` and `taken` of one end, behind its ring (native/shm_pipe.cpp)."""
+"""`written` and `taken` of one end, behind its ring (native/transport/shm_pipe.cpp)."""
 _BURST: Final = 40
 
 

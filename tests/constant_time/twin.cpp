@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "gpu_arithmetic.hpp"
+#include "stand_ins/gpu_arithmetic.hpp"
 
 using namespace sealring;
 

@@ -36,7 +36,10 @@ def compilers() -> list[str]:
 def run_twin(folder: Path, compiler: str, level: str, planted: str = "") -> Outcome:
     """Whether a branch or an address depended on a secret; `planted` adds such a one."""
     program = folder / "twin"
-    native = [ROOT / "native" / name for name in ("gpu_arithmetic.cpp", "secret_memory.cpp")]
+    native = [
+        ROOT / "native" / name
+        for name in ("stand_ins/gpu_arithmetic.cpp", "keys/secret_memory.cpp")
+    ]
     sources = [ROOT / "tests/constant_time/twin.cpp", *native]
     subprocess.run(
         [

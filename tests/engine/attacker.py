@@ -18,7 +18,7 @@ EVERYONE: Final = 0xFFFFFFFF
 
 
 class Kind(IntEnum):
-    """Offset 3 of a header (native/record.hpp)."""
+    """Offset 3 of a header (native/record/record.hpp)."""
 
     PAIR = 1
     GROUP = 2

@@ -21,11 +21,18 @@ import numpy as np
 
 from sealring import _native
 from sealring._native import LinkMemory
-from sealring.engine.cpu import Collective, CpuEngine
+from sealring._stand_ins import Probe
+from sealring.engine.collective import Collective
 from sealring.engine.cuda.wires import Wire
+from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.limits import RING_CONTROL_BYTES
 from sealring.links.memory import SharedMemory
+from tests.engine.stand_ins import (
+    attach_host_device,
+    attach_host_driver,
+    attach_host_driver_to_mailbox,
+)
 
 RING_BYTES = 256 << 10
 MEMORY_BYTES = RING_BYTES + RING_CONTROL_BYTES
@@ -116,7 +123,7 @@ class LocalWorld:
     """A number per rank for the host that it says it is on; every rank on its own without it."""
     devices: dict[int, int] = field(default_factory=dict)
     """Ranks whose tensors are on a device, played by the CPU, and how much it lags behind."""
-    driver: Literal["launched", "told", None] = None
+    driver: Literal["launched", "prelaunched", None] = None
     """The devices are GPUs whose driver the CPU plays: they are launched, or told ahead."""
     contexts: dict[int, bytes] = field(default_factory=dict)
     """Ranks that take themselves to be in another group than the rest."""
@@ -127,6 +134,8 @@ class LocalWorld:
         self.middles: dict[tuple[int, int], Middle] = {}
         self._relays: list[socket.socket] = []
         self.number = 0
+        self.probes: dict[int, Probe] = {}
+        """Of the devices that the CPU plays, by rank."""
         ends: dict[tuple[int, int], LocalLink] = {}
         for low in range(self.world):
             for high in range(low + 1, self.world):
@@ -141,7 +150,7 @@ class LocalWorld:
 
     def _start(self, links: list[list[tuple[int, LocalLink]]]) -> None:
         self.engines = [
-            CpuEngine(
+            CollectiveEngine(
                 rank,
                 self.world,
                 context=self.contexts.get(rank, self.context),
@@ -156,9 +165,11 @@ class LocalWorld:
         ]
         for rank, lag in self.devices.items():
             if self.driver is None:
-                self.engines[rank]._native.attach_host(lag)
+                native = self.engines[rank]._native
+                self.probes[rank] = attach_host_device(native, lag, self.world)
             else:
-                self.engines[rank]._native.attach_host_driver(self.driver == "told")
+                prelaunch = self.driver == "prelaunched"
+                attach_host_driver(self.engines[rank]._native, prelaunch=prelaunch)
 
     def wire(self, wanted: Wire, gpus: str | None = None) -> list[BaseException | None]:
         """Lets the devices agree on a way between them, as a group's first call with a GPU does.
@@ -170,7 +181,7 @@ class LocalWorld:
 
         def one(rank: int) -> BaseException | None:
             try:
-                exchanges = self.engines[rank].introduce_gpus(wanted, gpu=names[rank])
+                exchanges = self.engines[rank].agree_on_wire(wanted, gpu=names[rank])
                 for number, each in enumerate(exchanges, first):
                     self.engines[rank].run(number, each, 10.0)
                     self.number = number
@@ -198,7 +209,7 @@ class LocalWorld:
         for end in self._relays:
             end.close()
 
-    def ends(self) -> Sequence[CpuEngine | Mailbox]:
+    def ends(self) -> Sequence[CollectiveEngine | Mailbox]:
         """What is at the ends of the links, in rank order."""
         return self.engines
 
@@ -274,7 +285,9 @@ class LocalWorld:
                     continue
                 if rank in self.devices:
                     collective = replace(collective, ready=0)
-                run = self._told if self.driver == "told" else CpuEngine.run
+                run = (
+                    self._run_prelaunched if self.driver == "prelaunched" else CollectiveEngine.run
+                )
                 try:
                     run(self.engines[rank], number, collective, patience[rank])
                 except BaseException as error:
@@ -283,28 +296,28 @@ class LocalWorld:
 
         return list(self.pool.map(one, range(self.world)))
 
-    def _told(
-        self, engine: CpuEngine, number: int, collective: Collective, timeout_s: float
+    def _run_prelaunched(
+        self, engine: CollectiveEngine, number: int, collective: Collective, timeout_s: float
     ) -> None:
         """As a group runs it for which only a stream waits; returns when that has gone on."""
-        prepared = engine.prepare(collective, engine.shift_stream)
+        prepared = engine.prelaunch(collective, engine.prelaunch_stream)
         assert prepared is not None
         over: list[int] = []
 
         def as_its_caller() -> None:
-            engine.prepare_rest()
-            over.append(engine.mark_over())
+            engine.launch_rest()
+            over.append(engine.mark_end())
 
         caller = threading.Thread(target=as_its_caller)
         caller.start()
         try:
             engine.run(number, prepared, timeout_s)
         except BaseException:
-            engine.spoil(prepared)
+            engine.poison_results(prepared)
             raise
         finally:
             caller.join()
-            while not engine.is_over(over[0]):
+            while not engine.is_done(over[0]):
                 time.sleep(0.0001)
 
 
@@ -327,17 +340,18 @@ class LocalMail(LocalWorld):
         self.streams: dict[int, int] = {}
         for rank, lag in self.devices.items():
             if self.driver is None:
-                self.mailboxes[rank]._native.attach_host(lag)
+                native = self.mailboxes[rank]._native
+                self.probes[rank] = attach_host_device(native, lag, self.world)
             else:
-                self.streams[rank] = self.mailboxes[rank]._native.attach_host_driver()
+                self.streams[rank] = attach_host_driver_to_mailbox(self.mailboxes[rank]._native)
 
     def place(self, rank: int) -> tuple[int | None, int, bool]:
         """What to say of a rank's memory: it is a device's, and free; or it is the CPU's."""
         if rank not in self.devices:
             return None, 0, False
-        return 0, self.streams.get(rank, 0), self.driver == "told"
+        return 0, self.streams.get(rank, 0), self.driver == "prelaunched"
 
-    def ends(self) -> Sequence[CpuEngine | Mailbox]:
+    def ends(self) -> Sequence[CollectiveEngine | Mailbox]:
         return self.mailboxes
 
 

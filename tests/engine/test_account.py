@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sealring import _native
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import PeerSilent
 from sealring.schedule import Algorithm, Operation

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
 from sealring.limits import RECORD_BYTES
 from sealring.schedule import ALGORITHMS, REDUCING, ROOTED, Algorithm, Operation

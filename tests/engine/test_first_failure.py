@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sealring._native import FirstFailure
+from sealring._native import Failure, FailureCode, FirstFailure
 from sealring.engine.datatypes import DType, ReduceKind
-from sealring.engine.failures import CLOSED, Fields
 from sealring.errors import GroupClosed, GroupError, TamperedRecord
 from sealring.schedule import Algorithm, Operation
 from tests.engine.attacker import Flip
@@ -15,19 +14,19 @@ from tests.engine.cases import Case, tensors_of
 from tests.engine.local_world import LocalMail, LocalWorld, slot
 
 SUM = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 12, DType.FLOAT32, ReduceKind.SUM)
-BEFORE: Fields = (CLOSED, 2, 0, -1, "what the other half saw")
+BEFORE = Failure(FailureCode.CLOSED, "what the other half saw", 2)
 
 
 def test_the_first_stays() -> None:
     first = FirstFailure()
     assert first.settle(BEFORE) == BEFORE
-    assert first.settle((CLOSED, 1, 0, -1, "about another")) == BEFORE
+    assert first.settle(Failure(FailureCode.CLOSED, "about another", 1)) == BEFORE
 
 
 def test_the_same_may_be_said_in_more_words() -> None:
     first = FirstFailure()
     first.settle(BEFORE)
-    longer = (*BEFORE[:4], "what the other half saw, and more")
+    longer = Failure(FailureCode.CLOSED, "what the other half saw, and more", 2)
     assert first.settle(longer) == longer
 
 

@@ -20,7 +20,7 @@ from sealring.schedule import Algorithm, Operation
 from tests.engine.cases import Case, expected, tensors_of
 from tests.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
 
-# The control words of one end, behind its ring (native/shm_pipe.cpp, struct Control).
+# The control words of one end, behind its ring (native/transport/shm_pipe.cpp, struct Control).
 WRITTEN, UNUSED, TAKEN, READER_SLEEPS, WRITER_SLEEPS = (
     RING_BYTES + offset for offset in (0, 64, 128, 192, 256)
 )

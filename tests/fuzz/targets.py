@@ -102,8 +102,9 @@ def record_header(data: bytes) -> None:
 def alert(data: bytes) -> None:
     """Native: any payload becomes a failure, and only plain characters reach a terminal."""
     sender = 3
-    fields = _native.parse_alert(data, sender)
-    code, about, collective, seen_by, text = fields
+    failure = _native.parse_alert(data, sender)
+    code, text = failure.code, failure.text
+    about, seen_by, collective = failure.peer, failure.reported_by, failure.collective
     assert code in ERROR_BY_CODE
     assert len(text) <= ALERT_TEXT_BYTES
     assert text.isascii()
@@ -113,8 +114,8 @@ def alert(data: bytes) -> None:
     else:
         assert (code, about, seen_by, collective) == ALERT_FIXED.unpack_from(data)
         again = ALERT_FIXED.pack(code, about, seen_by, collective) + text.encode()
-        assert _native.parse_alert(again, sender) == fields
-    assert isinstance(error_from(fields, Names(0, (0, 1, 2, 5), {3: "host"})), GroupError)
+        assert _native.parse_alert(again, sender) == failure
+    assert isinstance(error_from(failure, Names(0, (0, 1, 2, 5), {3: "host"})), GroupError)
 
 
 def hello(data: bytes) -> None:

@@ -296,7 +296,7 @@ def attacked(rank: int, report: Report, port: int, relay: Address, told: str) ->
     dist.all_reduce(good)
     dist.all_reduce(bad)
     assert bool((good == 2).all())
-    spoilt, errors = bool(bad.isnan().all()), []
+    poisoned, errors = bool(bad.isnan().all()), []
     try:
         if told == "next call":
             dist.all_reduce(good)
@@ -313,7 +313,7 @@ def attacked(rank: int, report: Report, port: int, relay: Address, told: str) ->
             dist.destroy_process_group()
         except GroupError as error:
             errors.append(("the end", type(error).__name__))
-    report((spoilt, errors))
+    report((poisoned, errors))
 
 
 @pytest.mark.parametrize("told", ["next call", "barrier", "backward", "destroy"])
@@ -341,11 +341,11 @@ def left_alone(rank: int, report: Report, call: Callable[[torch.Tensor], None]) 
         os._exit(0)
     data = torch.ones(MILLION, device="cuda")
     call(data)
-    spoilt = bool(data.isnan().all())
+    poisoned = bool(data.isnan().all())
     try:
         call(data)
     except PeerLost as error:
-        report((spoilt, error.peer))
+        report((poisoned, error.peer))
     dist.destroy_process_group()
 
 
@@ -382,10 +382,10 @@ def refused(rank: int, report: Report, port: int, spoil: Callable[[], Any]) -> N
     if rank:
         store.wait(["rank 0 has a GPU"])
         kept = spoil()
-        store.set("it is spoilt", "")
+        store.set("it is poisoned", "")
     else:
         store.set("rank 0 has a GPU", "")
-        store.wait(["it is spoilt"])
+        store.wait(["it is poisoned"])
     try:
         dist.init_process_group("sealring", timeout=TIMEOUT)
     except Unsupported as error:

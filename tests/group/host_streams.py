@@ -18,11 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.collective import Collective
+from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
-from sealring.group.gates import Streams
-from sealring.group.gpu import GpuCalls, Place
-from sealring.group.message_gates import MessageStreams
+from sealring.group.gpu import CallerStream, GpuCalls
+from sealring.group.streams import MessageStreams, Streams
+from tests.engine.stand_ins import attach_host_device, attach_host_driver_to_mailbox
 
 PATIENCE_S = 60
 """Ends a hang."""
@@ -46,10 +47,10 @@ class HostStream(threading.Thread):
 
 
 class HostStreams:
-    def __init__(self, engine: CpuEngine | None = None) -> None:
+    def __init__(self, engine: CollectiveEngine | None = None) -> None:
         self.current = HostStream()
         self.side = HostStream()
-        self.shifts = HostStream()
+        self.kernels = HostStream()
         """In which calls are done, one after the other."""
         self._engine = engine
         self._queued = 0
@@ -60,10 +61,10 @@ class HostStreams:
     def devices(self) -> list[int | str | torch.device]:
         return []
 
-    def line_up(self, collective: Collective) -> Collective | None:
-        return collective if self._engine is None else self._engine.prepare(collective)
+    def prelaunch(self, collective: Collective) -> Collective | None:
+        return collective if self._engine is None else self._engine.prelaunch(collective)
 
-    def line_up_rest(self, then: Callable[[], None] | None) -> Future[Any]:
+    def launch_rest(self, then: Callable[[], None] | None) -> Future[Any]:
         self._queued += 1
         number = self._queued
 
@@ -71,23 +72,23 @@ class HostStreams:
             with self._changed:
                 assert self._changed.wait_for(lambda: self._over >= number, PATIENCE_S)
 
-        self.shifts.put(done)
-        return self.shifts.put(then or (lambda: None))
+        self.kernels.put(done)
+        return self.kernels.put(then or (lambda: None))
 
-    def is_over(self, over: Future[Any]) -> bool:
+    def is_done(self, over: Future[Any]) -> bool:
         return over.done()
 
-    def hold(self, over: Future[Any]) -> None:
+    def make_stream_wait(self, over: Future[Any]) -> None:
         self.current.put(lambda: over.result(PATIENCE_S))
 
     @contextmanager
-    def behind(self, over: Future[Any]) -> Iterator[None]:
+    def waiting_stream(self, over: Future[Any]) -> Iterator[None]:
         before, self.current = self.current, self.side
-        self.hold(over)
+        self.make_stream_wait(over)
         yield
         self.current = before
 
-    def leave(self, remains: object) -> None:
+    def free_later(self, kept: object) -> None:
         with self._changed:
             self._over += 1
             self._changed.notify_all()
@@ -99,41 +100,41 @@ class HostMessageStreams:
     def __init__(self, mailbox: Mailbox, streams: HostStreams) -> None:
         self._native = mailbox._native
         self._streams = streams
-        self.stream = mailbox._native.attach_host_driver()
+        self.stream = attach_host_driver_to_mailbox(mailbox._native)
         """Of the script's, and always free."""
 
     @property
     def devices(self) -> list[int | str | torch.device]:
         return []
 
-    def hold(self, number: int) -> None:
+    def make_stream_wait(self, number: int) -> None:
         def over() -> None:
             given_up = time.monotonic() + PATIENCE_S
-            while not self._native.is_over(number):
+            while not self._native.is_done(number):
                 assert time.monotonic() < given_up
                 time.sleep(1e-4)
 
         self._streams.current.put(over)
 
-    def is_over(self, number: int) -> bool:
-        return self._native.is_over(number)
+    def is_done(self, number: int) -> bool:
+        return self._native.is_done(number)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         before, self._streams.current = self._streams.current, self._streams.side
         yield
         self._streams.current = before
 
 
 class HostCalls(GpuCalls):
-    def __init__(self, engine: CpuEngine) -> None:
+    def __init__(self, engine: CollectiveEngine) -> None:
         super().__init__(engine, "stream")
         self.streams = HostStreams(engine)
         self.serving = True
         """Off for calls with "CPU tensors"."""
         self.messages: HostMessageStreams | None = None
         engine.shares_gpu = True
-        engine._native.attach_host(3)
+        attach_host_device(engine._native, 3, len(engine.topology.host_of))
 
     def serves(self, device: torch.device) -> bool:
         return self.serving
@@ -150,10 +151,10 @@ class HostCalls(GpuCalls):
     ) -> Callable[[], None] | None:
         return copy_back
 
-    def come_to_message(self, mailbox: Mailbox, device: torch.device) -> Place:
+    def begin_message(self, mailbox: Mailbox, device: torch.device) -> CallerStream:
         if self.messages is None:
             self.messages = HostMessageStreams(mailbox, self.streams)
-        return Place(0, self.messages.stream, self.messages)
+        return CallerStream(0, self.messages.stream, self.messages)
 
     @contextmanager
     def on_cpu(self) -> Iterator[None]:

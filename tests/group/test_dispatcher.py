@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sealring.errors import Unsupported
-from sealring.group import entry
+from sealring.group.process_group import SealedProcessGroup
 from tests.group.beside_gloo import both, outcome, plain
 from tests.workers import Workers
 
@@ -200,7 +200,8 @@ def without_watchers(rank: int, world: int) -> tuple[list[str], Any]:
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
         for name, call in calls_of(rank, world).items():
-            patch.setattr(entry, "_register_kernels", lambda name=name: detours.append(name))
+            noted = staticmethod(lambda name=name: detours.append(name))
+            patch.setattr(SealedProcessGroup, "_register_operators", noted)
             call(dist.group.WORLD)
     with both(world) as groups, Names():
         dist.all_reduce(tensor := torch.ones(2), group=groups["sealring"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.engine.cpu import CpuEngine
+from sealring.engine.engine import CollectiveEngine
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent
 from sealring.group import create
 from tests.workers import Workers
@@ -71,7 +71,7 @@ def test_groups_are_made_again_in_the_same_processes(workers: Workers, transport
     assert results == [["done", "failed", "aborted", "done"]] * 3
 
 
-class Recorded(CpuEngine):
+class Recorded(CollectiveEngine):
     """The real engine; remembers what keys it was given, and for whom."""
 
     groups: list[dict[str, Any]] = []  # noqa: RUF012 (a process's own)
@@ -91,7 +91,7 @@ class Recorded(CpuEngine):
 
 def keys_of_five_groups(rank: int, world: int) -> list[dict[str, Any]]:
     Recorded.groups = []
-    original, create.CpuEngine = create.CpuEngine, Recorded  # type: ignore[misc]
+    original, create.CollectiveEngine = create.CollectiveEngine, Recorded  # type: ignore[misc]
     try:
         dist.init_process_group("sealring")
         same_ranks = dist.new_group([0, 1, 2])
@@ -105,7 +105,7 @@ def keys_of_five_groups(rank: int, world: int) -> list[dict[str, Any]]:
         assert total() == 3
         dist.destroy_process_group()
     finally:
-        create.CpuEngine = original  # type: ignore[misc]
+        create.CollectiveEngine = original  # type: ignore[misc]
     return Recorded.groups
 
 

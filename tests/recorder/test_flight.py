@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import ConfigurationError, PeerLost
 from sealring.recorder import FlightRecorder, ProcessAccount

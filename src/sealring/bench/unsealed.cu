@@ -7,7 +7,7 @@ namespace {
 
 template <bool opens, bool reduces>
 __device__ __forceinline__ void pass(const Launch& launch, u32 index, Shared& shared) {
-  const Place at = place_of(launch, index);
+  const RecordPart at = part_at(launch, index);
   const u32 t = threadIdx.x;
   u8* const payload =
       (opens ? record_at(launch, launch.in, at) : record_at(launch, launch.out, at)) + kPayloadAt;
@@ -84,8 +84,8 @@ struct Passing {
 
 }  // namespace
 
-extern "C" __global__ void serve_unsealed(const __grid_constant__ Shift shift) {
-  serve_shift<Passing>(shift);
+extern "C" __global__ void serve_unsealed(const __grid_constant__ BatchArgument argument) {
+  run_batch<Passing>(argument);
 }
 #elif SEALRING_REDUCES
 extern "C" __global__ void open_reduce_unsealed(const __grid_constant__ Launch launch) {

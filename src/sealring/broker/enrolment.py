@@ -5,9 +5,9 @@ certificate's time has passed, and learns with each answer who is out of the job
 that has a member who is out ends on every rank.
 
 That thread can fail, and need not be believed: the certificate's end is also a lease, which the
-native threads that move records check (native/lease.hpp). A renewal moves the lease, and only after
-the groups with a member who is out were ended. So a worker that was revoked has no group left when
-the configured minutes have passed, whatever happens to anybody's renewal.
+native threads that move records check (native/record/lease.hpp). A renewal moves the lease, and
+only after the groups with a member who is out were ended. So a worker that was revoked has no group
+left when the configured minutes have passed, whatever happens to anybody's renewal.
 
 A process that ends without an unhandled exception gives its rank back.
 """
@@ -237,9 +237,7 @@ class Enrolment:
             out, groups = self._joined.keys_out, list(self._groups.items())
         for group, keys in groups:
             for member in [member for member, key in keys.items() if key in out]:
-                group.expel(
-                    member, f"rank {member} was taken out of the job by the broker, or not renewed"
-                )
+                group.expel(member, "was taken out of the job by the broker, or not renewed")
 
     def _end(self, problem: Exception) -> None:
         error = (

@@ -274,14 +274,14 @@ def _gpu(device: torch.device) -> Finding:
     import torch
 
     from sealring import _native
-    from sealring.engine.cpu import CpuEngine
+    from sealring.engine.engine import CollectiveEngine
     from sealring.group.gpu import GpuCalls
     from sealring.group.settings import read_settings
 
     name = f"GPU, {device}"
     try:
         wait = read_settings(os.environ).cuda_wait
-        engine = CpuEngine(
+        engine = CollectiveEngine(
             0,
             1,
             context=bytes(limits.KEY_BYTES),

@@ -19,8 +19,9 @@ from sealring.limits import HEADER_BYTES, TAG_BYTES
 from sealring.schedule import Operation
 
 SEALED_HEADER_BYTES: Final = HEADER_BYTES + TAG_BYTES
-PAIR, GROUP = 1, 2
-"""The kinds of record that carry data (native/record.hpp)."""
+PAIR: Final[int] = _native.RecordKind.PAIR
+GROUP: Final[int] = _native.RecordKind.GROUP
+"""The two kinds of record that carry data of collectives."""
 _TLS_HEADER_BYTES: Final = 5
 _TLS_TYPES: Final = range(20, 25)
 _MAGIC: Final = ord("S")

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sealring import _native, limits
-from sealring.engine.cpu import LinkEnds, largest_segment
-from sealring.engine.failures import Fields, Names, error_from
+from sealring.engine.engine import LinkEnds, largest_segment
+from sealring.engine.failures import Names, error_from
 from sealring.errors import GroupError, Unsupported
 
 if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Attachment
 
-ANYONE = -1
+ANYONE = _native.ANYONE
 
 
 class Mailbox:
@@ -51,6 +51,7 @@ class Mailbox:
             rekey_bytes,
             min(gpu_record_bytes, largest_segment(world)),
             self._first_failure,
+            self._names.for_native(),
         )
         if lease is not None:
             self._native.use_lease(lease)
@@ -67,16 +68,17 @@ class Mailbox:
                 key.wipe()  # the native mailbox has its own copy
 
     def use_gpu(self, ordinal: int, *, streams_wait: bool = False) -> None:
-        """Makes ready what messages of this GPU's need; raises Unsupported if it cannot be.
+        """Makes ready what this GPU's messages need; raises Unsupported if it cannot be.
 
-        `streams_wait`, when it comes first: so that streams can wait for them, where that can be.
+        With `streams_wait` in the first call, streams can wait for messages, where the GPU allows
+        it.
         """
-        from sealring.engine.cuda.attachment import Attachment
+        from sealring.engine.cuda.attachment import Attachment  # needs torch
 
         with self._preparing:
             if self._gpu is None:
                 self._gpu = Attachment(
-                    self._native, ordinal, told_by="carry" if streams_wait else None
+                    self._native, ordinal, command_kernel="carry" if streams_wait else None
                 )
             if self._gpu.ordinal != ordinal:
                 raise Unsupported(
@@ -98,11 +100,11 @@ class Mailbox:
         stream: int = 0,
         streams_wait: bool = False,
     ) -> int:
-        """A ticket for the message. The memory must stay as it is until that is done.
+        """Returns a ticket. The memory must not change until the message is done.
 
-        With `ready` the memory is a GPU's, and this CUDA event, which the caller's stream comes to,
-        says when it may be used. With `streams_wait` streams can wait for the message, if they can
-        now: it then has a number. This may wait until the GPU has come further.
+        With `ready` the memory is a GPU's, and may be used after this CUDA event of the caller's
+        stream. With `streams_wait` streams can wait for the message, if that is possible now: it
+        then has a number. This may block until the GPU has made progress.
         """
         where = (*memory, timeout_s, ready, stream, streams_wait)
         ticket: int = self._good(self._native.send(peer, tag, *where))
@@ -126,12 +128,12 @@ class Mailbox:
         """What streams can wait for; 0 where they cannot, or the message is done."""
         return self._native.number_of(ticket)
 
-    def hold(self, stream: int, number: int) -> None:
-        """What the stream is given from now on waits until the message is done."""
-        self._native.hold(stream, number)
+    def make_stream_wait(self, stream: int, number: int) -> None:
+        """Later work of the stream waits until the message is done."""
+        self._native.make_stream_wait(stream, number)
 
-    def is_over(self, number: int) -> bool:
-        return self._native.is_over(number)
+    def is_done(self, number: int) -> bool:
+        return self._native.is_done(number)
 
     def wait(self, ticket: int) -> int | None:
         """The rank at the other end, once the message is done; None if finished() has told it."""
@@ -146,9 +148,9 @@ class Mailbox:
     def close(self) -> None:
         self._native.close()
 
-    def let_streams_go_on(self) -> None:
-        """When it has ended, and the script can find out why."""
-        self._native.let_streams_go_on()
+    def release_streams(self) -> None:
+        """Called when the mailbox has ended and the script can find out why."""
+        self._native.release_streams()
 
     def release_gpu(self, patience_s: float) -> bool:
         """Gives back what a closed group has of the GPU, without the GIL.
@@ -158,18 +160,18 @@ class Mailbox:
         """
         return self._native.release_gpu(patience_s)
 
-    def fail(self, failure: Fields) -> None:
+    def fail(self, failure: _native.Failure) -> None:
         """End with a failure that the group saw elsewhere."""
         self._native.fail(failure)
 
     def account(self) -> _native.MailAccount:
         return self._native.account()
 
-    def _good(self, outcome: tuple[Fields | None, Any]) -> Any:
+    def _good(self, outcome: tuple[_native.Failure | None, Any]) -> Any:
         failure, value = outcome
         if failure is not None:
             raise self._error(failure)
         return value
 
-    def _error(self, failure: Fields) -> GroupError:
+    def _error(self, failure: _native.Failure) -> GroupError:
         return error_from(failure, self._names)

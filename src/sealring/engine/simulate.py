@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
+from sealring._native import SEGMENT_WINDOW
 from sealring.errors import ScheduleError
 from sealring.schedule import Action, Program, Step
 from sealring.schedule.execution import RECEIVING, SENDING
 
-WINDOW: Final = 4
-"""Segments open at a time (native/collective_cut.cpp, kWindow)."""
+WINDOW: Final = SEGMENT_WINDOW
+"""Segments open at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def _plan(
             push = hop.engine_push_s_per_byte if sealed else hop.engine_forward_s_per_byte
             work += hop.engine_send_s + size * push
             origin = {Action.SEND: -1, Action.PUBLISH: rank}.get(step.action, step.origin)
-            # Whoever is as far behind `peer` as this rank stands in for it.
+            # The rank that is as far behind `peer` as this one stands in for it.
             turn = peer // unit * unit
             there, here = peer - turn, (rank - turn) % world
             turned = origin if origin < 0 else (origin - turn) % world

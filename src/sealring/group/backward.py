@@ -4,7 +4,7 @@ DDP waits for its all-reduces in C++, inside the autograd engine, and torch turn
 there into a RuntimeError that has our text but not our type: `except sealring.errors.PeerLost`
 would not see it. The engine object that `backward()` calls is a plain attribute of torch's; ours
 is torch's own with three additions: on the way out it puts the original exception back, and raises
-what is owed (owed.py), and while it waits Ctrl-C gets through (interrupts.py).
+a deferred error (deferred_errors.py), and while it waits Ctrl-C gets through (interrupts.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.autograd import Variable
 
 from sealring.engine.failures import unraised
 from sealring.errors import GroupError
+from sealring.group.deferred_errors import raise_deferred_errors
 from sealring.group.interrupts import heeding_interrupts
-from sealring.group.owed import raise_what_is_owed
 
 _recent_failures: Final[deque[GroupError]] = deque(maxlen=16)
 
@@ -45,5 +45,5 @@ class _RestoringEngine(type(Variable._execution_engine)):  # type: ignore[misc]
                 if str(failure) in text:
                     raise failure from error
             raise
-        raise_what_is_owed()
+        raise_deferred_errors()
         return gradients

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sealring import _native, limits
-from sealring.engine.cpu import CpuEngine
+from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import SealringError, Unsupported
 from sealring.group.backward import restore_errors_in_backward
 from sealring.group.gpu import GpuCalls, in_use
+from sealring.group.gpu_setup import GpuSetup
 from sealring.group.interrupts import interrupt_on_signal
-from sealring.group.introduction import Introduction
 from sealring.group.monitored import Arrivals
 from sealring.group.options import GroupOptions
 from sealring.group.process_group import SealedProcessGroup
@@ -79,7 +79,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         message_terms = replace(terms, epoch=f"{epoch}.messages")
         links = links_for(terms)
         first_failure = _native.FirstFailure()
-        engine = CpuEngine(
+        engine = CollectiveEngine(
             group_rank,
             group_world,
             context=group_context(terms),
@@ -129,7 +129,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
         selection=Selection(engine.topology, settings.table, settings.algorithms),
         gpu=gpu,
-        introduction=Introduction(engine, gpu, settings.gpu_wire),
+        gpu_setup=GpuSetup(engine, gpu, settings.gpu_wire),
     )
     restore_errors_in_backward()
     pass_calls_to_groups(SealedProcessGroup)

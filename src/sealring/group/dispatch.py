@@ -14,13 +14,14 @@ from typing import Final
 
 import torch
 
-from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.collective import Collective
+from sealring.engine.engine import CollectiveEngine
 from sealring.engine.failures import unraised
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import profiles
 from sealring.group.backward import remember
-from sealring.group.gates import Gate
-from sealring.group.owed import OwedError
+from sealring.group.completions import CollectiveCompletion
+from sealring.group.deferred_errors import DeferredError
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 
@@ -45,30 +46,30 @@ class Job:
     """The only collective, where it is known ahead."""
     ready: object = None
     """What says when the tensors may be used; kept until they have been."""
-    gate: Gate | None = None
+    completion: CollectiveCompletion | None = None
     """What streams wait at for it. Without one its caller waits, or asks."""
 
 
 class Dispatcher:
     def __init__(
         self,
-        engine: CpuEngine,
+        engine: CollectiveEngine,
         label: str,
         recorder: FlightRecorder,
         on_failure: Callable[[GroupError], GroupError],
-        owed: OwedError,
+        deferred: DeferredError,
     ) -> None:
         """`on_failure` ends the rest of the group, and returns the error that it ended with."""
         self._engine = engine
         self._recorder = recorder
         self._on_failure = on_failure
-        self._owed = owed
+        self._deferred = deferred
         self._failure: GroupError | None = None
         self._submitting = threading.Lock()
         self._turn = threading.Lock()
-        """Held by whoever runs a collective; taken in the order in which they were called."""
+        """Held while a collective runs; taken in the order in which they were called."""
         self._running_thread: int | None = None
-        """Who holds the turn. A future's callback runs on that thread, before the next turn."""
+        """The thread that holds the turn. A future's callback runs on it, before the next turn."""
         self._closed = False
         self._submitted = 0
         self._finished = 0
@@ -87,12 +88,12 @@ class Dispatcher:
     def submit(self, job: Job, *, wait: bool) -> None:
         """Queues the job; with `wait` it may be run at once, on the caller's own thread.
 
-        Whoever waits anyway is spared two changes of thread, which cost more than a small
+        That saves a caller that waits anyway two changes of thread, which cost more than a small
         collective itself.
 
-        A callback's own collectives run at once, before any that are queued. Nobody else could run
-        them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next bucket
-        by then is chance, while this order is the same on all ranks: if the future was done
+        A callback's own collectives run at once, before any that are queued. No other thread could
+        run them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next
+        bucket by then is chance, while this order is the same on all ranks: if the future was done
         before the callback was attached, the caller runs it, before it calls anything else.
         """
         if self._running_thread == threading.get_ident():
@@ -101,11 +102,11 @@ class Dispatcher:
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
-            if job.gate is not None and (prepared := job.gate.close()) is not None:
+            if job.completion is not None and (prepared := job.completion.prelaunch()) is not None:
                 # The GPU was given `on_success` as well.
                 job = replace(job, collectives=(prepared,), known=prepared, on_success=None)
             # Streams can wait only for what another thread does.
-            at_once = wait and self.idle and job.gate is None
+            at_once = wait and self.idle and job.completion is None
             self._submitted += 1
             call = self._submitted
             if job.known is not None:
@@ -115,8 +116,8 @@ class Dispatcher:
             else:
                 with profiles.shown(job.name, job.known, self._engine):
                     self._jobs.put((call, job))
-                if job.gate is not None:
-                    job.gate.queued()
+                if job.completion is not None:
+                    job.completion.launch_rest()
         if at_once:
             try:
                 self._run_called(call, job)
@@ -195,16 +196,16 @@ class Dispatcher:
             if error is not None:
                 self._recorder.ended(error)
         finally:  # Ctrl-C may come while the record is being written
-            self._let_streams_go_on(job, error)
+            self._release_streams(job, error)
             self._finished += call != _CALLBACK
             job.work.finish(error)
 
-    def _let_streams_go_on(self, job: Job, error: BaseException | None) -> None:
-        """With the result, or with what nobody can take for one."""
-        if job.gate is None or not job.gate.holds:
+    def _release_streams(self, job: Job, error: BaseException | None) -> None:
+        """They find the result, or poison that cannot be taken for one."""
+        if job.completion is None or not job.completion.streams_wait:
             return
         if error is not None:
-            self._owed.owe(error)  # first: whoever sees that there is no result can ask why
+            self._deferred.defer(error)  # first: a script that sees the poison can ask why
             if job.known is not None:
-                self._engine.spoil(job.known)
-        job.gate.open(job)
+                self._engine.poison_results(job.known)
+        job.completion.run_ended(job)

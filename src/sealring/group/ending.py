@@ -10,18 +10,19 @@ from __future__ import annotations
 import atexit
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sealring import _native
-from sealring.engine.cpu import CpuEngine
+from sealring.engine.engine import CollectiveEngine
+from sealring.group.deferred_errors import DeferredError, end_process
 from sealring.group.dispatch import Dispatcher
 from sealring.group.gpu import GpuCalls
 from sealring.group.messages import Messages
 from sealring.group.monitored import Arrivals
-from sealring.group.owed import OwedError, end_process
 
-if TYPE_CHECKING:
-    from sealring.group.process_group import SealedProcessGroup
+
+class _Group(Protocol):
+    def leave(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Parts:
     messages: Messages
     arrivals: Arrivals
     gpu: GpuCalls
-    engine: CpuEngine
-    owed: OwedError
+    engine: CollectiveEngine
+    deferred: DeferredError
 
     def close(self, *, abort: bool = False) -> None:
         self.dispatcher.close(abort=abort)
@@ -67,11 +68,11 @@ class Parts:
         self.engine.release_gpu()
 
     def _tell(self, why: str) -> None:
-        if (error := self.owed.collect()) is not None:
+        if (error := self.deferred.take()) is not None:
             end_process(why, error)
 
 
-def close_when_dropped(group: SealedProcessGroup, parts: Parts) -> None:
+def close_when_dropped(group: _Group, parts: Parts) -> None:
     """Sees to the ends that the script does not ask for."""
     leave = _Leaving(weakref.ref(group))
     atexit.register(leave)
@@ -88,7 +89,7 @@ def _dropped(parts: Parts, leave: _Leaving) -> None:
 class _Leaving:
     """A script that ends without destroy_process_group still says goodbye to its peers."""
 
-    group: weakref.ref[SealedProcessGroup]
+    group: weakref.ref[_Group]
 
     def __call__(self) -> None:
         if (alive := self.group()) is not None:

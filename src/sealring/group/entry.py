@@ -28,8 +28,8 @@ from torch._C import _len_torch_dispatch_stack
 from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input
 from torch._C._functorch import peek_interpreter_stack
 
-from sealring.group.collectives.names import SINGLE
 from sealring.group.memory import NoMemory
+from sealring.group.names import SINGLE
 from sealring.group.work import SealedWork
 
 Direct = Callable[..., Any]
@@ -117,7 +117,7 @@ def _method(name: str, direct: Direct, first: type | None, last: type, count: in
         ):
             with suppress(NoMemory):
                 return direct(self, *args)
-        _register_kernels()
+        self._register_operators()
         call = DispatchedCall((*args, *kwargs.values()))
         _calls.under_way.append(call)
         try:
@@ -139,9 +139,3 @@ def _method(name: str, direct: Direct, first: type | None, last: type, count: in
 def _is_plain(value: Any) -> bool:
     kind = type(value)
     return kind in _PLAIN or (kind is list and all(map(_is_plain, value)))
-
-
-def _register_kernels() -> None:
-    from sealring.group import operators  # it needs the collectives, which need this module
-
-    operators.register()

@@ -1,14 +1,14 @@
 """Calls with CUDA tensors: when they may begin, what waits for them, and what is done at the end.
 
-The engine works on streams of its own. It begins after what the caller's stream was given before
-the call, and a call is over when every record has been checked and the GPU has written the last
+The engine works on streams of its own. It begins after the work that the caller's stream had before
+the call, and a call is done when every record has been checked and the GPU has written the last
 byte. The group keeps a call's tensors until then, so the caching allocator gets no memory back
 that is still read or written, on whatever stream it would be used next.
 
-Who waits? The stream, as with NCCL: wait() returns at once, and what the current stream is given
-from then on waits for the call (gates.py). Or the host: wait() returns when the call is over, and
-raises its error. So it is where a stream cannot wait, and by default where ranks share a GPU:
-processes get such a GPU in turns, and one whose streams wait keeps it for the whole of its turn.
+The stream waits, as with NCCL: wait() returns at once, and later work of the current stream waits
+for the call (completions.py). Or the host waits: wait() returns when the call is done, and raises
+its error. The host waits where a stream cannot, and by default where ranks share a GPU: processes
+get such a GPU in time slices, and one whose streams wait keeps it for the whole of its slice.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 
 import torch
 
-from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.collective import Collective
+from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import Unsupported
-from sealring.group.cuda_streams import CudaMessageStreams, CudaStreams
-from sealring.group.gates import Gate, Streams, driver_users
-from sealring.group.message_gates import MessageStreams
+from sealring.group.completions import CollectiveCompletion, driver_calls
 from sealring.group.settings import CudaWait
+from sealring.group.streams import CudaMessageStreams, CudaStreams, MessageStreams, Streams
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A message's memory on a GPU, and when it may be used."""
+class CallerStream:
+    """Where a message's caller is on the GPU: the event after which its memory may be used."""
 
     ready: int
     stream: int
@@ -44,7 +44,7 @@ class Place:
 class GpuCalls:
     """One group's calls with CUDA tensors."""
 
-    def __init__(self, engine: CpuEngine, wait: CudaWait) -> None:
+    def __init__(self, engine: CollectiveEngine, wait: CudaWait) -> None:
         self._engine = engine
         self._wait = wait
         self._streams: Streams | None = None
@@ -73,8 +73,8 @@ class GpuCalls:
         except RuntimeError as problem:
             raise Unsupported(f"{device} cannot be used: {problem}") from problem
         with torch.cuda.device(device):
-            self._engine.use_gpu(device.index, ahead=self._wait != "host")
-            if self._engine.shift_stream:
+            self._engine.use_gpu(device.index, prelaunch=self._wait != "host")
+            if self._engine.prelaunch_stream:
                 self._streams = CudaStreams(self._engine, device)
 
     def prepare(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
@@ -97,7 +97,7 @@ class GpuCalls:
 
     @property
     def streams_wait_for_messages(self) -> bool:
-        """Once the ranks have been introduced, by a collective: that needs the driver."""
+        """Once the ranks have agreed on a wire, by collectives that need the driver."""
         shared = self._engine.shares_gpu
         return (
             not self._engine.channelled
@@ -105,8 +105,8 @@ class GpuCalls:
             and (self._wait == "stream" or (self._wait == "auto" and not shared))
         )
 
-    def come_to_message(self, mailbox: Mailbox, device: torch.device) -> Place:
-        """Makes ready what it needs, and says where the caller's stream is."""
+    def begin_message(self, mailbox: Mailbox, device: torch.device) -> CallerStream:
+        """Makes ready what the message needs, and marks where the caller's stream is."""
         with torch.cuda.device(device):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
@@ -114,23 +114,23 @@ class GpuCalls:
             if self._message_streams is None:
                 self._message_streams = CudaMessageStreams(mailbox, device)
             stream = torch.cuda.current_stream(device).cuda_stream
-        return Place(event.cuda_event, stream, self._message_streams, event)
+        return CallerStream(event.cuda_event, stream, self._message_streams, event)
 
-    def gate(
+    def completion(
         self,
         collective: Collective,
         copy_back: Callable[[], None] | None,
         used: tuple[torch.Tensor, ...],
-    ) -> Gate | None:
-        """What streams will wait at for one call; None where the host waits.
+    ) -> CollectiveCompletion | None:
+        """What streams wait for in one call; None where the host waits.
 
         `used` are the tensors that it uses, and that `copy_back` does.
         """
-        if self._streams is None or not self.streams_wait or driver_users.any:
+        if self._streams is None or not self.streams_wait or driver_calls.any:
             return None
         if copy_back is not None and isinstance(self._streams, CudaStreams):
             self._streams.also_used_by(used)
-        return Gate(self._streams, collective, copy_back)
+        return CollectiveCompletion(self._streams, collective, copy_back)
 
     def finished(
         self, copy_back: Callable[[], None] | None, device: torch.device

@@ -8,7 +8,7 @@ KeyboardInterrupt is raised.
 
 Only SIGINT with Python's own handler, because only then is it certain that the script wants to
 end. A handler of the script's may do no more than set a flag, and losing the group for that would
-be wrong; it runs when the collective is over.
+be wrong; it runs when the collective has ended.
 """
 
 from __future__ import annotations

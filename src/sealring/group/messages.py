@@ -1,11 +1,11 @@
 """Messages from rank to rank, as torch sees them.
 
-Whoever waits for a message drives the traffic on its own thread. A thread of the group's looks
-after those that nobody waits for, and starts with the first message.
+The thread that waits for a message moves the messages of the whole group. A thread of the group
+does so for messages that no thread waits for; it starts with the first message.
 
-A message of a CUDA tensor begins when the caller's stream has come to the call. It is done when the
-GPU has sealed the last byte, or checked and written it. wait() returns then; or at once, and the
-current stream waits, where it can (gates.py).
+A message of a CUDA tensor begins when the caller's stream reaches the call. It is done when the GPU
+has sealed the last byte, or checked and written it. wait() returns then; or at once, and the
+current stream waits, where it can (completions.py).
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import torch
 
 from sealring import _native
-from sealring.engine.failures import fields_of, unraised
+from sealring.engine.failures import failure_of, unraised
 from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
-from sealring.group.gates import driver_users
+from sealring.group.completions import MessageCompletion, driver_calls
+from sealring.group.deferred_errors import DeferredError
 from sealring.group.gpu import GpuCalls
 from sealring.group.memory import slot
-from sealring.group.message_gates import MessageGate
-from sealring.group.message_work import MessageWork
-from sealring.group.owed import OwedError
+from sealring.group.work import MessageWork
 from sealring.recorder import FlightRecorder
 from sealring.recorder.mail import MessageEntry
 
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 
 _Posting: TypeAlias = Callable[[int, int, tuple[int, int], float, int | None, int, bool], int]
 """Of the mailbox: its send, or its receive."""
-_STREAMS_COME_IN_S: Final = 2.0
-_FOR_EVER_S: Final = 1e9
+_RELEASE_GPU_WITHIN_S: Final = 2.0
+_UNLIMITED_S: Final = 1e9
 
 
 class Messages:
@@ -49,12 +48,12 @@ class Messages:
         recorder: FlightRecorder,
         on_failure: Callable[[GroupError], GroupError],
         gpu: GpuCalls,
-        owed: OwedError,
+        deferred: DeferredError,
     ) -> None:
         """`on_failure` ends the rest of the group, and returns the error that it ended with."""
         self._process = _native.ProcessMark()
         self.gpu = gpu
-        self.owed = owed
+        self.deferred = deferred
         self._mailbox = mailbox
         self._label = label
         self._recorder = recorder
@@ -64,7 +63,7 @@ class Messages:
         self._early: dict[int, int] = {}
         """Peers of messages that were done before their caller knew their tickets."""
         self._ended: GroupError | None = None
-        self._orphans: list[MessageWork] = []
+        self._abandoned: list[MessageWork] = []
         """Those with which the group has ended: a GPU may still write to their memory."""
         self._thread: threading.Thread | None = None
 
@@ -103,64 +102,64 @@ class Messages:
         on_success: Callable[[], None] | None,
     ) -> MessageWork:
         self._process.require("this process group")
-        if (owed := self.owed.collect()) is not None:
-            raise owed
-        work = MessageWork(self, result, entry)
-        work.memory = memory
+        if (deferred := self.deferred.take()) is not None:
+            raise deferred
+        work = MessageWork(result, entry, self.give_up, self.drive, self.deferred)
         where = slot(memory, written=entry.way == "recv")
-        work.storage = memory.untyped_storage()
+        work.kept = (memory, memory.untyped_storage())
         self._recorder.mail.posted(entry)
         try:
             with profiles.message_shown(entry), self._current_device_kept():
                 if self.gpu.serves(memory.device):
-                    self._post_on_gpu(work, call, where, timeout_s, on_success)
+                    self._post_on_gpu(work, memory.device, call, where, timeout_s, on_success)
                 else:
                     work.on_success = on_success
                     work.ticket = call(entry.peer, entry.tag, where, timeout_s, None, 0, False)
         except GroupError as error:
             settled = self._fail(error)
             self._recorder.message_ended(entry, None, settled)
-            self.owed.told()
+            self.deferred.clear()
             raise settled from None
         except (RuntimeError, ValueError):  # it was refused
             raise
-        except BaseException:  # Ctrl-C: nobody knows whether the message is under way
-            self._orphans.append(work)
+        except BaseException:  # Ctrl-C: the message may be under way
+            self._abandoned.append(work)
             self.give_up()
             raise
-        self._look_for(work)
+        self._register(work)
         return work
 
     def _post_on_gpu(
         self,
         work: MessageWork,
+        device: torch.device,
         call: _Posting,
         where: tuple[int, int],
         timeout_s: float,
         copy_back: Callable[[], None] | None,
     ) -> None:
-        memory, entry = work.memory, work.entry
-        assert memory is not None
-        work.place = place = self.gpu.come_to_message(self._mailbox, memory.device)
-        streams_wait = self.gpu.streams_wait_for_messages and not driver_users.any
-        driver_users.come()
+        entry = work.entry
+        caller = self.gpu.begin_message(self._mailbox, device)
+        work.kept += (caller,)
+        streams_wait = self.gpu.streams_wait_for_messages and not driver_calls.any
+        driver_calls.begin()
         try:
-            ready, stream = place.ready, place.stream
+            ready, stream = caller.ready, caller.stream
             work.ticket = call(entry.peer, entry.tag, where, timeout_s, ready, stream, streams_wait)
             number = self._mailbox.number_of(work.ticket)
         except BaseException:
-            driver_users.go()
+            driver_calls.end()
             raise
         if number != 0 and copy_back is None:
-            driver_users.go()
+            driver_calls.end()
         else:
-            work.when_done(driver_users.go)
-        work.on_success = self.gpu.finished(copy_back, memory.device)
-        # Whoever asks for a message from anyone wants to know from whom it came.
+            work.when_done(driver_calls.end)
+        work.on_success = self.gpu.finished(copy_back, device)
+        # The receiver of a message from anyone asks next from whom it came: so the host waits.
         if number != 0 and streams_wait and copy_back is None and entry.peer != ANYONE:
-            work.held_at(MessageGate(place.streams, number))
+            work.complete_on_stream(MessageCompletion(caller.streams, number))
 
-    def _look_for(self, work: MessageWork) -> None:
+    def _register(self, work: MessageWork) -> None:
         """It is under way, unless it is done already, or the group has ended meanwhile."""
         with self._lock:
             peer, ended = self._early.pop(work.ticket, None), self._ended
@@ -168,13 +167,15 @@ class Messages:
                 self._under_way[work.ticket] = work
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._look_after, name=f"sealring messages {self._label}", daemon=True
+                    target=self._report_finished,
+                    name=f"sealring messages {self._label}",
+                    daemon=True,
                 )
                 self._thread.start()
         if peer is not None:
             self._finish(work, peer)
         elif ended is not None:
-            self._let_go([work], unraised(ended))
+            self._end_works([work], unraised(ended))
 
     def drive(self, work: MessageWork) -> None:
         self._process.require("this message")
@@ -191,23 +192,23 @@ class Messages:
             self._deliver(work.ticket, peer)
 
     def _current_device_kept(self) -> AbstractContextManager[object]:
-        """Whoever moves the messages works on the group's GPU, which need not be its own."""
+        """The thread that moves messages works on the group's GPU, which need not be its own."""
         if not self._mailbox.has_gpu:
             return nullcontext()
         return torch.cuda.device(torch.cuda.current_device())
 
     def give_up(self) -> None:
-        """Whoever waited will wait no longer: the group ends here."""
+        """The script waits no longer for a message: the group ends."""
         self._fail(GroupClosed("a rank gave up waiting for a message."))
 
     def fail(self, error: GroupError) -> None:
         """The group saw a failure elsewhere; the messages end with it."""
-        self._mailbox.fail(fields_of(error))
+        self._mailbox.fail(failure_of(error))
 
     def fail_elsewhere(self, error: GroupError) -> None:
         """The same on another thread, where it needs CUDA's driver.
 
-        Whoever calls this may have streams to let go on, and CUDA may wait for them.
+        The caller may still have to release streams, and CUDA may wait for those.
         """
         if self._mailbox.has_gpu:
             threading.Thread(target=self.fail, args=(error,), daemon=True).start()
@@ -218,25 +219,25 @@ class Messages:
         return self._mailbox.account()
 
     def close(self, *, abort: bool = False) -> None:
-        """What streams wait for is done for the script: unless aborting, it comes first."""
+        """Messages that only streams wait for are finished first, unless aborting."""
         if not abort:
             with self._lock:
-                held = [work for work in self._under_way.values() if work.is_done_for_the_script]
+                held = [work for work in self._under_way.values() if work.awaited_by_stream]
             for work in held:
                 work.settle()
         self._mailbox.close()
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
-        if not self._release_gpu(_STREAMS_COME_IN_S):
-            threading.Thread(target=self._release_gpu, args=(_FOR_EVER_S,), daemon=True).start()
+        if not self._release_gpu(_RELEASE_GPU_WITHIN_S):
+            threading.Thread(target=self._release_gpu, args=(_UNLIMITED_S,), daemon=True).start()
 
     def _release_gpu(self, patience_s: float) -> bool:
         if not self._mailbox.release_gpu(patience_s):
             return False
-        self._orphans.clear()
+        self._abandoned.clear()
         return True
 
-    def _look_after(self) -> None:
+    def _report_finished(self) -> None:
         try:
             while done := self._mailbox.finished():
                 for ticket, peer in done:
@@ -259,8 +260,8 @@ class Messages:
         work.arrived(peer)
 
     def _fail(self, error: GroupError) -> GroupError:
-        # First the mailbox: whoever gets the error may use the message's memory for something else.
-        self._mailbox.fail(fields_of(error))
+        # First the mailbox: a script that gets the error may use the message's memory again.
+        self._mailbox.fail(failure_of(error))
         settled = self._on_failure(error)
         self._end(settled)
         return settled
@@ -268,19 +269,19 @@ class Messages:
     def _end(self, error: GroupError) -> None:
         with self._lock:
             self._ended = self._ended or unraised(error)
-            orphans, self._under_way = list(self._under_way.values()), {}
-        self._let_go(orphans, error)
+            abandoned, self._under_way = list(self._under_way.values()), {}
+        self._end_works(abandoned, error)
 
-    def _let_go(self, orphans: list[MessageWork], error: GroupError) -> None:
+    def _end_works(self, abandoned: list[MessageWork], error: GroupError) -> None:
         if self._mailbox.has_gpu:
-            self._orphans += orphans
-        self._owe(orphans, error)  # first: whoever sees that there is no message can ask why
-        self._mailbox.let_streams_go_on()
-        for work in orphans:
+            self._abandoned += abandoned
+        self._defer(abandoned, error)  # first: a script that sees the results can then ask why
+        self._mailbox.release_streams()
+        for work in abandoned:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)
-        self._owe(orphans, error)  # to whoever came to wait() just before it was done
+        self._defer(abandoned, error)  # for a wait() that came just before it was done
 
-    def _owe(self, orphans: list[MessageWork], error: GroupError) -> None:
-        if any(work.is_done_for_the_script for work in orphans):
-            self.owed.owe(error)
+    def _defer(self, abandoned: list[MessageWork], error: GroupError) -> None:
+        if any(work.awaited_by_stream for work in abandoned):
+            self.deferred.defer(error)

@@ -32,9 +32,9 @@ from torch._C._distributed_c10d import (
 
 from sealring.errors import Unsupported
 from sealring.group.collectives.calling import Calling
-from sealring.group.collectives.names import SINGLE
 from sealring.group.entry import current_call
 from sealring.group.memory import NoMemory
+from sealring.group.names import SINGLE
 from sealring.group.work import SealedWork
 
 _KEY: Final = "BackendSelect"

@@ -16,28 +16,29 @@ import torch
 import torch.distributed as dist
 
 from sealring import _native
+from sealring._native import Failure, FailureCode
 from sealring.devices import ServedDevices
-from sealring.engine.cpu import Collective, CpuEngine
-from sealring.engine.failures import CLOSED, NO_LONGER_ADMITTED, Fields, fields_of
+from sealring.engine.collective import Collective
+from sealring.engine.engine import CollectiveEngine
+from sealring.engine.failures import failure_of
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupError, Unsupported
-from sealring.group import arguments, monitored
+from sealring.group import arguments, monitored, operators
 from sealring.group.backend_api import BackendApi
 from sealring.group.collectives.coalescing import Coalescing
 from sealring.group.collectives.exchanging import Exchanging
 from sealring.group.collectives.messaging import Messaging
+from sealring.group.completions import driver_calls
+from sealring.group.deferred_errors import DeferredError
 from sealring.group.dispatch import Dispatcher, Job
 from sealring.group.ending import Parts, close_when_dropped
 from sealring.group.entry import entry
-from sealring.group.gates import driver_users
 from sealring.group.gpu import GpuCalls
-from sealring.group.introduction import Introduction
+from sealring.group.gpu_setup import GpuSetup
 from sealring.group.memory import storages
-from sealring.group.message_work import MessageWork
 from sealring.group.messages import Messages
-from sealring.group.owed import OwedError
 from sealring.group.tracing import not_traced
-from sealring.group.work import SealedWork
+from sealring.group.work import MessageWork, SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, Selection, Topology
 
@@ -50,7 +51,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self,
         rank: int,
         world: int,
-        engine: CpuEngine,
+        engine: CollectiveEngine,
         mailbox: Mailbox,
         timeout: timedelta,
         *,
@@ -58,7 +59,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         arrivals: monitored.Arrivals,
         selection: Selection,
         gpu: GpuCalls,
-        introduction: Introduction,
+        gpu_setup: GpuSetup,
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._process = _native.ProcessMark()
@@ -73,15 +74,15 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._coalesced: list[SealedWork] | None = None
         self.selection = selection
         """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
-        self._introduction = introduction
+        self._gpu_setup = gpu_setup
         self.recorder = recorder
         """What the last calls were: recorder.collective(number), recorder.account()."""
 
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
-        # itself, so that it goes, with its store, as soon as nobody holds it any more.
+        # itself, so that it goes, with its store, with the script's last reference to it.
         def end_collectives(error: GroupError) -> GroupError:
             settled = engine.settle(error)
-            engine.fail(fields_of(settled))
+            engine.fail(failure_of(settled))
             return settled
 
         def end_messages(error: GroupError) -> GroupError:
@@ -89,24 +90,27 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
             messages.fail_elsewhere(settled)
             return settled
 
-        self._owed = OwedError()
+        self._deferred = DeferredError()
         messages = Messages(
             mailbox,
             f"rank {rank}",
             recorder,
             on_failure=end_collectives,
             gpu=gpu,
-            owed=self._owed,
+            deferred=self._deferred,
         )
         self._messages = messages
         self._dispatcher = Dispatcher(
-            engine, f"rank {rank}", recorder, on_failure=end_messages, owed=self._owed
+            engine, f"rank {rank}", recorder, on_failure=end_messages, deferred=self._deferred
         )
         self._gpu = gpu
         self._parts = Parts(
-            self._process, self._dispatcher, messages, arrivals, gpu, engine, self._owed
+            self._process, self._dispatcher, messages, arrivals, gpu, engine, self._deferred
         )
         close_when_dropped(self, self._parts)
+
+    _register_operators = staticmethod(operators.register)
+    """Called before a call takes the way through torch's dispatcher (entry.py)."""
 
     # ---- who we are
 
@@ -172,7 +176,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
             self._gpu.attach(device)
         except Unsupported as problem:
             # The others are done with making the group: they hear it in their first call.
-            self._end_with((CLOSED, self._rank, 0, -1, str(problem)))
+            self._end_with(Failure(FailureCode.CLOSED, str(problem), self._rank))
             raise
 
     # ---- several at once: what is called between the two is what the returned work stands for
@@ -214,26 +218,30 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
     def shutdown(self) -> None:
         """Runs what was called, says goodbye to the peers and wipes the keys.
 
-        Then raises what only streams were waiting for, and nobody has been told of.
+        Then raises the deferred error, if there is one.
         """
         if not self._process.here:
             return  # the parent's group goes on; torch may forget it here
         self._parts.close()
-        if (error := self._owed.collect()) is not None:
+        if (error := self._deferred.take()) is not None:
             raise error
 
     def abort(self) -> None:
         """Ends at once; what is under way fails with GroupClosed here and on every peer."""
         if not self._process.here:
             return
-        self._owed.told()
+        self._deferred.clear()
         self._parts.close(abort=True)
 
     def expel(self, member: int, why: str) -> None:
-        """Ends the group on every rank, because a member (by its rank here) has no place in it."""
-        self._end_with((NO_LONGER_ADMITTED, member, 0, -1, why))
+        """Ends the group on every rank, because a member (by its rank here) has no place in it.
 
-    def _end_with(self, failure: Fields) -> None:
+        `why` follows the name of the member, if there is one: it "was taken out", for instance.
+        """
+        text = f"{self._engine.name_of(member)} {why}" if member >= 0 else why
+        self._end_with(Failure(FailureCode.NO_LONGER_ADMITTED, text, member))
+
+    def _end_with(self, failure: Failure) -> None:
         if not self._process.here:
             return
         self._messages.fail(self._engine.error_of(failure))
@@ -253,10 +261,10 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._require_process()
         if device.type != "cuda":
             return self.selection(operation, nbytes)
-        self._introduction.hold(device, self._run_introduction)
-        return self._introduction.selection(self.selection)(operation, nbytes)
+        self._gpu_setup.ensure_done(device, self._run_gpu_setup)
+        return self._gpu_setup.selection(self.selection)(operation, nbytes)
 
-    def _run_introduction(self, exchanges: Iterable[Collective]) -> None:
+    def _run_gpu_setup(self, exchanges: Iterable[Collective]) -> None:
         work = SealedWork([], give_up=self._engine.interrupt)
         timeout = self._timeout.total_seconds()
         job = Job("sealring::introduction", exchanges, timeout, work, (), None)
@@ -267,7 +275,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         return self._timeout.total_seconds()
 
     def _called(self, work: MessageWork) -> dist.Work:
-        work.keep(self)
+        work.keep_group(self)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -283,18 +291,18 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         on_success: Callable[[], None] | None = None,
     ) -> dist.Work:
         self._require_process()
-        if (error := self._owed.collect()) is not None:
+        if (error := self._deferred.take()) is not None:
             raise error
-        # What can be refused comes first: a work that nobody runs would never be done.
+        # What can be refused comes first: a work that is never run would never be done.
         device = arguments.device_of(keep, name)
-        ready = gate = None
+        ready = completion = None
         if self._gpu.serves(device) and isinstance(collectives, Collective):
             collectives, ready = self._gpu.prepare(collectives, device)
-            gate = self._gpu.gate(collectives, on_success, (*keep, *result))
+            completion = self._gpu.completion(collectives, on_success, (*keep, *result))
             on_success = self._gpu.finished(on_success, device)
-        if gate is not None and (failure := self._dispatcher.failure) is not None:
+        if completion is not None and (failure := self._dispatcher.failure) is not None:
             raise failure  # a wait() on its work would not raise it
-        work = SealedWork(result, self._engine.interrupt, gate, self._owed)
+        work = SealedWork(result, self._engine.interrupt, completion, self._deferred)
         if self._coalesced is not None:
             self._coalesced.append(work)
         timeout = arguments.timeout_seconds(opts, self._timeout)
@@ -311,14 +319,14 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
             on_success,
             known,
             ready,
-            gate,
+            completion,
         )
-        if ready is not None and gate is None:
-            driver_users.busy_with(work, lambda: self._dispatcher.submit(job, wait=waits))
+        if ready is not None and completion is None:
+            driver_calls.track(work.when_done, lambda: self._dispatcher.submit(job, wait=waits))
             return work
         self._dispatcher.submit(job, wait=waits)
-        if gate is not None and not gate.holds:
-            driver_users.busy_with(work)
+        if completion is not None and not completion.streams_wait:
+            driver_calls.track(work.when_done)
         return work
 
 

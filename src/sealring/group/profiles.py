@@ -9,11 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from sealring.engine.cpu import Collective, CpuEngine
+from sealring.engine.collective import Collective
+from sealring.engine.engine import CollectiveEngine
 from sealring.recorder.mail import MessageEntry
 
 
-def range_name(name: str, collective: Collective | None, engine: CpuEngine) -> str:
+def range_name(name: str, collective: Collective | None, engine: CollectiveEngine) -> str:
     """In the name, because that is what tables and every trace show, whatever was recorded."""
     if collective is None:  # several, of which only the first is known yet
         return name
@@ -21,7 +22,7 @@ def range_name(name: str, collective: Collective | None, engine: CpuEngine) -> s
 
 
 def shown(
-    name: str, collective: Collective | None, engine: CpuEngine
+    name: str, collective: Collective | None, engine: CollectiveEngine
 ) -> AbstractContextManager[object]:
     """A range on the calling thread: the call itself, and the run on the thread that runs it.
 

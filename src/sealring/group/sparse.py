@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.errors import OutOfStep, Unsupported
 from sealring.group import arguments
 from sealring.group.memory import Slot, slot

@@ -1,4 +1,4 @@
-"""A collective in the queue, as torch sees it."""
+"""Collectives and messages under way, as torch sees them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch.distributed as dist
 from sealring import _native
 from sealring.engine.failures import timed_out
 from sealring.errors import GroupError, PeerSilent
-from sealring.group.gates import AnyGate, completed
-from sealring.group.message_gates import all_of
-from sealring.group.owed import OwedError
+from sealring.group import profiles
+from sealring.group.completions import Completion, MessageCompletion, combined, completed
+from sealring.group.deferred_errors import DeferredError
+from sealring.recorder.mail import MessageEntry
 
 
 class SealedWork(dist.Work):
@@ -29,16 +30,16 @@ class SealedWork(dist.Work):
         self,
         result: list[torch.Tensor],
         give_up: Callable[[], None],
-        gate: AnyGate | None = None,
-        owed: OwedError | None = None,
+        completion: Completion | None = None,
+        deferred: DeferredError | None = None,
     ) -> None:
-        """With a gate, streams wait for the work, and the host only where it is given a time."""
+        """With a completion, streams wait for the work, and the host only with a time limit."""
         super().__init__()
         self._process = _native.ProcessMark()
         self._result = result
         self.give_up = give_up
-        self._gate = gate
-        self._owed = owed
+        self._completion = completion
+        self._deferred = deferred
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         # What waiters sleep on: locked until the work is done. A lock costs less than an Event, and
@@ -55,8 +56,8 @@ class SealedWork(dist.Work):
         together = SealedWork(
             [tensor for work in works for tensor in work._result],
             give_up,
-            all_of(work._gate for work in works),
-            next((work._owed for work in works if work._owed is not None), None),
+            combined(work._completion for work in works),
+            next((work._deferred for work in works if work._deferred is not None), None),
         )
         unfinished = [len(works)]
         counting = threading.Lock()
@@ -99,13 +100,13 @@ class SealedWork(dist.Work):
             callback()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if self._gate is None or not self._gate.holds:
+        if self._completion is None or not self._completion.streams_wait:
             return self._block(timeout)
         if timeout > timedelta(0) or self._done:
             self._block(timeout)  # raises its error
         # Also when it is done: what copies the result may still be to come on the GPU.
-        self._gate.hold()
-        # It may have failed meanwhile, and nobody have seen that a stream waits for it.
+        self._completion.make_stream_wait()
+        # It may have failed meanwhile, before it was known that a stream waits for it.
         return not self._done or self._block(timeout)
 
     def _block(self, timeout: timedelta) -> bool:
@@ -126,7 +127,7 @@ class SealedWork(dist.Work):
                 "off; if it is only slow, wait longer.",
                 collective=self._error.collective if isinstance(self._error, GroupError) else None,
             )
-        self._let_others_by()
+        self._release_waiters()
         if self._error is not None:
             self._tell()
             raise self._error
@@ -137,12 +138,12 @@ class SealedWork(dist.Work):
         if not self._done:
             self._process.require("this work")
         self._pending.acquire()
-        self._let_others_by()
+        self._release_waiters()
 
     def _tell(self) -> None:
-        """The script gets the error now, so nobody owes it to him any more."""
-        if self._owed is not None:
-            self._owed.told()
+        """The script gets the error now, so it need not be deferred."""
+        if self._deferred is not None:
+            self._deferred.clear()
 
     def _end_at_once(self) -> None:
         """The script goes on without the result: close the group, as a synchronous call does.
@@ -153,10 +154,10 @@ class SealedWork(dist.Work):
         # An interrupt may have come just when wait() had got the lock; then the work is done.
         if not self._done:
             self._pending.acquire()
-        self._let_others_by()
+        self._release_waiters()
 
-    def _let_others_by(self) -> None:
-        """The work is done, so the lock is to be open, whoever of the waiters opens it."""
+    def _release_waiters(self) -> None:
+        """Leaves the lock open once the work is done; any of the waiters may do this."""
         with suppress(RuntimeError):
             self._pending.release()
 
@@ -165,7 +166,7 @@ class SealedWork(dist.Work):
         return f" (collective {known})" if known else ""
 
     def is_completed(self) -> bool:
-        return self._done and (self._gate is None or self._gate.is_over())
+        return self._done and (self._completion is None or self._completion.is_done())
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -182,13 +183,13 @@ class SealedWork(dist.Work):
         self.wait()
 
     def block_current_stream(self) -> None:
-        # Torch's own would wait for the future, which says nothing where a gate holds the stream.
+        # Torch's own would wait for the future, which says nothing where the stream waits.
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        if self._gate is not None and self._gate.holds and self._error is None:
-            # Its error, if there will be one, is owed: DDP's C++ would not wait for it anyway.
-            done = completed(self._gate, self._result)
+        if self._completion is not None and self._completion.streams_wait and self._error is None:
+            # Its error, if there will be one, is deferred: DDP's C++ would not wait for it anyway.
+            done = completed(self._completion, self._result)
             if self._error is None:
                 return done
         devices = {tensor.device for tensor in self._result if tensor.is_cuda}
@@ -205,3 +206,69 @@ class SealedWork(dist.Work):
         # Python is invisible to it, and it would take the exception object for tensors. One raised
         # in a callback is a C++ error of the new future, which DDP rethrows in backward().
         return future.then(lambda done: done.wait())
+
+
+class MessageWork(SealedWork):
+    """A message under way; done when its memory may be used again."""
+
+    def __init__(
+        self,
+        result: list[torch.Tensor],
+        entry: MessageEntry,
+        give_up: Callable[[], None],
+        drive: Callable[[MessageWork], None],
+        deferred: DeferredError,
+    ) -> None:
+        """`drive` moves the group's messages until this one is done."""
+        super().__init__(result, give_up, deferred=deferred)
+        self.entry = entry
+        self._drive = drive
+        self.on_success: Callable[[], None] | None = None
+        """Copies the message to where the user wants it, if it could not be written there."""
+        self._source = -1
+        self.ticket = 0
+        self.kept: tuple[object, ...] = ()
+        """Alive until the work goes: the message's memory, its storage, the event of its stream.
+
+        The storage too, because the script may give the tensor other memory meanwhile.
+        """
+        self._group: object = None
+
+    def keep_group(self, group: object) -> None:
+        """A group closes with its last reference, so a message under way refers to it."""
+        self._group = group
+        self.when_done(self._drop_group)
+
+    def _drop_group(self) -> None:
+        self._group = None
+
+    def complete_on_stream(self, completion: MessageCompletion) -> None:
+        """Streams wait for the message, and the host only with a time limit."""
+        self._completion = completion
+
+    @property
+    def awaited_by_stream(self) -> bool:
+        """A stream waits for it, so the script takes the message for done."""
+        return isinstance(self._completion, MessageCompletion) and self._completion.awaited
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        # With a limit of its own it only watches: the group's thread drives the traffic.
+        if self._completion is None and timeout <= timedelta(0) and not self.is_completed():
+            with profiles.message_shown(self.entry, waiting=True):
+                self._drive(self)
+        return super().wait(timeout)
+
+    def arrived(self, peer: int) -> None:
+        self._source = peer
+        problem: BaseException | None = None
+        try:
+            if self.on_success is not None:
+                self.on_success()
+        except Exception as raised:  # the caller of wait() gets it, whatever it is
+            problem = raised
+        self.finish(problem)
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    source_rank = _source_rank

@@ -3,8 +3,9 @@
     | ring, RING_BYTES | control page |     one file from each side
 
 The maker maps its file and then seals it against every further writer. No record is sealed or
-opened in it all the same: sealed records are copied into it and out of it (native/pipe.hpp), so a
-process that did get to write there can destroy records, and cannot change one unseen.
+opened in it all the same: sealed records are copied into it and out of it
+(native/transport/pipe.hpp), so a process that did get to write there can destroy records, and
+cannot change one unseen.
 
 The files travel as descriptors (links/descriptors.py), each into an inbox of the other side. What
 does not serve is Unsupported, and the link then stays with TCP unless shared memory was demanded.

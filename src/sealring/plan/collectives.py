@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from sealring.engine.cpu import largest_segment
+from sealring.engine.engine import largest_segment
 from sealring.engine.simulate import WINDOW, Costs, Outcome, simulate
 from sealring.schedule import (
     Algorithm,

@@ -18,7 +18,7 @@ from sealring.recorder.mail import MailAccountable, MailRecorder, MessageEntry
 
 if TYPE_CHECKING:
     from sealring._native import Account
-    from sealring.engine.cpu import Collective
+    from sealring.engine.collective import Collective
     from sealring.schedule import Operation
 
 KEPT: Final = 1000

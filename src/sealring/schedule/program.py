@@ -20,30 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from sealring._native import Action as Action
 from sealring.errors import Unsupported
-
-
-class Action(IntEnum):
-    """What a step does. The numbers are shared with the native engine (native/program.hpp)."""
-
-    SEND = 0
-    """Seal ``slot`` under the pair's key and send it to the one rank in ``peers``."""
-    PUBLISH = 1
-    """Seal ``slot`` once under this rank's group key; send that same record to all ``peers``."""
-    FORWARD = 2
-    """Send the record that step ``source`` received on to ``peers``, sealed as it came."""
-    RECEIVE = 3
-    """Open a record from the one rank in ``peers`` and write it to ``slot``."""
-    RECEIVE_REDUCE = 4
-    """Open a record from the one rank in ``peers`` and reduce it into ``slot``."""
-    COPY = 5
-    """Copy slot ``source`` to ``slot``."""
-    REDUCE = 6
-    """Reduce slot ``source`` into ``slot``."""
-    AVERAGE = 7
-    """Divide ``slot`` by the number of ranks."""
-    PREMULTIPLY = 8
-    """Multiply ``slot`` by the factor given with the call."""
 
 
 class Operation(IntEnum):

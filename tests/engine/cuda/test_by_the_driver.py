@@ -23,7 +23,7 @@ from tests.engine.cuda.test_on_a_device import all_on_devices, check, check_size
 from tests.engine.local_world import LocalWorld
 from tests.engine.test_attacks import SUM, assert_all
 
-HOW = ("launched", "told")
+HOW = ("launched", "prelaunched")
 RECORD_BYTES = 256
 
 
@@ -77,35 +77,35 @@ def test_one_rank_alone(how: str) -> None:
             check(local, replace(SUM, elements=100, kind=kind))
 
 
-def spoilt(tensors: Any) -> bool:
+def poisoned(tensors: Any) -> bool:
     return set(b"".join(tensors.bits())) == {0xFF}
 
 
 def test_a_forged_record_leaves_no_result() -> None:
     """Streams go on, and find values that cannot be taken for a result."""
-    with driven("told", 2, middle={(0, 1): Flip(HEADER_BYTES + TAG_BYTES + 5, 1)}) as local:
+    with driven("prelaunched", 2, middle={(0, 1): Flip(HEADER_BYTES + TAG_BYTES + 5, 1)}) as local:
         tensors = tensors_of(SUM, 2)
         errors = local.run([each.collective() for each in tensors])
         assert_all(errors, TamperedRecord, seen_by=1, about=0)
-        assert all(spoilt(each) for each in tensors)
+        assert all(poisoned(each) for each in tensors)
         again = tensors_of(SUM, 2)
         errors = local.run([each.collective() for each in again])
         assert_all(errors, TamperedRecord, seen_by=1, about=0)
-        assert all(spoilt(each) for each in again)
+        assert all(poisoned(each) for each in again)
 
 
 def test_ranks_that_disagree_and_one_that_does_not_come() -> None:
-    with driven("told", 2) as local:
+    with driven("prelaunched", 2) as local:
         one, other = tensors_of(SUM, 2)[0], tensors_of(replace(SUM, elements=77), 2)[1]
         errors = local.run([one.collective(), other.collective()])
         assert all(isinstance(error, OutOfStep) for error in errors)
-        assert spoilt(one)
-        assert spoilt(other)
-    with driven("told", 2) as local:
+        assert poisoned(one)
+        assert poisoned(other)
+    with driven("prelaunched", 2) as local:
         alone = tensors_of(SUM, 2)[0]
         (error, _) = local.run([alone.collective(), None], timeout_s=0.5)
         assert isinstance(error, PeerSilent)
-        assert spoilt(alone)
+        assert poisoned(alone)
 
 
 def test_the_devices_own_memory_is_counted() -> None:
@@ -116,4 +116,4 @@ def test_the_devices_own_memory_is_counted() -> None:
             check(local, SUM)
             held[how] = local.engines[0].account()["memory_bytes"]
     assert held["launched"] > held[None] + 16 * GPU_PAYLOAD_BYTES
-    assert held["told"] > held["launched"]
+    assert held["prelaunched"] > held["launched"]

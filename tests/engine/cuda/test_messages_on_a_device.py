@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sealring import _native
+from sealring import _native, _stand_ins
 from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import (
     GroupClosed,
@@ -29,7 +29,7 @@ from tests.engine.test_message_attacks import FILL, Letters, assert_seen_by, val
 RECORD_BYTES = 256
 GPU_LANE = 1
 OVERHEAD = HEADER_BYTES + 2 * TAG_BYTES
-HOW = (None, "launched", "told")
+HOW = (None, "launched", "prelaunched")
 """The device itself is played by the CPU, or the driver of a GPU that is launched or told."""
 BOTH = {0: 2, 1: 3}
 """Devices of two ranks, and how much they lag behind."""
@@ -177,7 +177,7 @@ def test_records_are_the_gpus_own(size: int, how: str | None) -> None:
     for count, record in enumerate(data):
         nonce = GPU_LANE.to_bytes(4, "little") + count.to_bytes(8, "little")
         header, payload = record.raw[:HEADER_BYTES], record.raw[HEADER_BYTES + TAG_BYTES :]
-        opened = _native.gpu_aead_open(key, nonce, header + b"c" * 32, payload)
+        opened = _stand_ins.gpu_aead_open(key, nonce, header + b"c" * 32, payload)
         assert opened is not None
         plain += opened
     assert plain == b"".join(message.tobytes() for message in letters.sent)
@@ -205,8 +205,8 @@ def test_a_device_gets_one_piece_of_work_per_record() -> None:
         sender = mail.pool.submit(lambda: zero.wait(sent(zero, 1, 0, message)))
         one.wait(got(one, 0, 0, memory))
         sender.result()
-        assert zero._native.host_log() == ["seal 256", "seal 256", "seal 88"]
-        assert one._native.host_log() == ["open 256", "open 256", "open 88"]
+        assert mail.probes[0].log == ["seal 256", "seal 256", "seal 88"]
+        assert mail.probes[1].log == ["open 256", "open 256", "open 88"]
 
 
 # ---- forgeries ----------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_changed_byte_is_seen(which: int, at: int) -> None:
 @pytest.mark.parametrize("at", [0, 64, 80, 335, 336, 351])
 def test_streams_that_wait_for_a_changed_record_get_nothing(at: int) -> None:
     """They go on when everybody can know why, and find ones wherever they look."""
-    letters = forged(attacker.Flip(2 * OVERHEAD + RECORD_BYTES + at, 0x40), driver="told")
+    letters = forged(attacker.Flip(2 * OVERHEAD + RECORD_BYTES + at, 0x40), driver="prelaunched")
     assert_seen_by(letters.receiver, TamperedRecord, about=0)
     assert (letters.got[0] == 0xFF).all()
     assert type(letters.sender) is TamperedRecord
@@ -294,7 +294,7 @@ def test_a_device_that_fails_ends_the_group_everywhere(broken: int) -> None:
         sender = mail.pool.submit(lambda: zero.wait(sent(zero, 1, 0, message)))
         one.wait(got(one, 0, 0, memory))
         sender.result()
-        mail.mailboxes[broken]._native.host_fail()
+        mail.probes[broken].fail()
         answer = np.zeros(1, np.uint8)
 
         def sends() -> None:

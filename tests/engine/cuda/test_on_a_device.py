@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from sealring import _native
+from sealring import _native, _stand_ins
 from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
 from sealring.errors import GroupClosed, OutOfStep, TamperedRecord
 from sealring.limits import HEADER_BYTES, TAG_BYTES
@@ -105,7 +105,7 @@ def test_a_device_gets_one_piece_of_work_per_step(
                 topology=engine.topology,
             )
             must_be = [WORK[step.action] for step in program.steps if step.action in WORK]
-            done = [line.split()[0] for line in engine._native.host_log()]
+            done = [line.split()[0] for line in local.probes[rank].log]
             assert sorted(done) == sorted(must_be)
 
 
@@ -117,9 +117,9 @@ def test_one_that_is_not_run_ends_the_group() -> None:
     with LocalWorld(2, devices=all_on_devices(2)) as local:
         tensors = tensors_of(SUM, 2)
         before = [each.bits() for each in tensors]
-        prepared = local.engines[0].prepare(replace(tensors[0].collective(), ready=0))
+        prepared = local.engines[0].prelaunch(replace(tensors[0].collective(), ready=0))
         assert prepared is not None
-        local.engines[0].spoil(prepared)
+        local.engines[0].poison_results(prepared)
         assert set(b"".join(tensors[0].bits())) == {0xFF}
         assert tensors[1].bits() == before[1]
         errors = local.run([each.collective() for each in tensors], timeout_s=10)
@@ -144,7 +144,7 @@ def test_records_are_the_gpus_own() -> None:
         header = first.raw[:HEADER_BYTES]
         nonce = GPU_LANE.to_bytes(4, "little") + bytes(8)
         payload = first.raw[HEADER_BYTES + TAG_BYTES :]
-        plain = _native.gpu_aead_open(key, nonce, header + local.context, payload)
+        plain = _stand_ins.gpu_aead_open(key, nonce, header + local.context, payload)
         assert plain is not None
         assert len(plain) == first.fields["length"]
 
@@ -188,7 +188,7 @@ def test_a_device_that_fails_ends_the_group_everywhere() -> None:
     with LocalWorld(3, devices=all_on_devices(3)) as local:
         tensors = tensors_of(SUM, 3)
         collectives = [each.collective() for each in tensors]
-        local.engines[1]._native.host_fail()
+        local.probes[1].fail()
         errors = local.run(collectives, timeout_s=20)
         for error in errors:
             assert isinstance(error, GroupClosed), errors

@@ -224,7 +224,7 @@ def test_a_gpu_that_cannot_serve_is_everybodys_error() -> None:
     with LocalWorld(3, hosts=[0] * 3, devices={0: 1, 2: 1}) as local:
         problems = ["", "cuda:0 has compute capability 8.0", ""]
         exchanges = [
-            engine.introduce_gpus(Wire.AUTO, problem)
+            engine.agree_on_wire(Wire.AUTO, problem)
             for engine, problem in zip(local.engines, problems, strict=True)
         ]
         local.devices = {}
@@ -264,7 +264,7 @@ def test_channels_are_for_small_worlds() -> None:
 def test_a_rank_whose_tensor_is_on_the_cpu() -> None:
     """It is in its collective while the others introduce their GPUs: all learn who is where."""
     with LocalWorld(2, hosts=[0, 0], devices={0: 1}) as local:
-        exchanges = local.engines[0].introduce_gpus(Wire.AUTO)
+        exchanges = local.engines[0].agree_on_wire(Wire.AUTO)
         introduction = next(exchanges)
         local.devices = {}
         tensors = tensors_of(SUM, 2)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from sealring import _native
 from sealring.engine.cuda import compiler
-from sealring.engine.cuda.driver import Kernel, can_be_told_ahead
+from sealring.engine.cuda.driver import Kernel, can_read_commands
 from sealring.engine.cuda.kernels import Reduction, definitions
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import Unsupported
@@ -39,21 +39,23 @@ class Attachment:
         ordinal: int,
         kernels: Kernels | None = None,
         *,
-        told_by: Literal["serve", "carry"] | None = None,
+        command_kernel: Literal["serve", "carry"] | None = None,
     ) -> None:
-        """With `told_by`, if that can be, it learns through memory what to do: streams may wait.
+        """With `command_kernel` the GPU reads commands from memory, if it may: streams can wait.
 
-        `serve` is for collectives, `carry` for messages.
+        `serve` runs a batch of a collective's commands, `carry` all batches of messages.
         """
         self.ordinal = ordinal
-        self._told = told_by is not None and can_be_told_ahead()
+        self._reads_commands = command_kernel is not None and can_read_commands()
         self._text = kernels or SHIPPED
         self._kernels: list[Kernel] = []
         """Kept: the owner has only their handles."""
         seal, open_ = self._load(None, ("seal", "open"))
-        (told,) = self._load(None, (told_by,), serves=True) if told_by and self._told else (0,)
+        handle = 0
+        if command_kernel and self._reads_commands:
+            (handle,) = self._load(None, (command_kernel,), serves=True)
         try:
-            owner.attach_cuda(ordinal, seal, open_, told)
+            owner.attach_cuda(ordinal, seal, open_, handle)
         except RuntimeError as problem:
             raise Unsupported(
                 f"cuda:{ordinal} cannot seal: {problem}. A group's collectives and its messages "
@@ -81,10 +83,10 @@ class Gpu(Attachment):
         ordinal: int,
         kernels: Kernels | None = None,
         *,
-        ahead: bool = False,
+        prelaunch: bool = False,
     ) -> None:
-        """`ahead`: it may be given its part of collectives before they are run."""
-        super().__init__(engine, ordinal, kernels, told_by="serve" if ahead else None)
+        """`prelaunch`: kernels may be launched before the collective is run."""
+        super().__init__(engine, ordinal, kernels, command_kernel="serve" if prelaunch else None)
         self._engine = engine
         self._reductions: set[Reduction] = set()
         # What cannot be built is to show now, not at the first gradient.
@@ -99,6 +101,6 @@ class Gpu(Attachment):
         if self.has(dtype, kind):
             return
         kernels = self._load(reduction, _OF_A_REDUCTION)
-        (serve,) = self._load(reduction, ("serve",), serves=True) if self._told else (0,)
+        (serve,) = self._load(reduction, ("serve",), serves=True) if self._reads_commands else (0,)
         self._engine.add_reduction(dtype, kind, [*kernels, serve])
         self._reductions.add(reduction)

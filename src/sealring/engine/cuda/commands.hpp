@@ -1,7 +1,7 @@
-// What a kernel is told while nobody calls CUDA: commands, in batches, through host memory.
+// Commands that kernels read from host memory, in batches (native/device/cuda/command_queue.hpp).
 //
-// A batch's commands run together, each by so many blocks of threads. Shifts obey one batch each
-// (shifts.hpp), the porter one after the other (porter.hpp).
+// A batch's commands run together, each by so many thread blocks. A prelaunched kernel runs one batch
+// (prelaunched_kernel.hpp), the persistent kernel one after the other (persistent_kernel.hpp).
 #pragma once
 
 #include "gpu_record.hpp"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// ---- What the host writes (native/gpu_launch.hpp has the same) ---------------------------------
+// ---- What the host writes (native/device/cuda/launch.hpp has the same) ---------------------------
 
 enum Action : u32 {
   kSeal,
@@ -31,14 +31,14 @@ struct Command {
 constexpr u32 kCommands = 8;
 
 struct Batch {
-  u32 number;  // of the shift that it is for, or where the porter is
+  u32 number;
   u32 count;
   u32 unused[14];
   Command commands[kCommands];
 };
 
 // The kernel's argument.
-struct Shift {
+struct BatchArgument {
   const Batch* batch;
   u32* arrived;  // blocks of threads that are done; between batches 0
   u32* done;     // in host memory: the last batch that is
@@ -46,12 +46,12 @@ struct Shift {
   u32 blocks;  // of threads, for each command
 };
 static_assert(sizeof(Command) == 256 && sizeof(Batch) == 64 + kCommands * 256);
-static_assert(sizeof(Shift) == 32);
+static_assert(sizeof(BatchArgument) == 32);
 
 // ---- One command -------------------------------------------------------------------------------
 
 // Every byte is read once: what is checked and used is the copy, which only this worker can write.
-__device__ __forceinline__ void fetch_record(const Command& command, const Place& at) {
+__device__ __forceinline__ void fetch_record(const Command& command, const RecordPart& at) {
   const u64 from = at.record * ((u64)command.launch.record_bytes + kOverhead);
   const u8* const wire = command.wire + from;
   u8* const own = command.launch.in.records + from;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void fetch_record(const Command& command, const Place
 }
 
 template <class Records>
-__device__ __forceinline__ void obey(const Command& command, u32 index, u32 blocks,
+__device__ __forceinline__ void run_command(const Command& command, u32 index, u32 blocks,
                                      Shared& shared) {
   const Launch& launch = command.launch;
   switch (launch.action) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void obey(const Command& command, u32 index, u32 bloc
           launch.bytes == 0 ? 1 : (launch.bytes + launch.record_bytes - 1) / launch.record_bytes;
       if (index / parts_of_record() >= records) return;  // all of a cluster, or none
       if (launch.action == kSeal) return Records::seal(launch, index, shared);
-      fetch_record(command, place_of(launch, index));
+      fetch_record(command, part_at(launch, index));
       if (launch.action == kOpen) return Records::open(launch, index, shared);
 #if SEALRING_REDUCES
       return Records::open_reduce(launch, index, shared);
@@ -124,15 +124,15 @@ __device__ __forceinline__ void take_command(const Batch* batch, u32 which, Comm
 }
 
 // By all threads, when their block is done with its part.
-__device__ __forceinline__ void report(const Shift& shift, u32 number) {
+__device__ __forceinline__ void report(const BatchArgument& argument, u32 number) {
   __syncthreads();
   if (threadIdx.x != 0) return;
-  // What this block wrote is seen by whoever sees that the batch is done.
+  // What this block wrote is visible to every thread that sees that the batch is done.
   __threadfence_system();
-  if (atomicAdd(shift.arrived, 1) != gridDim.x - 1) return;
-  *shift.arrived = 0;
+  if (atomicAdd(argument.arrived, 1) != gridDim.x - 1) return;
+  *argument.arrived = 0;
   __threadfence_system();
-  *reinterpret_cast<volatile u32*>(shift.done) = number;
+  *reinterpret_cast<volatile u32*>(argument.done) = number;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 """From the kernels' text to code for this GPU: compiled once by NVRTC, then kept on disk.
 
-What lies in the cache is run on the GPU with this worker's keys in reach, so it is believed only if
-nobody else could have put it there: directory and file belong to this user, no one else may write
+What lies in the cache is run on the GPU with this worker's keys in reach, so it is used only if
+no other user could have put it there: directory and file belong to this user, no other may write
 them, and the content's digest is the one in its own first bytes. Anything else is compiled anew.
 """
 
@@ -26,8 +26,8 @@ SOURCES: Final = (
     "reductions.hpp",
     "plain_elements.hpp",
     "commands.hpp",
-    "porter.hpp",
-    "shifts.hpp",
+    "persistent_kernel.hpp",
+    "prelaunched_kernel.hpp",
     "kernels.cu",
 )
 _OPTIONS: Final = ("--std=c++20", "--fmad=false", "--ftz=false", "--prec-div=true")

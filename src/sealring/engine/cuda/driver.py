@@ -53,11 +53,11 @@ def architecture(device: int) -> int:
 
 
 @cache
-def can_be_told_ahead() -> bool:
-    """Not in confidential computing's mode: host memory that the GPU reads is not private there.
+def can_read_commands() -> bool:
+    """Whether kernels may read commands from host memory.
 
-    What a GPU is told ahead says which key seals what, under which count. Nor where nobody can say
-    whether that is the mode.
+    Not in confidential computing's mode, where such memory is not private: a command says which key
+    seals what, under which count. Nor where the mode cannot be found out.
     """
     state = (ctypes.c_uint * 3)()  # environment, feature, devtools
     try:

@@ -12,7 +12,7 @@ constexpr u32 kOverhead = kPayloadAt + kTagBytes;
 constexpr u32 kAssociatedBytes = kHeaderBytes + kContextBytes;
 constexpr u32 kHeaderLane = 0x80000000;
 
-// ---- What the host hands over (engine/cuda/kernels.py and native/cuda_device.cpp pack the same) --
+// ---- What the host hands over (engine/cuda/kernels.py and native/device/cuda/cuda_device.cpp pack the same) --
 
 // The records of one direction. Length, count and segment are those of the first record; further
 // ones of the launch count on from there.
@@ -59,7 +59,7 @@ struct Shared {
   u32 proceed;
 };
 
-struct Place {
+struct RecordPart {
   u64 record;
   u64 start;  // of the payload in the tensor
   u32 bytes;
@@ -72,8 +72,8 @@ struct Place {
 };
 
 // `index` is the thread block's among those that work on this launch.
-__device__ __forceinline__ Place place_of(const Launch& launch, u32 index) {
-  Place at;
+__device__ __forceinline__ RecordPart part_at(const Launch& launch, u32 index) {
+  RecordPart at;
   at.part = part_of_record();
   at.parts = parts_of_record();
   at.record = index / at.parts;
@@ -90,20 +90,20 @@ __device__ __forceinline__ Place place_of(const Launch& launch, u32 index) {
   return at;
 }
 
-__device__ __forceinline__ u8* record_at(const Launch& launch, const Wire& wire, const Place& at) {
+__device__ __forceinline__ u8* record_at(const Launch& launch, const Wire& wire, const RecordPart& at) {
   return wire.records + at.record * ((u64)launch.record_bytes + kOverhead);
 }
 
-__device__ __forceinline__ u64 count_of(const Wire& wire, const Place& at) {
+__device__ __forceinline__ u64 count_of(const Wire& wire, const RecordPart& at) {
   return (wire.header[2] | (u64)wire.header[3] << 32) + at.record;
 }
 
-__device__ __forceinline__ Nonce nonce_of(const Wire& wire, const Place& at, u32 lane_bit) {
+__device__ __forceinline__ Nonce nonce_of(const Wire& wire, const RecordPart& at, u32 lane_bit) {
   const u64 count = count_of(wire, at);
   return {{wire.header[4] | lane_bit, (u32)count, (u32)(count >> 32)}};
 }
 
-__device__ __forceinline__ u32 header_word(const Wire& wire, const Place& at, u32 i) {
+__device__ __forceinline__ u32 header_word(const Wire& wire, const RecordPart& at, u32 i) {
   const u64 count = count_of(wire, at);
   switch (i) {
     case 1: return at.bytes;
@@ -136,7 +136,7 @@ __device__ __noinline__ Number hash_associated(const Side& side, const Factor& r
 }
 
 // By one warp of every part.
-__device__ __noinline__ void prepare_powers(const Launch& launch, const Wire& wire, const Place& at,
+__device__ __noinline__ void prepare_powers(const Launch& launch, const Wire& wire, const RecordPart& at,
                                             Side& side) {
   if (threadIdx.x % kLanes == 0) {
     side.one_time = slow_one_time_key(side.key, nonce_of(wire, at, 0), launch.one);
@@ -152,13 +152,13 @@ __device__ __noinline__ void prepare_powers(const Launch& launch, const Wire& wi
 
 // By one thread of every part, any of which may have the first block: what stands in front of it.
 __device__ __noinline__ void prepare_associated(const Launch& launch, const Wire& wire,
-                                                const Place& at, Side& side) {
+                                                const RecordPart& at, Side& side) {
   const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, 0), launch.one);
   side.associated = hash_associated(side, key.r);
 }
 
 // By one thread of part 0: the tag of the header we expect or send.
-__device__ __noinline__ void prepare_header(const Launch& launch, const Wire& wire, const Place& at,
+__device__ __noinline__ void prepare_header(const Launch& launch, const Wire& wire, const RecordPart& at,
                                             Side& side) {
   const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, kHeaderLane), launch.one);
   const Tag tag = tag_of(hash_associated(side, key.r), key, kAssociatedBytes, 0);
@@ -182,7 +182,7 @@ __device__ __noinline__ bool header_on_wire_is(const Side& side, const u8* recor
 }
 
 // Ciphertext past the last whole block, and its plaintext.
-__device__ __noinline__ void open_tail(const Launch& launch, const Place& at, const u8* record,
+__device__ __noinline__ void open_tail(const Launch& launch, const RecordPart& at, const u8* record,
                                        Shared& shared) {
   Side& side = shared.side[0];
   const Nonce nonce = nonce_of(launch.in, at, 0);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void sum_part(Number sum, const Powers& powers, Share
 }
 
 // By one thread of part 0, after all parts' sums are there.
-__device__ __noinline__ Tag finish_tag(const Launch& launch, const Place& at, const Side& side,
+__device__ __noinline__ Tag finish_tag(const Launch& launch, const RecordPart& at, const Side& side,
                                        const Shared& shared) {
   Number h = side.associated;
   if (at.blocks > 0) {
@@ -234,7 +234,7 @@ struct Partial {
 };
 
 // Adds the block of this turn, which may be missing; `cipher` are its words.
-__device__ __forceinline__ void absorb_block(Partial& partial, const Place& at, int turn, int block,
+__device__ __forceinline__ void absorb_block(Partial& partial, const RecordPart& at, int turn, int block,
                                              const u32 (&cipher)[16], const Side& side) {
   const int to_come = (at.turns - 1 - turn) % kGroup;  // turns of this group
   const Factor(&weight)[4] = side.powers.weight[to_come];
@@ -260,7 +260,7 @@ __device__ __forceinline__ void block_keystream(const Side& side, int block, con
 }
 
 // Checks the record; true if all of it is authentic. Called by all threads of all parts.
-__device__ __forceinline__ bool authentic(const Launch& launch, const Place& at, const u8* record,
+__device__ __forceinline__ bool authentic(const Launch& launch, const RecordPart& at, const u8* record,
                                           Shared& shared) {
   const Side& side = shared.side[0];
   Partial partial;
@@ -285,7 +285,7 @@ __device__ __forceinline__ bool authentic(const Launch& launch, const Place& at,
 }
 
 template <bool opens, bool seals>
-__device__ __forceinline__ void prepare(const Launch& launch, const Place& at, const u8* in,
+__device__ __forceinline__ void prepare(const Launch& launch, const RecordPart& at, const u8* in,
                                         Shared& shared) {
   const u32 t = threadIdx.x, warp = t / kLanes, lane = t % kLanes;
   if (warp < 2 && (warp == 0 ? opens : seals)) {

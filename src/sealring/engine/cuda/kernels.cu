@@ -1,13 +1,13 @@
 // Records sealed and opened by the GPU that holds the tensor.
 //
 // A thread block takes one record, or several take one together, as a cluster: each then has a
-// "part" of it. Whoever opens goes over the record twice: first the tag, then, if it is good,
-// everything else. A forged record leaves no trace. The wire must therefore lie in memory that
-// nobody but this worker can write; what comes from elsewhere is copied there first.
+// "part" of it. To open a record it is read twice: first for the tag, then, if that is good, for
+// everything else. A forged record leaves no trace. The wire must therefore lie in memory that only
+// this worker can write; what comes from elsewhere is copied there first.
 //
 // The host compiles this once with SEALRING_REDUCES 0 for `seal` and `open`, and once per element
 // type and reduction for those that compute. The same again with SEALRING_SERVES 1 for `serve` and
-// `carry`, which do all of it (shifts.hpp, porter.hpp).
+// `carry`, which do all of it (prelaunched_kernel.hpp, persistent_kernel.hpp).
 
 // What was found best on an H200 (docs/performance.md): double rounds written out at a time, and how
 // many blocks of threads a multiprocessor must have room for, which bounds their registers.
@@ -22,14 +22,14 @@
 #if SEALRING_REDUCES
 #include "reductions.hpp"
 #endif
-#include "porter.hpp"
-#include "shifts.hpp"
+#include "persistent_kernel.hpp"
+#include "prelaunched_kernel.hpp"
 
 namespace {
 
 template <bool opens, bool seals, bool reduces>
 __device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& shared) {
-  const Place at = place_of(launch, index);
+  const RecordPart at = part_at(launch, index);
   const u32 t = threadIdx.x;
   const u8* const in = record_at(launch, launch.in, at);
   u8* const out = record_at(launch, launch.out, at);
@@ -138,14 +138,14 @@ struct Sealing {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
-    serve(const __grid_constant__ Shift shift) {
-  serve_shift<Sealing>(shift);
+    serve(const __grid_constant__ BatchArgument argument) {
+  run_batch<Sealing>(argument);
 }
 
 #if !SEALRING_REDUCES
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
-    carry(const __grid_constant__ Shift shift) {
-  carry_until_dismissed<Sealing>(shift);
+    carry(const __grid_constant__ BatchArgument argument) {
+  run_batches_until_stopped<Sealing>(argument);
 }
 #endif
 

@@ -22,7 +22,7 @@ from itertools import permutations
 from typing import Final, Protocol
 
 from sealring import _native
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType
 from sealring.errors import Unsupported
 from sealring.limits import WIRE_PAYLOAD_BYTES as PAYLOAD_BYTES
@@ -218,7 +218,7 @@ def agree(
     `members` are the group's ranks by their numbers in the job, which errors name. `problem` is why
     this rank's GPU cannot serve, if it cannot.
     Unsupported, on all ranks alike, if a rank's GPU cannot serve, or if `wanted` names a way that
-    is not to be had.
+    cannot be used.
     """
     why = yield from _judged(members, problem)
     if why:
@@ -260,7 +260,7 @@ def _candidates(*, one_host: bool) -> Sequence[Wire]:
 def _try(
     native: _native.Engine, rank: int, members: Sequence[int], wire: Wire
 ) -> Generator[Collective, None, str]:
-    """Nothing, and it is used; or why it is not to be had, by the first rank that has it not."""
+    """Returns '' if the way is now used, else the reason of the first rank that cannot use it."""
     way = _WAYS[wire](native, rank, len(members))
     reason, letter = "", b""
     try:

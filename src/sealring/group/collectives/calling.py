@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.group import arguments, memory
 from sealring.group.memory import Slot
 from sealring.schedule import Algorithm, Operation

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.errors import Unsupported
 from sealring.group import arguments
 from sealring.group.arguments import contiguous, one

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllToAllOptions
 
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.errors import Unsupported
 from sealring.group import arguments
 from sealring.group.arguments import contiguous

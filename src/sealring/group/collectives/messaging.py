@@ -11,8 +11,8 @@ from sealring.group import arguments
 from sealring.group.arguments import contiguous, one
 from sealring.group.collectives.calling import Calling, Results
 from sealring.group.entry import entry
-from sealring.group.message_work import MessageWork
 from sealring.group.messages import Messages
+from sealring.group.work import MessageWork
 
 
 class Messaging(Calling):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
-from sealring.engine.cpu import Collective
+from sealring.engine.collective import Collective
 from sealring.group import arguments, sparse
 from sealring.group.arguments import contiguous, one
 from sealring.group.collectives import several, shapes

@@ -1,0 +1,12 @@
+// The parts of sealring._native, each of which adds its own names to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_codes(nanobind::module_& m);
+void bind_secrets(nanobind::module_& m);
+void bind_failures(nanobind::module_& m);
+void bind_devices(nanobind::module_& m);
+void bind_engine(nanobind::module_& m);
+void bind_mailbox(nanobind::module_& m);
+void bind_pieces(nanobind::module_& m);

@@ -1,0 +1,15 @@
+// The native core as Python sees it: sealring._native. Nothing here decides anything.
+#include "bindings/bind.hpp"
+
+NB_MODULE(_native, m) {
+  // A script may end without destroying its group; what it held is not a leak worth a message.
+  nanobind::set_leak_warnings(false);
+  m.doc() = "sealring's native core: records, links, reductions, collectives and messages.";
+  bind_codes(m);
+  bind_secrets(m);
+  bind_failures(m);
+  bind_devices(m);
+  bind_engine(m);
+  bind_mailbox(m);
+  bind_pieces(m);
+}

@@ -1,0 +1,248 @@
+#include "bindings/secrets.hpp"
+
+#include "bindings/bind.hpp"
+
+#include <openssl/core_names.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/kdf.h>
+#include <openssl/params.h>
+#include <openssl/rand.h>
+
+#include <vector>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace sealring;
+
+namespace {
+
+// A Python object's memory, for as long as this exists.
+class View {
+ public:
+  View(const nb::object& object, bool writable) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
+      throw nb::python_error();
+    }
+  }
+  ~View() { PyBuffer_Release(&buffer_); }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  uint8_t* data() const { return static_cast<uint8_t*>(buffer_.buf); }
+  size_t size() const { return static_cast<size_t>(buffer_.len); }
+
+ private:
+  Py_buffer buffer_;
+};
+
+const SecretBytes& here(const SecretBytes& secret) {
+  secret.process().require("this secret");
+  return secret;
+}
+
+void set_forked_process(const char* what) {
+  const nb::object type = nb::module_::import_("sealring.errors").attr("ForkedProcess");
+  PyErr_SetString(type.ptr(), what);
+}
+
+// The bytes themselves, not a copy.
+int lend_buffer(PyObject* self, Py_buffer* buffer, int flags) {
+  SecretBytes& secret = *nb::inst_ptr<SecretBytes>(self);
+  try {
+    here(secret);
+  } catch (const ForkedProcess& forked) {
+    buffer->obj = nullptr;
+    set_forked_process(forked.what());
+    return -1;
+  }
+  return PyBuffer_FillInfo(buffer, self, secret.data(), static_cast<Py_ssize_t>(secret.size()), 0,
+                           flags);
+}
+
+PyType_Slot secret_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(lend_buffer)}, {0, nullptr}};
+
+uint8_t digit(uint8_t character) {
+  if (character >= '0' && character <= '9') return static_cast<uint8_t>(character - '0');
+  if (character >= 'a' && character <= 'f') return static_cast<uint8_t>(character - 'a' + 10);
+  throw nb::value_error("not lower-case hexadecimal");
+}
+
+SecretBytes from_hex(const nb::object& text) {
+  const View view(text, false);
+  if (view.size() % 2 != 0) throw nb::value_error("not whole bytes in hexadecimal");
+  SecretBytes out(view.size() / 2);
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<uint8_t>(digit(view.data()[2 * i]) << 4 | digit(view.data()[2 * i + 1]));
+  }
+  return out;
+}
+
+void write_hex(const SecretBytes& secret, const nb::object& into) {
+  const View view(into, true);
+  if (view.size() != 2 * here(secret).size()) throw nb::value_error("the buffer has another length");
+  for (size_t i = 0; i < secret.size(); ++i) {
+    view.data()[2 * i] = static_cast<uint8_t>("0123456789abcdef"[secret[i] >> 4]);
+    view.data()[2 * i + 1] = static_cast<uint8_t>("0123456789abcdef"[secret[i] & 15]);
+  }
+}
+
+// HKDF of RFC 5869 with SHA-256, both steps.
+SecretBytes derive(const SecretBytes& secret, const nb::bytes& salt, const nb::bytes& info,
+                   size_t size) {
+  const KeyInUse in_use;
+  here(secret).require_key();
+  static constexpr char kDigest[] = "SHA256";
+  const std::unique_ptr<EVP_KDF, decltype(&EVP_KDF_free)> hkdf(
+      EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr), EVP_KDF_free);
+  const std::unique_ptr<EVP_KDF_CTX, decltype(&EVP_KDF_CTX_free)> context(
+      EVP_KDF_CTX_new(hkdf.get()), EVP_KDF_CTX_free);
+  const auto octets = [](const char* name, const void* bytes, size_t count) {
+    return OSSL_PARAM_construct_octet_string(name, const_cast<void*>(bytes), count);
+  };
+  // The parameters' constructors take pointers to non-const; the derivation only reads them.
+  OSSL_PARAM params[] = {
+      OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, const_cast<char*>(kDigest), 0),
+      octets(OSSL_KDF_PARAM_KEY, secret.data(), secret.size()),
+      octets(OSSL_KDF_PARAM_SALT, salt.c_str(), salt.size()),
+      octets(OSSL_KDF_PARAM_INFO, info.c_str(), info.size()),
+      OSSL_PARAM_construct_end(),
+  };
+  SecretBytes out(size);
+  if (!context || EVP_KDF_derive(context.get(), out.data(), out.size(), params) != 1) {
+    throw std::runtime_error("OpenSSL failed in HKDF");
+  }
+  return out;
+}
+
+nb::bytes hmac_sha256(const SecretBytes& secret, const nb::bytes& data) {
+  here(secret).require_key();
+  uint8_t out[32];
+  unsigned int size = sizeof out;
+  {
+    const KeyInUse in_use;
+    if (HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+             reinterpret_cast<const uint8_t*>(data.c_str()), data.size(), out, &size) == nullptr) {
+      throw std::runtime_error("OpenSSL failed in HMAC");
+    }
+  }
+  return nb::bytes(out, size);
+}
+
+Nonce nonce_from(const nb::bytes& bytes) {
+  Nonce nonce;
+  if (bytes.size() != nonce.size()) throw nb::value_error("a nonce has 12 bytes");
+  std::memcpy(nonce.data(), bytes.c_str(), nonce.size());
+  return nonce;
+}
+
+std::span<const uint8_t> span_of(const nb::bytes& bytes) {
+  return {reinterpret_cast<const uint8_t*>(bytes.c_str()), bytes.size()};
+}
+
+nb::bytes seal(const SecretBytes& secret, const nb::bytes& nonce, const nb::bytes& plain,
+               const nb::bytes& associated) {
+  const Aead aead(key_from(secret, "this secret"), Aead::Direction::seal);
+  std::vector<uint8_t> out(plain.size() + kTagBytes);
+  aead.seal(nonce_from(nonce), span_of(associated), span_of(plain).data(), plain.size(), out.data(),
+            out.data() + plain.size());
+  return nb::bytes(out.data(), out.size());
+}
+
+// None where the tag does not match.
+nb::object open(const SecretBytes& secret, const nb::bytes& nonce, const nb::bytes& sealed,
+                const nb::bytes& associated) {
+  if (sealed.size() < kTagBytes) return nb::none();
+  const size_t bytes = sealed.size() - kTagBytes;
+  const Aead aead(key_from(secret, "this secret"), Aead::Direction::open);
+  std::vector<uint8_t> out(bytes);
+  const uint8_t* const cipher = span_of(sealed).data();
+  if (!aead.open(nonce_from(nonce), span_of(associated), cipher, bytes, cipher + bytes, out.data())) {
+    return nb::none();
+  }
+  return nb::bytes(out.data(), out.size());
+}
+
+}  // namespace
+
+void bind_secrets(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const ForkedProcess& forked) {
+      set_forked_process(forked.what());
+    }
+  });
+
+  nb::class_<ProcessMark>(m, "ProcessMark")
+      .def(nb::init<>())
+      .def_prop_ro("here", &ProcessMark::here)
+      .def("require", &ProcessMark::require, "what"_a);
+
+  nb::class_<SecretBytes>(m, "Secret", nb::type_slots(secret_slots))
+      .def(
+          "__init__",
+          [](SecretBytes* self, const nb::object& source) {
+            const View view(source, false);
+            new (self) SecretBytes(view.size());
+            std::copy_n(view.data(), view.size(), self->data());
+          },
+          "source"_a)
+      .def_static("zeros", [](size_t size) { return SecretBytes(size); }, "size"_a)
+      .def_static(
+          "random",
+          [](size_t size) {
+            SecretBytes out(size);
+            if (RAND_priv_bytes(out.data(), static_cast<int>(size)) != 1) {
+              throw std::runtime_error("OpenSSL has no random bytes");
+            }
+            return out;
+          },
+          "size"_a)
+      .def_static("from_hex", &from_hex, "text"_a)
+      .def("write_hex", &write_hex, "into"_a)
+      .def(
+          "part",
+          [](const SecretBytes& self, size_t start, size_t size) {
+            if (start > self.size() || size > self.size() - start) {
+              throw nb::value_error("no such part");
+            }
+            SecretBytes out(size);
+            std::copy_n(here(self).data() + start, size, out.data());
+            return out;
+          },
+          "start"_a, "size"_a)
+      .def("derive", &derive, "salt"_a, "info"_a, "size"_a)
+      .def("hmac_sha256", &hmac_sha256, "data"_a)
+      .def("seal", &seal, "nonce"_a, "plain"_a, "associated"_a)
+      .def("open", &open, "nonce"_a, "sealed"_a, "associated"_a)
+      .def("wipe", &SecretBytes::wipe)
+      .def("__len__", &SecretBytes::size)
+      .def("__repr__",
+           [](const SecretBytes& self) {
+             return "<Secret of " + std::to_string(self.size()) + " bytes>";
+           })
+      .def("__eq__",
+           [](const SecretBytes& self, const nb::object& other) -> nb::object {
+             if (!nb::isinstance<SecretBytes>(other)) {
+               return nb::borrow(Py_NotImplemented);
+             }
+             return nb::cast(here(self) == nb::cast<const SecretBytes&>(other));
+           })
+      .def("__reduce_ex__", [](const SecretBytes&, int) -> nb::object {
+        throw nb::type_error("a secret cannot be pickled: it stays in its process");
+      });
+
+  nb::class_<FreedMemoryOverwritten>(m, "FreedMemoryOverwritten").def(nb::init<>());
+
+  m.def("erase",
+        [](const nb::object& memory) {
+          const View view(memory, true);
+          OPENSSL_cleanse(view.data(), view.size());
+        },
+        "memory"_a, "Overwrites a writable buffer.");
+  m.def("secret_memory_report", [] {
+    const SecretMemoryReport report = secret_memory_report();
+    return nb::make_tuple(report.mapped_bytes, report.locked_bytes);
+  });
+}

@@ -1,0 +1,398 @@
+#include "collective/collective.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "record/alert.hpp"
+#include "collective/stopwatch.hpp"
+
+namespace sealring {
+namespace {
+
+// While records move nothing sleeps, and clocks are read only now and then.
+constexpr unsigned kRoundsPerLook = 64;
+
+}  // namespace
+
+Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
+                       Device* device, Wires* wires, Stats& stats, Backoff& patience, const History& history,
+                       const std::atomic<bool>& interrupted, const Lease* lease)
+    : call_(call),
+      program_(*call.program),
+      cut_(call, wires),
+      links_(links),
+      keyring_(keyring),
+      pool_(pool),
+      device_(device),
+      wires_(wires),
+      stats_(stats),
+      backoff_(patience),
+      history_(history),
+      interrupted_(interrupted),
+      lease_(lease),
+      reduce_(reduce_function(call.dtype, call.reduction)),
+      records_per_segment_(device == nullptr ? 1 : records_in_run(call.segment_bytes)),
+      expected_(links.size(), 0) {
+  for (size_t step = 0; step < program_.steps.size(); ++step) {
+    const Step& each = program_.steps[step];
+    if (receives(each.action)) expected_[each.peers[0]] += cut_.segments_of(static_cast<int>(step));
+    if (wires != nullptr && !receives(each.action)) area_readers_.insert(each.peers.begin(), each.peers.end());
+  }
+  if (number_of(cut_.segments) > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
+  window_.resize(cut_.window);
+  stats.scratch_bytes = std::max<uint64_t>(stats.scratch_bytes, cut_.scratch_bytes());
+  if (device != nullptr) {
+    device->begin({call.ready, call.dtype, call.reduction, static_cast<uint32_t>(program_.world),
+                   call.factor, call.segment_bytes, cut_.scratch_bytes(), call.prepared});
+  }
+  for (int peer : program_.sources) links_[peer]->expecting = true;
+}
+
+Collective::~Collective() {
+  // The device must not write to memory that its owner has back.
+  if (device_ != nullptr && !device_idle_) device_->abandon();
+  for (int peer : program_.sources) {
+    if (links_[peer]) links_[peer]->expecting = false;
+  }
+}
+
+void Collective::run() {
+  const Stopwatch running(stats_.run_ns);
+  check_interrupt();
+  backoff_.progressed();
+  open_segments();
+  for (;;) {
+    // Seal one, send, take one per link: so every link and both directions are kept moving.
+    bool moved = run_tasks();
+    moved |= flush_all();
+    moved |= receive_all();
+    if (device_ != nullptr) moved |= settle();
+    // What a peer may still fetch must not be written again, nor given back.
+    const bool kept = wires_ != nullptr && wires_->lends();
+    if (finished_ == cut_.segments && in_flight_.empty() && !kept && !flush_all()) {
+      const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
+        return !link || (link->idle() && !link->broken());
+      });
+      if (sent) {
+        if (device_ != nullptr) device_->end();
+        device_idle_ = true;
+        return;
+      }
+    }
+    if (moved) {
+      backoff_.progressed();
+      if (++rounds_ % kRoundsPerLook == 0) require_lease();
+    } else {
+      wait();
+    }
+  }
+}
+
+// ---- segments and steps ------------------------------------------------------------------------
+
+void Collective::open_segments() {
+  while (opened_ < cut_.segments && opened_ < oldest_ + window_.size()) {
+    Segment& segment = window_[opened_ % window_.size()];
+    segment.number = opened_++;
+    segment.waits = program_.waits;
+    segment.done.assign(program_.steps.size(), false);
+    segment.left = program_.steps.size();
+    if (device_ == nullptr) segment.scratch.resize(program_.scratch.size() * call_.segment_bytes);
+    if (segment.left == 0) {  // a program without steps
+      ++finished_;
+      oldest_ = opened_;
+      continue;
+    }
+    // Where its slot has ended a step does not exist, and nothing waits for it.
+    for (size_t step = 0; segment.number >= cut_.full_segments && step < program_.steps.size(); ++step) {
+      if (segment.number < cut_.segments_of(static_cast<int>(step))) continue;
+      segment.done[step] = true;
+      --segment.left;
+      for (int next : program_.successors[step]) --segment.waits[next];
+    }
+    for (size_t step = 0; step < program_.steps.size(); ++step) {
+      if (segment.waits[step] == 0 && !segment.done[step]) enable(segment, static_cast<int>(step));
+    }
+  }
+}
+
+// Receives run when their record comes, and forwards with the receive they belong to.
+void Collective::enable(Segment& segment, int step) {
+  const Action action = program_.steps[step].action;
+  if (!receives(action) && action != Action::forward) tasks_.push_back({&segment, step});
+}
+
+void Collective::finish(Segment& segment, int step) {
+  segment.done[step] = true;
+  for (int next : program_.successors[step]) {
+    if (--segment.waits[next] == 0 && !segment.done[next]) enable(segment, next);
+  }
+  if (--segment.left != 0) return;
+  ++finished_;
+  while (oldest_ < opened_ && window_[oldest_ % window_.size()].left == 0) ++oldest_;
+  open_segments();
+}
+
+uint8_t* Collective::at(Segment& segment, int slot) const {
+  if (slot >= program_.slots) {
+    uint8_t* const scratch = device_ == nullptr ? segment.scratch.data()
+                                                : device_->scratch() + segment.number % window_.size() *
+                                                                           program_.scratch.size() *
+                                                                           call_.segment_bytes;
+    return scratch + static_cast<size_t>(slot - program_.slots) * call_.segment_bytes;
+  }
+  return call_.slots[slot].data + segment.number * call_.segment_bytes;
+}
+
+size_t Collective::length(const Segment& segment, int slot) const {
+  const size_t from = segment.number * call_.segment_bytes;
+  const size_t bytes = cut_.slot_bytes(slot);
+  return from >= bytes ? 0 : std::min(call_.segment_bytes, bytes - from);
+}
+
+uint64_t Collective::total_of(int slot) const { return call_.total.value_or(cut_.slot_bytes(slot)); }
+
+// ---- what this rank does by itself -------------------------------------------------------------
+
+// Runs the first task that can run: a send must wait while its link is full, and holds up what else goes
+// over it. Room may come between two looks; a record that overtook another could end at the head of the
+// link, unwanted until those behind it have come.
+bool Collective::run_tasks() {
+  blocked_.assign(links_.size(), false);
+  const auto runnable = [&](const Task& task) {
+    const Step& step = program_.steps[task.step];
+    const auto has_room = [this](int peer) { return links_[peer]->has_room(); };
+    const bool in_turn = std::none_of(step.peers.begin(), step.peers.end(),
+                                      [this](int peer) { return blocked_[peer]; });
+    if (in_turn && (device_ != nullptr ? device_has_room(*task.segment, step)
+                                       : std::all_of(step.peers.begin(), step.peers.end(), has_room))) {
+      return true;
+    }
+    for (int peer : step.peers) blocked_[peer] = true;
+    return false;
+  };
+  const auto found = std::find_if(tasks_.begin(), tasks_.end(), runnable);
+  if (found == tasks_.end()) return false;
+  const Task task = *found;
+  tasks_.erase(found);
+  run_task(*task.segment, task.step);
+  return true;
+}
+
+void Collective::run_task(Segment& segment, int index) {
+  const Step& step = program_.steps[index];
+  if (step.action == Action::send || step.action == Action::publish) {
+    seal(segment, step);
+  } else {
+    compute(segment, step);
+  }
+  finish(segment, index);
+}
+
+void Collective::compute(Segment& segment, const Step& step) {
+  const Stopwatch reducing(stats_.reduce_ns);
+  if (device_ != nullptr) return compute_on_device(segment, step);
+  const size_t bytes = length(segment, step.slot);
+  switch (step.action) {
+    case Action::copy:
+      if (bytes != 0 && at(segment, step.slot) != at(segment, step.source)) {
+        std::memcpy(at(segment, step.slot), at(segment, step.source), bytes);
+      }
+      break;
+    case Action::reduce:
+      reduce_(at(segment, step.slot), at(segment, step.source), bytes);
+      break;
+    case Action::average:
+      average(call_.dtype, at(segment, step.slot), bytes, static_cast<uint32_t>(program_.world));
+      break;
+    case Action::premultiply:
+      premultiply(call_.dtype, at(segment, step.slot), bytes, call_.factor);
+      break;
+    case Action::send:
+    case Action::publish:
+    case Action::forward:
+    case Action::receive:
+    case Action::receive_reduce:
+      break;  // no arithmetic
+  }
+}
+
+Header Collective::new_header(const Segment& segment, const Step& step) const {
+  Header header;
+  header.length = static_cast<uint32_t>(first_length(segment, step.slot));
+  header.collective = call_.number;
+  header.operation = program_.operation;
+  header.dtype = static_cast<uint8_t>(call_.dtype);
+  header.reduction = static_cast<uint8_t>(call_.reduction);
+  header.algorithm = program_.algorithm;
+  header.message = step.message;
+  header.segment = static_cast<uint32_t>(number_of(segment.number));
+  header.root = call_.root;
+  header.total = total_of(step.slot);
+  return header;
+}
+
+void Collective::seal(Segment& segment, const Step& step) {
+  const Stopwatch sealing(stats_.seal_ns);
+  Header header = new_header(segment, step);
+  const uint8_t* plain = at(segment, step.slot);
+  stats_.sealed_records += device_ == nullptr ? 1 : records_in_run(length(segment, step.slot));
+  stats_.sealed_bytes += length(segment, step.slot);
+  if (device_ != nullptr) return seal_on_device(header, segment, plain, step);
+  if (step.action == Action::send) {
+    header.kind = Kind::pair;
+    links_[step.peers[0]]->send(header, plain);
+  } else {
+    publish(header, plain, step.peers);
+  }
+}
+
+// Sealed once, for all of them.
+void Collective::publish(Header& header, const uint8_t* plain, const std::vector<int>& peers) {
+  header.kind = Kind::group;
+  header.sender = static_cast<uint32_t>(keyring_.rank);
+  header.receiver = kEveryone;
+  BufferRef sealed = pool_.take();
+  sealed->size = kRecordOverhead + header.length;
+  seal_record(*keyring_.own_group, keyring_.context, header, plain, sealed->record);
+  for (int peer : peers) links_[peer]->enqueue(sealed);
+}
+
+// ---- what comes from others --------------------------------------------------------------------
+
+bool Collective::receive_all() {
+  bool moved = false;
+  for (int peer : program_.sources) {
+    if (expected_[peer] != 0) moved |= receive(*links_[peer]);
+  }
+  for (int peer : area_readers_) {
+    if (expected_[peer] == 0 && wires_->lent_to(peer)) moved |= receive(*links_[peer]);
+  }
+  return moved;
+}
+
+// Reads from the link and takes at most one record.
+bool Collective::receive(Link& link) {
+  bool moved = false;
+  try {
+    moved = link.fill();
+  } catch (const Failure& failure) {
+    // A gap in a sealer's numbers, in an authentic record of another collective than ours: not
+    // lost on the way, but sent along another one.
+    if (failure.code == FailureCode::missing && link.header().collective == call_.number) {
+      require_same(link);
+    }
+    throw;
+  }
+  const bool lent = wires_ != nullptr && wires_->lent_to(link.peer);
+  if (link.ended() && (expected_[link.peer] != 0 || lent || !link.idle() || link.broken())) {
+    throw peer_closed(link.peer, "the peer left the group");
+  }
+  if (!link.ready()) return moved;
+  switch (link.header().kind) {
+    case Kind::alert: {
+      link.open(link.arrived_payload());
+      Failure failure = decode_alert({link.arrived_payload(), link.header().length}, link.peer);
+      if (link.header().collective != 0) {
+        failure.views[link.peer] =
+            names().rank(link.peer) + ": " + names().view(View::from(link.header()));
+      }
+      throw failure;
+    }
+    case Kind::bye:
+      link.open(link.arrived_payload());
+      link.said_bye = true;
+      link.take();
+      return true;
+    case Kind::pair:
+    case Kind::group:
+      return take_data(link) || moved;
+    case Kind::status:
+      on_status(link);
+      return true;
+    case Kind::fetched:
+      on_fetched(link);
+      return true;
+    case Kind::announce:
+    case Kind::accept:
+    case Kind::data:
+      throw Failure(FailureCode::tampered, link.peer, "a message came over a collectives' link");
+  }
+  return moved;
+}
+
+// Takes the record at the head of the link if its place in the program has come.
+bool Collective::take_data(Link& link) {
+  const Header& header = link.header();
+  if (header.collective > call_.number && expected_[link.peer] == 0) return false;  // it is ahead of us
+  require_same_place(link);
+  const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
+  const int index = program_.receiving_step(link.peer, origin, header.message);
+  if (index < 0 || !same_call(header, total_of(program_.steps[index].slot))) require_same(link);
+  const uint64_t number = header.segment / records_per_segment_;
+  if (index >= 0 && number >= opened_ && number < cut_.segments_of(index)) return false;
+  Segment& segment = window_[number % window_.size()];
+  if (index < 0 || number >= cut_.segments_of(index)) {
+    throw Failure(FailureCode::out_of_step, link.peer,
+                  names().rank(link.peer) + " sent a record of " + names().rank(header.sender) +
+                      " that has no place in " + names().rank(keyring_.rank) +
+                      "'s program: they disagree on the way it takes");
+  }
+  if (segment.number != number || segment.done[index]) {
+    throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");
+  }
+  const Step& step = program_.steps[index];
+  if (header.length != first_length(segment, step.slot) || header.segment != number_of(number)) {
+    throw Failure(FailureCode::out_of_step, link.peer, "the peer cuts the tensor differently");
+  }
+  if (segment.waits[index] != 0) return false;
+  if (device_ != nullptr) return open_on_device(link, segment, index);
+  // A forward never waits for room: in a ring all ranks could then wait for each other. What
+  // queues up is bounded by the window instead.
+  const std::vector<int>& forwards = program_.forwards[index];
+  // Opened where only we can see it, and checked, before anything is made of it.
+  uint8_t* plain = link.arrived_payload();
+  if (!forwards.empty()) {
+    if (!plain_) plain_ = pool_.take();
+    plain = plain_->payload();
+  }
+  {
+    const Stopwatch opening(stats_.open_ns);
+    link.open(plain);
+  }
+  ++stats_.opened_records;
+  stats_.opened_bytes += header.length;
+  apply(segment, index, plain);
+  if (--expected_[link.peer] == 0) link.expecting = false;
+  const BufferRef record = link.take();
+  for (int forward : forwards) {
+    for (int peer : program_.steps[forward].peers) links_[peer]->enqueue(record);
+    ++stats_.forwarded_records;
+    finish(segment, forward);
+  }
+  finish(segment, index);
+  return true;
+}
+
+void Collective::apply(Segment& segment, int index, const uint8_t* plain) {
+  const Step& step = program_.steps[index];
+  const size_t bytes = length(segment, step.slot);
+  if (bytes == 0) return;
+  const Stopwatch reducing(stats_.reduce_ns);
+  if (step.action == Action::receive_reduce) {
+    reduce_(at(segment, step.slot), plain, bytes);
+  } else {
+    std::memcpy(at(segment, step.slot), plain, bytes);
+  }
+}
+
+bool Collective::flush_all() {
+  bool moved = false;
+  for (const auto& link : links_) {
+    if (link && !link->idle()) moved |= link->flush();
+  }
+  return moved;
+}
+
+}  // namespace sealring

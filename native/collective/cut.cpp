@@ -1,0 +1,58 @@
+// How a call's slots are cut into segments.
+#include <algorithm>
+
+#include "collective/collective.hpp"
+
+namespace sealring {
+namespace {
+
+// kWindow of a device, where latencies are longer and there is no cache to stay in.
+constexpr uint64_t kDeviceWindow = 16;
+
+bool writes(Action action) {
+  return action != Action::send && action != Action::publish && action != Action::forward;
+}
+
+}  // namespace
+
+Cut::Cut(const Call& call, const Wires* wires)
+    : call(call), program(*call.program), segment_bytes(call.segment_bytes) {
+  full_segments = program.steps.empty() ? 1 : UINT64_MAX;
+  for (size_t step = 0; step < program.steps.size(); ++step) {
+    const uint64_t count = segments_of(static_cast<int>(step));
+    segments = std::max(segments, count);
+    full_segments = std::min(full_segments, count);
+    steps += count;
+  }
+  // From the world, not from this rank's own steps: a rank with a smaller window than its peer's
+  // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
+  const uint64_t forwarded = segment_bytes * std::max(program.world - 2, 1);
+  const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
+  window = std::min({call.on_device ? kDeviceWindow : kWindow, segments,
+                     wires != nullptr ? wires->window(program.world) : affordable});
+}
+
+size_t Cut::slot_bytes(int slot) const {
+  if (slot >= program.slots) slot = program.scratch[slot - program.slots];
+  return call.slots[slot].bytes;
+}
+
+// A step exists in segment 0, and in every other one in which its slot has bytes.
+uint64_t Cut::segments_of(int step) const {
+  const size_t bytes = slot_bytes(program.steps[step].slot);
+  return bytes == 0 ? 1 : (bytes + segment_bytes - 1) / segment_bytes;
+}
+
+std::vector<std::span<uint8_t>> Cut::results() const {
+  std::set<int> written;
+  for (const Step& step : program.steps) {
+    if (writes(step.action) && step.slot < program.slots) written.insert(step.slot);
+  }
+  std::vector<std::span<uint8_t>> out;
+  for (int slot : written) {
+    if (call.slots[slot].bytes != 0) out.emplace_back(call.slots[slot].data, call.slots[slot].bytes);
+  }
+  return out;
+}
+
+}  // namespace sealring

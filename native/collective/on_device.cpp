@@ -1,0 +1,166 @@
+// A collective whose tensors a device holds: steps are begun here and settled when it has done them.
+#include "collective/collective.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "device/sealing_on_device.hpp"
+
+namespace sealring {
+
+void Collective::compute_on_device(Segment& segment, const Step& step) {
+  const size_t bytes = length(segment, step.slot);
+  if (bytes == 0) return;
+  uint8_t* const into = at(segment, step.slot);
+  const uint64_t queue = queue_of(segment.number);
+  switch (step.action) {
+    case Action::copy:
+      if (into != at(segment, step.source)) device_->copy(queue, into, at(segment, step.source), bytes);
+      break;
+    case Action::reduce:
+      device_->reduce(queue, into, at(segment, step.source), bytes);
+      break;
+    case Action::average:
+      device_->average(queue, into, bytes);
+      break;
+    case Action::premultiply:
+      device_->premultiply(queue, into, bytes);
+      break;
+    default:
+      break;  // those that have peers
+  }
+}
+
+SealingKey& Collective::device_key(const Step& step) const {
+  const bool alone = step.action == Action::send;
+  return alone ? links_[step.peers[0]]->gpu_send_key() : *keyring_.own_group_gpu;
+}
+
+bool Collective::device_has_room(const Segment& segment, const Step& step) const {
+  if (!device_->has_room()) return false;
+  if (step.peers.empty()) return true;
+  // To replace a key the device waits for all that it was given, which may wait for a peer: so it
+  // must have been settled first, while somebody looks at the clock.
+  const size_t bytes = length(segment, step.slot);
+  if (!in_flight_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes))) return false;
+  if (wires_ != nullptr) return wires_->has_room();
+  return std::all_of(step.peers.begin(), step.peers.end(),
+                     [this](int peer) { return links_[peer]->has_room_for_device(); });
+}
+
+void Collective::seal_on_device(Header& header, const Segment& segment, const uint8_t* plain,
+                                const Step& step) {
+  const bool alone = step.action == Action::send;
+  SealingKey& key = device_key(step);
+  header.kind = alone ? Kind::pair : Kind::group;
+  header.sender = static_cast<uint32_t>(keyring_.rank);
+  header.receiver = alone ? static_cast<uint32_t>(step.peers[0]) : kEveryone;
+  const size_t bytes = length(segment, step.slot);
+  reserve(key, header, bytes);
+  BufferRef record = pool_.take();  // what will leave over the links
+  Device::Area area{record->record};
+  std::vector<int> channels;
+  if (wires_ == nullptr) {
+    header.lane = kGpuLane;
+    record->size = kRecordOverhead + bytes;
+  } else {
+    const uint32_t slot = wires_->lend(step.peers);
+    header.lane = kWireLane + slot;
+    area = wires_->own_slot(slot);
+    channels = wires_->channels_to(step.peers);
+    record->size = kSealedHeaderBytes;
+    seal_header(key, keyring_.context, header, record->record);
+  }
+  const Device::Ticket ticket = seal_on(*device_, queue_of(segment.number), key, keyring_.context,
+                                        header, plain, bytes, area, channels);
+  for (int peer : step.peers) ++links_[peer]->promised;
+  in_flight_.push_back({ticket, std::move(record), -1, step.peers});
+}
+
+bool Collective::open_on_device(Link& link, Segment& segment, int index) {
+  if (!device_->has_room()) return false;
+  const Step& step = program_.steps[index];
+  const Header header = link.header();
+  OpeningKey& key = link.arrived_key();
+  const bool replaced = key.on_device.slot >= 0 && key.on_device.generation != key.generation();
+  if (replaced && !in_flight_.empty()) return false;  // as in device_has_room
+  const size_t bytes = length(segment, step.slot);
+  key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
+  BufferRef record = link.take();
+  const Device::Area area = wires_ == nullptr
+                                ? Device::Area{record->record}
+                                : wires_->slot_of(link.peer, header.lane - kWireLane);
+  const Device::Ticket ticket =
+      open_on(*device_, queue_of(segment.number), key, keyring_.context, header, bytes, area,
+              at(segment, step.slot), step.action == Action::receive_reduce);
+  stats_.opened_records += records_in_run(bytes);
+  stats_.opened_bytes += bytes;
+  if (--expected_[link.peer] == 0) link.expecting = false;
+  // It goes on when it has proved authentic.
+  InFlight work{ticket, std::move(record), link.peer, {}};
+  for (int forward : program_.forwards[index]) {
+    const std::vector<int>& peers = program_.steps[forward].peers;
+    work.peers.insert(work.peers.end(), peers.begin(), peers.end());
+    ++stats_.forwarded_records;
+    finish(segment, forward);
+  }
+  in_flight_.push_back(std::move(work));
+  finish(segment, index);
+  return true;
+}
+
+// In order: so nothing that was made after a bad record was opened leaves this rank.
+bool Collective::settle() {
+  bool moved = false;
+  while (!in_flight_.empty()) {
+    InFlight& work = in_flight_.front();
+    const Device::State state = device_->settle(work.ticket);
+    if (state == Device::State::pending) break;
+    if (state == Device::State::refused) {
+      throw Failure(FailureCode::tampered, work.sender, "a record's payload was changed on the way");
+    }
+    for (int peer : work.peers) {
+      if (work.sender < 0) --links_[peer]->promised;
+      links_[peer]->enqueue(work.record);
+    }
+    if (wires_ != nullptr && work.sender >= 0) send_fetched(*links_[work.sender]);
+    in_flight_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+void Collective::send_fetched(Link& link) {
+  Header header;
+  header.kind = Kind::fetched;
+  header.total = wires_->fetched(link.peer);
+  link.send(header, nullptr);
+}
+
+void Collective::on_fetched(Link& link) {
+  link.open(link.arrived_payload());
+  if (wires_ == nullptr || !wires_->returned(link.peer, link.header().total)) {
+    throw Failure(FailureCode::out_of_step, link.peer,
+                  "the peer says that it fetched records which it was not lent");
+  }
+  link.take();
+}
+
+void Collective::require_same_place(const Link& link) const {
+  const Header& header = link.header();
+  if (header.collective != call_.number) return;
+  const bool theirs_on_gpu = header.lane != kCpuLane;
+  if (theirs_on_gpu && device_ != nullptr && (header.lane != kGpuLane) != (wires_ != nullptr)) {
+    throw Failure(FailureCode::out_of_step, link.peer,
+                  names().rank(header.sender) +
+                      " takes another way for what its GPU sealed than this rank: they disagree on it");
+  }
+  if (theirs_on_gpu == (device_ != nullptr)) return;
+  const auto place = [](bool on_gpu) { return on_gpu ? "a GPU" : "the CPU"; };
+  throw Failure(FailureCode::out_of_step, link.peer,
+                names().rank(header.sender) + " has its tensor on " + place(theirs_on_gpu) + ", " +
+                    names().rank(keyring_.rank) + " on " +
+                    place(device_ != nullptr) + ": all ranks must keep theirs on the same");
+}
+
+}  // namespace sealring

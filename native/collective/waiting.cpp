@@ -1,0 +1,185 @@
+// Whether all ranks are in the same collective, and what a rank does while it waits for the others:
+// it says where it is, hears where they are, and in the end names the one that did not come.
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+
+#include "collective/collective.hpp"
+#include "collective/stopwatch.hpp"
+
+namespace sealring {
+namespace {
+
+// The longest sleep, after which the links are checked in any case.
+constexpr int kNapMs = 100;
+
+// How long a rank waits before it tells the others what it waits in.
+constexpr double kStatusAfterS = 0.5;
+
+// A device wakes no thread, so it is polled: this often at first, and later, when the links are polled as
+// well, this often.
+constexpr unsigned kGlanceUs = 20;
+constexpr int kGlanceMs = 1;
+
+}  // namespace
+
+// ---- in step -----------------------------------------------------------------------------------
+
+bool Collective::same_call(const Header& header, uint64_t total) const {
+  return header.collective == call_.number && header.operation == program_.operation &&
+         header.algorithm == program_.algorithm && header.root == call_.root &&
+         header.total == total && header.dtype == static_cast<uint8_t>(call_.dtype) &&
+         header.reduction == static_cast<uint8_t>(call_.reduction);
+}
+
+void Collective::require_same(const Link& link) const {
+  const Header& header = link.header();
+  const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
+  const int index = program_.receiving_step(link.peer, origin, header.message);
+  const uint64_t total =
+      index < 0 ? call_.total.value_or(header.total) : total_of(program_.steps[index].slot);
+  if (same_call(header, total)) return;
+  View mine = view();
+  mine.total = total;
+  disagree(link.peer, static_cast<int>(header.sender), View::from(header), mine);
+}
+
+void Collective::disagree(int peer, int other, const View& theirs, const View& mine) const {
+  throw ranks_disagree(peer, names().rank(other) + " is in " + names().view(theirs) + ", " +
+                                 names().rank(keyring_.rank) + " is in " + names().view(mine) +
+                                 names().remark({theirs.operation, mine.operation}));
+}
+
+View Collective::view() const { return view_of(call_); }
+
+View view_of(const Call& call) {
+  return {call.number,
+          call.program->operation,
+          call.program->algorithm,
+          static_cast<uint8_t>(call.dtype),
+          static_cast<uint8_t>(call.reduction),
+          call.root,
+          call.total.value_or(0)};
+}
+
+// A peer waits and says in what. It may be behind us or ahead of us, and still in step: what counts
+// is what we called under that number.
+void Collective::on_status(Link& link) {
+  link.open(link.arrived_payload());
+  const View theirs = View::from(link.header());
+  link.waits_in = theirs.number;
+  const auto ours = std::find_if(history_.begin(), history_.end(), [&](const View& view) {
+    return view.number == theirs.number;
+  });
+  if (ours != history_.end() && *ours != theirs) {
+    disagree(link.peer, link.peer, theirs, *ours);
+  }
+  link.take();
+}
+
+void Collective::send_status() {
+  if (status_sent_) return;
+  status_sent_ = true;
+  for (const auto& link : links_) {
+    if (!link || link->ended() || link->broken()) continue;
+    Header header;
+    view().put_into(header);
+    header.kind = Kind::status;
+    link->send(header, nullptr);
+    link->flush();  // here, so that it is not taken for progress of the collective, which ends no waiting
+  }
+}
+
+// ---- waiting -----------------------------------------------------------------------------------
+
+void Collective::wait() {
+  {
+    const Stopwatch waiting(stats_.wait_ns);
+    if (backoff_.yield_core()) return;
+  }
+  const bool full = device_ != nullptr && !device_->has_room();
+  if (!in_flight_.empty() || full) return watch_device();
+  sleep();
+}
+
+void Collective::watch_device() {
+  if (backoff_.idle_s() > kStatusAfterS) return sleep();
+  check_interrupt();
+  if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  const Stopwatch waiting(stats_.wait_ns);
+  ::usleep(kGlanceUs);
+}
+
+// An interrupt between two collectives counts too: its caller takes the group for closed.
+void Collective::check_interrupt() const {
+  if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
+  require_lease();
+}
+
+void Collective::require_lease() const {
+  if (lease_ != nullptr) lease_->require(keyring_.rank, names());
+}
+
+void Collective::sleep() {
+  check_interrupt();
+  if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  const double silent = backoff_.idle_s();
+  if (silent > call_.timeout_s) throw_timeout();
+  if (silent > kStatusAfterS) send_status();
+  std::vector<Link*> sleepers;
+  for (const auto& link : links_) {
+    if (link && !link->ended()) sleepers.push_back(link.get());
+  }
+  const double left_ms = (call_.timeout_s - silent) * 1e3;
+  const int longest_ms = in_flight_.empty() ? kNapMs : kGlanceMs;
+  const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, longest_ms));
+  std::chrono::nanoseconds slept{0};
+  {
+    const Stopwatch waiting(stats_.wait_ns);
+    slept = sleep_on(sleepers, -1, nap_ms);
+  }
+  if (slept.count() != 0) ++stats_.sleeps;
+  for (Link* link : sleepers) {
+    if (expected_[link->peer] != 0 && !link->ready()) link->waited_ns += slept.count();
+  }
+  // Alerts and ends come over any link, not only those that the program reads.
+  for (Link* link : sleepers) {
+    if (receive(*link)) backoff_.progressed();
+  }
+}
+
+// Names the peer that this rank waits for, or the one that peer waits for in turn. A peer that waits in
+// this collective has sent its status, and is not named.
+void Collective::throw_timeout() {
+  int blamed = -1;
+  const auto blame = [&](auto guilty) {
+    for (const auto& link : links_) {
+      if (blamed < 0 && link && guilty(*link)) blamed = link->peer;
+    }
+  };
+  const auto owes = [&](const Link& link) { return expected_[link.peer] != 0 && !link.ready(); };
+  const auto waits = [&](const Link& link) { return link.waits_in >= call_.number; };
+  const char* what = "nothing came from the peer";
+  blame([&](const Link& link) { return owes(link) && !waits(link); });
+  if (blamed < 0 && std::any_of(links_.begin(), links_.end(),
+                                [&](const auto& link) { return link && owes(*link); })) {
+    what = "the peer did not come to this collective";
+    blame([&](const Link& link) { return !waits(link); });
+    if (blamed < 0) what = "nothing came from the peer";
+    blame(owes);
+  }
+  if (blamed < 0) {
+    what = "the peer takes nothing";
+    blame([this](const Link& link) {
+      return !link.idle() || (wires_ != nullptr && wires_->lent_to(link.peer));
+    });
+  }
+  if (blamed < 0 && !in_flight_.empty() && in_flight_.front().sender >= 0) {
+    what = "a record of the peer's did not come to this rank's GPU";
+    blamed = in_flight_.front().sender;
+  }
+  throw peer_was_silent(blamed, what, call_.timeout_s);
+}
+
+}  // namespace sealring

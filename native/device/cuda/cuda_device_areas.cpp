@@ -1,0 +1,72 @@
+// Memory and channels through which this GPU and those of other processes hand each other records.
+#include <cstring>
+#include <stdexcept>
+
+#include "device/cuda/cuda_device.hpp"
+
+namespace sealring {
+namespace {
+
+using cuda::address;
+using cuda::check;
+
+}  // namespace
+
+Device::Area CudaDevice::own_area(size_t bytes) {
+  make_current();
+  cuda::Pointer memory = 0;
+  check(cuda_.allocate(&memory, whole_blocks(bytes)), "cuMemAlloc");
+  areas_.push_back(memory);
+  // It may hold an old tensor, which other processes must not see.
+  check(cuda_.fill(memory, 0, whole_blocks(bytes), in_), "cuMemsetD8Async");
+  check(cuda_.synchronize(in_), "cuStreamSynchronize");
+  return {reinterpret_cast<uint8_t*>(memory), true};
+}
+
+Device::Area CudaDevice::share(size_t bytes, std::vector<uint8_t>& handle) {
+  const Area area = own_area(bytes);
+  cuda::IpcHandle found{};
+  check(cuda_.share(&found, address(area.at)), "cuIpcGetMemHandle");
+  handle.assign(found.bytes, found.bytes + sizeof found.bytes);
+  return area;
+}
+
+Device::Area CudaDevice::reach(std::span<const uint8_t> handle) {
+  make_current();
+  cuda::IpcHandle wanted{};
+  if (handle.size() != sizeof wanted.bytes) throw std::runtime_error("no handle of CUDA's");
+  std::memcpy(wanted.bytes, handle.data(), handle.size());
+  cuda::Pointer memory = 0;
+  check(cuda_.open_shared(&memory, wanted, cuda::kLazyPeerAccess), "cuIpcOpenMemHandle");
+  reached_.push_back(memory);
+  return {reinterpret_cast<uint8_t*>(memory), true};
+}
+
+Device::Area CudaDevice::reach_host(uint8_t* memory, size_t bytes) {
+  make_current();
+  check(cuda_.register_host(memory, bytes, cuda::kPortable), "cuMemHostRegister");
+  registered_.push_back(memory);
+  return {memory};
+}
+
+std::vector<uint8_t> CudaDevice::new_channel_id() {
+  // A kernel of NCCL's waits on the GPU until its other end has come. To load another kernel meanwhile,
+  // a driver waits for the GPU, and keeps out the thread that would bring the other end.
+  int mode = cuda::kEagerLoading;
+  if (cuda_.loading_mode != nullptr) check(cuda_.loading_mode(&mode), "cuModuleGetLoadingMode");
+  if (mode != cuda::kEagerLoading) {
+    throw std::runtime_error("set CUDA_MODULE_LOADING=EAGER before the process starts");
+  }
+  const nccl::Id id = nccl::new_id();
+  return {id.begin(), id.end()};
+}
+
+int CudaDevice::open_channel(std::span<const uint8_t> id, bool sends) {
+  make_current();
+  auto channel = std::make_unique<nccl::Channel>(id, sends);
+  const std::lock_guard<std::mutex> lock(adding_);
+  channels_.push_back(std::move(channel));
+  return static_cast<int>(channels_.size()) - 1;
+}
+
+}  // namespace sealring

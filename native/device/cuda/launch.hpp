@@ -1,0 +1,72 @@
+// What a GPU's kernels are handed: the structs of engine/cuda/gpu_record.hpp and command_queue.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/driver.hpp"
+#include "record/record.hpp"
+
+namespace sealring::gpu {
+
+struct Wire {
+  cuda::Pointer records;
+  cuda::Pointer key;
+  uint8_t header[kHeaderBytes];
+};
+
+enum class Action : uint32_t { seal, open, open_reduce, copy, fill, reduce, average, premultiply };
+
+struct Launch {
+  Wire in, out;
+  cuda::Pointer local, result;
+  uint64_t bytes;
+  cuda::Pointer failed;
+  uint8_t context[kContextBytes];
+  uint32_t record_bytes;
+  uint32_t log_turns;
+  uint32_t one;
+  Action action;
+};
+
+struct Command {
+  Launch launch;
+  cuda::Pointer wire;
+  uint64_t argument;
+};
+
+inline constexpr uint32_t kCommands = 8;  // of one batch
+// In place of a number of commands: there will be no more batches (engine/cuda/persistent_kernel.hpp).
+inline constexpr uint32_t kStop = ~0u;
+
+struct Batch {
+  uint32_t number;
+  uint32_t count;
+  uint32_t unused[14];
+  Command commands[kCommands];
+};
+
+struct BatchArgument {
+  cuda::Pointer batch;
+  cuda::Pointer arrived;
+  cuda::Pointer done;
+  uint32_t number;
+  uint32_t blocks;
+};
+
+static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240 && sizeof(Command) == 256);
+static_assert(sizeof(Batch) == 64 + kCommands * 256 && sizeof(BatchArgument) == 32);
+
+inline constexpr uint32_t kThreads = 128;
+inline constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capability 9.0 can launch
+
+// A record is shared out between so many blocks of threads that each has about 32 KiB: one record
+// must not take long, for there are not many at a time.
+uint32_t parts_of(size_t record_bytes);
+// How often a part's threads must go round, as a power of two.
+uint32_t log_turns_of(size_t record_bytes, uint32_t parts);
+
+// Launches a kernel of one argument in the calling thread's context.
+void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,
+            uint32_t cluster, const void* argument, cuda::Handle stream);
+
+}  // namespace sealring::gpu

@@ -1,0 +1,150 @@
+// What computes on tensors that are not in the CPU's memory: a GPU.
+//
+// The work of one queue runs in order; queues may overlap. A segment's steps,
+// and those of later segments that use its scratch memory, go into one queue, and no others depend on
+// each other. So a step may be begun as soon as those before it are. Only what leaves the device, and
+// whether a record was authentic, must be waited for: that has a ticket.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "keys/keys.hpp"
+#include "reduce/reduce.hpp"
+
+namespace sealring {
+
+class PersistentKernel;
+
+// What it cannot do it says with an exception; the group then ends, on all ranks.
+class Device {
+ public:
+  using Ticket = uint64_t;  // 0, 1, 2, ...: tickets are asked about in this order
+  enum class State { pending, done, refused };
+
+  // What a collective will need of the device.
+  struct Need {
+    uint64_t stream;  // the caller's: what it was given before comes first
+    DType dtype;
+    ReduceKind reduction;
+    size_t segment_bytes;
+    size_t scratch_bytes;
+    uint32_t commands;  // at most
+    uint32_t results;   // parts of memory that it writes
+  };
+  // The kernels that were launched for a collective ahead; none where there are no commands.
+  struct Prepared {
+    uint64_t first = 0;
+    uint32_t commands = 0;
+    uint32_t spare = 0;  // kernels more, for the commands of a failure
+    uint8_t* scratch = nullptr;
+  };
+
+  // What holds for all of a collective.
+  struct Setting {
+    uint64_t ready;  // the event after which the slots may be read and written
+    DType dtype;
+    ReduceKind reduction;
+    uint32_t world;
+    double factor;
+    size_t segment_bytes;
+    size_t scratch_bytes;
+    Prepared prepared;
+  };
+
+  // Where records lie, or are to lie: in host memory that the device reaches by itself, or in a
+  // device's, this one's or a peer's. Or nowhere yet: they come over a channel.
+  struct Area {
+    uint8_t* at = nullptr;
+    bool on_device = false;
+    int channel = -1;
+  };
+
+  // A run of records, mostly of one: what the first one's header must be, and where they lie.
+  struct Record {
+    int key;
+    std::span<const uint8_t> header;   // 64 bytes
+    std::span<const uint8_t> context;  // 32 bytes
+    size_t length;                     // of the payload, all of it
+    Area area;
+    std::span<const int> channels = {};  // over which they leave when they are sealed
+  };
+
+  virtual ~Device() = default;
+
+  // Work for the device comes from the calling thread now.
+  virtual void enter() = 0;
+  // Whether an event has been reached, or, while the persistent kernel runs, a message's number. The
+  // memory that it guards may then be used.
+  virtual bool reached(uint64_t event) = 0;
+
+  // The kernel that serves messages while streams wait for them; null where the device has none.
+  virtual PersistentKernel* persistent_kernel() { return nullptr; }
+  // Overwrites a message's result with ones, which are NaN in every float type.
+  virtual void poison_message(std::span<uint8_t> /*result*/) noexcept {}
+  // Called when the group and its messages have ended: wipes the keys and ends the persistent kernel.
+  virtual void stop_persistent_kernel() noexcept {}
+
+  // Host memory that the device reads and writes by itself.
+  virtual void reserve_pinned_memory(size_t bytes, size_t pieces) = 0;
+  virtual uint8_t* take_pinned_memory(size_t bytes) = 0;
+  virtual void free_pinned_memory(uint8_t* memory) = 0;
+  // What it has for itself, there and here, besides what was taken from it or is a collective's scratch.
+  virtual size_t memory_bytes() const = 0;
+
+  // Memory of this device that other processes' devices can read, and the handle by which they find
+  // it; what such a handle leads to; host memory that several processes share. All lives as long as
+  // the device does.
+  virtual Area share(size_t bytes, std::vector<uint8_t>& handle) = 0;
+  virtual Area reach(std::span<const uint8_t> handle) = 0;
+  virtual Area reach_host(uint8_t* memory, size_t bytes) = 0;
+  // Memory of this device for itself alone.
+  virtual Area own_area(size_t bytes) = 0;
+  // Channels, by number, which carry records from one device to another: what both ends of a new one
+  // must know, and one end of it; returns when the other end has come.
+  virtual std::vector<uint8_t> new_channel_id() = 0;
+  virtual int open_channel(std::span<const uint8_t> id, bool sends) = 0;
+  // From now on runs of records may have so much payload.
+  virtual void make_room(size_t payload) = 0;
+
+  // As many as an engine has for its GPU: with each peer one to send, one to receive and its group
+  // key, and our own group key.
+  static int keys_of_group(int world) { return 3 * world; }
+  // Keys, by slot. A key that is replaced is overwritten when all that was begun with it is done.
+  virtual int add_key(const KeyBytes& key) = 0;
+  virtual void replace_key(int slot, const KeyBytes& key) = 0;
+  virtual void wipe() = 0;
+
+  // Launches kernels for collectives, one at a time, in the order in which they will be run.
+  virtual Prepared prepare(const Need& need) = 0;
+  // Launches the remaining kernels of the last one. May block until some of them have run.
+  virtual void launch_rest() = 0;
+  virtual void begin(const Setting& setting) = 0;
+  // Returns when all that was begun is done.
+  virtual void end() = 0;
+  // The same, whatever has gone wrong.
+  virtual void abandon() noexcept = 0;
+  // Releases the streams that wait for a prepared collective which was abandoned, or never begun. Its
+  // results are first overwritten with ones, which are NaN in every float type.
+  virtual void poison_results(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept = 0;
+  // Whether nothing that was prepared is still to come.
+  virtual bool at_rest() const = 0;
+  virtual uint8_t* scratch() const = 0;
+
+  // Whether another record can be sealed or opened before a ticket is settled.
+  virtual bool has_room() const = 0;
+  virtual Ticket seal(uint64_t queue, const Record& record, const uint8_t* plain) = 0;
+  // Checks the record; then, and only if it is authentic, writes or reduces it into `into`.
+  virtual Ticket open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) = 0;
+  // Of the oldest ticket that is not settled; anything but pending settles it.
+  virtual State settle(Ticket ticket) = 0;
+
+  virtual void copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) = 0;
+  virtual void reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) = 0;
+  virtual void average(uint64_t queue, uint8_t* into, size_t bytes) = 0;
+  virtual void premultiply(uint64_t queue, uint8_t* into, size_t bytes) = 0;
+};
+
+}  // namespace sealring

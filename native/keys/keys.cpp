@@ -1,0 +1,171 @@
+#include "keys/keys.hpp"
+
+#include <openssl/core_names.h>
+#include <openssl/kdf.h>
+#include <openssl/params.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+
+namespace sealring {
+namespace {
+
+void require(bool good, const char* what) {
+  // OpenSSL refuses these calls only when out of memory or wrongly built: no record is involved.
+  if (!good) throw std::runtime_error(std::string("OpenSSL failed in ") + what);
+}
+
+KeyBytes expand(const KeyBytes& key, std::string_view info);
+
+// Looked up once: that takes longer than to expand a key.
+const EVP_CIPHER* cipher_of(Suite suite) {
+  static const EVP_CIPHER* const aes = EVP_CIPHER_fetch(nullptr, "AES-256-GCM", nullptr);
+  static const EVP_CIPHER* const chacha = EVP_CIPHER_fetch(nullptr, "ChaCha20-Poly1305", nullptr);
+  return suite == Suite::aes_256_gcm ? aes : chacha;
+}
+
+}  // namespace
+
+Nonce make_nonce(uint32_t lane, uint64_t count) {
+  Nonce nonce;
+  for (int i = 0; i < 4; ++i) nonce[i] = static_cast<uint8_t>(lane >> (8 * i));
+  for (int i = 0; i < 8; ++i) nonce[4 + i] = static_cast<uint8_t>(count >> (8 * i));
+  return nonce;
+}
+
+KeyBytes ratchet(const KeyBytes& key) { return expand(key, "sealring 1 ratchet"); }
+
+KeyBytes gpu_key(const KeyBytes& key) { return expand(key, "sealring 1 gpu"); }
+
+namespace {
+
+// HKDF-Expand of RFC 5869 with SHA-256.
+KeyBytes expand(const KeyBytes& key, std::string_view info) {
+  key.require_key();
+  const KeyInUse in_use;
+  static constexpr char kDigest[] = "SHA256";
+  std::unique_ptr<EVP_KDF, decltype(&EVP_KDF_free)> hkdf(
+      EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr), EVP_KDF_free);
+  require(hkdf != nullptr, "EVP_KDF_fetch");
+  std::unique_ptr<EVP_KDF_CTX, decltype(&EVP_KDF_CTX_free)> context(EVP_KDF_CTX_new(hkdf.get()),
+                                                                   EVP_KDF_CTX_free);
+  require(context != nullptr, "EVP_KDF_CTX_new");
+  int mode = EVP_KDF_HKDF_MODE_EXPAND_ONLY;
+  // The parameters' constructors take pointers to non-const; the derivation only reads them.
+  OSSL_PARAM params[] = {
+      OSSL_PARAM_construct_int(OSSL_KDF_PARAM_MODE, &mode),
+      OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, const_cast<char*>(kDigest), 0),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, const_cast<uint8_t*>(key.data()),
+                                        key.size()),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, const_cast<char*>(info.data()),
+                                        info.size()),
+      OSSL_PARAM_construct_end(),
+  };
+  KeyBytes next;
+  require(EVP_KDF_derive(context.get(), next.data(), next.size(), params) == 1, "EVP_KDF_derive");
+  return next;
+}
+
+}  // namespace
+
+Aead::Aead(const KeyBytes& key, Direction direction, Suite suite, Zeros zeros)
+    : key_(key),
+      direction_(direction),
+      suite_(suite),
+      zeros_(zeros),
+      context_(EVP_CIPHER_CTX_new()) {
+  require(context_ != nullptr, "EVP_CIPHER_CTX_new");
+  if (zeros == Zeros::refused) key_.require_key();
+}
+
+Aead::Use::Use(const Aead& aead) : aead_(aead) {
+  if (aead.zeros_ == Zeros::refused) aead.key_.require_key();
+  const int good = EVP_CipherInit_ex(aead.context_.get(), cipher_of(aead.suite_), nullptr,
+                                     aead.key_.data(), nullptr,
+                                     aead.direction_ == Direction::seal ? 1 : 0);
+  if (good != 1) EVP_CIPHER_CTX_reset(aead.context_.get());
+  require(good == 1, "EVP_CipherInit_ex");
+}
+
+// OpenSSL overwrites what it frees here: the expanded key, and what was made with it.
+Aead::Use::~Use() { EVP_CIPHER_CTX_reset(aead_.context_.get()); }
+
+void Aead::Use::seal(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* plain,
+                     size_t bytes, uint8_t* cipher, uint8_t* tag) {
+  EVP_CIPHER_CTX* context = aead_.context_.get();
+  int written = 0;
+  require(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "seal: nonce");
+  require(EVP_EncryptUpdate(context, nullptr, &written, associated.data(),
+                            static_cast<int>(associated.size())) == 1,
+          "seal: associated data");
+  if (bytes != 0) {
+    require(EVP_EncryptUpdate(context, cipher, &written, plain, static_cast<int>(bytes)) == 1,
+            "seal: payload");
+  }
+  require(EVP_EncryptFinal_ex(context, tag, &written) == 1, "seal: final");
+  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag) == 1, "seal: tag");
+  // A signal's handler may have forked meanwhile: one of the two processes must not send this.
+  aead_.key_.process().require("this key");
+}
+
+bool Aead::Use::open(const Nonce& nonce, std::span<const uint8_t> associated,
+                     const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain) {
+  EVP_CIPHER_CTX* context = aead_.context_.get();
+  int written = 0;
+  require(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "open: nonce");
+  require(EVP_DecryptUpdate(context, nullptr, &written, associated.data(),
+                            static_cast<int>(associated.size())) == 1,
+          "open: associated data");
+  if (bytes != 0) {
+    require(EVP_DecryptUpdate(context, plain, &written, cipher, static_cast<int>(bytes)) == 1,
+            "open: payload");
+  }
+  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, kTagBytes,
+                              const_cast<uint8_t*>(tag)) == 1,
+          "open: tag");
+  uint8_t nothing[kTagBytes];
+  return EVP_DecryptFinal_ex(context, nothing, &written) == 1;
+}
+
+SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes, Suite suite)
+    : aead_(key, Aead::Direction::seal, suite), rekey_bytes_(rekey_bytes) {}
+
+SealingKey::Reservation SealingKey::advance(size_t bytes, size_t records) {
+  // A record longer than the limit still goes out under a key of its own.
+  // An empty record counts too: its tags are made with the key.
+  if (ratchets_before(bytes, records)) {
+    aead_ = Aead(ratchet(aead_.key()), Aead::Direction::seal, aead_.suite());
+    sealed_bytes_ = 0;
+    ++generation_;
+  }
+  sealed_bytes_ += bytes + records * kTagBytes;
+  const uint64_t first = count_;
+  count_ += records;
+  return {generation_, first};
+}
+
+OpeningKey::OpeningKey(const KeyBytes& key, Suite suite)
+    : aead_(key, Aead::Direction::open, suite) {}
+
+bool OpeningKey::authentic(uint32_t generation, const Nonce& nonce,
+                           std::span<const uint8_t> associated, const uint8_t* tag) {
+  if (generation == generation_) {
+    return aead_.open(nonce, associated, nullptr, 0, tag, nullptr);
+  }
+  if (generation_ + 1 == 0 || generation != generation_ + 1) return false;
+  Aead candidate(ratchet(bytes()), Aead::Direction::open, aead_.suite());
+  const bool good = candidate.open(nonce, associated, nullptr, 0, tag, nullptr);
+  if (good) {
+    aead_ = std::move(candidate);
+    generation_ = generation;
+  }
+  return good;
+}
+
+bool OpeningKey::open(const Nonce& nonce, std::span<const uint8_t> associated,
+                      const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain) {
+  return aead_.open(nonce, associated, cipher, bytes, tag, plain);
+}
+
+}  // namespace sealring

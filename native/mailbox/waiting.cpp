@@ -1,0 +1,133 @@
+// How the thread that moves messages waits when nothing can move, and when a message times out.
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+
+#include "mailbox/mailbox.hpp"
+
+namespace sealring {
+namespace {
+
+constexpr int kNapMs = 100;
+// While messages move nothing sleeps, and clocks are read only now and then.
+constexpr unsigned kStepsPerLook = 64;
+// The device rings no bell: it is glanced at. One that takes longer than is usual for a record, or for
+// a stream to come to a call, is looked at less often.
+constexpr unsigned kGlanceUs = 20;
+constexpr double kGlancesForS = 5e-3;
+constexpr int kDeviceNapMs = 1;
+
+}  // namespace
+
+void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
+                    const std::function<bool()>& signal_pending) {
+  driving_ = true;
+  try {
+    unsigned steps = 0;
+    while (!failure_ && !closed_ && !enough()) {
+      if (lease_ && steps++ % kStepsPerLook == 0) lease_->require(rank_, names());
+      if (step()) {
+        backoff_.progressed();
+        continue;
+      }
+      const bool glances = waits_for_device();
+      lock.unlock();
+      bool lent = backoff_.yield_core();
+      if (!lent && glances && backoff_.idle_s() < kGlancesForS) lent = ::usleep(kGlanceUs) == 0;
+      const bool leaves = !lent && signal_pending();
+      lock.lock();
+      if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+      if (lent || failure_ || closed_ || enough()) continue;
+      // What was asked for while the lock was open is seen now: sleep() forgets the bell that was rung for it.
+      if (step()) {
+        backoff_.progressed();
+      } else {
+        sleep(lock);
+      }
+    }
+  } catch (const Failure& failure) {
+    driving_ = false;
+    const Failure ends = failure_ ? *failure_ : closed_ ? failure : end_with(failure);
+    changed_.notify_all();
+    throw ends;
+  } catch (...) {
+    driving_ = false;
+    changed_.notify_all();
+    throw;
+  }
+  driving_ = false;
+  changed_.notify_all();
+}
+
+void Mailbox::sleep(Lock& lock) {
+  if (lease_) lease_->require(rank_, names());
+  check_timeouts();
+  std::vector<Link*> sleepers;
+  for (const auto& link : links_) {
+    if (link && !link->ended()) sleepers.push_back(link.get());
+  }
+  uint64_t rung = 0;
+  (void)!::read(wake_, &rung, sizeof rung);
+  const int nap_ms = waits_for_device() ? kDeviceNapMs : kNapMs;
+  lock.unlock();
+  try {
+    sleep_on(sleepers, wake_, nap_ms);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+}
+
+void Mailbox::check_timeouts() const {
+  check_device_timeouts();
+  const Clock::time_point now = Clock::now();
+  const auto late = [&](const auto& message) {
+    return std::chrono::duration<double>(now - message.moved).count() > message.timeout_s;
+  };
+  for (const Incoming& each : waiting_) {
+    if (late(each)) {
+      throw peer_was_silent(each.peer, "no message with tag " + std::to_string(each.tag) + " came",
+                   each.timeout_s);
+    }
+  }
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    const Peer& box = peers_[peer];
+    const int rank = static_cast<int>(peer);
+    for (const auto& [id, each] : box.accepting) {
+      if (late(each)) throw peer_was_silent(rank, "nothing more of a message came", each.timeout_s);
+    }
+    for (const auto& [id, each] : box.announced) {
+      if (late(each)) {
+        throw peer_was_silent(rank, "the peer did not receive a message with tag " + std::to_string(each.tag),
+                     each.timeout_s);
+      }
+    }
+    for (const auto* queue : {&box.unannounced, &box.accepted, &box.leaving}) {
+      for (const Outgoing& each : *queue) {
+        if (late(each)) throw peer_was_silent(rank, "the peer takes nothing", each.timeout_s);
+      }
+    }
+  }
+}
+
+// A device that hangs, or a stream that does not come to the call: no peer is to blame.
+void Mailbox::check_device_timeouts() const {
+  const Clock::time_point now = Clock::now();
+  const auto require_in_time = [&](const auto& each) {
+    if (std::chrono::duration<double>(now - each.moved).count() <= each.timeout_s) return;
+    throw peer_was_silent(
+        rank_, "the GPU of " + names().rank(rank_) + " did not do its part of a message",
+        each.timeout_s);
+  };
+  if (!in_flight_.empty()) require_in_time(in_flight_.front());
+  for (const Match& each : matched_) require_in_time(each.incoming);
+  for (const Peer& box : peers_) {
+    for (const Outgoing& each : box.accepted) {
+      if (each.ready.value_or(0) != 0) require_in_time(each);
+    }
+  }
+}
+
+}  // namespace sealring

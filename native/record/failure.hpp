@@ -1,0 +1,55 @@
+// The ways in which a collective or a message can fail. Python's errors.py has one class for each.
+//
+// A failure's text is written once, by the rank that sees it, as people read it: ranks by their numbers
+// in the job, codes by their names (names.hpp). It travels in alerts and is shown as it is.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+namespace sealring {
+
+// The numbers travel in alert records (docs/spec.md, "Alerts") and never change their meaning.
+enum class FailureCode : uint8_t {
+  tampered = 1,
+  missing = 2,
+  replayed = 3,
+  out_of_step = 4,
+  peer_lost = 5,
+  peer_silent = 6,
+  closed = 7,
+  no_longer_admitted = 8,
+};
+
+inline bool is_failure_code(uint8_t value) { return value >= 1 && value <= 8; }
+
+// Thrown anywhere below the engine's loop; the loop tells the other ranks and closes the group.
+struct Failure : std::runtime_error {
+  Failure(FailureCode code, int peer, const std::string& text)
+      : std::runtime_error(text), code(code), peer(peer) {}
+
+  FailureCode code;
+  int peer;                 // the rank it is about, -1 if none
+  uint64_t collective = 0;  // filled in by the engine
+  int reported_by = -1;     // the rank that saw it, -1 if this one did
+  std::map<int, std::string> views;  // by rank: "rank 5: " and what it says it was doing
+
+  // The text, and below it what each rank says it was doing.
+  std::string text() const;
+
+  // Whatever words it has, and however many views were heard.
+  bool says_the_same_as(const Failure& other) const {
+    return code == other.code && peer == other.peer && collective == other.collective &&
+           reported_by == other.reported_by;
+  }
+};
+
+// The first words of these three are those of Gloo and of torch's wrapper of it, which scripts and tools
+// look for.
+Failure peer_was_silent(int peer, const std::string& what, double seconds);
+Failure peer_closed(int peer, const std::string& what);
+Failure ranks_disagree(int peer, const std::string& what);
+
+}  // namespace sealring

@@ -1,0 +1,103 @@
+// The record: a header with a tag of its own, a sealed payload and its tag (docs/spec.md).
+//
+// The header is authenticated by itself, before a single field of it is believed. So a changed
+// length cannot make a reader wait for bytes that never come, and ranks that disagree learn it
+// from an authentic header instead of from a tag that fails for no visible reason.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "keys/keys.hpp"
+
+namespace sealring {
+
+inline constexpr size_t kHeaderBytes = 64;
+inline constexpr size_t kSealedHeaderBytes = kHeaderBytes + kTagBytes;
+inline constexpr size_t kRecordOverhead = kSealedHeaderBytes + kTagBytes;
+inline constexpr size_t kMaxPayload = 1u << 20;
+inline constexpr size_t kGpuPayload = 256u << 10;  // at most, of what a GPU seals
+inline constexpr size_t kContextBytes = 32;
+inline constexpr uint8_t kVersion = 1;
+inline constexpr uint32_t kEveryone = 0xffffffffu;
+inline constexpr uint32_t kHeaderLane = 0x80000000u;  // set in the lane of a header's nonce
+// What a CPU sealed with AES-256-GCM, and what a GPU sealed with ChaCha20-Poly1305; from kWireLane on
+// the latter without its payload, which lies in a slot of the sealer's area (wires.hpp).
+inline constexpr uint32_t kCpuLane = 0, kGpuLane = 1, kWireLane = 256;
+
+using Context = std::array<uint8_t, kContextBytes>;
+
+enum class Kind : uint8_t {
+  pair = 1,
+  group = 2,
+  alert = 3,
+  bye = 4,
+  // Messages from rank to rank (mailbox.hpp).
+  announce = 5,
+  accept = 6,
+  data = 7,
+  // What a rank that waits is waiting in (view.hpp).
+  status = 8,
+  // So many of the records that were left in the peer's area have been fetched (wires.hpp).
+  fetched = 9,
+};
+
+struct Header {
+  Kind kind = Kind::pair;
+  uint32_t length = 0;
+  uint64_t count = 0;
+  uint32_t lane = 0;
+  uint32_t generation = 0;
+  uint32_t sender = 0;
+  uint32_t receiver = 0;
+  uint64_t collective = 0;
+  uint8_t operation = 0;
+  uint8_t dtype = 0;
+  uint8_t reduction = 0;
+  uint8_t algorithm = 0;
+  uint32_t message = 0;
+  uint32_t segment = 0;
+  uint32_t root = 0;
+  uint64_t total = 0;
+
+  void encode(uint8_t* out) const;
+  // False for bytes that no version of sealring writes. Says nothing of authenticity.
+  [[nodiscard]] static bool decode(const uint8_t* in, Header& header);
+};
+
+// What a GPU seals at once is a run of records that lie behind each other: of kGpuPayload bytes each,
+// and a last one with the rest.
+inline size_t records_in_run(size_t length) {
+  return length <= kGpuPayload ? 1 : (length + kGpuPayload - 1) / kGpuPayload;
+}
+inline size_t sealed_run_bytes(size_t length) {
+  return length + records_in_run(length) * kRecordOverhead;
+}
+
+// The same, at which the next one may begin.
+inline size_t run_stride(size_t length) { return (sealed_run_bytes(length) + 255) / 256 * 256; }
+
+// Seals a header alone, whose record is sealed elsewhere: its count and generation are its own.
+void seal_header(SealingKey& key, const Context& context, const Header& header, uint8_t* out);
+
+// Seals `plain` into out[0 .. kRecordOverhead + length). Fills in count and generation.
+// `out` must be private memory: GCM may read back what it has just written, and a byte that another
+// process changed in between would get a valid tag. `plain` may be memory that another process writes (a
+// tensor in shared memory): whatever OpenSSL reads there becomes ciphertext in `out` first, and the tag is
+// over that. The record then holds what was in the tensor at some time during the call.
+void seal_record(SealingKey& key, const Context& context, Header& header, const uint8_t* plain,
+                 uint8_t* out);
+
+// Checks the header's tag. `sealed` holds kSealedHeaderBytes.
+[[nodiscard]] bool authentic_header(OpeningKey& key, const Context& context, const Header& header,
+                                    const uint8_t* sealed);
+
+// Opens the payload of a record whose header was found authentic. `record` and `plain` must be private
+// memory: the first may be read twice, the second holds plaintext before it is found authentic. `plain`
+// may be the place of the ciphertext itself.
+[[nodiscard]] bool open_payload(OpeningKey& key, const Context& context, const Header& header,
+                                const uint8_t* record, uint8_t* plain);
+
+}  // namespace sealring

@@ -1,0 +1,193 @@
+// Prelaunched kernels, with one that notes its commands: every command runs once, those of a queue in order,
+// and a kernel that is not needed blocks nothing.
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "stand_ins/host_driver.hpp"
+#include "device/cuda/prelaunched_kernels.hpp"
+#include "check.hpp"
+
+using namespace sealring;
+
+namespace {
+
+using Stream = HostStream;
+
+std::vector<uint64_t> obeyed;  // the commands' arguments, in the order in which they were
+
+std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
+  return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at));
+}
+
+// What engine/cuda/prelaunched_kernel.hpp does, but for the commands themselves.
+void serve(const gpu::BatchArgument& argument) {
+  const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
+  if (batch->number != argument.number) return;
+  for (uint32_t i = 0; i < batch->count; ++i) obeyed.push_back(batch->commands[i].argument);
+  number_at(argument.done).store(argument.number, std::memory_order_release);
+}
+
+cuda::Driver noting() {
+  cuda::Driver out = host_driver();
+  out.launch = [](const cuda::LaunchConfig* config, cuda::Handle, void** arguments, void**) {
+    const gpu::BatchArgument argument = *static_cast<const gpu::BatchArgument*>(arguments[0]);
+    static_cast<Stream*>(config->stream)->put([argument] { serve(argument); });
+    return 0;
+  };
+  return out;
+}
+
+const cuda::Driver& driver() {
+  static const cuda::Driver made = noting();
+  return made;
+}
+
+gpu::Command command(uint64_t argument) {
+  gpu::Command out{};
+  out.argument = argument;
+  return out;
+}
+
+constexpr PrelaunchedKernels::KernelShape kShape{1, 1, 1};
+
+// A collective of so many commands, told by this thread while another one launches the rest.
+void run_collective(PrelaunchedKernels& kernels, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
+                    std::mt19937& random) {
+  const uint64_t first = kernels.launch(kShape, commands + spare, &user);
+  std::thread caller([&] { kernels.launch_rest(); });
+  kernels.begin(first, commands + spare, 0);
+  for (uint32_t i = 0; i < commands;) {
+    if (kernels.has_room()) {
+      const uint64_t queue = random() % 5;
+      kernels.add(queue, command(base + i++ * 8 + queue));
+    }
+    if (random() % 3 == 0) kernels.submit();
+  }
+  kernels.end();
+  caller.join();
+}
+
+}  // namespace
+
+TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
+  std::mt19937 random(1);
+  obeyed.clear();
+  uint64_t expected = 0;
+  {
+    Stream user;
+    PrelaunchedKernels kernels(driver());
+    for (int call = 0; call < 60; ++call) {
+      const uint32_t commands = random() % (call % 10 == 0 ? 900 : 40);
+      run_collective(kernels, user, commands, 1 + random() % 3, expected * 8, random);
+      expected += commands;
+    }
+  }
+  CHECK(obeyed.size() == expected);
+  std::vector<bool> seen(expected, false);
+  std::map<uint64_t, uint64_t> last;  // by queue
+  for (const uint64_t argument : obeyed) {
+    const uint64_t which = argument / 8, queue = argument % 8;
+    CHECK(which < expected && !seen[which]);
+    seen[which] = true;
+    CHECK(last[queue] <= which);
+    last[queue] = which;
+  }
+}
+
+TEST(a_stream_waits_until_its_call_is_over_and_no_longer) {
+  Stream user, other;
+  PrelaunchedKernels kernels(driver());
+  const uint64_t first = kernels.launch(kShape, 3, &user);
+  kernels.launch_rest();
+  const uint32_t over = kernels.mark_end();
+  kernels.make_stream_wait(&other, over);
+  std::atomic<bool> went_on = false;
+  other.put([&] { went_on = true; });
+  obeyed.clear();
+  kernels.begin(first, 3, 0);
+  const uint64_t argument = kernels.add(0, command(7));
+  kernels.submit();
+  while (!kernels.done(argument)) std::this_thread::yield();
+  CHECK(obeyed == std::vector<uint64_t>{7});
+  CHECK(!went_on && !kernels.is_done(over));
+  kernels.end();
+  other.synchronize();
+  CHECK(went_on && kernels.is_done(over));
+}
+
+TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
+  Stream slow, quick;
+  std::atomic<bool> may_go = false;
+  slow.put([&] {
+    while (!may_go) std::this_thread::yield();
+  });
+  PrelaunchedKernels kernels(driver());
+  obeyed.clear();
+  const uint64_t first = kernels.launch(kShape, 1, &slow);
+  kernels.begin(first, 1, 0);
+  const uint64_t argument = kernels.add(0, command(1));
+  kernels.submit();
+  quick.synchronize();
+  CHECK(!kernels.done(argument));
+  may_go = true;
+  kernels.end();
+  CHECK(kernels.done(argument));
+  run_collective(kernels, quick, 1, 0, 80, *std::make_unique<std::mt19937>(2));
+  CHECK(obeyed.size() == 2);
+}
+
+TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
+  Stream user;
+  PrelaunchedKernels kernels(driver());
+  obeyed.clear();
+  const uint64_t first = kernels.launch(kShape, 4, &user);
+  kernels.begin(first, 3, 1);
+  kernels.add(0, command(1));
+  kernels.add(0, command(2));  // pushes out the first
+  kernels.abandon();
+  CHECK(obeyed == std::vector<uint64_t>{1});
+  kernels.add(0, command(3));  // what poisons the result
+  kernels.end();
+  CHECK(obeyed == (std::vector<uint64_t>{1, 3}));
+}
+
+TEST(more_batches_than_shifts_is_an_error) {
+  Stream user;
+  PrelaunchedKernels kernels(driver());
+  const uint64_t first = kernels.launch(kShape, 2, &user);
+  kernels.begin(first, 1, 1);
+  obeyed.clear();
+  kernels.add(0, command(1));
+  kernels.add(0, command(2));
+  CHECK_THROWS(std::logic_error, kernels.add(0, command(3)));
+  kernels.abandon();
+  kernels.use_spare();  // there is always one for the end
+  kernels.add(0, command(4));
+  kernels.end();
+  CHECK(obeyed == (std::vector<uint64_t>{1, 4}));
+}
+
+TEST(a_group_that_is_gone_lets_streams_go_on_and_the_next_counts_on) {
+  Stream user, held;
+  uint32_t before = 0;
+  {
+    PrelaunchedKernels kernels(driver());
+    kernels.launch(kShape, 2, &user);  // never run
+    before = kernels.mark_end();
+    kernels.make_stream_wait(&held, before);
+  }
+  held.synchronize();
+  PrelaunchedKernels next(driver());
+  const uint64_t first = next.launch(kShape, 1, &user);
+  CHECK(next.mark_end() == before + 1);
+  next.begin(first, 1, 0);
+  next.end();
+}
+
+int main(int argc, char** argv) { return testing::run(argc, argv); }

@@ -1,0 +1,90 @@
+#include "transport/farewell.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace sealring {
+namespace {
+
+// How long a rank that leaves tries to get its last words out.
+constexpr std::chrono::milliseconds kLastWords{2000};
+// How long ranks that disagree listen for what the others were doing.
+constexpr std::chrono::milliseconds kViews{1000};
+
+}  // namespace
+
+void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view) {
+  for (const auto& link : links) {
+    if (!link) continue;
+    Header header;
+    view.put_into(header);
+    header.kind = kind;
+    header.length = static_cast<uint32_t>(payload.size());
+    try {
+      link->send(header, payload.data());
+    } catch (const Failure&) {
+      // Its ring is destroyed; the end of the link will have to do.
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kLastWords;
+  for (;;) {
+    std::vector<pollfd> unsent;
+    for (const auto& link : links) {
+      if (!link || link->idle()) continue;
+      try {
+        link->flush();
+      } catch (const Failure&) {
+        continue;  // it is gone, and we are going
+      }
+      if (!link->idle()) unsent.push_back({link->socket(), POLLOUT, 0});
+    }
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (unsent.empty() || left.count() <= 0) break;
+    // A ring has no event to wait for here; a millisecond's nap serves both kinds of pipe.
+    ::poll(nullptr, 0, 1);
+  }
+  for (const auto& link : links) {
+    if (link) link->end_writing();
+  }
+  const auto delivered = [&links] {
+    return std::all_of(links.begin(), links.end(),
+                       [](const auto& link) { return !link || link->delivered(); });
+  };
+  while (!delivered() && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 1);
+}
+
+void collect_views(Links& links, const Names& names, Failure& failure) {
+  const auto deadline = std::chrono::steady_clock::now() + kViews;
+  std::vector<bool> heard(links.size(), false);
+  for (;;) {
+    bool all = true;
+    for (const auto& link : links) {
+      if (!link || heard[link->peer] || failure.views.contains(link->peer)) continue;
+      try {
+        // What a rank ahead of us published is in front of its alert, and no collective will take it.
+        link->expecting = link->only_listening = true;
+        link->fill();
+        while (link->ready()) {
+          if (link->header().kind == Kind::alert) {
+            if (link->header().collective != 0) {
+              failure.views[link->peer] =
+                  names.rank(link->peer) + ": " + names.view(View::from(link->header()));
+            }
+            heard[link->peer] = true;
+          }
+          link->take();
+          link->fill();
+        }
+      } catch (const Failure&) {
+        heard[link->peer] = true;  // it is gone
+      }
+      all &= heard[link->peer] || link->ended();
+    }
+    if (all || std::chrono::steady_clock::now() > deadline) return;
+    ::poll(nullptr, 0, 1);
+  }
+}
+
+}  // namespace sealring

@@ -1,0 +1,24 @@
+// The last records of a group: an alert or a bye.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/link.hpp"
+#include "record/view.hpp"
+
+namespace sealring {
+
+using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
+
+// Sends an alert or a bye to every peer, with what this rank was doing, and waits a little for it
+// to leave.
+void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view);
+
+// After ranks disagreed: what the others say, in their own alerts, that they were doing. A rank that
+// is in no collective does not answer, so this waits a second at most.
+void collect_views(Links& links, const Names& names, Failure& failure);
+
+}  // namespace sealring

@@ -1,0 +1,129 @@
+// One peer: the pipe to it, the keys of the pair, the records waiting to leave and the one
+// arriving.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/buffers.hpp"
+#include "record/failure.hpp"
+#include "record/names.hpp"
+#include "keys/keys.hpp"
+#include "transport/pipe.hpp"
+#include "record/record.hpp"
+#include "record/view.hpp"
+
+namespace sealring {
+
+// What every link of a group needs to know a header for authentic.
+struct Keyring {
+  int rank;
+  Context context;
+  std::unique_ptr<SealingKey> own_group;
+  std::vector<std::unique_ptr<OpeningKey>> groups;  // by rank; empty for our own
+  // The same for what GPUs seal, and the memory it passes through; nullptr where that never comes.
+  std::unique_ptr<SealingKey> own_group_gpu = nullptr;
+  std::vector<std::unique_ptr<OpeningKey>> groups_gpu = {};
+  BufferPool* gpu_pool = nullptr;
+  uint32_t wire_slots = 0;  // of every peer's area; 0 while there are none
+  Names names = {};         // how failures name the group's ranks
+};
+
+class Link {
+ public:
+  Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key, const KeyBytes& receive_key,
+       uint64_t rekey_bytes, Keyring& keyring, BufferPool& pool);
+
+  // ---- out
+  void enqueue(BufferRef record);
+  // Whether another record may wait here for the pipe.
+  bool has_room() const { return out_.size() < kMaxQueued; }
+  bool has_room_for_device() const { return out_.size() + promised < kMaxPromised; }
+  bool idle() const { return out_.empty(); }
+  // The pipe took no more, and what should have left is gone. Why is still to be read.
+  bool broken() const { return broken_; }
+  bool delivered() const { return pipe_->delivered(); }
+  // Writes what the pipe takes. True if anything moved.
+  bool flush();
+  void seal(Header& header, const uint8_t* plain, uint8_t* out);
+  // Seals a record for this peer in private memory, from where flush() copies it into the pipe.
+  void send(Header& header, const uint8_t* plain);
+  // The key of what the GPU seals for this peer alone.
+  SealingKey& gpu_send_key() { return *gpu_send_key_; }
+  OpeningKey& gpu_receive_key() { return *gpu_receive_key_; }
+  size_t promised = 0;  // records that a device is still sealing for this link
+
+  // ---- in
+  // Reads what is there. True if anything moved.
+  bool fill();
+  // A record is here, whole, and its header is authentic and in sequence.
+  bool ready() const { return in_ && have_ == in_->size && header_known_; }
+  const Header& header() const { return header_; }
+  // Opens the record into `plain`, or in place; throws on a bad tag.
+  void open(uint8_t* plain);
+  OpeningKey& arrived_key() { return key_of(header_); }
+  uint8_t* arrived_payload() const { return in_->payload(); }
+  // Hands the record over (to be forwarded, or dropped) and makes way for the next one.
+  BufferRef take();
+
+  // Whether the collective under way takes records from this peer. A published record's header
+  // is looked at only then: before, its sealer's earlier records may still be on their way over
+  // other links, and the sequence could not be told.
+  bool expecting = false;
+
+  // Nothing of what comes is opened any more, only headers are listened to: runs may have been
+  // skipped, so their counts say nothing.
+  bool only_listening = false;
+
+  // ---- waiting
+  bool wants_read() const { return !ready() && !ended_ && !postponed(); }
+  bool arm();
+  void disarm() { pipe_->disarm(); }
+  short poll_events() const { return pipe_->poll_events(wants_read(), !idle()); }
+  int socket() const { return pipe_->socket(); }
+  void end_writing() { pipe_->end_writing(); }
+
+  const int peer;
+  bool said_bye = false;  // the peer closed its end in order
+  View seen;              // what the peer's last record said it was doing
+  uint64_t waits_in = 0;  // the last collective in which the peer said that it waits
+  bool ended() const { return ended_; }
+  uint64_t waited_ns = 0;
+  uint64_t rekeys() const { return send_key_.rekeys(); }
+  size_t memory_bytes() const { return pipe_->memory_bytes(); }
+
+ private:
+  static constexpr size_t kMaxQueued = 4;  // records sealed ahead of what the pipe takes
+  static constexpr size_t kMaxPromised = 12;  // and where a device seals them, which takes its time
+
+  bool postponed() const;
+  void check_header();
+  OpeningKey& key_of(const Header& header);
+
+  std::unique_ptr<Pipe> pipe_;
+  SealingKey send_key_;
+  OpeningKey receive_key_;
+  std::unique_ptr<SealingKey> gpu_send_key_;
+  std::unique_ptr<OpeningKey> gpu_receive_key_;
+  Keyring& keyring_;
+  BufferPool& pool_;
+
+  std::deque<BufferRef> out_;
+  size_t out_offset_ = 0;
+  bool broken_ = false;
+  bool halved_ = false;  // in the middle of a record
+
+  BufferRef in_;
+  size_t have_ = 0;
+  bool header_known_ = false;
+  bool ended_ = false;
+  Header header_;
+  // The next record's header is read along with the end of this one, to save a system call.
+  std::array<uint8_t, kSealedHeaderBytes> next_;
+  size_t next_have_ = 0;
+};
+
+}  // namespace sealring

@@ -1,0 +1,34 @@
+// How a thread that moves records waits when nothing can move.
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include "transport/link.hpp"
+
+namespace sealring {
+
+using Clock = std::chrono::steady_clock;
+
+// Yields the core for a while before the thread sleeps. With more ranks than cores, the rank that this one
+// waits for may need this very core.
+class Backoff {
+ public:
+  void progressed() { progressing_ = true; }
+  // Yields the core once. False if it is time to sleep instead.
+  bool yield_core();
+  double idle_s() const;
+
+ private:
+  Clock::time_point last_progress_ = Clock::now();
+  // Other processes want the cores too: yielding then costs whole time slices, while a thread that sleeps
+  // is woken at once.
+  Clock::time_point crowded_until_{};
+  bool progressing_ = true;
+};
+
+// Sleeps until a peer has moved something, `wake` (a descriptor, or -1) can be read, or the time has
+// passed. Returns how long it slept; zero if there was something to do after all.
+std::chrono::nanoseconds sleep_on(const std::vector<Link*>& links, int wake, int milliseconds);
+
+}  // namespace sealring

@@ -1,0 +1,36 @@
+"""For tests alone: a device and a CUDA driver played by the CPU. No wheel contains it."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from sealring._native import CudaDriver, Device, DType, ReduceKind
+
+class Kernel(IntEnum):
+    SEAL = 1
+    OPEN = 2
+    OPEN_REDUCE = 3
+    REDUCE = 4
+    AVERAGE = 5
+    PREMULTIPLY = 6
+    SERVE = 7
+    CARRY = 8
+
+def host_function(kernel: Kernel, dtype: DType = ..., kind: ReduceKind = ...) -> int:
+    """What stands for the handle of a kernel that was compiled for a dtype and a reduction."""
+
+def host_driver() -> CudaDriver: ...
+def new_stream() -> int: ...
+
+class Probe:
+    """Watches a host device, and makes it fail."""
+    def __init__(self) -> None: ...
+    def fail(self) -> None: ...
+    @property
+    def log(self) -> Sequence[str]:
+        """What the device was given to do: "seal 4096", "open 4096", "copy 64", ..."""
+
+def host_device(lag: int, world: int, probe: Probe) -> Device: ...
+def gpu_aead_seal(key: bytes, nonce: bytes, associated: bytes, plain: bytes) -> bytes:
+    """ChaCha20-Poly1305 by the arithmetic that GPUs run."""
+
+def gpu_aead_open(key: bytes, nonce: bytes, associated: bytes, sealed: bytes) -> bytes | None: ...
