@@ -6,7 +6,7 @@
 # which apt fetches from where this machine gets its packages, and authenticates.
 #
 # FOLDER/prefix then says where it is. It is empty where the system's OpenSSL is to be linked: because it
-# will do, or because no other can be had here. One line says which, and neither is an error.
+# will do, or because no other is available here. One line says which, and neither is an error.
 set -u
 umask 022
 folder=$(mkdir -p "$1" && cd "$1" && pwd) || exit 1
@@ -40,7 +40,7 @@ for tool in apt-get dpkg-source perl make; do
   command -v $tool >/dev/null || without "there is no $tool here"
 done
 
-# apt with lists of its own: the system's are neither read nor changed, and nobody need be root. What is
+# apt with lists of its own: the system's are neither read nor changed, and it needs no root. What is
 # not signed is refused, whatever the system's settings allow.
 apt() {
   tool=$1

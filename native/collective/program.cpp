@@ -45,7 +45,7 @@ Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int 
         if (step.origin >= world) malformed(i, "no such origin");
         break;
       case Action::publish:
-        if (step.peers.empty()) malformed(i, "publishes to nobody");
+        if (step.peers.empty()) malformed(i, "publishes to no rank");
         break;
       case Action::forward: {
         if (step.source < 0 || static_cast<size_t>(step.source) >= i ||

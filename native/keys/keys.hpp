@@ -65,7 +65,7 @@ class Aead {
     void seal(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* plain,
               size_t bytes, uint8_t* cipher, uint8_t* tag);
     // False when the tag does not match. `plain` then holds bytes that must not be used; it must
-    // be memory that nobody else can see.
+    // be memory that no other process can see.
     [[nodiscard]] bool open(const Nonce& nonce, std::span<const uint8_t> associated,
                             const uint8_t* cipher, size_t bytes, const uint8_t* tag,
                             uint8_t* plain);

@@ -111,7 +111,7 @@ bool Mailbox::read(Link& link) {
   const bool moved = !link.ended() && link.fill();
   if (link.ended()) {
     const Peer& box = peers_[link.peer];
-    const bool nobody_is_left =
+    const bool all_have_left =
         std::all_of(links_.begin(), links_.end(),
                     [](const auto& other) { return !other || other->ended(); });
     const bool missed = !box.unannounced.empty() || !box.announced.empty() ||
@@ -121,7 +121,7 @@ bool Mailbox::read(Link& link) {
                         }) ||
                         std::any_of(waiting_.begin(), waiting_.end(), [&](const Incoming& each) {
                           return each.peer == link.peer ||
-                                 (each.peer == kAnyone && nobody_is_left);
+                                 (each.peer == kAnyone && all_have_left);
                         });
     if (missed) throw peer_closed(link.peer, "the peer left the group");
   }

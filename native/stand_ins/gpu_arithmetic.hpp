@@ -15,8 +15,8 @@ namespace sealring {
 void gpu_seal(const KeyBytes& key, const Nonce& nonce, std::span<const uint8_t> associated,
               const uint8_t* plain, size_t bytes, uint8_t* cipher, uint8_t* tag);
 
-// False, with nothing written, when the tag does not match. It reads `cipher` twice, so nobody else may be
-// able to write there.
+// False, with nothing written, when the tag does not match. It reads `cipher` twice, so no other process
+// may be able to write there.
 [[nodiscard]] bool gpu_open(const KeyBytes& key, const Nonce& nonce,
                             std::span<const uint8_t> associated, const uint8_t* cipher,
                             size_t bytes, const uint8_t* tag, uint8_t* plain);

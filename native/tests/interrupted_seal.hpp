@@ -1,4 +1,4 @@
-// Plaintext that stops its reader in the middle, so that a test can look, in the midst of sealing, at the
+// Plaintext that stops its reader in the middle, so that a test can look, during sealing, at the
 // memory that others share. This does not depend on how the AEAD in use orders its reads and writes.
 #pragma once
 

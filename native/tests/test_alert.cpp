@@ -42,7 +42,7 @@ TEST(first_witness_stays_the_one_named) {
   CHECK(twice.reported_by == 5);
 }
 
-TEST(failure_about_nobody_stays_so) {
+TEST(failure_about_no_rank_stays_so) {
   const Failure back = decode_alert(encode_alert(Failure(FailureCode::closed, -1, ""), 2), 2);
   CHECK(back.peer == -1);
 }

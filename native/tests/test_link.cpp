@@ -82,7 +82,7 @@ TEST(stream_longer_than_the_pipe_goes_through) {
 // ---- read once ---------------------------------------------------------------------------------
 
 // The record is checked and used from the private copy: the host may change the shared one after
-// it was read, and nothing comes of it.
+// it was read, without any effect.
 TEST(whole_record_is_private_before_it_is_opened) {
   for (Kind kind : {Kind::pair, Kind::group}) {
     SharedMemory memory;

@@ -28,8 +28,8 @@ TEST(messages_of_every_length_arrive) {
   });
 }
 
-// What nobody waits for is moved by the thread that calls finished().
-TEST(messages_move_though_nobody_waits) {
+// A message without a waiting thread is moved by the thread that calls finished().
+TEST(messages_move_while_no_thread_waits) {
   over_both([](Post& post) {
     const size_t size = 300'000;
     const std::vector<uint8_t> sent = bytes_of(size, 5);
@@ -129,7 +129,7 @@ TEST(ended_lease_refuses_the_next_message) {
   });
 }
 
-// Whoever waits for a message from anybody learns that nobody is left who could send one.
+// A receive from any rank fails when every rank that could send has left.
 TEST(receive_from_anyone_ends_when_all_have_left) {
   over_both([](Post& post) {
     uint8_t byte = 0;
@@ -193,7 +193,7 @@ TEST(changed_message_is_not_delivered) {
 
 // Many threads wait, for messages of a device and of the CPU, while another one looks after the rest:
 // each of them may be the one that works with the device.
-TEST(devices_messages_arrive_whoever_drives) {
+TEST(devices_messages_arrive_on_each_driving_thread) {
   over_both([](Post& post) {
     post.attach(7, 5);
     const size_t size = 600'001;

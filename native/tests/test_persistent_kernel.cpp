@@ -37,7 +37,7 @@ struct Barrier {
   std::atomic<bool> open = false;
 };
 
-// Two ranks with a GPU each, a stream of the script's and a thread that moves what nobody waits for.
+// Two ranks with a GPU each, a stream of the script's and a thread that moves messages without a waiting one.
 struct Streamed {
   explicit Streamed(SharedMemory* memory, uint64_t rekey_bytes = 1u << 30)
       : post(memory, 4096, rekey_bytes) {
@@ -207,7 +207,7 @@ TEST(keys_are_replaced_while_it_is_in) {
   }
 }
 
-// Streams go on, and find what nobody can take for a message.
+// Streams go on, and find bytes that cannot be taken for a message.
 TEST(a_failure_lets_streams_go_on_without_a_result) {
   over_both_streamed([](Streamed& two) {
     std::vector<uint8_t> got(100'000, 0xee), untold(1000, 0xee), seen;
@@ -234,7 +234,7 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
   });
 }
 
-// Nor do they wait for ever for whoever should tell the script why.
+// They do not wait for ever for the thread that tells the script why.
 TEST(streams_go_on_by_themselves) {
   Streamed two(nullptr);
   std::vector<uint8_t> got(1000, 0xee);

@@ -100,7 +100,7 @@ TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
   }
 }
 
-TEST(a_stream_waits_until_its_call_is_over_and_no_longer) {
+TEST(a_stream_waits_until_its_call_has_ended_and_no_longer) {
   Stream user, other;
   PrelaunchedKernels kernels(driver());
   const uint64_t first = kernels.launch(kShape, 3, &user);

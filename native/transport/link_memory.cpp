@@ -11,7 +11,7 @@ namespace sealring {
 
 LinkMemory::LinkMemory(int file, size_t ring_bytes, Access access) : ring_bytes_(ring_bytes) {
   const int rights = access == Access::write ? PROT_READ | PROT_WRITE : PROT_READ;
-  // The address space first, then both views into it: nobody can come in between.
+  // The address space first, then both views into it: no other mapping can come in between.
   void* space = ::mmap(nullptr, span(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (space == MAP_FAILED) throw std::runtime_error("no address space for a link's memory");
   mapped_ = static_cast<uint8_t*>(space);

@@ -169,7 +169,7 @@ class ShmPipe final : public Pipe {
       out_.publish();
       if (peer_reads_.must_wake()) ring_bell();
     } else if (ended_) {
-      throw PipeEnded("the peer's process closed the link");  // nobody will make room any more
+      throw PipeEnded("the peer's process closed the link");  // no reader will make room
     }
     return total;
   }

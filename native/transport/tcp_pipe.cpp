@@ -51,7 +51,7 @@ class TcpPipe final : public Pipe {
     tcp_info info{};
     socklen_t size = sizeof info;
     const bool known = ::getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
-    return known && info.tcpi_state == TCP_CLOSE;  // the other side is gone: nobody will take it
+    return known && info.tcpi_state == TCP_CLOSE;  // the other side is gone and will not take it
   }
   size_t memory_bytes() const override { return 0; }
 

@@ -286,7 +286,7 @@ Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* i
                    reduces ? into : nullptr, into);
   }
   StagingSlot& slot = next_staging_slot();
-  // Read once, into memory that nobody else can write; what is checked there is what is used.
+  // Read once, into memory that no other process can write; what is checked there is what is used.
   const size_t bytes = sealed_run_bytes(record.length);
   if (record.area.channel >= 0) {
     channels_[static_cast<size_t>(record.area.channel)]->receive(slot.record, bytes, slot.copied);

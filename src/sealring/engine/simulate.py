@@ -218,7 +218,7 @@ def _plan(
             if index is None:  # message numbers that are no ranks stay as they are
                 index = receivers.get((there, here, turned, step.message))
             if index is None:
-                raise ScheduleError(f"nobody receives message {step.message} of rank {rank}")
+                raise ScheduleError(f"no rank receives message {step.message} of rank {rank}")
             deliveries.append((there, index, hop))
         return work, deliveries
     if step.action in RECEIVING:

@@ -193,7 +193,7 @@ class Copying(Calling):
     def _at_root_only(
         self, lists: list[list[torch.Tensor]], opts: Any, operation: str, does: str
     ) -> list[torch.Tensor]:
-        """The root's list of one tensor per rank; nobody else may give one."""
+        """The root's list of one tensor per rank; the others may not give one."""
         if self._rank == shapes.root_of(opts, self._world, operation):
             return shapes.one_list(lists, self._world, operation)
         if any(lists):
