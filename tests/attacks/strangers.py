@@ -95,10 +95,11 @@ class Attacker:
             while self._to_open:
                 self._open(self._to_open.pop())
             for fd, event in self._epoll.poll(_TRICKLE_SECONDS):
+                # A connection that was closed at once has been connected too.
+                if event & select.EPOLLOUT and not event & select.EPOLLERR:
+                    self._connected(fd)
                 if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
                     self._to_open.append(self._close(fd))
-                elif event & select.EPOLLOUT:
-                    self._connected(fd)
             if time.monotonic() >= next_trickle:
                 next_trickle = time.monotonic() + _TRICKLE_SECONDS
                 for fd in [fd for fd, kind in self._kinds.items() if kind == "slow"]:

@@ -167,26 +167,20 @@ class Listener:
             sock.setblocking(False)
             send_without_delay(sock)
             one = Unproven(sock, name[0], name[1], source_of(name[0]), time.monotonic())
-            # A connection with bytes may displace a silent one at once. A silent newcomer may not,
-            # and is closed if there is no room: the queue behind it must go on moving.
-            knocks = _has_bytes(sock)
-            if not self._make_room(self._silent, one.source, 0.0 if knocks else LEAST_SECONDS):
-                sock.close()
-                self._tell_refused(one, "came when there was no room for another silent connection")
-                continue
+            full = not self._make_room(self._silent, one.source)
             self._by_descriptor[sock.fileno()] = one
             self._silent.add(one, one.accepted - silent_for(sock))
             # Told of each arrival once: bytes stay in the socket until TLS wants them.
             self._epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-            if knocks:
-                self._knocking.append(one)
+            if full:
+                # Newcomers wait in the kernel's queue, and a flood costs us no more than this.
+                self._resume = time.monotonic() + LEAST_SECONDS
+                return
 
-    def _make_room(
-        self, stage: UnprovenConnections, source: str, least: float = LEAST_SECONDS
-    ) -> bool:
+    def _make_room(self, stage: UnprovenConnections, source: str) -> bool:
         if stage.has_room(source):
             return True
-        oldest = stage.to_give_way(source, time.monotonic(), least)
+        oldest = stage.to_give_way(source, time.monotonic())
         if oldest is None:
             return False
         self._drop(oldest, "gave way to a newer connection")
@@ -280,10 +274,7 @@ class Listener:
     def _drop(self, one: Unproven, why: str) -> None:
         self._close(one)
         if one.refused is None:
-            self._tell_refused(one, why)
-
-    def _tell_refused(self, one: Unproven, why: str) -> None:
-        self._refuse(PeerUnreachable(f"the peer at {one.address} port {one.port} {why}"))
+            self._refuse(PeerUnreachable(f"the peer at {one.address} port {one.port} {why}"))
 
     def _close(self, one: Unproven) -> None:
         self._forget(one)

@@ -115,7 +115,7 @@ class UnprovenConnections:
         """For one more of this source."""
         return len(self._all) < self._most and self._per_source[source] < self._most_of_one_source
 
-    def to_give_way(self, source: str, now: float, least: float = LEAST_SECONDS) -> Unproven | None:
+    def to_give_way(self, source: str, now: float) -> Unproven | None:
         """Which one gives way to a newcomer from `source`; None while all are too new for that.
 
         It is one of the same source if that has its full share, else one of the source that has
@@ -126,7 +126,7 @@ class UnprovenConnections:
         oldest = next(iter(self._waiting.get(source, ())), None)
         if oldest is None or oldest.waiting_since is None:
             return None
-        return oldest if now >= oldest.waiting_since + least else None
+        return oldest if now >= oldest.waiting_since + LEAST_SECONDS else None
 
 
 def limits() -> tuple[int, int]:
