@@ -180,7 +180,7 @@ def measure() -> None:
     assert tests.links.worlds.ISSUER
     fork = multiprocessing.get_context("fork")
 
-    def formed(surrounded: bool) -> float:
+    def formed(surrounded: bool, held_for: float = 0.0) -> float:
         store = TCPStore("127.0.0.1", 0, is_master=True)
         begin, joined = fork.Event(), fork.Barrier(5)
         given = (store.port, begin, joined)
@@ -194,6 +194,7 @@ def measure() -> None:
                 time.sleep(0.01)
             around = strangers(addresses[0])
         with around:
+            time.sleep(held_for)
             start = time.monotonic()
             begin.set()
             joined.wait()
@@ -202,9 +203,11 @@ def measure() -> None:
             worker.join()
         return seconds
 
-    for surrounded in (False, True) * 5:
-        what = f"with {SILENT} silent, {SLOW} slow and {STALLING} stalling ones" * surrounded
-        print(f"a group of four in {formed(surrounded):.2f} s {what or 'alone'}", flush=True)
+    around = f"{SILENT} silent, {SLOW} slow and {STALLING} stalling ones"
+    for _ in range(4):
+        print(f"a group of four in {formed(False):.2f} s alone", flush=True)
+        print(f"a group of four in {formed(True):.2f} s while {around} arrive", flush=True)
+        print(f"a group of four in {formed(True, 2.0):.2f} s among {around}", flush=True)
 
 
 if __name__ == "__main__":
