@@ -235,6 +235,8 @@ class Listener:
 
     def _take(self, one: Unproven, outcome: bool | SealringError) -> None:
         """What a TLS thread has done with a connection."""
+        if one not in self._greeting:
+            return  # closed meanwhile: no thread could be started for it at first
         if isinstance(outcome, SealringError):
             self._refuse(outcome)
             one.refused = time.monotonic()

@@ -1,0 +1,52 @@
+"""The listener by itself: what happens to it when the process runs out of something."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from sealring.errors import MalformedSetup, SealringError
+from sealring.links.listener import Listener
+
+
+class _FirstThreadFails(ThreadPoolExecutor):
+    """Keeps the work that it could not start a thread for, as ThreadPoolExecutor does."""
+
+    failed = False
+
+    def submit(self, *work: Any, **options: Any) -> Future[Any]:
+        future = super().submit(*work, **options)
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("can't start new thread")
+        return future
+
+
+def test_a_connection_without_a_thread_does_not_end_the_listener() -> None:
+    begun, refused = threading.Semaphore(0), threading.Semaphore(0)
+
+    def begin(_: socket.socket) -> Any:
+        begun.release()
+        raise MalformedSetup("not a worker")
+
+    def refuse(_: SealringError) -> None:
+        refused.release()
+
+    listener = Listener(["127.0.0.1"], begin, lambda _: None, refuse)
+    listener._tls_threads = _FirstThreadFails(1)
+    listener.start()
+    try:
+        for _ in range(2):
+            with socket.create_connection(listener.addresses[0]) as stranger:
+                stranger.sendall(b"x")
+                assert refused.acquire(timeout=20)
+                assert begun.acquire(timeout=20)
+                # Only the listener's own thread closes connections, so it still runs.
+                stranger.settimeout(20)
+                with contextlib.suppress(ConnectionResetError):
+                    assert stranger.recv(1) == b""
+    finally:
+        listener.stop()
