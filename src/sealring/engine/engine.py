@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sealring import _native, limits
 from sealring.engine.collective import Collective
 from sealring.engine.cuda.wires import Wire, agree, share_a_gpu
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import Names, error_from, failure_of
+from sealring.engine.link_ends import LinkEnds, hand_over
 from sealring.errors import GroupError, Unsupported
-from sealring.links.memory import SharedMemory
 from sealring.schedule import (
     Algorithm,
     Operation,
@@ -29,23 +28,6 @@ if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Gpu
 
 MIN_RECORD_BYTES: Final = 4 << 10
-
-
-class LinkEnds(Protocol):
-    """What the engine takes from a link once the handshake is done (links.Link has it)."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def memory(self) -> SharedMemory | None: ...
-    @property
-    def send_key(self) -> _native.Secret: ...
-    @property
-    def receive_key(self) -> _native.Secret: ...
-    @property
-    def peer_group_key(self) -> _native.Secret: ...
-    @property
-    def socket(self) -> socket.socket: ...
 
 
 class CollectiveEngine:
@@ -97,15 +79,7 @@ class CollectiveEngine:
             self._native.use_lease(lease)
         for peer, link in links:
             self._names.hosts[peer] = link.host
-            keys = (link.send_key, link.receive_key, link.peer_group_key)
-            # The socket and the memory are the native engine's from here on.
-            if link.memory is None:
-                self._native.add_tcp_link(peer, link.socket.detach(), *keys)
-            else:
-                own, theirs = link.memory
-                self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
-            for key in keys:
-                key.wipe()  # the native engine has its own copy
+            hand_over(self._native, peer, link, link.peer_group_key)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
 
     def use_gpu(

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sealring import _native, limits
-from sealring.engine.engine import LinkEnds, largest_segment
+from sealring.engine.engine import largest_segment
 from sealring.engine.failures import Names, error_from
+from sealring.engine.link_ends import LinkEnds, hand_over
 from sealring.errors import GroupError, Unsupported
 
 if TYPE_CHECKING:
@@ -57,15 +58,8 @@ class Mailbox:
             self._native.use_lease(lease)
         for peer, link in links:
             self._names.hosts[peer] = link.host
-            keys = (link.send_key, link.receive_key)
             link.peer_group_key.wipe()  # messages are for one rank each
-            if link.memory is None:
-                self._native.add_tcp_link(peer, link.socket.detach(), *keys)
-            else:
-                own, theirs = link.memory
-                self._native.add_shm_link(peer, link.socket.detach(), own, theirs, *keys)
-            for key in keys:
-                key.wipe()  # the native mailbox has its own copy
+            hand_over(self._native, peer, link)
 
     def use_gpu(self, ordinal: int, *, streams_wait: bool = False) -> None:
         """Makes ready what this GPU's messages need; raises Unsupported if it cannot be.
