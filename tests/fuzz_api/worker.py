@@ -97,8 +97,8 @@ class _Runner:
         for step, call, problem in zip(batch, calls, problems, strict=True):
             self._report.counts[step.operation] += 1
             if step.operation == "barrier":
-                # Not repeated on Gloo: there is nothing to compare, and under load Gloo's barrier
-                # sometimes waits for ever (4 of 100 groups, with Gloo alone).
+                # Not repeated on Gloo: there is nothing to compare, and on a loaded machine Gloo's
+                # own barrier sometimes never returns, without any group of sealring's.
                 if problem is not None:
                     self._finding("difference", step, f"a barrier failed: {problem!r}")
                 continue
