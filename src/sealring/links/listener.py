@@ -83,6 +83,7 @@ class Listener:
         self._cuttable: set[socket.socket] = set()
         self._stopping = threading.Event()
         self._resume = 0.0
+        self._not_taken = 0
         self._thread: threading.Thread | None = None
         self._tls_threads = ThreadPoolExecutor(_TLS_THREADS, "sealring-accept")
         self._worker_threads = ThreadPoolExecutor(_WORKER_THREADS, "sealring-worker")
@@ -191,7 +192,9 @@ class Listener:
 
         The set-up itself needs descriptors too: to dial, and for shared memory.
         """
-        _LOG.warning("sealring: a connection cannot be taken: %s", problem)
+        self._not_taken += 1
+        if self._not_taken.bit_count() == 1:  # ever fewer: strangers must not fill the disk
+            _LOG.warning("sealring: a connection cannot be taken: %s", problem)
         self._resume = time.monotonic() + _PAUSE_SECONDS
         self._silent.limit_to(max(_FEW, len(self._silent) // 2))
         waiting = [one for one in self._by_descriptor.values() if one.waiting_since is not None]
