@@ -6,7 +6,8 @@ account   the same as plain values: what the files hold
 process   all groups of this process: its files, on error, on request, on a signal
 chrome    accounts of one or more ranks as a Chrome trace
 merge     files of several ranks read back, their clocks aligned
-metrics   counts, through OpenTelemetry's API where it is installed
+counts    of every group, also of those that ended
+metrics   the same, through OpenTelemetry's API where it is installed
 
 Knows no torch. Nothing here may fail a collective.
 """

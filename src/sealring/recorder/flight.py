@@ -214,10 +214,6 @@ class FlightRecorder:
             messages=self.mail.messages(zero),
         )
 
-    def forget_calls(self) -> None:
-        self._ended.clear()
-        self.mail.forget_messages()
-
     def _entries(self) -> list[Entry]:
         """In the order they began, or will. The GIL makes each copy whole."""
         waiting, running, ended = list(self._waiting.values()), self._running, list(self._ended)

@@ -100,7 +100,3 @@ class MailRecorder:
         with self._lock:
             known = [*self._ended, *self._under_way]
         return [each.account(since_1970_ns) for each in sorted(known, key=lambda e: e.posted_ns)]
-
-    def forget_messages(self) -> None:
-        with self._lock:
-            self._ended.clear()

@@ -17,6 +17,7 @@ from sealring.errors import ConfigurationError
 from sealring.identity.private_files import replace_private
 from sealring.recorder.account import ProcessAccount
 from sealring.recorder.chrome import chrome_trace
+from sealring.recorder.counts import Counts, EndedGroups, counts_of, total_of
 from sealring.recorder.flight import FlightRecorder, monotonic_zero_ns
 
 KEPT_CLOSED: Final = 8
@@ -24,9 +25,19 @@ KEPT_CLOSED: Final = 8
 what led up to it."""
 
 _LOG = logging.getLogger("sealring")
+_lock = threading.Lock()
 _recorders: list[FlightRecorder] = []
-# A forked child has no part in its parent's groups.
-os.register_at_fork(after_in_child=_recorders.clear)
+_ended = EndedGroups()
+
+
+def _forget_all() -> None:
+    """A forked child has no part in its parent's groups."""
+    global _lock, _ended
+    _lock, _ended = threading.Lock(), EndedGroups()
+    _recorders.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class FlightFiles(NamedTuple):
@@ -35,17 +46,24 @@ class FlightFiles(NamedTuple):
 
 
 def recorders() -> list[FlightRecorder]:
-    """Of every group that this process made, the oldest first."""
+    """Of the groups that exist, and of the last few that ended; the oldest first."""
     return list(_recorders)
 
 
 def keep(recorder: FlightRecorder) -> None:
     """Called once for each group."""
-    closed = [each for each in _recorders if each.closed]
-    # Their counts stay for the metrics; they are small.
-    for old in closed[:-KEPT_CLOSED]:
-        old.forget_calls()
-    _recorders.append(recorder)
+    with _lock:
+        closed = [each for each in _recorders if each.closed]
+        for old in closed[:-KEPT_CLOSED]:
+            _ended.add(old)
+            _recorders.remove(old)
+        _recorders.append(recorder)
+
+
+def counts_of_all_groups() -> Counts:
+    """Of every group that this process made."""
+    with _lock:
+        return total_of([*_ended.parts(), *map(counts_of, _recorders)])
 
 
 def flight_record() -> ProcessAccount:
