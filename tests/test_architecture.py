@@ -69,10 +69,11 @@ def test_from_the_package_itself_only_the_native_module_is_imported() -> None:
         assert not re.search(r"^\s*import sealring$", text, re.MULTILINE), path
 
 
-def test_import_torch_loads_only_the_registration() -> None:
+def test_import_torch_loads_only_the_registration_and_the_guard() -> None:
     code = (
         "import sys, torch; print(sorted(m for m in sys.modules if m.split('.')[0] == 'sealring'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = ("", ".devices", ".errors", ".registration", ".version")
+    guard = [f".sealed_only{name}" for name in ("", ".caller", ".groups", ".setting")]
+    names = ["", ".devices", ".errors", ".registration", *guard, ".version"]
     assert done.stdout.strip() == str([f"sealring{name}" for name in names])

@@ -8,6 +8,7 @@
     │   ├── BadPolicy
     │   ├── MissingExtra
     │   ├── Unsupported
+    │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
     │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
@@ -125,6 +126,10 @@ class BadPolicy(ConfigurationError):
 
 class Unsupported(ConfigurationError):
     """The tensor, operation or option is one that sealring does not serve."""
+
+
+class PlaintextGroup(ConfigurationError):
+    """The job is sealed-only, and the line that the message names asked for an unsealed way."""
 
 
 class MissingExtra(ConfigurationError):

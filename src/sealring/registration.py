@@ -26,6 +26,13 @@ def register() -> None:
             tell_the_launcher()
         # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
         register_rendezvous_handler("sealring", _rendezvous)  # type: ignore[no-untyped-call]
+        from sealring.sealed_only import groups, setting
+
+        groups.watch()
+        if setting.may_be_required(os.environ):
+            from sealring.sealed_only.guard import guard
+
+            guard()
 
 
 def _create_group(options: Any, _backend_options: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -10,6 +11,7 @@ import typer
 
 from sealring.cli.bench.options import check_ranks
 from sealring.cli.terminal import console, errors, print_json, progress_bar
+from sealring.sealed_only.setting import refuse_to_measure
 
 if TYPE_CHECKING:
     from sealring.demo.story import Outcome, Training
@@ -24,6 +26,7 @@ def demo(
 
     Exit status 1 if anything goes otherwise than sealring promises.
     """
+    refuse_to_measure(os.environ)
     check_ranks(ranks)
     start = time.monotonic()
     # Loading torch takes a while, and --help needs none of it.

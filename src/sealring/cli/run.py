@@ -17,6 +17,7 @@ from sealring.group.settings import read_settings
 from sealring.identity.process import shut_out_debuggers
 from sealring.identity.secret import read_secret
 from sealring.last_words import LAUNCHED
+from sealring.sealed_only.guard import require_sealed
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -58,11 +59,15 @@ def run(
     ] = 0,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
 ) -> None:
-    """Run a training script with one worker per process, each with an identity of its own."""
+    """Run a training script with one worker per process, each with an identity of its own.
+
+    Every process group of the script is sealed, whichever backend it names (docs/sealed-only.md).
+    """
     shut_out_debuggers()  # the job's secret may be made here
     if job is not None:
         os.environ["SEALRING_JOB"] = job
     os.environ.update(_brokered(broker, authority, policy) or _identity(nnodes, secret_file))
+    require_sealed()
     if transport is not None:
         os.environ["SEALRING_TRANSPORT"] = transport
     read_settings(os.environ)
@@ -95,7 +100,8 @@ def run(
         # What torch's launcher sets, and warns of.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     # It reports failed workers as well; what there is to say of them is said below.
-    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
+    for name in ("multiprocessing", "multiprocessing.errors"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
         torchrun([*arguments, script, *context.args])
     except SignalException as stopped:

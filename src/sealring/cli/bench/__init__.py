@@ -8,6 +8,7 @@ tables     what people read
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,6 +57,7 @@ from sealring.cli.terminal import console, errors, print_json
 from sealring.errors import ConfigurationError
 from sealring.report.drawing import plotting_library
 from sealring.report.page import write_page
+from sealring.sealed_only.setting import refuse_to_measure
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 app.command()(algorithms)
@@ -71,6 +73,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 @app.callback()
 def bench() -> None:
     """Measure what protection costs on this machine."""
+    refuse_to_measure(os.environ)
 
 
 def _measure(jobs: list[Job], results: Path | None) -> tuple[list[Any], int | None]:

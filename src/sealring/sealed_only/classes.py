@@ -1,0 +1,46 @@
+"""What torch can construct without making a group first: refused, because none of it is sealed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from sealring.errors import PlaintextGroup
+from sealring.sealed_only.caller import calling_line
+
+_GROUPS: Final = (
+    "ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupMPI",
+    "ProcessGroupUCC", "ProcessGroupXCCL",
+)  # fmt: skip
+
+
+def refuse_all() -> None:
+    distributed: Any = torch._C._distributed_c10d
+    for name in _GROUPS:
+        if (group := getattr(distributed, name, None)) is not None:
+            instead = "Make the group with torch.distributed.new_group, or sealring.create_group"
+            _refuse_method(group, "__init__", name, instead)
+            _refuse_method(group, "create", name, instead)
+    if (symmetric := getattr(distributed, "_SymmetricMemory", None)) is not None:
+        instead = "Use collectives: peers cannot read this process's memory"
+        _refuse_method(symmetric, "rendezvous", "symmetric memory", instead)
+    rpc: Any = getattr(torch._C, "_distributed_rpc", None)
+    if (agent := getattr(rpc, "TensorPipeAgent", None)) is not None:
+        instead = "Use send, recv and the object collectives of torch.distributed"
+        _refuse_method(agent, "__init__", "torch.distributed.rpc", instead)
+
+
+def _refuse_method(owner: Any, method: str, what: str, instead: str) -> None:
+    torchs = getattr(owner, method, None)
+    if torchs is None or hasattr(torchs, "refused_by_sealring"):
+        return
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PlaintextGroup(
+            f"{calling_line()} uses {what}, which is not sealed, and this job is sealed-only. "
+            f"{instead}."
+        )
+
+    refuse.refused_by_sealring = True  # type: ignore[attr-defined]
+    setattr(owner, method, refuse if method == "__init__" else staticmethod(refuse))

@@ -1,0 +1,33 @@
+"""SEALRING_ONLY: whether a process is in sealed-only mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from sealring.errors import ConfigurationError
+
+SETTING: Final = "SEALRING_ONLY"
+
+
+def is_required(environ: Mapping[str, str]) -> bool:
+    value = environ.get(SETTING, "")
+    if value not in ("", "0", "1"):
+        raise ConfigurationError(f"{SETTING} is {value!r}; set it to 1, or unset it")
+    return value == "1"
+
+
+def refuse_to_measure(environ: Mapping[str, str]) -> None:
+    if is_required(environ):
+        raise ConfigurationError(
+            f"this command measures plaintext groups beside sealed ones: unset {SETTING}"
+        )
+
+
+def may_be_required(environ: Mapping[str, str]) -> bool:
+    """True for a value that is refused later, too.
+
+    An error while torch is imported would be reported by torch, with the advice to switch off the
+    loading of backends. So a wrong value is reported when the first group is made.
+    """
+    return environ.get(SETTING, "") not in ("", "0")

@@ -1,0 +1,63 @@
+"""A script that tries one plaintext way after the other; prints the error of each, by its name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
+from torch.testing._internal.distributed import fake_pg
+
+
+def group(backend: str) -> Callable[[], Any]:
+    return lambda: dist.new_group(backend=backend)
+
+
+def start(program: str, **environ: str | None) -> Callable[[], Any]:
+    changed = {name: value for name, value in {**os.environ, **environ}.items() if value}
+    return lambda: subprocess.run([program, "--version"], env=changed, check=True)
+
+
+def first_error_of(tried: Callable[[], Any]) -> str:
+    try:
+        tried()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def main() -> None:
+    torchs: Any = torch._C
+    assert fake_pg  # importing it registers the backend
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    attempts: dict[str, Callable[[], Any]] = {
+        "xccl": group("xccl"),
+        "mpi": group("mpi"),
+        "another device": group("cpu:gloo,xpu:gloo"),
+        "Gloo's class": lambda: dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(minutes=1)),
+        "rpc": lambda: rpc.init_rpc("worker", rank=0, world_size=1),
+        "rpc's agent": lambda: torchs._distributed_rpc.TensorPipeAgent(),
+        "symmetric memory": lambda: torchs._distributed_c10d._SymmetricMemory.rendezvous(),
+        "a child without the guard": start(sys.executable, TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
+        "a child without the setting": start(sys.executable, SEALRING_ONLY=None),
+        "the guard switched off": lambda: os.environ.update(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
+        "the setting changed": lambda: os.environ.update(SEALRING_ONLY="0"),
+        "the setting taken out": lambda: os.environ.pop("SEALRING_ONLY"),
+        "git without the setting": start("git", SEALRING_ONLY=None),
+        "a fake group": group("fake"),
+    }
+    lines = {name: inspect.getsourcelines(tried)[1] for name, tried in attempts.items()}
+    errors = {name: first_error_of(tried) for name, tried in attempts.items()}
+    print("GOT", json.dumps({"errors": errors, "lines": lines}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

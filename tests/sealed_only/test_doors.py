@@ -1,0 +1,131 @@
+"""Every way to a plaintext group that torch or a framework opens, under `sealring run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sealed_only import refused, served
+
+OURS = "SealedProcessGroup sealring"
+
+
+def environment(**changed: str) -> dict[str, str]:
+    return {**os.environ, "SEALRING_SECRET": secrets.token_hex(32), **changed}
+
+
+def got(output: str) -> Any:
+    (line,) = (each for each in output.splitlines() if each.startswith("GOT "))
+    return json.loads(line.removeprefix("GOT "))
+
+
+def run(*arguments: object, **changed: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sealring.cli", "run", *map(str, arguments)],
+        env=environment(PYTHONPATH=".", **changed),
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_doors_that_are_served(tmp_path: Path) -> None:
+    result = run("-n", 2, served.__file__, tmp_path / "checkpoint")
+    assert result.returncode == 0, result.stderr
+    assert got(result.stdout) == {
+        "no name": OURS,
+        "gloo": OURS,
+        "nccl": OURS,
+        "cpu:gloo": OURS,
+        "cpu:gloo,cuda:nccl": OURS,
+        "cpu:sealring,cuda:nccl": OURS,
+        "saved by a process": "[7.0, 7.0, 7.0, 7.0]",
+        "a child": OURS,
+        "a second default group": OURS,
+    }
+
+
+def test_doors_that_are_refused() -> None:
+    result = run(refused.__file__)
+    assert result.returncode == 0, result.stderr
+    answer = got(result.stdout)
+    errors, lines = answer["errors"], answer["lines"]
+    assert errors.pop("git without the setting") == "no error"
+    assert errors.pop("a fake group") == "no error"
+    for name, error in errors.items():
+        assert error.startswith("PlaintextGroup: "), name
+        assert f"{refused.__file__}:{lines[name]}" in error, error
+    assert "sealring cannot do what 'xccl' does" in errors["xccl"]
+    assert "sealring has no tensors on xpu" in errors["another device"]
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in errors["a child without the guard"]
+
+
+def refusal(code: str, **changed: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment(**changed), capture_output=True, text=True
+    )
+    assert result.returncode != 0, result.stdout
+    return result.stderr.splitlines()[-1]
+
+
+def test_a_plaintext_group_that_exists_already() -> None:
+    code = """
+import sealring, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+sealring.require_sealed()
+"""
+    told = "PlaintextGroup: a process group of backend gloo exists already"
+    assert told in refusal(code)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"SEALRING_ONLY": "yes"}, "ConfigurationError: SEALRING_ONLY is 'yes'"),
+        (
+            {"SEALRING_ONLY": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            "PlaintextGroup: this process's environment has TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+        ),
+    ],
+)
+def test_a_setting_that_is_wrong(changed: dict[str, str], told: str) -> None:
+    code = """
+import torch.distributed as dist, sealring.registration
+sealring.registration.register()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+    assert told in refusal(code, **changed)
+
+
+def test_the_launcher_refuses_workers_without_the_guard() -> None:
+    result = run(served.__file__, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.returncode == 2
+    assert "this process's environment has TORCH_DEVICE_BACKEND_AUTOLOAD=0" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["demo"], ["bench", "allreduce"]])
+def test_commands_that_measure_plaintext_are_refused(command: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "sealring.cli", *command],
+        env=environment(SEALRING_ONLY="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert "ConfigurationError: this command measures plaintext" in result.stderr
+
+
+def test_it_can_be_required_before_torch_is_loaded() -> None:
+    code = """
+import sealring; sealring.require_sealed()
+import sys; assert "torch" not in sys.modules
+import torch.distributed as dist
+dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+"""
+    assert "PlaintextGroup: <string>:5 uses ProcessGroupGloo" in refusal(code)
