@@ -121,6 +121,14 @@ def test_commands_that_measure_plaintext_are_refused(command: list[str]) -> None
     assert "ConfigurationError: this command measures plaintext" in result.stderr
 
 
+def test_a_setting_that_is_taken_out_before_torch_is_loaded() -> None:
+    code = """
+import os, sealring; sealring.require_sealed()
+del os.environ["SEALRING_ONLY"]
+"""
+    assert "PlaintextGroup: <string>:3 takes SEALRING_ONLY=1 out" in refusal(code)
+
+
 def test_it_can_be_required_before_torch_is_loaded() -> None:
     code = """
 import sealring; sealring.require_sealed()

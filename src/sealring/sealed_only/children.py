@@ -26,7 +26,7 @@ def inherit(environ: MutableMapping[str, str]) -> None:
 
 
 def watch() -> None:
-    """Called once torch is loaded; a second call changes nothing."""
+    """A second call changes nothing."""
     global _watching
     _refuse_not_loaded(os.environ, "this process's environment")
     if not _watching:

@@ -16,6 +16,7 @@ def require_sealed() -> None:
     if one of them is in plaintext, this raises `PlaintextGroup`. Cannot be taken back.
     """
     children.inherit(os.environ)
+    children.watch()
     if "torch.distributed" in sys.modules:
         guard()
 
