@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sealring.cli.placement import PORT, Placement, placement
 from sealring.cli.terminal import errors
 from sealring.errors import ConfigurationError, NoIdentity
 from sealring.group.settings import read_settings
@@ -30,20 +30,51 @@ PASS_ON: Final[dict[str, Any]] = {
 }
 
 
+Text = str | None
+
+
 def run(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="The training script; its arguments follow it.")],
-    nproc: Annotated[int, typer.Option("-n", "--nproc-per-node", min=1, help="Workers here.")] = 1,
-    nnodes: Annotated[int, typer.Option(min=1, help="How many machines take part.")] = 1,
-    node_rank: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
-    rdzv_endpoint: Annotated[
-        str | None, typer.Option(help="host:port of one machine, the same on all of them.")
+    nproc: Annotated[
+        Text,
+        typer.Option(
+            "-n",
+            "--nproc-per-node",
+            "--nproc_per_node",
+            help="Workers here: a number, auto, gpu or cpu. Default: as the scheduler says, or 1.",
+        ),
     ] = None,
+    nnodes: Annotated[
+        int | None, typer.Option(min=1, help="How many machines take part. Default: as above.")
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option("--node-rank", "--node_rank", min=0, help="Which of them this is, from 0."),
+    ] = None,
+    rdzv_endpoint: Annotated[
+        Text,
+        typer.Option(
+            "--rdzv-endpoint", "--rdzv_endpoint", help="host:port of machine 0, the same on all."
+        ),
+    ] = None,
+    master_addr: Annotated[
+        Text, typer.Option("--master-addr", "--master_addr", help="The endpoint's host.")
+    ] = None,
+    master_port: Annotated[
+        int | None, typer.Option("--master-port", "--master_port", help="The endpoint's port.")
+    ] = None,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="This machine alone, whatever a scheduler says.")
+    ] = False,
+    join_timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds to wait for the other machines.")
+    ] = 600,
     secret_file: Annotated[
         Path | None, typer.Option(help="The job's secret (mode 0600), the same on all machines.")
     ] = None,
     broker: Annotated[
-        str | None, typer.Option(help="https://HOST:PORT of the job's broker; several with commas.")
+        Text, typer.Option(help="https://HOST:PORT of the job's broker; several with commas.")
     ] = None,
     authority: Annotated[
         Path | None, typer.Option(help="With --broker: its authority's certificate.")
@@ -52,58 +83,110 @@ def run(
         Path | None,
         typer.Option(help="With --broker: what this machine's workers demand of peers."),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="The job's name, the same everywhere.")] = None,
-    transport: Annotated[str | None, typer.Option(help="auto (the default), tcp or shm.")] = None,
+    job: Annotated[Text, typer.Option(help="The job's name, the same everywhere.")] = None,
+    transport: Annotated[Text, typer.Option(help="auto (the default), tcp or shm.")] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often all workers are started again when one fails.")
+        int,
+        typer.Option(
+            "--max-restarts",
+            "--max_restarts",
+            min=0,
+            help="How often all workers are started again when one fails.",
+        ),
     ] = 0,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
+    log_dir: Annotated[
+        Text, typer.Option("--log-dir", "--log_dir", help="torchrun's: where logs go.")
+    ] = None,
+    redirects: Annotated[
+        Text, typer.Option("-r", "--redirects", help="torchrun's: streams that go to logs only.")
+    ] = None,
+    tee: Annotated[
+        Text, typer.Option("-t", "--tee", help="torchrun's: streams that go to logs as well.")
+    ] = None,
+    local_ranks_filter: Annotated[
+        Text,
+        typer.Option(
+            "--local-ranks-filter",
+            "--local_ranks_filter",
+            help="torchrun's: workers whose output is shown.",
+        ),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
+    ] = False,
+    no_python: Annotated[
+        bool, typer.Option("--no-python", "--no_python", help="SCRIPT is a program.")
+    ] = False,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own.
 
     Every process group of the script is sealed, whichever backend it names (docs/sealed-only.md).
     """
     shut_out_debuggers()  # the job's secret may be made here
+    given = Placement() if standalone else placement(os.environ)
+    for name in [each for each in os.environ if each.startswith("PET_")]:
+        del os.environ[name]  # torchrun would take them for options that we pass as well
+    machines = nnodes if nnodes is not None else given.machines
+    machine = node_rank if node_rank is not None else given.machine
+    workers = nproc if nproc is not None else given.workers
+    endpoint = rdzv_endpoint or given.endpoint
+    if master_addr is not None or master_port is not None:
+        endpoint = f"{master_addr or 'localhost'}:{master_port or PORT}"
+    if not 0 <= machine < machines:
+        raise ConfigurationError(
+            f"--node-rank is {machine}, and there are {machines} machines: they are numbered from 0"
+        )
     if job is not None:
         os.environ["SEALRING_JOB"] = job
-    os.environ.update(_brokered(broker, authority, policy) or _identity(nnodes, secret_file))
+    os.environ.update(_brokered(broker, authority, policy) or _identity(machines, secret_file))
     require_sealed()
     if transport is not None:
         os.environ["SEALRING_TRANSPORT"] = transport
     read_settings(os.environ)
+    if machines == 1:
+        # All workers are here: any free port will do, and no other run has this name.
+        endpoint, run_id = "localhost:0", secrets.token_hex(16)
+    elif endpoint is not None:
+        run_id = os.environ.get("SEALRING_JOB", "sealring")
+    else:
+        raise ConfigurationError(
+            "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a host "
+            "that all of them reach, the same on every machine"
+        )
+    arguments = [
+        "--nproc-per-node", workers,
+        "--nnodes", str(machines),
+        "--max-restarts", str(max_restarts),
+        "--rdzv-backend", "sealring",
+        "--rdzv-endpoint", endpoint,
+        "--rdzv-id", run_id,
+        "--rdzv-conf", f"rank={machine},timeout={join_timeout}",
+    ]  # fmt: skip
+    passed_on = {
+        "--log-dir": log_dir, "--redirects": redirects, "--tee": tee,
+        "--local-ranks-filter": local_ranks_filter,
+    }  # fmt: skip
+    for option, value in passed_on.items():
+        if value is not None:
+            arguments += [option, value]
+    arguments += ["--module"] * module + ["--no-python"] * no_python
+    _launch([*arguments, script, *context.args], several=workers != "1")
+
+
+def _launch(arguments: list[str], several: bool) -> None:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    arguments = ["--nproc-per-node", str(nproc), "--nnodes", str(nnodes)]
-    arguments += ["--max-restarts", str(max_restarts)]
-    if rdzv_endpoint is not None:
-        run_id = os.environ.get("SEALRING_JOB", "sealring")
-    elif nnodes == 1:
-        port = _free_port() if os.environ.get("SEALRING_BROKER") else 0
-        rdzv_endpoint, run_id = f"localhost:{port}", secrets.token_hex(16)
-    else:
-        raise ConfigurationError(
-            "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a "
-            "host that all of them reach, the same on every machine"
-        )
-    arguments += [
-        "--node-rank", str(node_rank),
-        "--rdzv-backend", _rendezvous(),
-        "--rdzv-endpoint", rdzv_endpoint,
-        "--rdzv-id", run_id,
-    ]  # fmt: skip
-    if module:
-        arguments.append("--module")
     os.environ[LAUNCHED] = "1"
-    if nproc > 1:
+    if several:
         # What torch's launcher sets, and warns of.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     # It reports failed workers as well; what there is to say of them is said below.
     for name in ("multiprocessing", "multiprocessing.errors"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
-        torchrun([*arguments, script, *context.args])
+        torchrun(arguments)
     except SignalException as stopped:
         # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
         raise typer.Exit(128 + stopped.sigval) from None
@@ -131,24 +214,6 @@ def _print_first(failed: ChildFailedError) -> None:
     )  # fmt: skip
 
 
-def _rendezvous() -> str:
-    """How the launchers meet. Their store is sealed wherever there is a secret to seal it under.
-
-    Unsealed, torch's own way (c10d) has launchers unpickle what anybody can put there, and code
-    that runs in an attested machine is what a broker is there to keep out. With one they meet
-    in the static way, in which nothing is unpickled: the machines are numbered beforehand.
-    """
-    if os.environ.get("SEALRING_BROKER"):
-        return "static"
-    return "c10d" if read_secret(os.environ) is None else "sealring"
-
-
-def _free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 def _brokered(
     broker: str | None, authority: Path | None, policy: Path | None
 ) -> dict[str, str] | None:
@@ -165,7 +230,7 @@ def _brokered(
     return chosen
 
 
-def _identity(nnodes: int, secret_file: Path | None) -> dict[str, str]:
+def _identity(machines: int, secret_file: Path | None) -> dict[str, str]:
     """What to add to the workers' environment so that they can prove who they are."""
     if secret_file is not None:
         chosen = {"SEALRING_SECRET_FILE": str(secret_file.resolve())}
@@ -173,7 +238,7 @@ def _identity(nnodes: int, secret_file: Path | None) -> dict[str, str]:
         return chosen
     if read_secret(os.environ) is not None or "SEALRING_CERTIFICATE" in os.environ:
         return {}
-    if nnodes > 1:
+    if machines > 1:
         raise NoIdentity(
             "workers on several machines need a common identity. Make a secret once "
             "(umask 077; openssl rand -hex 32 > job.secret), copy it to every machine and pass "

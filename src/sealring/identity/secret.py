@@ -112,6 +112,11 @@ def default_job(secret: _native.Secret) -> str:
     return "job-" + bytes(_derive(secret, b"job name", 4)).hex()
 
 
+def fingerprint(secret: _native.Secret) -> str:
+    """Shown to people, so that they see which machine holds another secret."""
+    return bytes(_derive(secret, b"fingerprint", 4)).hex()
+
+
 def derive_store_key(secret: _native.Secret) -> _native.Secret:
     """What the job's sealed stores are keyed with, before there is a group."""
     return _derive(secret, b"store key", KEY_BYTES)

@@ -23,9 +23,12 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     create_handler as create_dynamic_handler,
 )
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
+from sealring.identity.secret import fingerprint, read_secret
 from sealring.store.keys import keys_from_secret, open_sealed_store
+from sealring.store.meeting import Meeting
 from sealring.store.sealed import SealedStore
 
 _default_groups_store: list[SealedStore] = []
@@ -50,11 +53,39 @@ def torchrun_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """torchrun's c10d rendezvous, with its store sealed under the job's secret."""
+    """torchrun's c10d rendezvous, with its store sealed under the job's secret.
+
+    With the machine's number in --rdzv-conf (rank=N), as `sealring run` has it: a meeting of a
+    fixed number of machines.
+    """
+    if params.get("rank") is not None:
+        return _meeting(params)
     keys = keys_from_secret(os.environ, ["agent", params.run_id])
     _, store = create_backend(params)
     sealed = SealedStore(store, keys)
     return create_dynamic_handler(sealed, _SealedBackend(sealed, params.run_id), params)
+
+
+def _meeting(params: RendezvousParameters) -> Meeting:
+    host, port = parse_rendezvous_endpoint(params.endpoint, default_port=29400)
+    secret = read_secret(os.environ)
+
+    def sealed(store: Store, round_number: int) -> Store:
+        if secret is None:
+            return store
+        context = ["agent", params.run_id, str(round_number)]
+        return SealedStore(store, keys_from_secret(os.environ, context))
+
+    return Meeting(
+        host,
+        port,
+        int(params.config["rank"]),
+        params.max_nodes,
+        job=params.run_id,
+        fingerprint="" if secret is None else fingerprint(secret),
+        sealed=sealed,
+        timeout=float(params.get("timeout", 600)),
+    )
 
 
 class _SealedBackend(C10dRendezvousBackend):
