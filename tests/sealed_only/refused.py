@@ -26,6 +26,22 @@ def start(program: str, **environ: str | None) -> Callable[[], Any]:
     return lambda: subprocess.run([program, "--version"], env=changed, check=True)
 
 
+def start_as_it_is() -> None:
+    subprocess.run([sys.executable, "--version"], check=True)
+
+
+def taken_out(tried: Callable[[], Any]) -> Callable[[], Any]:
+    def without_the_setting() -> None:
+        before = os.environ.copy()
+        os.environ.clear()  # as accelerate does for a while
+        try:
+            tried()
+        finally:
+            os.environ.update(before)
+
+    return without_the_setting
+
+
 def first_error_of(tried: Callable[[], Any]) -> str:
     try:
         tried()
@@ -50,7 +66,8 @@ def main() -> None:
         "a child without the setting": start(sys.executable, SEALRING_ONLY=None),
         "the guard switched off": lambda: os.environ.update(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
         "the setting changed": lambda: os.environ.update(SEALRING_ONLY="0"),
-        "the setting taken out": lambda: os.environ.pop("SEALRING_ONLY"),
+        "a group after the setting was taken out": taken_out(group("xccl")),
+        "a child after the setting was taken out": taken_out(start_as_it_is),
         "git without the setting": start("git", SEALRING_ONLY=None),
         "a fake group": group("fake"),
     }

@@ -60,7 +60,9 @@ def test_doors_that_are_refused() -> None:
     assert errors.pop("a fake group") == "no error"
     for name, error in errors.items():
         assert error.startswith("PlaintextGroup: "), name
-        assert f"{refused.__file__}:{lines[name]}" in error, error
+        assert f"{refused.__file__}:" in error, error
+        if "taken out" not in name:  # there, the line is in the function that is wrapped
+            assert f"{refused.__file__}:{lines[name]}" in error, error
     assert "sealring cannot do what 'xccl' does" in errors["xccl"]
     assert "sealring has no tensors on xpu" in errors["another device"]
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in errors["a child without the guard"]
@@ -125,8 +127,10 @@ def test_a_setting_that_is_taken_out_before_torch_is_loaded() -> None:
     code = """
 import os, sealring; sealring.require_sealed()
 del os.environ["SEALRING_ONLY"]
+import torch.distributed as dist
+dist.init_process_group("xccl", store=dist.HashStore(), rank=0, world_size=1)
 """
-    assert "PlaintextGroup: <string>:3 takes SEALRING_ONLY=1 out" in refusal(code)
+    assert "PlaintextGroup: <string>:5 asks for a process group" in refusal(code)
 
 
 def test_it_can_be_required_before_torch_is_loaded() -> None:

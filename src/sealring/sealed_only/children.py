@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sealring.errors import PlaintextGroup
 from sealring.sealed_only.caller import calling_line
-from sealring.sealed_only.setting import SETTING
+from sealring.sealed_only.setting import SETTING, turn_on
 
 _LOADING: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _watching = False
@@ -28,6 +28,7 @@ def inherit(environ: MutableMapping[str, str]) -> None:
 def watch() -> None:
     """A second call changes nothing."""
     global _watching
+    turn_on()
     _refuse_not_loaded(os.environ, "this process's environment")
     if not _watching:
         _watching = True
@@ -56,16 +57,14 @@ is. The program comes first."""
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _STARTS:
-        if (environ := arguments[_STARTS[event]]) is not None:
-            _refuse_unguarded(arguments[0], _as_text(environ))
+        environ = arguments[_STARTS[event]]
+        _refuse_unguarded(arguments[0], os.environ if environ is None else _as_text(environ))
     elif event == "os.putenv":
         name, value = map(os.fsdecode, arguments)
         if name == _LOADING:
             _refuse_not_loaded({name: value}, calling_line())
         if name == SETTING and value != "1":
             _refuse_not_required(calling_line())
-    elif event == "os.unsetenv" and os.fsdecode(arguments[0]) == SETTING:
-        _refuse_not_required(calling_line())
 
 
 def _refuse_unguarded(program: Any, environ: Mapping[str, str]) -> None:

@@ -9,12 +9,20 @@ from sealring.errors import ConfigurationError
 
 SETTING: Final = "SEALRING_ONLY"
 
+_on = False
+
+
+def turn_on() -> None:
+    """For good: libraries may empty the environment for a while (accelerate does)."""
+    global _on
+    _on = True
+
 
 def is_required(environ: Mapping[str, str]) -> bool:
     value = environ.get(SETTING, "")
     if value not in ("", "0", "1"):
         raise ConfigurationError(f"{SETTING} is {value!r}; set it to 1, or unset it")
-    return value == "1"
+    return _on or value == "1"
 
 
 def refuse_to_measure(environ: Mapping[str, str]) -> None:
@@ -30,4 +38,4 @@ def may_be_required(environ: Mapping[str, str]) -> bool:
     An error while torch is imported would be reported by torch, with the advice to switch off the
     loading of backends. So a wrong value is reported when the first group is made.
     """
-    return environ.get(SETTING, "") not in ("", "0")
+    return _on or environ.get(SETTING, "") not in ("", "0")
