@@ -13,7 +13,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: docs coverage format tidy lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance clean help
+.PHONY: docs coverage format tidy lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance integrations clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -157,6 +157,14 @@ constant-time: $(VENV)/.installed ## no branch or address on a secret: the CPU's
 
 conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on Gloo
 	@$(BIN)/python -m tests.conformance
+
+INTEGRATIONS := build/integrations
+integrations: $(VENV)/.installed ## frameworks on Gloo and sealed: what they computed, and whether all was sealed
+	@test -d $(INTEGRATIONS) || { $(PYTHON) -m venv $(INTEGRATIONS) && \
+	  echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(ls $(VENV)/lib)/site-packages')" \
+	    >$(INTEGRATIONS)/lib/$$(ls $(INTEGRATIONS)/lib)/site-packages/sealring-venv.pth; }
+	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/integrations/requirements.txt
+	@$(INTEGRATIONS)/bin/python -m tests.integrations
 
 clean:
 	rm -rf build $(VENV)
