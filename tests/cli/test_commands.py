@@ -64,9 +64,11 @@ def test_run_on_two_nodes_of_one_machine_with_a_secret_file(tmp_path: Path) -> N
 
     endpoint = f"127.0.0.1:{free_port()}"
 
+    spelling = ("--node-rank", "--node_rank")  # torchrun takes both
+
     def node(rank: int) -> subprocess.CompletedProcess[str]:
         return sealring(
-            "run", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), "--rdzv-endpoint",
+            "run", "-n", "1", "--nnodes", "2", spelling[rank], str(rank), "--rdzv-endpoint",
             endpoint, "--secret-file", str(secret), "--job", "pair", str(script),
         )  # fmt: skip
 

@@ -27,7 +27,6 @@ app = typer.Typer(
     name="sealring",
     help="Train PyTorch models over links that are encrypted and authenticated.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)

@@ -27,6 +27,8 @@ PASS_ON: Final[dict[str, Any]] = {
     "allow_extra_args": True,
     "allow_interspersed_args": False,
     "ignore_unknown_options": False,
+    # torchrun takes its options in both spellings: --node-rank and --node_rank.
+    "token_normalize_func": lambda name: name.replace("_", "-"),
 }
 
 
@@ -41,7 +43,6 @@ def run(
         typer.Option(
             "-n",
             "--nproc-per-node",
-            "--nproc_per_node",
             help="Workers here: a number, auto, gpu or cpu. Default: as the scheduler says, or 1.",
         ),
     ] = None,
@@ -50,19 +51,15 @@ def run(
     ] = None,
     node_rank: Annotated[
         int | None,
-        typer.Option("--node-rank", "--node_rank", min=0, help="Which of them this is, from 0."),
+        typer.Option("--node-rank", min=0, help="Which of them this is, from 0."),
     ] = None,
     rdzv_endpoint: Annotated[
         Text,
-        typer.Option(
-            "--rdzv-endpoint", "--rdzv_endpoint", help="host:port of machine 0, the same on all."
-        ),
+        typer.Option("--rdzv-endpoint", help="host:port of machine 0, the same on all."),
     ] = None,
-    master_addr: Annotated[
-        Text, typer.Option("--master-addr", "--master_addr", help="The endpoint's host.")
-    ] = None,
+    master_addr: Annotated[Text, typer.Option("--master-addr", help="The endpoint's host.")] = None,
     master_port: Annotated[
-        int | None, typer.Option("--master-port", "--master_port", help="The endpoint's port.")
+        int | None, typer.Option("--master-port", help="The endpoint's port.")
     ] = None,
     standalone: Annotated[
         bool, typer.Option("--standalone", help="This machine alone, whatever a scheduler says.")
@@ -89,14 +86,11 @@ def run(
         int,
         typer.Option(
             "--max-restarts",
-            "--max_restarts",
             min=0,
             help="How often all workers are started again when one fails.",
         ),
     ] = 0,
-    log_dir: Annotated[
-        Text, typer.Option("--log-dir", "--log_dir", help="torchrun's: where logs go.")
-    ] = None,
+    log_dir: Annotated[Text, typer.Option("--log-dir", help="torchrun's: where logs go.")] = None,
     redirects: Annotated[
         Text, typer.Option("-r", "--redirects", help="torchrun's: streams that go to logs only.")
     ] = None,
@@ -107,20 +101,19 @@ def run(
         Text,
         typer.Option(
             "--local-ranks-filter",
-            "--local_ranks_filter",
             help="torchrun's: workers whose output is shown.",
         ),
     ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
     ] = False,
-    no_python: Annotated[
-        bool, typer.Option("--no-python", "--no_python", help="SCRIPT is a program.")
-    ] = False,
+    no_python: Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program.")] = False,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own.
 
     Every process group of the script is sealed, whichever backend it names (docs/sealed-only.md).
+
+    Example: sealring run -n 4 train.py --learning-rate 0.1
     """
     shut_out_debuggers()  # the job's secret may be made here
     given = Placement() if standalone else placement(os.environ)

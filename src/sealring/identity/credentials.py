@@ -99,7 +99,8 @@ def load_credentials(
     if files:
         return _from_files(environ, job, rank, world)
     raise NoIdentity(
-        "this worker has no identity. Give all ranks one job secret: run `umask 077; openssl rand "
+        "this worker has no identity. On one machine, `sealring run` in place of torchrun gives "
+        "its workers one. Otherwise give all ranks one job secret: run `umask 077; openssl rand "
         "-hex 32 > job.secret` once, copy job.secret to each machine and set "
         "SEALRING_SECRET_FILE=job.secret; or give each rank a certificate from `sealring ca` in "
         "SEALRING_CERTIFICATE, SEALRING_KEY and SEALRING_AUTHORITY"
