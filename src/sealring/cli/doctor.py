@@ -60,17 +60,20 @@ def doctor(
         print_json({"healthy": healthy, "checks": [asdict(finding) for finding in findings]})
     else:
         console.print(_table(findings))
+        for finding in findings:
+            if finding.fix:  # as wide as the terminal: it is read, and parts of it are copied
+                console.print(f"{finding.check}: {finding.fix}", markup=False, highlight=False)
     if not healthy:
         raise typer.Exit(1)
 
 
 def _table(findings: list[Finding]) -> Table:
     table = Table(title="sealring doctor")
-    for column in ("check", "", "found", "how to fix"):
+    for column in ("check", "", "found"):
         table.add_column(column, overflow="fold")
     marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
     for finding in findings:
-        table.add_row(finding.check, marks[finding.verdict], finding.found, finding.fix)
+        table.add_row(finding.check, marks[finding.verdict], finding.found)
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -119,6 +120,7 @@ def show(
         cells = ["", "not in the record", "", "", "", ""] if each is None else _cells(each)
         table.add_row(str(rank), *(Text(_printable(cell)) for cell in (name, *cells)))
     console.print(table)
+    _print_errors((rank, each.error) for rank, _, each in rows if each and each.error)
 
 
 def _show_messages(
@@ -145,11 +147,22 @@ def _show_messages(
             f"{each.operation} {'to' if each.operation == 'send' else 'from'} {whom}",
             str(each.tag),
             f"{human_bytes(each.bytes)} of {each.dtype}",
-            each.state if each.error is None else f"{each.state}: {each.error}",
+            each.state,
             f"{(each.ended_ns - each.posted_ns) / 1000:,.0f} µs" if each.ended_ns else "",
         ]
         table.add_row(str(rank), *(Text(_printable(cell)) for cell in cells))
     console.print(table)
+    _print_errors((rank, each.error) for rank, _, each in rows if each.error)
+
+
+def _print_errors(errors: Iterable[tuple[int, str]]) -> None:
+    """Under the table, as wide as the terminal; what many ranks say is said once."""
+    ranks: dict[str, list[int]] = {}
+    for rank, error in errors:
+        ranks.setdefault(error, []).append(rank)
+    for error, said_by in ranks.items():
+        numbers = ", ".join(map(str, sorted(set(said_by))))
+        console.print(Text(_printable(f"rank {numbers}: {error}")), soft_wrap=True)
 
 
 def _cells(each: CollectiveAccount) -> list[str]:
@@ -164,11 +177,12 @@ def _cells(each: CollectiveAccount) -> list[str]:
         f"{each.operation}{reduction}{root}",
         size,
         each.algorithm,
-        each.state if each.error is None else f"{each.state}: {each.error}",
+        each.state,
         took,
     ]
 
 
 def _printable(text: str) -> str:
     """A file may come from anybody: nothing in it may steer the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    in_one_line = " ".join(text.split())
+    return "".join(char if char.isprintable() else "?" for char in in_one_line)
