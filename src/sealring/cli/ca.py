@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sealring.cli.terminal import console, print_json
-from sealring.errors import BadCertificate
+from sealring.errors import BadCertificate, ConfigurationError
 from sealring.identity import authority
 from sealring.identity.certificates import claims_of
 from sealring.identity.names import WorkerName
@@ -26,7 +27,9 @@ app = typer.Typer(
 )
 
 Job = Annotated[str, typer.Option("--job", help="The job that the certificate is for.")]
-Rank = Annotated[int, typer.Option("--rank", help="The worker's rank in the job.")]
+Ranks = Annotated[
+    str, typer.Option("--rank", help="The worker's rank in the job, or several: 0-7, or 0,2,4-6.")
+]
 Out = Annotated[Path, typer.Option("--out", help="The directory to write to.")]
 
 
@@ -42,42 +45,71 @@ def init(
 
 
 @app.command()
-def request(job: Job, rank: Rank, out: Out = Path()) -> None:
+def request(job: Job, rank: Ranks, out: Out = Path()) -> None:
     """On the worker's machine: make its key, and a request to take to the authority."""
-    csr, key = authority.request(WorkerName(job, rank), out)
-    _say(f"Take {csr} to the authority: sealring ca issue --job {job} --rank {rank} --request ...")
-    _say(f"The key stays here: SEALRING_KEY={key}")
+    made = [authority.request(WorkerName(job, each), out) for each in ranks_of(rank)]
+    files = ", ".join(str(csr) for csr, _ in made)
+    several = len(made) > 1
+    pattern = f"{job}-rank-{{rank}}.csr" if several else made[0][0].name
+    _say(
+        f"Take {files} to the authority: sealring ca issue --job {job} --rank {rank} "
+        f"--request '{pattern}'"
+    )
+    keys = ", ".join(str(key) for _, key in made)
+    setting = str(out / f"{job}-rank-{{rank}}.key") if several else keys
+    _say(f"The key stays here: SEALRING_KEY='{setting}'")
 
 
 @app.command()
 def issue(
     job: Job,
-    rank: Rank,
+    rank: Ranks,
     ca: Annotated[Path, typer.Option("--ca", help="The authority.")] = Path("sealring-ca"),
     world_size: Annotated[
         int | None, typer.Option(help="Bind the certificate to a world of this size.")
     ] = None,
     request_file: Annotated[
-        Path | None, typer.Option("--request", help="The worker's request; else a key is made.")
+        str | None,
+        typer.Option(
+            "--request",
+            help="The worker's request; {rank} in its name is the rank. Else a key is made.",
+        ),
     ] = None,
     hours: Annotated[float, typer.Option(help="How long it is valid.")] = CERTIFICATE_HOURS,
     out: Out = Path(),
 ) -> None:
     """Issue a worker's certificate."""
-    issued = authority.issue_from_directory(
-        ca,
-        WorkerName(job, rank),
-        out,
-        world=world_size,
-        hours=hours,
-        request_file=request_file,
-    )
-    _say(f"SEALRING_CERTIFICATE={issued.certificate}, valid until {issued.not_after.isoformat()}")
-    if issued.key is not None:
-        _say(
-            f"SEALRING_KEY={issued.key}: the key was made on this machine, move it to the worker "
-            "over a channel you trust (`sealring ca request` there avoids that)."
+    ranks = ranks_of(rank)
+    if len(ranks) > 1 and request_file is not None and "{rank}" not in request_file:
+        raise ConfigurationError(
+            f"--request is {request_file!r} for {len(ranks)} ranks: each has a request of its own. "
+            "Write {rank} where its number stands in the name"
         )
+    for each in ranks:
+        file = None if request_file is None else Path(request_file.replace("{rank}", str(each)))
+        issued = authority.issue_from_directory(
+            ca, WorkerName(job, each), out, world=world_size, hours=hours, request_file=file
+        )
+        until = issued.not_after.isoformat()
+        _say(f"SEALRING_CERTIFICATE={issued.certificate}, valid until {until}")
+        if issued.key is not None:
+            _say(
+                f"SEALRING_KEY={issued.key}: the key was made on this machine, move it to the "
+                "worker over a channel you trust (`sealring ca request` there avoids that)."
+            )
+
+
+def ranks_of(text: str) -> list[int]:
+    """0-3,7 is 0, 1, 2, 3, 7."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        if found is None or int(found[1]) > int(found[2] or found[1]):
+            raise ConfigurationError(f"--rank is {text!r}: write a number, 0-7, or 0,2,4-6")
+        ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
+    if len(set(ranks)) < len(ranks):
+        raise ConfigurationError(f"--rank is {text!r}, which has a rank twice")
+    return ranks
 
 
 @app.command()
