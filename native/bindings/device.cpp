@@ -47,17 +47,17 @@ void bind_device_of(nb::class_<Mailbox>& mailbox) {
             return self.release_device(std::chrono::duration<double>(patience_s));
           },
           "patience_s"_a, nb::call_guard<nb::gil_scoped_release>())
-      // With a kernel `carry`, streams can wait for messages.
+      // With a kernel `run_all_batches`, streams can wait for messages.
       .def(
           "attach_cuda",
-          [](Mailbox& self, int ordinal, uint64_t seal, uint64_t open, uint64_t carry,
+          [](Mailbox& self, int ordinal, uint64_t seal, uint64_t open, uint64_t run_all_batches,
              const cuda::Driver* driver) {
             auto device = std::make_unique<CudaDevice>(driver_or_default(driver), ordinal,
                                                        self.world(), seal, open);
-            if (carry != 0) device->enable_persistent_kernel(carry);
+            if (run_all_batches != 0) device->enable_persistent_kernel(run_all_batches);
             self.attach(std::move(device));
           },
-          "ordinal"_a, "seal"_a, "open"_a, "carry"_a = 0, "driver"_a.none() = nb::none(),
+          "ordinal"_a, "seal"_a, "open"_a, "run_all_batches"_a = 0, "driver"_a.none() = nb::none(),
           nb::call_guard<nb::gil_scoped_release>())
       .def("make_stream_wait", &Mailbox::make_stream_wait, "stream"_a, "number"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("is_done", &Mailbox::is_done, "number"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -67,17 +67,17 @@ void bind_device_of(nb::class_<Mailbox>& mailbox) {
 void bind_device_of(nb::class_<Engine>& engine) {
   bind_attach(engine);
   engine.def("release_gpu", &Engine::release_device, nb::call_guard<nb::gil_scoped_release>());
-  // With a kernel `serve`, collectives can be prepared.
+  // With a kernel `run_one_batch`, collectives can be prepared.
   engine.def(
       "attach_cuda",
-      [](Engine& self, int ordinal, uint64_t seal, uint64_t open, uint64_t serve,
+      [](Engine& self, int ordinal, uint64_t seal, uint64_t open, uint64_t run_one_batch,
          const cuda::Driver* driver) {
         auto device = std::make_unique<CudaDevice>(driver_or_default(driver), ordinal, self.world(),
                                                    seal, open);
-        if (serve != 0) device->enable_prelaunch(serve);
+        if (run_one_batch != 0) device->enable_prelaunch(run_one_batch);
         self.attach(std::move(device));
       },
-      "ordinal"_a, "seal"_a, "open"_a, "serve"_a = 0, "driver"_a.none() = nb::none(),
+      "ordinal"_a, "seal"_a, "open"_a, "run_one_batch"_a = 0, "driver"_a.none() = nb::none(),
       nb::call_guard<nb::gil_scoped_release>());
   engine.def(
       "add_reduction",

@@ -54,8 +54,8 @@ NB_MODULE(_stand_ins, m) {
       .value("REDUCE", HostKernel::reduce)
       .value("AVERAGE", HostKernel::average)
       .value("PREMULTIPLY", HostKernel::premultiply)
-      .value("SERVE", HostKernel::serve)
-      .value("CARRY", HostKernel::carry);
+      .value("RUN_ONE_BATCH", HostKernel::run_one_batch)
+      .value("RUN_ALL_BATCHES", HostKernel::run_all_batches);
   m.def(
       "host_function",
       [](HostKernel kernel, DType dtype, ReduceKind kind) { return host_function(kernel, dtype, kind); },

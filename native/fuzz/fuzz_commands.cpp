@@ -63,7 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   uint32_t arrived = 0, done = 0;
   const gpu::BatchArgument argument{cuda::address(&batch), cuda::address(&arrived), cuda::address(&done), 1, 1};
-  gpu::launch(host_driver(), host_function(HostKernel::serve), 1, 1, 1, &argument, &stream);
+  gpu::launch(host_driver(), host_function(HostKernel::run_one_batch), 1, 1, 1, &argument, &stream);
   stream.synchronize();
   require(done == 1);
   for (size_t i = 0; i < count; ++i) {

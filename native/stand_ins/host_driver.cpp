@@ -89,14 +89,14 @@ void run_commands(const gpu::Batch& batch, const Function& function) {
   for (uint32_t i = batch.count; i-- > 0;) run_command(batch.commands[i], function);
 }
 
-void serve(const gpu::BatchArgument& argument, const Function& function) {
+void run_one_batch(const gpu::BatchArgument& argument, const Function& function) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
   if (batch->number != argument.number) return;
   run_commands(*batch, function);
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }
 
-void carry(const gpu::BatchArgument& argument, const Function& function) {
+void run_all_batches(const gpu::BatchArgument& argument, const Function& function) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
   for (uint32_t number = argument.number;; ++number) {
     while (number_at(argument.batch).load(std::memory_order_acquire) != number) glance();
@@ -140,11 +140,11 @@ cuda::Result launch(const cuda::LaunchConfig* config, cuda::Handle handle, void*
       stream.put([function, into = argument<uint8_t*>(arguments, 0), bytes = bytes_at(1),
                   factor = argument<double>(arguments, 2)] { premultiply(function.dtype, into, bytes, factor); });
       break;
-    case HostKernel::serve:
-      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] { serve(argument, function); });
+    case HostKernel::run_one_batch:
+      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] { run_one_batch(argument, function); });
       break;
-    case HostKernel::carry:
-      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] { carry(argument, function); });
+    case HostKernel::run_all_batches:
+      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] { run_all_batches(argument, function); });
       break;
   }
   return cuda::kSuccess;

@@ -19,7 +19,7 @@ namespace {
 std::unique_ptr<Device> gpu() {
   auto device = std::make_unique<CudaDevice>(host_driver(), 0, 2, host_function(HostKernel::seal),
                                              host_function(HostKernel::open));
-  device->enable_persistent_kernel(host_function(HostKernel::carry));
+  device->enable_persistent_kernel(host_function(HostKernel::run_all_batches));
   return device;
 }
 

@@ -26,7 +26,7 @@ std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
 }
 
 // What engine/cuda/prelaunched_kernel.hpp does, but for the commands themselves.
-void serve(const gpu::BatchArgument& argument) {
+void run_one_batch(const gpu::BatchArgument& argument) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
   if (batch->number != argument.number) return;
   for (uint32_t i = 0; i < batch->count; ++i) obeyed.push_back(batch->commands[i].argument);
@@ -37,7 +37,7 @@ cuda::Driver noting() {
   cuda::Driver out = host_driver();
   out.launch = [](const cuda::LaunchConfig* config, cuda::Handle, void** arguments, void**) {
     const gpu::BatchArgument argument = *static_cast<const gpu::BatchArgument*>(arguments[0]);
-    static_cast<Stream*>(config->stream)->put([argument] { serve(argument); });
+    static_cast<Stream*>(config->stream)->put([argument] { run_one_batch(argument); });
     return 0;
   };
   return out;

@@ -278,7 +278,12 @@ class Engine:
         """Lets streams go on that wait for what has failed, without a result."""
     def attach(self, device: Device) -> None: ...
     def attach_cuda(
-        self, ordinal: int, seal: int, open: int, serve: int = 0, driver: CudaDriver | None = None
+        self,
+        ordinal: int,
+        seal: int,
+        open: int,
+        run_one_batch: int = 0,
+        driver: CudaDriver | None = None,
     ) -> None: ...
     def add_reduction(self, dtype: DType, kind: ReduceKind, functions: Sequence[int]) -> None: ...
     def offer_gpu_wires(self, slots: int, payload: int) -> bytes: ...
@@ -327,7 +332,12 @@ class Mailbox:
     def use_lease(self, lease: Lease) -> None: ...
     def attach(self, device: Device) -> None: ...
     def attach_cuda(
-        self, ordinal: int, seal: int, open: int, carry: int = 0, driver: CudaDriver | None = None
+        self,
+        ordinal: int,
+        seal: int,
+        open: int,
+        run_all_batches: int = 0,
+        driver: CudaDriver | None = None,
     ) -> None: ...
     def release_gpu(self, patience_s: float) -> bool: ...
     def add_tcp_link(

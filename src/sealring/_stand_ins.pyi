@@ -12,8 +12,8 @@ class Kernel(IntEnum):
     REDUCE = 4
     AVERAGE = 5
     PREMULTIPLY = 6
-    SERVE = 7
-    CARRY = 8
+    RUN_ONE_BATCH = 7
+    RUN_ALL_BATCHES = 8
 
 def host_function(kernel: Kernel, dtype: DType = ..., kind: ReduceKind = ...) -> int:
     """What stands for the handle of a kernel that was compiled for a dtype and a reduction."""

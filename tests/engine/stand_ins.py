@@ -25,11 +25,11 @@ def attach_host_driver(engine: _native.Engine, *, prelaunch: bool) -> None:
         0,
         host_function(Kernel.SEAL),
         host_function(Kernel.OPEN),
-        host_function(Kernel.SERVE) if prelaunch else 0,
+        host_function(Kernel.RUN_ONE_BATCH) if prelaunch else 0,
         _stand_ins.host_driver(),
     )
     kernels = (
-        Kernel.OPEN_REDUCE, Kernel.REDUCE, Kernel.AVERAGE, Kernel.PREMULTIPLY, Kernel.SERVE,
+        Kernel.OPEN_REDUCE, Kernel.REDUCE, Kernel.AVERAGE, Kernel.PREMULTIPLY, Kernel.RUN_ONE_BATCH,
     )  # fmt: skip
     for dtype in DType:
         for kind in supported_kinds(dtype):
@@ -43,7 +43,7 @@ def attach_host_driver_to_mailbox(mailbox: _native.Mailbox) -> int:
         0,
         host_function(Kernel.SEAL),
         host_function(Kernel.OPEN),
-        host_function(Kernel.CARRY),
+        host_function(Kernel.RUN_ALL_BATCHES),
         _stand_ins.host_driver(),
     )
     return _stand_ins.new_stream()

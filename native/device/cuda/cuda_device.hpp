@@ -25,10 +25,10 @@ class CudaDevice : public Device {
  public:
   // Kernels of engine/cuda/kernels.cu, loaded in the device's primary context.
   CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint64_t seal, uint64_t open);
-  // From now on kernels can be launched ahead. `serve` is for collectives that reduce nothing.
-  void enable_prelaunch(uint64_t serve);
-  // From now on streams can wait for messages. `carry` is the persistent kernel.
-  void enable_persistent_kernel(uint64_t carry);
+  // From now on kernels can be launched ahead. `run_one_batch` is for collectives that reduce nothing.
+  void enable_prelaunch(uint64_t run_one_batch);
+  // From now on streams can wait for messages. `run_all_batches` is the persistent kernel.
+  void enable_persistent_kernel(uint64_t run_all_batches);
   // The stream of the kernels that are launched ahead.
   uint64_t prelaunch_stream() const {
     return prelaunched_ ? reinterpret_cast<uint64_t>(prelaunched_->stream()) : 0;
@@ -43,7 +43,7 @@ class CudaDevice : public Device {
   bool is_done(uint32_t over) const;
 
   struct Reduction {
-    uint64_t open_reduce, reduce, average, premultiply, serve;
+    uint64_t open_reduce, reduce, average, premultiply, run_one_batch;
   };
   void add_reduction(DType dtype, ReduceKind kind, const Reduction& functions);
 
@@ -161,7 +161,7 @@ class CudaDevice : public Device {
   std::unique_ptr<PrelaunchedKernels> prelaunched_;
   std::unique_ptr<PersistentKernel> persistent_kernel_;
   std::mutex preparing_;
-  uint64_t serve_ = 0;
+  uint64_t run_one_batch_ = 0;
   std::vector<cuda::Pointer> scratches_;  // for prepared collectives; the last one is the largest
   size_t scratches_bytes_ = 0;
   std::atomic<size_t> staging_bytes_{0};

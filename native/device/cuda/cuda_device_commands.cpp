@@ -23,16 +23,16 @@ constexpr uint64_t kNoQueue = ~0ull;
 
 }  // namespace
 
-void CudaDevice::enable_prelaunch(uint64_t serve) {
+void CudaDevice::enable_prelaunch(uint64_t run_one_batch) {
   make_current();
-  serve_ = serve;
+  run_one_batch_ = run_one_batch;
   prelaunched_ = std::make_unique<PrelaunchedKernels>(cuda_);
   make_wrapping();
 }
 
-void CudaDevice::enable_persistent_kernel(uint64_t carry) {
+void CudaDevice::enable_persistent_kernel(uint64_t run_all_batches) {
   make_current();
-  persistent_kernel_ = std::make_unique<PersistentKernel>(cuda_, carry, gpu::parts_of(kGpuPayload));
+  persistent_kernel_ = std::make_unique<PersistentKernel>(cuda_, run_all_batches, gpu::parts_of(kGpuPayload));
   make_wrapping();
 }
 
@@ -60,16 +60,16 @@ Device::Prepared CudaDevice::prepare(const Need& need) {
     scratches_.push_back(memory);
     scratches_bytes_ = need.scratch_bytes;
   }
-  uint64_t serve = serve_;
+  uint64_t run_one_batch = run_one_batch_;
   if (need.reduction != ReduceKind::none) {
     const std::lock_guard<std::mutex> adding(adding_);
-    serve = reductions_.at({need.dtype, need.reduction}).serve;
+    run_one_batch = reductions_.at({need.dtype, need.reduction}).run_one_batch;
   }
   const uint32_t parts = gpu::parts_of(std::min(need.segment_bytes, kGpuPayload));
   const uint32_t records = static_cast<uint32_t>(records_in_run(need.segment_bytes));
   // The results and the keys.
   const uint32_t spare = (need.results + 1 + gpu::kCommands - 1) / gpu::kCommands;
-  const uint64_t first = prelaunched_->launch({serve, parts, parts * records}, need.commands + spare,
+  const uint64_t first = prelaunched_->launch({run_one_batch, parts, parts * records}, need.commands + spare,
                                          reinterpret_cast<cuda::Handle>(need.stream));
   ++unfinished_;
   return {first, need.commands, spare,

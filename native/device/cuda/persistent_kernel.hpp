@@ -20,7 +20,7 @@ namespace sealring {
 
 class PersistentKernel : public CommandQueue {
  public:
-  // In the calling thread's context. `function` is a kernel `carry`; `parts` is the number of thread
+  // In the calling thread's context. `function` is a kernel `run_all_batches`; `parts` is the number of thread
   // blocks for one record, which is all that a command has.
   PersistentKernel(const cuda::Driver& driver, uint64_t function, uint32_t parts);
   ~PersistentKernel() override;

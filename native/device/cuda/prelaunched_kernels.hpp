@@ -37,7 +37,7 @@ class PrelaunchedKernels : public CommandQueue {
 
   // ---- for the callers of collectives, one at a time, in the order in which these will be run
   struct KernelShape {
-    uint64_t function;  // a kernel `serve`
+    uint64_t function;  // a kernel `run_one_batch`
     uint32_t parts;     // thread blocks for one record
     uint32_t blocks;    // thread blocks for one command
   };

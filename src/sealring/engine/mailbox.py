@@ -72,7 +72,9 @@ class Mailbox:
         with self._preparing:
             if self._gpu is None:
                 self._gpu = Attachment(
-                    self._native, ordinal, command_kernel="carry" if streams_wait else None
+                    self._native,
+                    ordinal,
+                    command_kernel="run_all_batches" if streams_wait else None,
                 )
             if self._gpu.ordinal != ordinal:
                 raise Unsupported(
