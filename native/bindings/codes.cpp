@@ -86,5 +86,5 @@ void bind_codes(nb::module_& m) {
   m.attr("MAX_ALERT_TEXT_BYTES") = kMaxAlertText;
   m.attr("SEGMENT_WINDOW") = kWindow;
   m.attr("FORWARD_BUDGET_BYTES") = kForwardBudget;
-  m.attr("ANYONE") = Mailbox::kAnyone;
+  m.attr("ANYONE") = Message::kAnyone;
 }

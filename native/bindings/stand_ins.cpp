@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bindings/convert.hpp"
-#include "bindings/device.hpp"
+#include "bindings/endpoint.hpp"
 #include "stand_ins/gpu_arithmetic.hpp"
 #include "stand_ins/host_device.hpp"
 #include "stand_ins/host_driver.hpp"
@@ -62,6 +62,17 @@ NB_MODULE(_stand_ins, m) {
       "kernel"_a, "dtype"_a = DType::bytes, "kind"_a = ReduceKind::none);
   m.def("host_driver", &host_driver, nb::rv_policy::reference);
   m.def("new_stream", [] { return reinterpret_cast<uint64_t>(new HostStream); });
+  m.def(
+      "put",
+      [](uint64_t stream, const nb::callable& task) {
+        PyObject* const held = task.inc_ref().ptr();
+        const nb::gil_scoped_release released;
+        reinterpret_cast<HostStream*>(stream)->put([held] {
+          const nb::gil_scoped_acquire acquired;
+          nb::steal<nb::callable>(held)();
+        });
+      },
+      "stream"_a, "task"_a);
 
   nb::class_<HostDeviceProbe>(m, "Probe")
       .def(nb::new_([] { return std::make_shared<HostDeviceProbe>(); }))

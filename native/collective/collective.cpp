@@ -44,7 +44,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
   stats.scratch_bytes = std::max<uint64_t>(stats.scratch_bytes, cut_.scratch_bytes());
   if (device != nullptr) {
     device->begin({call.ready, call.dtype, call.reduction, static_cast<uint32_t>(program_.world),
-                   call.factor, call.segment_bytes, cut_.scratch_bytes(), call.prepared});
+                   call.factor, call.segment_bytes, cut_.scratch_bytes(), call.submitted});
   }
   for (int peer : program_.sources) links_[peer]->expecting = true;
 }
@@ -70,7 +70,7 @@ void Collective::run() {
     if (device_ != nullptr) moved |= settle();
     // What a peer may still fetch must not be written again, nor given back.
     const bool kept = wires_ != nullptr && wires_->lends();
-    if (finished_ == cut_.segments && in_flight_.empty() && !kept && !flush_all()) {
+    if (finished_ == cut_.segments && on_device_.empty() && !kept && !flush_all()) {
       const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
         return !link || (link->idle() && !link->broken());
       });

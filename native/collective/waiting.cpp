@@ -99,7 +99,7 @@ void Collective::wait() {
     if (backoff_.yield_core()) return;
   }
   const bool full = device_ != nullptr && !device_->has_room();
-  if (!in_flight_.empty() || full) return watch_device();
+  if (!on_device_.empty() || full) return watch_device();
   sleep();
 }
 
@@ -132,7 +132,7 @@ void Collective::sleep() {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   const double left_ms = (call_.timeout_s - silent) * 1e3;
-  const int longest_ms = in_flight_.empty() ? kNapMs : kGlanceMs;
+  const int longest_ms = on_device_.empty() ? kNapMs : kGlanceMs;
   const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, longest_ms));
   std::chrono::nanoseconds slept{0};
   {
@@ -175,9 +175,9 @@ void Collective::throw_timeout() {
       return !link.idle() || (wires_ != nullptr && wires_->lent_to(link.peer));
     });
   }
-  if (blamed < 0 && !in_flight_.empty() && in_flight_.front().sender >= 0) {
+  if (blamed < 0 && !on_device_.empty() && on_device_.oldest().sender >= 0) {
     what = "a record of the peer's did not come to this rank's GPU";
-    blamed = in_flight_.front().sender;
+    blamed = on_device_.oldest().sender;
   }
   throw peer_was_silent(blamed, what, call_.timeout_s);
 }

@@ -86,7 +86,7 @@ void Mailbox::check_timeouts() const {
   const auto late = [&](const auto& message) {
     return std::chrono::duration<double>(now - message.moved).count() > message.timeout_s;
   };
-  for (const Incoming& each : waiting_) {
+  for (const UnderWay& each : waiting_) {
     if (late(each)) {
       throw peer_was_silent(each.peer, "no message with tag " + std::to_string(each.tag) + " came",
                    each.timeout_s);
@@ -105,7 +105,7 @@ void Mailbox::check_timeouts() const {
       }
     }
     for (const auto* queue : {&box.unannounced, &box.accepted, &box.leaving}) {
-      for (const Outgoing& each : *queue) {
+      for (const UnderWay& each : *queue) {
         if (late(each)) throw peer_was_silent(rank, "the peer takes nothing", each.timeout_s);
       }
     }
@@ -121,10 +121,10 @@ void Mailbox::check_device_timeouts() const {
         rank_, "the GPU of " + names().rank(rank_) + " did not do its part of a message",
         each.timeout_s);
   };
-  if (!in_flight_.empty()) require_in_time(in_flight_.front());
+  if (!records_.empty()) require_in_time(records_.oldest());
   for (const Match& each : matched_) require_in_time(each.incoming);
   for (const Peer& box : peers_) {
-    for (const Outgoing& each : box.accepted) {
+    for (const UnderWay& each : box.accepted) {
       if (each.ready.value_or(0) != 0) require_in_time(each);
     }
   }

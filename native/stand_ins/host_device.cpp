@@ -193,9 +193,4 @@ void HostDevice::premultiply(uint64_t, uint8_t* into, size_t bytes) {
   sealring::premultiply(setting_.dtype, into, bytes, setting_.factor);
 }
 
-void HostDevice::poison_results(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept {
-  abandon();
-  for (const std::span<uint8_t>& result : results) std::memset(result.data(), 0xff, result.size());
-}
-
 }  // namespace sealring

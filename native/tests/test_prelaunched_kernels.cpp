@@ -1,6 +1,7 @@
 // Prelaunched kernels, with one that notes its commands: every command runs once, those of a queue in order,
 // and a kernel that is not needed blocks nothing.
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -56,12 +57,26 @@ gpu::Command command(uint64_t argument) {
 
 constexpr PrelaunchedKernels::KernelShape kShape{1, 1, 1};
 
+// Its keys are never read: no command is run.
+struct Kernels : PrelaunchedKernels {
+  Kernels() : PrelaunchedKernels({driver(), nullptr, {cuda::address(keys().data()), 1}}) {}
+  static std::array<uint8_t, 2 * kKeyBytes>& keys() {
+    static std::array<uint8_t, 2 * kKeyBytes> memory;
+    return memory;
+  }
+};
+
+uint64_t handle(Stream& stream) { return reinterpret_cast<uint64_t>(&stream); }
+
 // A collective of so many commands, told by this thread while another one launches the rest.
-void run_collective(PrelaunchedKernels& kernels, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
+void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
                     std::mt19937& random) {
-  const uint64_t first = kernels.launch(kShape, commands + spare, &user);
-  std::thread caller([&] { kernels.launch_rest(); });
-  kernels.begin(first, commands + spare, 0);
+  const Submitted call = kernels.launch(kShape, commands + spare, 0, handle(user));
+  std::thread caller([&] {
+    kernels.launch_rest();
+    kernels.mark_end(call.number);
+  });
+  kernels.begin(call, 1);
   for (uint32_t i = 0; i < commands;) {
     if (kernels.has_room()) {
       const uint64_t queue = random() % 5;
@@ -81,7 +96,7 @@ TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
   uint64_t expected = 0;
   {
     Stream user;
-    PrelaunchedKernels kernels(driver());
+    Kernels kernels;
     for (int call = 0; call < 60; ++call) {
       const uint32_t commands = random() % (call % 10 == 0 ? 900 : 40);
       run_collective(kernels, user, commands, 1 + random() % 3, expected * 8, random);
@@ -102,23 +117,23 @@ TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
 
 TEST(a_stream_waits_until_its_call_has_ended_and_no_longer) {
   Stream user, other;
-  PrelaunchedKernels kernels(driver());
-  const uint64_t first = kernels.launch(kShape, 3, &user);
+  Kernels kernels;
+  const Submitted call = kernels.launch(kShape, 3, 0, handle(user));
   kernels.launch_rest();
-  const uint32_t over = kernels.mark_end();
-  kernels.make_stream_wait(&other, over);
+  kernels.mark_end(call.number);
+  kernels.wait_on_stream(handle(other), call.number);
   std::atomic<bool> went_on = false;
   other.put([&] { went_on = true; });
   obeyed.clear();
-  kernels.begin(first, 3, 0);
+  kernels.begin(call, 1);
   const uint64_t argument = kernels.add(0, command(7));
   kernels.submit();
-  while (!kernels.done(argument)) std::this_thread::yield();
+  while (!kernels.batch_done(argument)) std::this_thread::yield();
   CHECK(obeyed == std::vector<uint64_t>{7});
-  CHECK(!went_on && !kernels.is_done(over));
+  CHECK(!went_on && !kernels.done(call.number));
   kernels.end();
   other.synchronize();
-  CHECK(went_on && kernels.is_done(over));
+  CHECK(went_on && kernels.done(call.number));
 }
 
 TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
@@ -127,27 +142,27 @@ TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
   slow.put([&] {
     while (!may_go) std::this_thread::yield();
   });
-  PrelaunchedKernels kernels(driver());
+  Kernels kernels;
   obeyed.clear();
-  const uint64_t first = kernels.launch(kShape, 1, &slow);
-  kernels.begin(first, 1, 0);
+  const Submitted call = kernels.launch(kShape, 1, 0, handle(slow));
+  kernels.begin(call, 1);
   const uint64_t argument = kernels.add(0, command(1));
   kernels.submit();
   quick.synchronize();
-  CHECK(!kernels.done(argument));
+  CHECK(!kernels.batch_done(argument));
   may_go = true;
   kernels.end();
-  CHECK(kernels.done(argument));
+  CHECK(kernels.batch_done(argument));
   run_collective(kernels, quick, 1, 0, 80, *std::make_unique<std::mt19937>(2));
   CHECK(obeyed.size() == 2);
 }
 
 TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
   Stream user;
-  PrelaunchedKernels kernels(driver());
+  Kernels kernels;
   obeyed.clear();
-  const uint64_t first = kernels.launch(kShape, 4, &user);
-  kernels.begin(first, 3, 1);
+  const Submitted call = kernels.launch(kShape, 3, 1, handle(user));
+  kernels.begin(call, 1);
   kernels.add(0, command(1));
   kernels.add(0, command(2));  // pushes out the first
   kernels.abandon();
@@ -157,36 +172,39 @@ TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
   CHECK(obeyed == (std::vector<uint64_t>{1, 3}));
 }
 
-TEST(more_batches_than_shifts_is_an_error) {
+TEST(more_batches_than_kernels_is_an_error) {
   Stream user;
-  PrelaunchedKernels kernels(driver());
-  const uint64_t first = kernels.launch(kShape, 2, &user);
-  kernels.begin(first, 1, 1);
+  Kernels kernels;
+  const Submitted call = kernels.launch(kShape, 1, 1, handle(user));
+  kernels.begin(call, 1);
   obeyed.clear();
   kernels.add(0, command(1));
   kernels.add(0, command(2));
   CHECK_THROWS(std::logic_error, kernels.add(0, command(3)));
   kernels.abandon();
-  kernels.use_spare();  // there is always one for the end
-  kernels.add(0, command(4));
-  kernels.end();
-  CHECK(obeyed == (std::vector<uint64_t>{1, 4}));
+  std::array<uint8_t, 3> memory{};
+  const std::array results{std::span<uint8_t>(memory)};
+  kernels.fail(call, results);  // overwrites the result and the keys, with one of the spare kernels
+  CHECK(obeyed == (std::vector<uint64_t>{1, 0xff, 0}));
+  CHECK(!kernels.busy());
+  kernels.fail(call, results);  // once
+  CHECK(obeyed.size() == 3);
 }
 
 TEST(a_group_that_is_gone_lets_streams_go_on_and_the_next_counts_on) {
   Stream user, held;
   uint32_t before = 0;
   {
-    PrelaunchedKernels kernels(driver());
-    kernels.launch(kShape, 2, &user);  // never run
-    before = kernels.mark_end();
-    kernels.make_stream_wait(&held, before);
+    Kernels kernels;
+    before = kernels.launch(kShape, 2, 0, handle(user)).number;  // never run
+    kernels.mark_end(before);
+    kernels.wait_on_stream(handle(held), before);
   }
   held.synchronize();
-  PrelaunchedKernels next(driver());
-  const uint64_t first = next.launch(kShape, 1, &user);
-  CHECK(next.mark_end() == before + 1);
-  next.begin(first, 1, 0);
+  Kernels next;
+  const Submitted call = next.launch(kShape, 1, 0, handle(user));
+  CHECK(call.number == before + 1);
+  next.begin(call, 1);
   next.end();
 }
 

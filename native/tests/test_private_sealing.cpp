@@ -92,9 +92,9 @@ TEST(mailbox_seals_in_private_memory) {
     const InterruptedPlaintext text(bytes, [&, announced = announced] { watch.look(announced); });
     std::vector<uint8_t> got(bytes);
     std::thread receiver([&, bytes = bytes] {
-      post.one.wait(post.one.receive(0, 9, got.data(), bytes, 20), kStay);
+      wait_for(receive(post.one, 0, 9, got.data(), bytes, 20));
     });
-    post.zero.wait(post.zero.send(1, 9, text.data(), bytes, 20), kStay);
+    wait_for(send(post.zero, 1, 9, text.data(), bytes, 20));
     receiver.join();
     CHECK(text.was_interrupted());
     CHECK(watch.untouched);

@@ -1,6 +1,6 @@
 """For tests alone: a device and a CUDA driver played by the CPU. No wheel contains it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from sealring._native import CudaDriver, Device, DType, ReduceKind
@@ -20,6 +20,8 @@ def host_function(kernel: Kernel, dtype: DType = ..., kind: ReduceKind = ...) ->
 
 def host_driver() -> CudaDriver: ...
 def new_stream() -> int: ...
+def put(stream: int, task: Callable[[], None]) -> None:
+    """The stream calls it when it has come so far. It must not raise."""
 
 class Probe:
     """Watches a host device, and makes it fail."""

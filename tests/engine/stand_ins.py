@@ -11,9 +11,7 @@ from sealring._stand_ins import Kernel, host_function
 from sealring.engine.datatypes import DType, supported_kinds
 
 
-def attach_host_device(
-    owner: _native.Engine | _native.Mailbox, lag: int, world: int
-) -> _stand_ins.Probe:
+def attach_host_device(owner: _native.Endpoint, lag: int, world: int) -> _stand_ins.Probe:
     """A ticket of the device is settled when it has been asked about `lag` times."""
     probe = _stand_ins.Probe()
     owner.attach(_stand_ins.host_device(lag, world, probe))

@@ -237,7 +237,7 @@ def beside_a_message(rank: int) -> float:
     data, mail = torch.ones(8 * MILLION, device="cuda"), torch.ones(MILLION, device="cuda")
     if rank == 0:
         torch.cuda._sleep(500_000_000)
-        sent = dist.isend(mail * 5, 1)
+        sent: Any = dist.isend(mail * 5, 1)
         dist.all_reduce(data)
         more_launches_than_a_queue_holds()
         sent.wait()

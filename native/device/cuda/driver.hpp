@@ -95,4 +95,11 @@ void check(Result result, const char* what);
 // In the calling thread's context, before others': they wait for what such streams do.
 Handle create_urgent_stream(const Driver& driver);
 
+// CUDA shares whole blocks with other processes. What is shared must fill its own, and what must not be
+// must not lie in one that anybody else in this process may share.
+constexpr size_t kSharedBlock = 2u << 20;
+constexpr size_t whole_blocks(size_t bytes) {
+  return (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock;
+}
+
 }  // namespace sealring::cuda

@@ -35,7 +35,7 @@ class Attachment:
 
     def __init__(
         self,
-        owner: _native.Engine | _native.Mailbox,
+        owner: _native.Endpoint,
         ordinal: int,
         kernels: Kernels | None = None,
         *,

@@ -1,4 +1,4 @@
-// Commands that kernels read from host memory, in batches (native/device/cuda/command_queue.hpp).
+// Commands that kernels read from host memory, in batches (native/device/cuda/command_batches.hpp).
 //
 // A batch's commands run together, each by so many thread blocks. A prelaunched kernel runs one batch
 // (prelaunched_kernel.hpp), the persistent kernel one after the other (persistent_kernel.hpp).
