@@ -152,6 +152,7 @@ def test_the_last_completion_stands_for_all_of_one_group() -> None:
     both = combined([completions[0], stranger])
     assert isinstance(both, CombinedCompletion)
     both.make_stream_wait()
+    completions[-1].make_stream_wait()
     first, second = (each.streams.put(lambda: None) for each in (group, other))
     group.run()
     first.result(PATIENCE_S)
