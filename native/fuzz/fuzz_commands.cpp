@@ -1,4 +1,4 @@
-// Batches of commands as a GPU gets them, obeyed by the CPU: a record that was changed on its way opens
+// Batches of commands as a GPU gets them, run by the CPU: a record that was changed on its way opens
 // into nothing, and the flag that says so is set.
 #include "device/cuda/launch.hpp"
 #include "stand_ins/host_driver.hpp"

@@ -1,4 +1,4 @@
-// Two mailboxes, with a thread that waits and one that looks after the rest, over both transports.
+// Two mailboxes, with a thread that waits and one that moves the other messages, over both transports.
 #include "mailbox/mailbox.hpp"
 
 #include <chrono>
@@ -34,7 +34,7 @@ TEST(messages_move_while_no_thread_waits) {
     const size_t size = 300'000;
     const std::vector<uint8_t> sent = bytes_of(size, 5);
     std::vector<std::vector<uint8_t>> got(4, std::vector<uint8_t>(size));
-    std::thread carer([&] {
+    std::thread mover([&] {
       size_t done = 0;
       while (done < 4) done += post.zero.finished().size();
     });
@@ -43,7 +43,7 @@ TEST(messages_move_while_no_thread_waits) {
       wait_for(receive(post.one, 0, tag, got[tag].data(), size, 20));
       CHECK(got[tag] == sent);
     }
-    carer.join();
+    mover.join();
   });
 }
 
@@ -78,11 +78,11 @@ TEST(closing_under_a_waiter_ends_it) {
       }
       CHECK(closed);
     });
-    std::thread carer([&] { CHECK(post.one.finished().empty()); });
+    std::thread mover([&] { CHECK(post.one.finished().empty()); });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     post.one.close();
     waiter.join();
-    carer.join();
+    mover.join();
   });
 }
 
@@ -260,7 +260,7 @@ TEST(a_failure_takes_the_memory_from_the_device_first) {
       }
       CHECK(seen == FailureCode::no_longer_admitted);
     });
-    std::thread carer([&] {
+    std::thread mover([&] {
       try {
         post.zero.finished();
       } catch (const Failure&) {
@@ -272,7 +272,7 @@ TEST(a_failure_takes_the_memory_from_the_device_first) {
     post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     waiter.join();
     CHECK(post.one.device()->has_room());
-    carer.join();
+    mover.join();
   });
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 using Stream = HostStream;
 
-std::vector<uint64_t> obeyed;  // the commands' arguments, in the order in which they were
+std::vector<uint64_t> commands_run;  // the commands' arguments, in the order in which they were
 
 std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at));
@@ -30,7 +30,7 @@ std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
 void run_one_batch(const gpu::BatchArgument& argument) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
   if (batch->number != argument.number) return;
-  for (uint32_t i = 0; i < batch->count; ++i) obeyed.push_back(batch->commands[i].argument);
+  for (uint32_t i = 0; i < batch->count; ++i) commands_run.push_back(batch->commands[i].argument);
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }
 
@@ -68,7 +68,7 @@ struct Kernels : PrelaunchedKernels {
 
 uint64_t handle(Stream& stream) { return reinterpret_cast<uint64_t>(&stream); }
 
-// A collective of so many commands, told by this thread while another one launches the rest.
+// A collective of so many commands, handed over by this thread while another one launches the rest.
 void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
                     std::mt19937& random) {
   const Submitted call = kernels.launch(kShape, commands + spare, 0, handle(user));
@@ -90,9 +90,9 @@ void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t 
 
 }  // namespace
 
-TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
+TEST(every_command_is_run_once_and_queues_keep_their_order) {
   std::mt19937 random(1);
-  obeyed.clear();
+  commands_run.clear();
   uint64_t expected = 0;
   {
     Stream user;
@@ -103,10 +103,10 @@ TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
       expected += commands;
     }
   }
-  CHECK(obeyed.size() == expected);
+  CHECK(commands_run.size() == expected);
   std::vector<bool> seen(expected, false);
   std::map<uint64_t, uint64_t> last;  // by queue
-  for (const uint64_t argument : obeyed) {
+  for (const uint64_t argument : commands_run) {
     const uint64_t which = argument / 8, queue = argument % 8;
     CHECK(which < expected && !seen[which]);
     seen[which] = true;
@@ -124,12 +124,12 @@ TEST(a_stream_waits_until_its_call_has_ended_and_no_longer) {
   kernels.wait_on_stream(handle(other), call.number);
   std::atomic<bool> went_on = false;
   other.put([&] { went_on = true; });
-  obeyed.clear();
+  commands_run.clear();
   kernels.begin(call, 1);
   const uint64_t argument = kernels.add(0, command(7));
   kernels.submit();
   while (!kernels.batch_done(argument)) std::this_thread::yield();
-  CHECK(obeyed == std::vector<uint64_t>{7});
+  CHECK(commands_run == std::vector<uint64_t>{7});
   CHECK(!went_on && !kernels.done(call.number));
   kernels.end();
   other.synchronize();
@@ -143,7 +143,7 @@ TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
     while (!may_go) std::this_thread::yield();
   });
   Kernels kernels;
-  obeyed.clear();
+  commands_run.clear();
   const Submitted call = kernels.launch(kShape, 1, 0, handle(slow));
   kernels.begin(call, 1);
   const uint64_t argument = kernels.add(0, command(1));
@@ -154,22 +154,22 @@ TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
   kernels.end();
   CHECK(kernels.batch_done(argument));
   run_collective(kernels, quick, 1, 0, 80, *std::make_unique<std::mt19937>(2));
-  CHECK(obeyed.size() == 2);
+  CHECK(commands_run.size() == 2);
 }
 
 TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
   Stream user;
   Kernels kernels;
-  obeyed.clear();
+  commands_run.clear();
   const Submitted call = kernels.launch(kShape, 3, 1, handle(user));
   kernels.begin(call, 1);
   kernels.add(0, command(1));
   kernels.add(0, command(2));  // pushes out the first
   kernels.abandon();
-  CHECK(obeyed == std::vector<uint64_t>{1});
+  CHECK(commands_run == std::vector<uint64_t>{1});
   kernels.add(0, command(3));  // what poisons the result
   kernels.end();
-  CHECK(obeyed == (std::vector<uint64_t>{1, 3}));
+  CHECK(commands_run == (std::vector<uint64_t>{1, 3}));
 }
 
 TEST(more_batches_than_kernels_is_an_error) {
@@ -177,7 +177,7 @@ TEST(more_batches_than_kernels_is_an_error) {
   Kernels kernels;
   const Submitted call = kernels.launch(kShape, 1, 1, handle(user));
   kernels.begin(call, 1);
-  obeyed.clear();
+  commands_run.clear();
   kernels.add(0, command(1));
   kernels.add(0, command(2));
   CHECK_THROWS(std::logic_error, kernels.add(0, command(3)));
@@ -185,10 +185,10 @@ TEST(more_batches_than_kernels_is_an_error) {
   std::array<uint8_t, 3> memory{};
   const std::array results{std::span<uint8_t>(memory)};
   kernels.fail(call, results);  // overwrites the result and the keys, with one of the spare kernels
-  CHECK(obeyed == (std::vector<uint64_t>{1, 0xff, 0}));
+  CHECK(commands_run == (std::vector<uint64_t>{1, 0xff, 0}));
   CHECK(!kernels.busy());
   kernels.fail(call, results);  // once
-  CHECK(obeyed.size() == 3);
+  CHECK(commands_run.size() == 3);
 }
 
 TEST(a_group_that_is_gone_lets_streams_go_on_and_the_next_counts_on) {

@@ -62,11 +62,11 @@ def test_messages_end_with_what_collectives_saw_first_and_tell_it(settled: bool)
         if settled:
             zero._first_failure.settle(BEFORE)
         send(one, 0, 1, slot(sent), 20.0)
-        ticket = receive(two, 0, 2, slot(got), 20.0)
+        submitted = receive(two, 0, 2, slot(got), 20.0)
         with pytest.raises(GroupError) as seen:
             zero.wait(receive(zero, 1, 1, slot(got), 20.0))
         with pytest.raises(GroupError) as heard:
-            two.wait(ticket)
+            two.wait(submitted)
     kind, about = (GroupClosed, 2) if settled else (TamperedRecord, 1)
     assert facts(seen.value) == (kind, about, None, None)
     assert facts(heard.value) == (kind, about, None, 0)

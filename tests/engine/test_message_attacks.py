@@ -49,12 +49,12 @@ class Letters:
             patience = timeout_s + 10
 
             def sends() -> None:
-                tickets = [
+                messages_sent = [
                     send(zero, 1, tag, slot(message), patience, mail.caller(0))
                     for tag, message in enumerate(self.sent)
                 ]
-                for ticket in (*tickets, receive(zero, 1, 99, slot(answer), patience)):
-                    zero.wait(ticket)
+                for submitted in (*messages_sent, receive(zero, 1, 99, slot(answer), patience)):
+                    zero.wait(submitted)
 
             def receives() -> None:
                 for tag, memory in enumerate(self.got):

@@ -147,8 +147,8 @@ def test_messages(devices: dict[int, int], lane: int) -> None:
                 one.wait(receive(one, 0, tag, slot(memory), 20, mail.caller(1)))
 
         receiving = mail.pool.submit(receives)
-        for ticket in sent:
-            zero.wait(ticket)
+        for submitted in sent:
+            zero.wait(submitted)
         receiving.result()
     records = decoded(mail, taps)
     assert kinds(records) == {spec.ANNOUNCE, spec.ACCEPT, spec.DATA, spec.BYE}

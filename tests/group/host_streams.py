@@ -71,6 +71,9 @@ class HostStreams:
     def free_later(self, kept: object) -> None:
         pass
 
+    def free_old(self) -> None:
+        pass
+
     def put(self, task: Callable[[], Any]) -> Future[Any]:
         """Into the current stream."""
         return put(self.current, task)

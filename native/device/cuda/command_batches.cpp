@@ -56,11 +56,13 @@ UnusedWords take_words(const cuda::Driver& driver, size_t bytes) {
   return {static_cast<uint8_t*>(memory)};
 }
 
+uint32_t read(const uint32_t* word) {
+  return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(word)).load(std::memory_order_acquire);
+}
+
 // Counts in a circle: "not before" holds as long as no 2^31 are out at once.
-bool has(const uint32_t& word, uint64_t value) {
-  const uint32_t seen =
-      std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word)).load(std::memory_order_acquire);
-  return static_cast<int32_t>(seen - static_cast<uint32_t>(value)) >= 0;
+bool has(const uint32_t* word, uint64_t value) {
+  return static_cast<int32_t>(read(word) - static_cast<uint32_t>(value)) >= 0;
 }
 
 // Streams that wait for the GPU's commands would wait for ever.
@@ -163,9 +165,9 @@ void CommandBatches::wait_on_stream(uint64_t stream, uint32_t number) const {
   wait_for_value(reinterpret_cast<cuda::Handle>(stream), done_word(number), number);
 }
 
-bool CommandBatches::done(uint32_t number) const { return has(*done_word(number), number); }
+bool CommandBatches::done(uint32_t number) const { return has(done_word(number), number); }
 
-bool CommandBatches::reached(uint32_t number) const { return has(*reached_word(number), number); }
+bool CommandBatches::reached(uint32_t number) const { return has(reached_word(number), number); }
 
 void CommandBatches::release_waiters(uint32_t number) {
   std::atomic_ref<uint32_t>(over_[number % kNumbers]).store(number, std::memory_order_release);
@@ -186,7 +188,7 @@ uint64_t CommandBatches::add(uint64_t queue, const gpu::Command& command) {
   return next_;
 }
 
-bool CommandBatches::batch_done(uint64_t batch) const { return batch <= skipped_ || has(*done_, batch); }
+bool CommandBatches::batch_done(uint64_t batch) const { return batch <= skipped_ || has(done_, batch); }
 
 void CommandBatches::submit() {
   if (batch_.count != 0 && batch_done(submitted() + 1 - ahead_)) submit_now();
@@ -212,9 +214,9 @@ void CommandBatches::submit_now() {
 // What the script put in front of the operation may take its time.
 void CommandBatches::wait_until_done(uint64_t batch) const {
   auto since = std::chrono::steady_clock::now();
-  uint32_t before = *done_;
+  uint32_t before = read(done_);
   while (!batch_done(batch)) {
-    const uint32_t seen = std::atomic_ref<uint32_t>(*done_).load(std::memory_order_acquire);
+    const uint32_t seen = read(done_);
     const auto now = std::chrono::steady_clock::now();
     if (seen != before || (begun_ != 0 && !reached(begun_))) since = now;
     if (now - since > kLongestKernel) end_process_without_gpu();

@@ -132,6 +132,7 @@ class Prelaunch:
 
         None where it needs too many kernels: then the collective is to be run as it is.
         """
+        self._streams.free_old()
         with self._streams.guard():
             launched = self._engine.prelaunch(self._collective, self._streams.current)
         if launched is None or launched.completion is None:

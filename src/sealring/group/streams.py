@@ -48,6 +48,9 @@ class Streams(Protocol):
         To free memory that several streams have used, torch calls CUDA.
         """
 
+    def free_old(self) -> None:
+        """Frees all but the newest of it, which the group's thread may still use."""
+
 
 class CudaStreams:
     def __init__(self, device: torch.device) -> None:
@@ -64,10 +67,10 @@ class CudaStreams:
 
     @property
     def current(self) -> int:
-        self._free_old()
         return torch.cuda.current_stream(self._device).cuda_stream
 
     def make_stream_wait(self, operation: _native.Completion) -> None:
+        self.free_old()
         with self.guard():
             operation.wait_on_stream(self.current)
 
@@ -91,8 +94,7 @@ class CudaStreams:
     def free_later(self, kept: object) -> None:
         self._kept.append(kept)
 
-    def _free_old(self) -> None:
-        """All but the newest, which the group's thread may still use."""
+    def free_old(self) -> None:
         while len(self._kept) > 1:
             self._kept.popleft()
 

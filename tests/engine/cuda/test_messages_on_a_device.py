@@ -90,15 +90,15 @@ def test_tags_match_in_any_order_beside_messages_of_the_cpu(three: LocalMail) ->
     for tag, message in enumerate(messages):
         sent(zero, 1, tag, message, on_gpu[tag])
 
-    def looks_after_them() -> None:
+    def moves_messages() -> None:
         done = 0
         while done < len(messages):
             done += len(zero.finished())
 
-    carer = three.pool.submit(looks_after_them)
+    mover = three.pool.submit(moves_messages)
     for tag in (4, 1, 0, 3, 2):
         one.wait(got(one, 0, tag, memories[tag], on_gpu[tag]))
-    carer.result()
+    mover.result()
     for message, memory in zip(messages, memories, strict=True):
         assert (memory == message).all()
 
@@ -345,8 +345,8 @@ def test_closing_leaves_nothing_on_the_device() -> None:
         message, memory = values(600, 1), np.full(600, FILL, np.uint8)
         sent(zero, 1, 0, message)
         waiter = mail.pool.submit(lambda: one.wait(got(one, 0, 0, memory)))
-        carer = mail.pool.submit(zero.finished)
-        assert len(carer.result()) == 1
+        mover = mail.pool.submit(zero.finished)
+        assert len(mover.result()) == 1
         one.close()
         with pytest.raises(GroupClosed):
             waiter.result()
