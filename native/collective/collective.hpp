@@ -148,7 +148,6 @@ class Collective {
   void on_fetched(Link& link);
   void send_fetched(Link& link);
   bool settle();
-  void watch_device();
   void require_same_place(const Link& link) const;
   void wait();
   void sleep();

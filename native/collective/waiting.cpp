@@ -11,16 +11,8 @@
 namespace sealring {
 namespace {
 
-// The longest sleep, after which the links are checked in any case.
-constexpr int kNapMs = 100;
-
 // How long a rank waits before it tells the others what it waits in.
 constexpr double kStatusAfterS = 0.5;
-
-// A device wakes no thread, so it is polled: this often at first, and later, when the links are polled as
-// well, this often.
-constexpr unsigned kGlanceUs = 20;
-constexpr int kGlanceMs = 1;
 
 }  // namespace
 
@@ -98,17 +90,12 @@ void Collective::wait() {
     const Stopwatch waiting(stats_.wait_ns);
     if (backoff_.yield_core()) return;
   }
-  const bool full = device_ != nullptr && !device_->has_room();
-  if (!on_device_.empty() || full) return watch_device();
-  sleep();
-}
-
-void Collective::watch_device() {
-  if (backoff_.idle_s() > kStatusAfterS) return sleep();
   check_interrupt();
   if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  const bool full = device_ != nullptr && !device_->has_room();
+  if ((on_device_.empty() && !full) || backoff_.idle_s() > kStatusAfterS) return sleep();
   const Stopwatch waiting(stats_.wait_ns);
-  ::usleep(kGlanceUs);
+  ::usleep(kPollDeviceUs);
 }
 
 // An interrupt between two collectives counts too: its caller takes the group for closed.
@@ -122,8 +109,6 @@ void Collective::require_lease() const {
 }
 
 void Collective::sleep() {
-  check_interrupt();
-  if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
   const double silent = backoff_.idle_s();
   if (silent > call_.timeout_s) throw_timeout();
   if (silent > kStatusAfterS) send_status();
@@ -132,7 +117,7 @@ void Collective::sleep() {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   const double left_ms = (call_.timeout_s - silent) * 1e3;
-  const int longest_ms = on_device_.empty() ? kNapMs : kGlanceMs;
+  const int longest_ms = on_device_.empty() ? kNapMs : kPollDeviceMs;
   const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, longest_ms));
   std::chrono::nanoseconds slept{0};
   {

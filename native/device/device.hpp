@@ -67,8 +67,7 @@ class Device {
 
   // Work for the device comes from the calling thread now.
   virtual void enter() = 0;
-  // Whether an event has been reached: the memory that it guards may then be used. While the command
-  // queue of messages runs, an event is a message's number.
+  // Whether an event has been reached: the memory that it guards may then be used. 0 is always reached.
   virtual bool reached(uint64_t event) = 0;
 
   // Host memory that the device reads and writes by itself.

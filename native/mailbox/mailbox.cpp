@@ -88,7 +88,8 @@ std::shared_ptr<Completion> Mailbox::submit(const Message& message,
   const auto completion = std::make_shared<Completion>(*this, Submitted{.number = number});
   UnderWay posted{message, completion, std::nullopt, Clock::now()};
   if (caller) {
-    posted.ready = number != 0 ? number : caller->ready;
+    posted.ready = caller->ready;
+    posted.reached = number == 0 && caller->ready == 0;
     on_device_[completion] = {message.memory, message.sends ? 0 : message.bytes};
   }
   under_way_.insert(completion);

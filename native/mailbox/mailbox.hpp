@@ -88,8 +88,9 @@ class Mailbox final : public Endpoint {
 
   struct UnderWay : Message {
     CompletionRef completion;
-    std::optional<uint64_t> ready;  // of a device's memory: what to wait for, 0 when it was reached
+    std::optional<uint64_t> ready;  // of a device's memory: the event of the caller's stream
     Clock::time_point moved;
+    bool reached = false;  // and the memory may be used
     uint64_t id = 0;       // of one that is sent
     size_t processed = 0;  // bytes that were sealed, or given to be opened
   };
@@ -147,7 +148,7 @@ class Mailbox final : public Endpoint {
   void move_for_streams();
   bool poison_results() noexcept;
   void stop_kernel_if_idle();
-  bool reached(std::optional<uint64_t>& ready);
+  bool reached(UnderWay& message);
   void seal_on_device(Link& link, Header& header, const UnderWay& message);
   void open_on_device(Link& link, const UnderWay& incoming, bool last);
   bool settle();

@@ -138,14 +138,12 @@ bool Mailbox::poison_results() noexcept {
 }
 
 // Whether the caller's stream has come to the call, whose memory may then be used.
-bool Mailbox::reached(std::optional<uint64_t>& ready) {
-  if (ready.value_or(0) == 0) return true;
-  if (!device_->reached(*ready)) {
-    awaits_stream_ = true;
-    return false;
-  }
-  ready = 0;
-  return true;
+bool Mailbox::reached(UnderWay& message) {
+  if (!message.ready || message.reached) return true;
+  const uint32_t number = message.completion->submitted().number;
+  message.reached = number != 0 ? command_queue()->reached(number) : device_->reached(*message.ready);
+  awaits_stream_ |= !message.reached;
+  return message.reached;
 }
 
 void Mailbox::seal_on_device(Link& link, Header& header, const UnderWay& message) {

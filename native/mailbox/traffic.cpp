@@ -51,7 +51,7 @@ bool Mailbox::send_data(Link& link) {
     const size_t length = std::min(piece, message.bytes - message.processed);
     const bool room = on_device ? device_->has_room() && link.has_room_for_device()
                                 : link.has_room();
-    if (!room || !reached(message.ready)) continue;
+    if (!room || !reached(message)) continue;
     Header header;
     header.kind = Kind::data;
     header.collective = message.id;
@@ -232,7 +232,7 @@ void Mailbox::match(std::list<UnderWay>::iterator waiting, Arrival arrival) {
 bool Mailbox::accept_matched() {
   bool moved = false;
   for (auto each = matched_.begin(); each != matched_.end();) {
-    if (!reached(each->incoming.ready)) {
+    if (!reached(each->incoming)) {
       ++each;
       continue;
     }

@@ -9,14 +9,11 @@
 namespace sealring {
 namespace {
 
-constexpr int kNapMs = 100;
 // While messages move nothing sleeps, and clocks are read only now and then.
 constexpr unsigned kStepsPerLook = 64;
-// The device rings no bell: it is glanced at. One that takes longer than is usual for a record, or for
-// a stream to come to a call, is looked at less often.
-constexpr unsigned kGlanceUs = 20;
-constexpr double kGlancesForS = 5e-3;
-constexpr int kDeviceNapMs = 1;
+// A device that takes longer than is usual for a record, or for a stream to come to a call, is polled less
+// often.
+constexpr double kPollDeviceForS = 5e-3;
 
 }  // namespace
 
@@ -31,15 +28,16 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
         backoff_.progressed();
         continue;
       }
-      const bool glances = waits_for_device();
+      const bool polls = waits_for_device();
       lock.unlock();
       bool lent = backoff_.yield_core();
-      if (!lent && glances && backoff_.idle_s() < kGlancesForS) lent = ::usleep(kGlanceUs) == 0;
+      if (!lent && polls && backoff_.idle_s() < kPollDeviceForS) lent = ::usleep(kPollDeviceUs) == 0;
       const bool leaves = !lent && signal_pending();
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
       if (lent || failure_ || closed_ || enough()) continue;
-      // What was asked for while the lock was open is seen now: sleep() forgets the bell that was rung for it.
+      // What was submitted while the lock was open is seen now: sleep() clears the eventfd that was written
+      // for it.
       if (step()) {
         backoff_.progressed();
       } else {
@@ -67,9 +65,9 @@ void Mailbox::sleep(Lock& lock) {
   for (const auto& link : links_) {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
-  uint64_t rung = 0;
-  (void)!::read(wake_, &rung, sizeof rung);
-  const int nap_ms = waits_for_device() ? kDeviceNapMs : kNapMs;
+  uint64_t count = 0;
+  (void)!::read(wake_, &count, sizeof count);
+  const int nap_ms = waits_for_device() ? kPollDeviceMs : kNapMs;
   lock.unlock();
   try {
     sleep_on(sleepers, wake_, nap_ms);
@@ -125,7 +123,7 @@ void Mailbox::check_device_timeouts() const {
   for (const Match& each : matched_) require_in_time(each.incoming);
   for (const Peer& box : peers_) {
     for (const UnderWay& each : box.accepted) {
-      if (each.ready.value_or(0) != 0) require_in_time(each);
+      if (each.ready && !each.reached) require_in_time(each);
     }
   }
 }
