@@ -91,7 +91,8 @@ void run_commands(const gpu::Batch& batch, const Function& function) {
 
 void run_one_batch(const gpu::BatchArgument& argument, const Function& function) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
-  if (batch->number != argument.number) return;
+  // The host may already write the next batch to this place, if this kernel gets none.
+  if (number_at(argument.batch).load(std::memory_order_acquire) != argument.number) return;
   run_commands(*batch, function);
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }

@@ -29,7 +29,8 @@ std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
 // What engine/cuda/prelaunched_kernel.hpp does, but for the commands themselves.
 void run_one_batch(const gpu::BatchArgument& argument) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
-  if (batch->number != argument.number) return;
+  // The host may already write the next batch to this place, if this kernel gets none.
+  if (number_at(argument.batch).load(std::memory_order_acquire) != argument.number) return;
   for (uint32_t i = 0; i < batch->count; ++i) commands_run.push_back(batch->commands[i].argument);
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }
