@@ -32,7 +32,8 @@ void add_link(Endpoint& self, int peer, std::unique_ptr<Pipe> pipe, const Secret
 
 void bind_endpoint(nb::module_& m) {
   nb::class_<DetachedDevice>(m, "Device", "A device that belongs to no engine or mailbox yet.");
-  nb::class_<cuda::Driver>(m, "CudaDriver", "The table of CUDA driver functions that a GPU is driven with.");
+  nb::class_<cuda::Driver>(m, "CudaDriver",
+                           "The table of CUDA driver functions that a GPU is driven with.");
 
   nb::class_<LinkMemory>(m, "LinkMemory")
       .def(
@@ -58,7 +59,8 @@ void bind_endpoint(nb::module_& m) {
           [](Completion& self, uint64_t number, double timeout_s) {
             return without_gil([&]() -> std::optional<Failure> {
               const ProcessMark& process = self.owner().process();
-              self.wait_on_host({[&process] { return signal_pending(process); }, number, timeout_s});
+              self.wait_on_host(
+                  {[&process] { return signal_pending(process); }, number, timeout_s});
               return std::nullopt;
             });
           },
@@ -76,15 +78,18 @@ void bind_endpoint(nb::module_& m) {
       .def_prop_ro("peer", &Completion::peer);
 
   nb::class_<Endpoint>(m, "Endpoint")
-      .def("use_lease", [](Endpoint& self, std::shared_ptr<Lease> lease) { self.use_lease(std::move(lease)); },
-           "lease"_a)
+      .def(
+          "use_lease",
+          [](Endpoint& self, std::shared_ptr<Lease> lease) { self.use_lease(std::move(lease)); },
+          "lease"_a)
       .def(
           "add_tcp_link",
           [](Endpoint& self, int peer, int socket, const SecretBytes& send_key,
              const SecretBytes& receive_key, const SecretBytes* peer_group_key) {
             add_link(self, peer, make_tcp_pipe(socket), send_key, receive_key, peer_group_key);
           },
-          "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a, "peer_group_key"_a.none() = nb::none())
+          "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a,
+          "peer_group_key"_a.none() = nb::none())
       .def(
           "add_shm_link",
           [](Endpoint& self, int peer, int socket, LinkMemory& own, LinkMemory& theirs,
@@ -96,7 +101,8 @@ void bind_endpoint(nb::module_& m) {
           "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a,
           "peer_group_key"_a.none() = nb::none())
       .def(
-          "attach", [](Endpoint& self, DetachedDevice& device) { self.attach(std::move(device.device)); },
+          "attach",
+          [](Endpoint& self, DetachedDevice& device) { self.attach(std::move(device.device)); },
           "device"_a, nb::call_guard<nb::gil_scoped_release>())
       // With a kernel that reads commands streams can wait: `run_one_batch` for collectives,
       // `run_all_batches` for messages.
@@ -104,11 +110,12 @@ void bind_endpoint(nb::module_& m) {
           "attach_cuda",
           [](Endpoint& self, int ordinal, uint64_t seal, uint64_t open, uint64_t command_kernel,
              const cuda::Driver* driver) {
-            auto device = std::make_unique<CudaDevice>(driver != nullptr ? *driver : cuda::driver(), ordinal,
-                                                       self.world(), seal, open);
+            auto device = std::make_unique<CudaDevice>(driver != nullptr ? *driver : cuda::driver(),
+                                                       ordinal, self.world(), seal, open);
             const bool collectives = dynamic_cast<Engine*>(&self) != nullptr;
             if (command_kernel != 0 && collectives) device->enable_prelaunch(command_kernel);
-            if (command_kernel != 0 && !collectives) device->enable_persistent_kernel(command_kernel);
+            if (command_kernel != 0 && !collectives)
+              device->enable_persistent_kernel(command_kernel);
             self.attach(std::move(device));
           },
           "ordinal"_a, "seal"_a, "open"_a, "command_kernel"_a = 0, "driver"_a.none() = nb::none(),

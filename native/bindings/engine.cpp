@@ -47,49 +47,45 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_program), "operation"_a, "algorithm"_a, "rank"_a, "world"_a, "slots"_a,
            "scratch"_a, "steps"_a);
 
-  nb::class_<Call>(m, "Call")
-      .def(
-          "__init__",
-          [](Call* self, const Program& program,
-             const std::vector<std::pair<uintptr_t, size_t>>& slots, std::optional<uint64_t> total,
-             uint32_t root, DType dtype, ReduceKind reduction, double factor, size_t segment_bytes,
-             bool wired) {
-            std::vector<Slot> memory;
-            for (const auto& [address, bytes] : slots) {
-              memory.push_back({reinterpret_cast<uint8_t*>(address), bytes});
-            }
-            new (self) Call{.program = &program,
-                            .slots = std::move(memory),
-                            .total = total,
-                            .root = root,
-                            .dtype = dtype,
-                            .reduction = reduction,
-                            .factor = factor,
-                            .segment_bytes = segment_bytes,
-                            .wired = wired};
-          },
-          "program"_a, "slots"_a, nb::kw_only(), "total"_a.none(), "root"_a, "dtype"_a,
-          "reduction"_a, "factor"_a, "segment_bytes"_a, "wired"_a,
-          nb::keep_alive<1, 2>());
+  nb::class_<Call>(m, "Call").def(
+      "__init__",
+      [](Call* self, const Program& program, const std::vector<std::pair<uintptr_t, size_t>>& slots,
+         std::optional<uint64_t> total, uint32_t root, DType dtype, ReduceKind reduction,
+         double factor, size_t segment_bytes, bool wired) {
+        std::vector<Slot> memory;
+        for (const auto& [address, bytes] : slots) {
+          memory.push_back({reinterpret_cast<uint8_t*>(address), bytes});
+        }
+        new (self) Call{.program = &program,
+                        .slots = std::move(memory),
+                        .total = total,
+                        .root = root,
+                        .dtype = dtype,
+                        .reduction = reduction,
+                        .factor = factor,
+                        .segment_bytes = segment_bytes,
+                        .wired = wired};
+      },
+      "program"_a, "slots"_a, nb::kw_only(), "total"_a.none(), "root"_a, "dtype"_a, "reduction"_a,
+      "factor"_a, "segment_bytes"_a, "wired"_a, nb::keep_alive<1, 2>());
 
   nb::class_<Engine, Endpoint> engine(m, "Engine");
   bind_wires_of(engine);
   engine
-      .def(
-          nb::new_([](int rank, int world, const nb::bytes& context, const SecretBytes& group_key,
-                      size_t record_bytes, uint64_t rekey_bytes,
-                      std::shared_ptr<FirstFailure> first_failure,
-                      const Names& names) {
-            if (world < 1 || rank < 0 || rank >= world) throw nb::value_error("rank outside the world");
-            if (record_bytes < 16 || record_bytes > kMaxPayload || record_bytes % 16 != 0) {
-              throw nb::value_error("record_bytes must be a multiple of 16, at most 1 MiB");
-            }
-            return owned_here<Engine>(rank, world, exactly<Context>(context, "context"),
-                                      key_from(group_key, "group_key"), record_bytes, rekey_bytes,
-                                      std::move(first_failure), names);
-          }),
-          "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a,
-          "first_failure"_a, "names"_a)
+      .def(nb::new_([](int rank, int world, const nb::bytes& context, const SecretBytes& group_key,
+                       size_t record_bytes, uint64_t rekey_bytes,
+                       std::shared_ptr<FirstFailure> first_failure, const Names& names) {
+             if (world < 1 || rank < 0 || rank >= world)
+               throw nb::value_error("rank outside the world");
+             if (record_bytes < 16 || record_bytes > kMaxPayload || record_bytes % 16 != 0) {
+               throw nb::value_error("record_bytes must be a multiple of 16, at most 1 MiB");
+             }
+             return owned_here<Engine>(rank, world, exactly<Context>(context, "context"),
+                                       key_from(group_key, "group_key"), record_bytes, rekey_bytes,
+                                       std::move(first_failure), names);
+           }),
+           "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a,
+           "first_failure"_a, "names"_a)
       .def(
           "submit",
           [](Engine& self, const Call& call, const CallerStream* caller) {

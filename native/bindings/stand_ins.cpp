@@ -58,7 +58,9 @@ NB_MODULE(_stand_ins, m) {
       .value("RUN_ALL_BATCHES", HostKernel::run_all_batches);
   m.def(
       "host_function",
-      [](HostKernel kernel, DType dtype, ReduceKind kind) { return host_function(kernel, dtype, kind); },
+      [](HostKernel kernel, DType dtype, ReduceKind kind) {
+        return host_function(kernel, dtype, kind);
+      },
       "kernel"_a, "dtype"_a = DType::bytes, "kind"_a = ReduceKind::none);
   m.def("host_driver", &host_driver, nb::rv_policy::reference);
   m.def("new_stream", [] { return reinterpret_cast<uint64_t>(new HostStream); });

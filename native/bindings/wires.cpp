@@ -32,8 +32,8 @@ void bind_wires_of(nb::class_<Engine, Endpoint>& engine) {
   engine.def(
       "add_reduction",
       [](Engine& self, DType dtype, ReduceKind kind, const std::array<uint64_t, 5>& functions) {
-        cuda_device(self).add_reduction(dtype, kind,
-                            {functions[0], functions[1], functions[2], functions[3], functions[4]});
+        cuda_device(self).add_reduction(
+            dtype, kind, {functions[0], functions[1], functions[2], functions[3], functions[4]});
       },
       "dtype"_a, "kind"_a, "functions"_a, nb::call_guard<nb::gil_scoped_release>());
   engine

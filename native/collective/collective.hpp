@@ -11,16 +11,16 @@
 #include <span>
 #include <vector>
 
-#include "transport/buffers.hpp"
-#include "device/device.hpp"
-#include "transport/farewell.hpp"
-#include "record/lease.hpp"
-#include "transport/link.hpp"
 #include "collective/program.hpp"
-#include "operation/records_on_device.hpp"
-#include "reduce/reduce.hpp"
-#include "transport/waiting.hpp"
+#include "device/device.hpp"
 #include "device/wires.hpp"
+#include "operation/records_on_device.hpp"
+#include "record/lease.hpp"
+#include "reduce/reduce.hpp"
+#include "transport/buffers.hpp"
+#include "transport/farewell.hpp"
+#include "transport/link.hpp"
+#include "transport/waiting.hpp"
 
 namespace sealring {
 
@@ -143,7 +143,8 @@ class Collective {
   void compute_on_device(Segment& segment, const Step& step);
   SealingKey& device_key(const Step& step) const;
   bool device_has_room(const Segment& segment, const Step& step) const;
-  void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain, const Step& step);
+  void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain,
+                      const Step& step);
   bool open_on_device(Link& link, Segment& segment, int index);
   void on_fetched(Link& link);
   void send_fetched(Link& link);

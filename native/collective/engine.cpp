@@ -23,8 +23,8 @@ constexpr size_t kInHand = 40, kLink = 16, kForwardingLink = 48;
 Engine::Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
                size_t record_bytes, uint64_t rekey_bytes,
                std::shared_ptr<FirstFailure> first_failure, Names names)
-    : Endpoint(rank, world, context, record_bytes, kGpuPayload, rekey_bytes, std::move(first_failure),
-               std::move(names)) {
+    : Endpoint(rank, world, context, record_bytes, kGpuPayload, rekey_bytes,
+               std::move(first_failure), std::move(names)) {
   keyring_.own_group = std::make_unique<SealingKey>(group_key, rekey_bytes);
   keyring_.own_group_gpu =
       std::make_unique<SealingKey>(gpu_key(group_key), rekey_bytes, Suite::chacha20_poly1305);
@@ -152,8 +152,8 @@ Submitted Engine::submit_to_device(const Call& call, uint64_t stream) {
     device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * peers.size());
   }
   return device_->submit({stream, call.dtype, call.reduction, call.segment_bytes,
-                           cut.scratch_bytes(), static_cast<uint32_t>(commands),
-                           static_cast<uint32_t>(cut.results().size())});
+                          cut.scratch_bytes(), static_cast<uint32_t>(commands),
+                          static_cast<uint32_t>(cut.results().size())});
 }
 
 // Each key once for every `rekey_bytes_` that it seals, but for the last piece before that, and once for
@@ -181,8 +181,8 @@ void Engine::release_streams(const Completion& collective) {
   if (!collective.streams_wait() || !device_) return;
   // The keys go with it, so the group must have ended.
   if (!failure_ && !closed_) {
-    Failure ends = first_failure_->settle(
-        Failure(FailureCode::closed, -1, "a collective on " + names().rank(rank_) + " was not run"));
+    Failure ends = first_failure_->settle(Failure(
+        FailureCode::closed, -1, "a collective on " + names().rank(rank_) + " was not run"));
     end_with(ends, {});
   }
   const Call& call = static_cast<const SubmittedCall&>(collective).call;
@@ -244,8 +244,8 @@ void Engine::run_collective(const Call& call, BufferPool& pool) {
   with_device(call.on_device, [&] {
     Device* const device = call.on_device ? device_.get() : nullptr;
     Wires* const wires = call.wired ? wires_.get() : nullptr;
-    Collective(call, links_, keyring_, pool, device, wires, stats_, backoff_, history_, interrupted_,
-               lease_.get())
+    Collective(call, links_, keyring_, pool, device, wires, stats_, backoff_, history_,
+               interrupted_, lease_.get())
         .run();
   });
 }
@@ -266,10 +266,11 @@ void Engine::say_where_last_seen(Failure& failure) const {
       failure.code == FailureCode::peer_lost || failure.code == FailureCode::peer_silent;
   if (!absent || failure.reported_by >= 0 || failure.peer < 0 || !links_[failure.peer]) return;
   const View& seen = links_[failure.peer]->seen;
-  Failure said(failure.code, failure.peer,
-               failure.what() + std::string("; ") + names().rank(failure.peer) + " was last seen " +
-                   (seen.number == 0 ? "before its first collective"
-                                     : "in " + names().view(seen) + names().remark({seen.operation})));
+  Failure said(
+      failure.code, failure.peer,
+      failure.what() + std::string("; ") + names().rank(failure.peer) + " was last seen " +
+          (seen.number == 0 ? "before its first collective"
+                            : "in " + names().view(seen) + names().remark({seen.operation})));
   said.collective = failure.collective;
   failure = said;
 }

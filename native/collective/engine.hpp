@@ -79,7 +79,9 @@ class Engine final : public Endpoint {
   Submitted submit_to_device(const Call& call, uint64_t stream);
   Cut cut_of(const Call& call) const { return Cut(call, call.wired ? wires_.get() : nullptr); }
   // Over a link goes what a GPU sealed, or, where that goes another way, its header alone.
-  BufferPool& pool_of(const Call& call) { return call.on_device && !call.wired ? gpu_pool_ : pool_; }
+  BufferPool& pool_of(const Call& call) {
+    return call.on_device && !call.wired ? gpu_pool_ : pool_;
+  }
   void require_possible(const Call& call);
   // On the device, in this call; counts what it seals and opens.
   uint64_t most_replaced_keys(const Cut& cut);

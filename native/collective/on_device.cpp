@@ -15,7 +15,8 @@ void Collective::compute_on_device(Segment& segment, const Step& step) {
   const uint64_t queue = queue_of(segment.number);
   switch (step.action) {
     case Action::copy:
-      if (into != at(segment, step.source)) device_->copy(queue, into, at(segment, step.source), bytes);
+      if (into != at(segment, step.source))
+        device_->copy(queue, into, at(segment, step.source), bytes);
       break;
     case Action::reduce:
       device_->reduce(queue, into, at(segment, step.source), bytes);
@@ -42,7 +43,8 @@ bool Collective::device_has_room(const Segment& segment, const Step& step) const
   // To replace a key the device waits for all that it was given, which may wait for a peer: so it
   // must have been settled first, while somebody looks at the clock.
   const size_t bytes = length(segment, step.slot);
-  if (!on_device_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes))) return false;
+  if (!on_device_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes)))
+    return false;
   if (wires_ != nullptr) return wires_->has_room();
   return std::all_of(step.peers.begin(), step.peers.end(),
                      [this](int peer) { return links_[peer]->has_room_for_device(); });
@@ -86,9 +88,8 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   const size_t bytes = length(segment, step.slot);
   key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
   BufferRef record = link.take();
-  const Device::Area area = wires_ == nullptr
-                                ? Device::Area{record->record}
-                                : wires_->slot_of(link.peer, header.lane - kWireLane);
+  const Device::Area area = wires_ == nullptr ? Device::Area{record->record}
+                                              : wires_->slot_of(link.peer, header.lane - kWireLane);
   const Device::Ticket ticket =
       open_on(*device_, queue_of(segment.number), key, keyring_.context, header, bytes, area,
               at(segment, step.slot), step.action == Action::receive_reduce);
@@ -135,16 +136,17 @@ void Collective::require_same_place(const Link& link) const {
   if (header.collective != call_.number) return;
   const bool theirs_on_gpu = header.lane != kCpuLane;
   if (theirs_on_gpu && device_ != nullptr && (header.lane != kGpuLane) != (wires_ != nullptr)) {
-    throw Failure(FailureCode::out_of_step, link.peer,
-                  names().rank(header.sender) +
-                      " takes another way for what its GPU sealed than this rank: they disagree on it");
+    throw Failure(
+        FailureCode::out_of_step, link.peer,
+        names().rank(header.sender) +
+            " takes another way for what its GPU sealed than this rank: they disagree on it");
   }
   if (theirs_on_gpu == (device_ != nullptr)) return;
   const auto place = [](bool on_gpu) { return on_gpu ? "a GPU" : "the CPU"; };
   throw Failure(FailureCode::out_of_step, link.peer,
                 names().rank(header.sender) + " has its tensor on " + place(theirs_on_gpu) + ", " +
-                    names().rank(keyring_.rank) + " on " +
-                    place(device_ != nullptr) + ": all ranks must keep theirs on the same");
+                    names().rank(keyring_.rank) + " on " + place(device_ != nullptr) +
+                    ": all ranks must keep theirs on the same");
 }
 
 }  // namespace sealring

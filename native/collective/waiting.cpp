@@ -61,9 +61,8 @@ void Collective::on_status(Link& link) {
   link.open(link.arrived_payload());
   const View theirs = View::from(link.header());
   link.waits_in = theirs.number;
-  const auto ours = std::find_if(history_.begin(), history_.end(), [&](const View& view) {
-    return view.number == theirs.number;
-  });
+  const auto ours = std::find_if(history_.begin(), history_.end(),
+                                 [&](const View& view) { return view.number == theirs.number; });
   if (ours != history_.end() && *ours != theirs) {
     disagree(link.peer, link.peer, theirs, *ours);
   }
@@ -147,8 +146,9 @@ void Collective::throw_timeout() {
   const auto waits = [&](const Link& link) { return link.waits_in >= call_.number; };
   const char* what = "nothing came from the peer";
   blame([&](const Link& link) { return owes(link) && !waits(link); });
-  if (blamed < 0 && std::any_of(links_.begin(), links_.end(),
-                                [&](const auto& link) { return link && owes(*link); })) {
+  if (blamed < 0 &&
+      std::any_of(
+          links_.begin(), links_.end(), [&](const auto& link) { return link && owes(*link); })) {
     what = "the peer did not come to this collective";
     blame([&](const Link& link) { return !waits(link); });
     if (blamed < 0) what = "nothing came from the peer";

@@ -56,7 +56,8 @@ class CommandQueue {
   virtual void release_waiters(uint32_t number) = 0;
   // Releases the streams that wait for an operation which failed, or was never run. Its results are
   // first overwritten with ones, which are NaN in every float type.
-  virtual void fail(const Submitted& operation, std::span<const std::span<uint8_t>> results) noexcept = 0;
+  virtual void fail(const Submitted& operation,
+                    std::span<const std::span<uint8_t>> results) noexcept = 0;
   // Ends the persistent kernel; does not wait for its end.
   virtual void stop(bool /*wipe_keys*/) {}
 };

@@ -31,7 +31,7 @@ class Device {
     size_t segment_bytes;
     size_t scratch_bytes;
     uint32_t commands;  // at most
-    uint32_t results;   // parts of memory that it writes
+    uint32_t results;  // parts of memory that it writes
   };
   // What holds for all of a collective.
   struct Setting {
@@ -56,9 +56,9 @@ class Device {
   // A run of records, mostly of one: what the first one's header must be, and where they lie.
   struct Record {
     int key;
-    std::span<const uint8_t> header;   // 64 bytes
+    std::span<const uint8_t> header;  // 64 bytes
     std::span<const uint8_t> context;  // 32 bytes
-    size_t length;                     // of the payload, all of it
+    size_t length;  // of the payload, all of it
     Area area;
     std::span<const int> channels = {};  // over which they leave when they are sealed
   };

@@ -1,8 +1,8 @@
 // A mailbox with messages to send and to receive, whose peers follow a script.
 #include "mailbox/mailbox.hpp"
 
-#include "stand_ins/host_device.hpp"
 #include "script.hpp"
+#include "stand_ins/host_device.hpp"
 
 using namespace sealring;
 using namespace sealring::fuzz;
@@ -30,7 +30,8 @@ void run(std::span<const uint8_t> script) {
   std::vector<std::vector<uint8_t>> memory;
   Mailbox mailbox(kRank, kWorld, Context{}, 1024, 1u << 30, 2048);
   for (int peer = 1; peer < kWorld; ++peer) {
-    mailbox.add_link(peer, std::move(pipes[peer]), testing::pair_key(kRank, peer), testing::pair_key(peer, kRank));
+    mailbox.add_link(peer, std::move(pipes[peer]), testing::pair_key(kRank, peer),
+                     testing::pair_key(peer, kRank));
   }
   if (on_device) mailbox.attach(std::make_unique<HostDevice>(script[0] >> 4, kWorld));
   try {
@@ -45,7 +46,8 @@ void run(std::span<const uint8_t> script) {
       const int peer = 1 + (what >> 3 & 1);
       const bool sends = what & 16, from_anyone = !sends && script[1] >> i & 1;
       submitted.push_back(mailbox.submit(
-          {sends, from_anyone ? Message::kAnyone : peer, tag, memory.back().data(), bytes, 0}, caller));
+          {sends, from_anyone ? Message::kAnyone : peer, tag, memory.back().data(), bytes, 0},
+          caller));
     }
     for (const auto& message : submitted) message->wait_on_host({});
   } catch (const Failure&) {

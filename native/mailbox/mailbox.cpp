@@ -33,8 +33,8 @@ auto Mailbox::on_this_thread(Work work) {
 Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_bytes,
                  uint64_t rekey_bytes, size_t gpu_record_bytes,
                  std::shared_ptr<FirstFailure> first_failure, Names names)
-    : Endpoint(rank, world, context, std::max(record_bytes, kShortBytes), gpu_record_bytes, rekey_bytes,
-               std::move(first_failure), std::move(names)),
+    : Endpoint(rank, world, context, std::max(record_bytes, kShortBytes), gpu_record_bytes,
+               rekey_bytes, std::move(first_failure), std::move(names)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       peers_(static_cast<size_t>(world)) {
   if (wake_ < 0) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
@@ -103,7 +103,9 @@ std::shared_ptr<Completion> Mailbox::submit(const Message& message,
   }
   try {
     // A short message is gone before the call returns, if its link has room.
-    if (!driving_) on_this_thread([&] { message.sends ? void(write(*links_[message.peer])) : match_arrivals(); });
+    if (!driving_)
+      on_this_thread(
+          [&] { message.sends ? void(write(*links_[message.peer])) : match_arrivals(); });
   } catch (const Failure& failure) {
     throw end_with(failure);
   }

@@ -84,7 +84,11 @@ class Mailbox final : public Endpoint {
   using CompletionRef = std::shared_ptr<Completion>;
 
   // Where a message is when it is announced. The numbers are the protocol's.
-  enum class PayloadLocation : uint32_t { with_sender = 0, in_the_announcement = 1, on_senders_gpu = 2 };
+  enum class PayloadLocation : uint32_t {
+    with_sender = 0,
+    in_the_announcement = 1,
+    on_senders_gpu = 2
+  };
 
   struct UnderWay : Message {
     CompletionRef completion;
@@ -176,7 +180,8 @@ class Mailbox final : public Endpoint {
   RecordsOnDevice records_;
   uint64_t records_ever_ = 0;
   std::set<CompletionRef> under_way_;
-  std::map<CompletionRef, std::span<uint8_t>> on_device_;  // those of the device, and where they are received
+  std::map<CompletionRef, std::span<uint8_t>>
+      on_device_;  // those of the device, and where they are received
   std::thread mover_;
   bool mover_is_done_ = true;
   bool streams_released_ = false;

@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "mailbox/mailbox.hpp"
 #include "device/sealing_on_device.hpp"
+#include "mailbox/mailbox.hpp"
 
 namespace sealring {
 namespace {
@@ -60,7 +60,8 @@ void Mailbox::start_persistent_kernel(Lock& lock) {
     call_without(lock, [&] {
       device_->enter();
       // Now: while the kernel runs, a call for memory would wait for it.
-      device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), kInHand + kOnALink * (links_.size() - 1));
+      device_->reserve_pinned_memory(gpu_pool_.slab_bytes(),
+                                     kInHand + kOnALink * (links_.size() - 1));
       device_->command_queue()->launch();
     });
   } catch (...) {
@@ -141,7 +142,8 @@ bool Mailbox::poison_results() noexcept {
 bool Mailbox::reached(UnderWay& message) {
   if (!message.ready || message.reached) return true;
   const uint32_t number = message.completion->submitted().number;
-  message.reached = number != 0 ? command_queue()->reached(number) : device_->reached(*message.ready);
+  message.reached =
+      number != 0 ? command_queue()->reached(number) : device_->reached(*message.ready);
   awaits_stream_ |= !message.reached;
   return message.reached;
 }
@@ -157,7 +159,9 @@ void Mailbox::seal_on_device(Link& link, Header& header, const UnderWay& message
   const Device::Ticket ticket =
       seal_on(*device_, records_ever_++, key, keyring_.context, header,
               message.memory + message.processed, header.length, {record->record});
-  records_.push(links_, {ticket, std::move(record), -1, {link.peer}, nullptr, message.timeout_s, Clock::now()});
+  records_.push(
+      links_,
+      {ticket, std::move(record), -1, {link.peer}, nullptr, message.timeout_s, Clock::now()});
 }
 
 void Mailbox::open_on_device(Link& link, const UnderWay& incoming, bool last) {
@@ -167,8 +171,13 @@ void Mailbox::open_on_device(Link& link, const UnderWay& incoming, bool last) {
   const Device::Ticket ticket =
       open_on(*device_, records_ever_++, key, keyring_.context, header, header.length,
               {record->record}, incoming.memory + incoming.processed, false);
-  records_.push(links_, {ticket, std::move(record), link.peer, {}, last ? incoming.completion : nullptr,
-                         incoming.timeout_s, Clock::now()});
+  records_.push(links_, {ticket,
+                         std::move(record),
+                         link.peer,
+                         {},
+                         last ? incoming.completion : nullptr,
+                         incoming.timeout_s,
+                         Clock::now()});
 }
 
 // A message is done when the last of its records has proved authentic, and so all of them.
@@ -191,9 +200,9 @@ void Mailbox::require_same_place(const UnderWay& incoming, const Arrival& arriva
   const auto place = [](bool on_gpu) { return on_gpu ? "a GPU" : "the CPU"; };
   throw Failure(FailureCode::out_of_step, arrival.peer,
                 names().rank(arrival.peer) + " has its tensor on " + place(theirs_on_gpu) + ", " +
-                    names().rank(rank_) + " on " +
-                    place(!theirs_on_gpu) + ": both ends of a message, here with tag " +
-                    std::to_string(arrival.tag) + ", must keep theirs on the same");
+                    names().rank(rank_) + " on " + place(!theirs_on_gpu) +
+                    ": both ends of a message, here with tag " + std::to_string(arrival.tag) +
+                    ", must keep theirs on the same");
 }
 
 }  // namespace sealring

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <string>
 
-#include "record/alert.hpp"
 #include "mailbox/mailbox.hpp"
+#include "record/alert.hpp"
 
 namespace sealring {
 namespace {
@@ -49,8 +49,8 @@ bool Mailbox::send_data(Link& link) {
     const bool on_device = message.ready.has_value();
     const size_t piece = piece_bytes(on_device);
     const size_t length = std::min(piece, message.bytes - message.processed);
-    const bool room = on_device ? device_->has_room() && link.has_room_for_device()
-                                : link.has_room();
+    const bool room =
+        on_device ? device_->has_room() && link.has_room_for_device() : link.has_room();
     if (!room || !reached(message)) continue;
     Header header;
     header.kind = Kind::data;
@@ -82,8 +82,8 @@ void Mailbox::announce(Link& link, UnderWay message) {
   const bool travels = !on_device && message.bytes <= kShortBytes &&
                        box.untaken_bytes + message.bytes <= kUntakenBytes;
   const PayloadLocation location = on_device ? PayloadLocation::on_senders_gpu
-                      : travels ? PayloadLocation::in_the_announcement
-                                : PayloadLocation::with_sender;
+                                   : travels ? PayloadLocation::in_the_announcement
+                                             : PayloadLocation::with_sender;
   Header header;
   header.kind = Kind::announce;
   header.collective = message.id;
@@ -111,18 +111,16 @@ bool Mailbox::read(Link& link) {
   const bool moved = !link.ended() && link.fill();
   if (link.ended()) {
     const Peer& box = peers_[link.peer];
-    const bool all_have_left =
-        std::all_of(links_.begin(), links_.end(),
-                    [](const auto& other) { return !other || other->ended(); });
-    const bool missed = !box.unannounced.empty() || !box.announced.empty() ||
-                        !box.accepted.empty() || !box.accepting.empty() ||
-                        std::any_of(matched_.begin(), matched_.end(), [&](const Match& each) {
-                          return each.arrival.peer == link.peer;
-                        }) ||
-                        std::any_of(waiting_.begin(), waiting_.end(), [&](const UnderWay& each) {
-                          return each.peer == link.peer ||
-                                 (each.peer == Message::kAnyone && all_have_left);
-                        });
+    const bool all_have_left = std::all_of(
+        links_.begin(), links_.end(), [](const auto& other) { return !other || other->ended(); });
+    const bool missed =
+        !box.unannounced.empty() || !box.announced.empty() || !box.accepted.empty() ||
+        !box.accepting.empty() ||
+        std::any_of(matched_.begin(), matched_.end(),
+                    [&](const Match& each) { return each.arrival.peer == link.peer; }) ||
+        std::any_of(waiting_.begin(), waiting_.end(), [&](const UnderWay& each) {
+          return each.peer == link.peer || (each.peer == Message::kAnyone && all_have_left);
+        });
     if (missed) throw peer_closed(link.peer, "the peer left the group");
   }
   if (!link.ready()) return moved;
@@ -157,8 +155,8 @@ void Mailbox::on_announcement(Link& link) {
   link.open(link.arrived_payload());
   const PayloadLocation location = static_cast<PayloadLocation>(header.segment);
   const bool travels = location == PayloadLocation::in_the_announcement;
-  if (header.collective != ++peers_[link.peer].heard || location > PayloadLocation::on_senders_gpu ||
-      header.length != (travels ? header.total : 0)) {
+  if (header.collective != ++peers_[link.peer].heard ||
+      location > PayloadLocation::on_senders_gpu || header.length != (travels ? header.total : 0)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer announced a message wrongly");
   }
   Arrival arrival{link.peer, header.collective, header.message, header.total, location, {}};
@@ -166,9 +164,8 @@ void Mailbox::on_announcement(Link& link) {
     arrival.payload.assign(link.arrived_payload(), link.arrived_payload() + header.length);
     stats_.opened_bytes += header.length;
   }
-  const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), [&](const UnderWay& each) {
-    return meets(each, arrival);
-  });
+  const auto waiting = std::find_if(waiting_.begin(), waiting_.end(),
+                                    [&](const UnderWay& each) { return meets(each, arrival); });
   if (waiting == waiting_.end()) {
     remember(std::move(arrival));
   } else {
@@ -209,7 +206,8 @@ void Mailbox::match_arrivals() {
 }
 
 bool Mailbox::meets(const UnderWay& waiting, const Arrival& arrival) {
-  return waiting.tag == arrival.tag && (waiting.peer == Message::kAnyone || waiting.peer == arrival.peer);
+  return waiting.tag == arrival.tag &&
+         (waiting.peer == Message::kAnyone || waiting.peer == arrival.peer);
 }
 
 // A receive has met its message.
@@ -221,8 +219,8 @@ void Mailbox::match(std::list<UnderWay>::iterator waiting, Arrival arrival) {
     throw Failure(FailureCode::out_of_step, arrival.peer,
                   names().rank(arrival.peer) + " sent a message of " +
                       std::to_string(arrival.bytes) + " bytes with tag " +
-                      std::to_string(arrival.tag) + ", " + names().rank(rank_) +
-                      " receives " + std::to_string(incoming.bytes));
+                      std::to_string(arrival.tag) + ", " + names().rank(rank_) + " receives " +
+                      std::to_string(incoming.bytes));
   }
   incoming.moved = Clock::now();
   matched_.push_back({incoming, std::move(arrival)});

@@ -31,7 +31,8 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
       const bool polls = waits_for_device();
       lock.unlock();
       bool lent = backoff_.yield_core();
-      if (!lent && polls && backoff_.idle_s() < kPollDeviceForS) lent = ::usleep(kPollDeviceUs) == 0;
+      if (!lent && polls && backoff_.idle_s() < kPollDeviceForS)
+        lent = ::usleep(kPollDeviceUs) == 0;
       const bool leaves = !lent && signal_pending();
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
@@ -87,7 +88,7 @@ void Mailbox::check_timeouts() const {
   for (const UnderWay& each : waiting_) {
     if (late(each)) {
       throw peer_was_silent(each.peer, "no message with tag " + std::to_string(each.tag) + " came",
-                   each.timeout_s);
+                            each.timeout_s);
     }
   }
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
@@ -98,8 +99,9 @@ void Mailbox::check_timeouts() const {
     }
     for (const auto& [id, each] : box.announced) {
       if (late(each)) {
-        throw peer_was_silent(rank, "the peer did not receive a message with tag " + std::to_string(each.tag),
-                     each.timeout_s);
+        throw peer_was_silent(
+            rank, "the peer did not receive a message with tag " + std::to_string(each.tag),
+            each.timeout_s);
       }
     }
     for (const auto* queue : {&box.unannounced, &box.accepted, &box.leaving}) {
@@ -115,9 +117,9 @@ void Mailbox::check_device_timeouts() const {
   const Clock::time_point now = Clock::now();
   const auto require_in_time = [&](const auto& each) {
     if (std::chrono::duration<double>(now - each.moved).count() <= each.timeout_s) return;
-    throw peer_was_silent(
-        rank_, "the GPU of " + names().rank(rank_) + " did not do its part of a message",
-        each.timeout_s);
+    throw peer_was_silent(rank_,
+                          "the GPU of " + names().rank(rank_) + " did not do its part of a message",
+                          each.timeout_s);
   };
   if (!records_.empty()) require_in_time(records_.oldest());
   for (const Match& each : matched_) require_in_time(each.incoming);

@@ -29,8 +29,9 @@ namespace sealring {
 
 class Endpoint {
  public:
-  Endpoint(int rank, int world, const Context& context, size_t record_bytes, size_t gpu_record_bytes,
-           uint64_t rekey_bytes, std::shared_ptr<FirstFailure> first_failure, Names names);
+  Endpoint(int rank, int world, const Context& context, size_t record_bytes,
+           size_t gpu_record_bytes, uint64_t rekey_bytes,
+           std::shared_ptr<FirstFailure> first_failure, Names names);
   virtual ~Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;

@@ -47,7 +47,8 @@ class RecordsOnDevice {
       const Device::State state = device.settle(record.ticket);
       if (state == Device::State::pending) break;
       if (state == Device::State::refused) {
-        throw Failure(FailureCode::tampered, record.sender, "a record's payload was changed on the way");
+        throw Failure(FailureCode::tampered, record.sender,
+                      "a record's payload was changed on the way");
       }
       for (int peer : record.peers) {
         if (record.sender < 0) --links[peer]->promised;

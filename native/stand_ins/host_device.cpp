@@ -9,8 +9,8 @@
 #include <new>
 #include <stdexcept>
 
-#include "stand_ins/gpu_arithmetic.hpp"
 #include "record/record.hpp"
+#include "stand_ins/gpu_arithmetic.hpp"
 
 namespace sealring {
 namespace {
@@ -85,7 +85,8 @@ int HostDevice::open_channel(std::span<const uint8_t> id, bool) {
 }
 
 int HostDevice::add_key(const KeyBytes& key) {
-  if (static_cast<int>(keys_.size()) == key_slots_) throw std::logic_error("more keys than a group has");
+  if (static_cast<int>(keys_.size()) == key_slots_)
+    throw std::logic_error("more keys than a group has");
   keys_.emplace_back();
   const int slot = static_cast<int>(keys_.size()) - 1;
   replace_key(slot, key);

@@ -14,12 +14,11 @@ using namespace sealring::testing;
 
 TEST(messages_of_every_length_arrive) {
   over_both([](Post& post) {
-    for (size_t size : {size_t{0}, size_t{1}, size_t{32} << 10, (size_t{32} << 10) + 1, size_t{1} << 20}) {
+    for (size_t size :
+         {size_t{0}, size_t{1}, size_t{32} << 10, (size_t{32} << 10) + 1, size_t{1} << 20}) {
       const std::vector<uint8_t> sent = bytes_of(size, 3);
       std::vector<uint8_t> got(size);
-      std::thread sender([&] {
-        wait_for(send(post.zero, 1, 9, sent.data(), size, 10));
-      });
+      std::thread sender([&] { wait_for(send(post.zero, 1, 9, sent.data(), size, 10)); });
       const auto source = wait_for(receive(post.one, Message::kAnyone, 9, got.data(), size, 10));
       sender.join();
       CHECK(source == 0);
@@ -53,16 +52,16 @@ TEST(many_may_wait) {
     std::vector<std::vector<uint8_t>> got(8, std::vector<uint8_t>(50'000));
     std::vector<std::thread> threads;
     for (uint32_t tag = 0; tag < 8; ++tag) {
-      threads.emplace_back([&, tag] {
-        wait_for(receive(post.one, 0, tag, got[tag].data(), got[tag].size(), 20));
-      });
+      threads.emplace_back(
+          [&, tag] { wait_for(receive(post.one, 0, tag, got[tag].data(), got[tag].size(), 20)); });
       threads.emplace_back([&, tag] {
         const std::vector<uint8_t> sent = bytes_of(50'000, static_cast<uint8_t>(tag));
         wait_for(send(post.zero, 1, tag, sent.data(), sent.size(), 20));
       });
     }
     for (std::thread& thread : threads) thread.join();
-    for (uint32_t tag = 0; tag < 8; ++tag) CHECK(got[tag] == bytes_of(50'000, static_cast<uint8_t>(tag)));
+    for (uint32_t tag = 0; tag < 8; ++tag)
+      CHECK(got[tag] == bytes_of(50'000, static_cast<uint8_t>(tag)));
   });
 }
 
@@ -212,7 +211,8 @@ TEST(devices_messages_arrive_on_each_driving_thread) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    for (uint32_t tag = 0; tag < 8; ++tag) CHECK(got[tag] == bytes_of(size, static_cast<uint8_t>(tag)));
+    for (uint32_t tag = 0; tag < 8; ++tag)
+      CHECK(got[tag] == bytes_of(size, static_cast<uint8_t>(tag)));
   });
 }
 
@@ -250,7 +250,8 @@ TEST(a_failure_takes_the_memory_from_the_device_first) {
     post.attach(1, 1 << 30);
     const std::vector<uint8_t> sent = bytes_of(4u << 20, 1);
     std::vector<uint8_t> got(sent.size());
-    const CompletionRef incoming = receive(post.one, 0, 0, got.data(), got.size(), 20, CallerStream{});
+    const CompletionRef incoming =
+        receive(post.one, 0, 0, got.data(), got.size(), 20, CallerStream{});
     std::thread waiter([&] {
       FailureCode seen{};
       try {

@@ -6,10 +6,10 @@
 #include <random>
 #include <thread>
 
-#include "device/cuda/cuda_device.hpp"
-#include "stand_ins/host_driver.hpp"
 #include "check.hpp"
+#include "device/cuda/cuda_device.hpp"
 #include "post.hpp"
+#include "stand_ins/host_driver.hpp"
 
 using namespace sealring;
 using namespace sealring::testing;
@@ -104,7 +104,8 @@ TEST(streams_wait_and_the_host_goes_on) {
       two.stream_of_one.put([&, i] { seen[i] = got[i]; });
     }
     two.stream_of_one.synchronize();
-    for (size_t i = 0; i < kMessages; ++i) CHECK(seen[i] == bytes_of(got[i].size(), static_cast<uint8_t>(i)));
+    for (size_t i = 0; i < kMessages; ++i)
+      CHECK(seen[i] == bytes_of(got[i].size(), static_cast<uint8_t>(i)));
   });
 }
 
@@ -114,7 +115,8 @@ TEST(messages_wait_for_no_other) {
     const std::vector<uint8_t> sent = bytes_of(300'000, 1);
     std::vector<uint8_t> first(300'000, 0xee), second(300'000, 0xee);
     HostStream other;
-    const CompletionRef never = receive(two.post.one, 0, 8, first.data(), first.size(), 20, behind(other));
+    const CompletionRef never =
+        receive(two.post.one, 0, 8, first.data(), first.size(), 20, behind(other));
     never->wait_on_stream(handle(other));
     const CompletionRef message =
         receive(two.post.one, 0, 9, second.data(), second.size(), 20, behind(two.stream_of_one));
@@ -149,7 +151,9 @@ TEST(the_kernel_runs_while_there_are_messages) {
       send(two.post.zero, 1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
       two.stream_of_one.synchronize();
       CHECK(got == sent);
-      wait_until([&] { return !two.post.one.persistent_kernel_runs() && !two.post.zero.persistent_kernel_runs(); });
+      wait_until([&] {
+        return !two.post.one.persistent_kernel_runs() && !two.post.zero.persistent_kernel_runs();
+      });
     }
   });
 }
@@ -159,9 +163,10 @@ TEST(beside_launched_messages_there_is_no_persistent_kernel) {
   over_both_streamed([](Streamed& two) {
     const std::vector<uint8_t> sent = bytes_of(5000, 1);
     std::vector<uint8_t> one(5000), other(5000);
-    const CompletionRef launched = receive(two.post.one, 0, 1, one.data(), one.size(), 20, CallerStream{});
-    const CompletionRef beside =
-        receive(two.post.one, 0, 2, other.data(), other.size(), 20, CallerStream{0, handle(two.stream_of_one), true});
+    const CompletionRef launched =
+        receive(two.post.one, 0, 1, one.data(), one.size(), 20, CallerStream{});
+    const CompletionRef beside = receive(two.post.one, 0, 2, other.data(), other.size(), 20,
+                                         CallerStream{0, handle(two.stream_of_one), true});
     CHECK(!beside->streams_wait());
     send(two.post.zero, 1, 2, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
     send(two.post.zero, 1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
@@ -170,9 +175,10 @@ TEST(beside_launched_messages_there_is_no_persistent_kernel) {
     CHECK(one == sent);
     CHECK(other == sent);
     // And while the kernel runs, it does all of them: here for one whose host waits.
-    const CompletionRef held = receive(two.post.one, 0, 3, one.data(), one.size(), 20, behind(two.stream_of_one));
-    const CompletionRef waited =
-        receive(two.post.one, 0, 4, other.data(), other.size(), 20, CallerStream{0, handle(two.stream_of_one), false});
+    const CompletionRef held =
+        receive(two.post.one, 0, 3, one.data(), one.size(), 20, behind(two.stream_of_one));
+    const CompletionRef waited = receive(two.post.one, 0, 4, other.data(), other.size(), 20,
+                                         CallerStream{0, handle(two.stream_of_one), false});
     CHECK(held->streams_wait());
     CHECK(waited->streams_wait());
     const std::vector<uint8_t> again = bytes_of(5000, 9);
@@ -270,7 +276,8 @@ TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
   std::vector<uint8_t> got(1000, 0xee);
   {
     Streamed two(nullptr);
-    const CompletionRef message = receive(two.post.one, 0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
+    const CompletionRef message =
+        receive(two.post.one, 0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
     barrier.put_into(late);
     message->wait_on_stream(handle(late));
     two.end();
@@ -297,7 +304,8 @@ TEST(numbers_go_on_past_one_that_is_taken) {
   Streamed two(nullptr);
   receive(two.post.one, 0, 7, never.data(), 1, 60, behind(two.stream_of_one));
   for (uint32_t i = 0; i < CommandQueue::kNumbers + 10; ++i) {
-    const CompletionRef message = receive(two.post.one, 0, 8, byte.data(), 1, 60, behind(two.stream_of_one));
+    const CompletionRef message =
+        receive(two.post.one, 0, 8, byte.data(), 1, 60, behind(two.stream_of_one));
     send(two.post.zero, 1, 8, byte.data(), 1, 60, behind(two.stream_of_zero));
     message->wait_on_stream(handle(two.stream_of_one));
     two.stream_of_one.synchronize();
@@ -314,7 +322,8 @@ TEST(more_messages_than_have_numbers_are_refused) {
   try {
     receive(two.post.one, 0, 1, byte.data(), 1, 60, behind(two.stream_of_one));
   } catch (const std::runtime_error& error) {
-    refused = std::string(error.what()).find("4096 messages of a GPU are under way") != std::string::npos;
+    refused =
+        std::string(error.what()).find("4096 messages of a GPU are under way") != std::string::npos;
   }
   CHECK(refused);
 }

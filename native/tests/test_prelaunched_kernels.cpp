@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "stand_ins/host_driver.hpp"
-#include "device/cuda/prelaunched_kernels.hpp"
 #include "check.hpp"
+#include "device/cuda/prelaunched_kernels.hpp"
+#include "stand_ins/host_driver.hpp"
 
 using namespace sealring;
 
@@ -70,8 +70,8 @@ struct Kernels : PrelaunchedKernels {
 uint64_t handle(Stream& stream) { return reinterpret_cast<uint64_t>(&stream); }
 
 // A collective of so many commands, handed over by this thread while another one launches the rest.
-void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
-                    std::mt19937& random) {
+void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t spare,
+                    uint64_t base, std::mt19937& random) {
   const Submitted call = kernels.launch(kShape, commands + spare, 0, handle(user));
   std::thread caller([&] {
     kernels.launch_rest();

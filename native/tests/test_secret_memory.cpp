@@ -105,8 +105,9 @@ TEST(a_child_neither_seals_nor_opens_nor_derives) {
   for (const Way way : kWays) {
     const int refusals = in_child(way, [&] {
       const uint8_t tag[kTagBytes] = {};
-      return int(refused([&] { sealed_with(sealing); })) +
-             int(refused([&] { (void)opening.open(make_nonce(0, 0), {}, nullptr, 0, tag, nullptr); })) +
+      return int(refused([&] { sealed_with(sealing); })) + int(refused([&] {
+               (void)opening.open(make_nonce(0, 0), {}, nullptr, 0, tag, nullptr);
+             })) +
              int(refused([&] { ratchet(sealing.bytes()); })) +
              int(refused([&] { KeyBytes(sealing.bytes()).require_key(); }));
     });
@@ -123,8 +124,9 @@ TEST(a_child_of_a_child_is_refused_and_so_is_one_that_has_keys_of_its_own) {
       if (refused([&] { sealed_with(own); })) return 50;
       const int here = refused([&] { sealed_with(parents); });
       return here + in_child(way, [&] {
-        return int(refused([&] { sealed_with(parents); })) + int(refused([&] { sealed_with(own); }));
-      });
+               return int(refused([&] { sealed_with(parents); })) +
+                      int(refused([&] { sealed_with(own); }));
+             });
     });
     CHECK(refusals == 3);
   }

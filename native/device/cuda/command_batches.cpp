@@ -104,7 +104,8 @@ CommandBatches::CommandBatches(const gpu::Gpu& gpu, uint32_t ring, uint32_t ahea
     throw std::runtime_error("OpenSSL has no random bytes");
   }
   wrapping_ = std::make_unique<SealingKey>(key, UINT64_MAX, Suite::chacha20_poly1305);
-  check(cuda_.to_device(keys_.of(keys_.slots), key.data(), key.size(), stream_), "cuMemcpyHtoDAsync");
+  check(cuda_.to_device(keys_.of(keys_.slots), key.data(), key.size(), stream_),
+        "cuMemcpyHtoDAsync");
   // Not every GPU can wait at host memory in every mode. Now is the time to see.
   wait_for_value(stream_, allowed_, *allowed_);
   check(cuda_.synchronize(stream_), "cuStreamSynchronize");
@@ -151,12 +152,13 @@ uint32_t CommandBatches::take_number() {
 
 void CommandBatches::mark_reached(uint64_t stream, uint32_t number) const {
   enter();
-  check(cuda_.write_value(reinterpret_cast<cuda::Handle>(stream), address(reached_word(number)), number,
-                          cuda::kInOrder),
+  check(cuda_.write_value(reinterpret_cast<cuda::Handle>(stream), address(reached_word(number)),
+                          number, cuda::kInOrder),
         "cuStreamWriteValue32");
 }
 
-void CommandBatches::wait_for_value(cuda::Handle stream, const uint32_t* word, uint32_t value) const {
+void CommandBatches::wait_for_value(cuda::Handle stream, const uint32_t* word,
+                                    uint32_t value) const {
   check(cuda_.wait_value(stream, address(word), value, cuda::kNotBefore), "cuStreamWaitValue32");
 }
 
@@ -176,7 +178,8 @@ void CommandBatches::release_waiters(uint32_t number) {
 // ---- batches -----------------------------------------------------------------------------------
 
 gpu::BatchArgument CommandBatches::argument_of(uint64_t batch, uint32_t blocks) const {
-  return {address(&batches_[batch % ring_]), arrived_, address(done_), static_cast<uint32_t>(batch), blocks};
+  return {address(&batches_[batch % ring_]), arrived_, address(done_), static_cast<uint32_t>(batch),
+          blocks};
 }
 
 uint64_t CommandBatches::add(uint64_t queue, const gpu::Command& command) {
@@ -188,7 +191,9 @@ uint64_t CommandBatches::add(uint64_t queue, const gpu::Command& command) {
   return next_;
 }
 
-bool CommandBatches::batch_done(uint64_t batch) const { return batch <= skipped_ || has(done_, batch); }
+bool CommandBatches::batch_done(uint64_t batch) const {
+  return batch <= skipped_ || has(done_, batch);
+}
 
 void CommandBatches::submit() {
   if (batch_.count != 0 && batch_done(submitted() + 1 - ahead_)) submit_now();
@@ -206,7 +211,8 @@ void CommandBatches::submit_now() {
   const size_t commands = batch_.count == gpu::kStop ? 0 : batch_.count;
   std::memcpy(batch.commands, batch_.commands, commands * sizeof(gpu::Command));
   batch.count = batch_.count;
-  std::atomic_ref<uint32_t>(batch.number).store(static_cast<uint32_t>(next_), std::memory_order_release);
+  std::atomic_ref<uint32_t>(batch.number)
+      .store(static_cast<uint32_t>(next_), std::memory_order_release);
   batch_.count = 0;
   handed_over(next_++);
 }
@@ -246,7 +252,8 @@ void CommandBatches::poison(std::span<const std::span<uint8_t>> results, bool wi
     made.argument = with;
     add(queue--, made);
   };
-  for (const std::span<uint8_t>& result : results) fill(address(result.data()), result.size(), kAllOnes);
+  for (const std::span<uint8_t>& result : results)
+    fill(address(result.data()), result.size(), kAllOnes);
   if (wipe_keys) fill(keys_.at, keys_.bytes(), 0);
   keys_wiped_ |= wipe_keys;
 }
@@ -265,8 +272,9 @@ void CommandBatches::replace_key(int slot, const KeyBytes& key) {
   uint8_t encoded[kHeaderBytes];
   header.encode(encoded);
   gpu::Command made{};
-  made.launch = gpu::launch_of({keys_.slots, encoded, context, kKeyBytes, {}}, keys_, unwrapping_ + at, true,
-                               nullptr, reinterpret_cast<uint8_t*>(keys_.of(slot)), parts_, failed_);
+  made.launch =
+      gpu::launch_of({keys_.slots, encoded, context, kKeyBytes, {}}, keys_, unwrapping_ + at, true,
+                     nullptr, reinterpret_cast<uint8_t*>(keys_.of(slot)), parts_, failed_);
   made.launch.action = gpu::Action::open;
   made.wire = address(wrapped_ + at);
   add(kNoQueue, made);

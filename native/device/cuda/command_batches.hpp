@@ -80,11 +80,11 @@ class CommandBatches : public CommandQueue {
   uint32_t* allowed_ = nullptr;  // in host memory: prelaunched kernels up to this one may run
   bool running_ = false;
   uint32_t parts_ = 1;
-  uint64_t next_ = 1;            // the batch that will be handed over next
-  uint64_t skipped_ = 0;         // batches up to this one were never written, or are done
-  uint32_t begun_ = 0;           // the operation under way; 0 where there are many
+  uint64_t next_ = 1;  // the batch that will be handed over next
+  uint64_t skipped_ = 0;  // batches up to this one were never written, or are done
+  uint32_t begun_ = 0;  // the operation under way; 0 where there are many
   uint64_t limit_ = UINT64_MAX;  // the last batch that may be handed over
-  gpu::Batch batch_{};           // as far as it has been put together
+  gpu::Batch batch_{};  // as far as it has been put together
 
  private:
   static constexpr size_t kLine = 128;  // words have lines of their own
@@ -101,18 +101,18 @@ class CommandBatches : public CommandQueue {
   // In host memory that streams and kernels read and write. A stream may reach a wait long after its
   // group has ended, so this memory is never freed: the next group takes it over and counts on.
   uint8_t* words_ = nullptr;
-  uint32_t* done_ = nullptr;     // the last batch that is done
-  uint64_t* failed_ = nullptr;   // where a key's command reports a bad tag
+  uint32_t* done_ = nullptr;  // the last batch that is done
+  uint64_t* failed_ = nullptr;  // where a key's command reports a bad tag
   uint32_t* reached_ = nullptr;  // by number: the caller's stream has reached the operation
-  uint32_t* over_ = nullptr;     // by number: the operation is done
+  uint32_t* over_ = nullptr;  // by number: the operation is done
   gpu::Batch* batches_ = nullptr;
   uint32_t last_number_ = 0;
   std::array<uint32_t, kNumbers> taken_{};  // by place: the last number that had it
-  std::vector<uint64_t> queues_;            // of the commands in `batch_`
+  std::vector<uint64_t> queues_;  // of the commands in `batch_`
   // Keys reach a GPU at work as records under a key of this queue's own: host memory that the GPU reads is
   // not memory for keys.
   std::unique_ptr<SealingKey> wrapping_;
-  uint8_t* wrapped_ = nullptr;    // in host memory, by slot
+  uint8_t* wrapped_ = nullptr;  // in host memory, by slot
   bool keys_wiped_ = false;
   cuda::Pointer unwrapping_ = 0;  // where the GPU copies them to first, by slot
 };

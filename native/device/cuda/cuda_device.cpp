@@ -243,12 +243,14 @@ void CudaDevice::abandon() noexcept {
 }
 
 CudaDevice::StagingSlot& CudaDevice::next_staging_slot() {
-  if (begun_ - settled_ == kRoom) throw std::logic_error("more records than the device has staging slots for");
+  if (begun_ - settled_ == kRoom)
+    throw std::logic_error("more records than the device has staging slots for");
   return staging_[begun_ % kRoom];
 }
 
 Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint8_t* plain) {
-  if (running_commands() != nullptr) return command(queue, gpu::Action::seal, record, plain, nullptr);
+  if (running_commands() != nullptr)
+    return command(queue, gpu::Action::seal, record, plain, nullptr);
   StagingSlot& slot = next_staging_slot();
   const cuda::Handle stream = stream_of(queue);
   // Its last user is settled, so the slot is free. In a device's memory a run may be put together
@@ -317,8 +319,8 @@ void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record
                             cuda::Pointer sealed, bool opens, const uint8_t* local,
                             uint8_t* result) {
   const uint32_t parts = gpu::parts_of(std::min(record.length, kGpuPayload));
-  const gpu::Launch launch =
-      gpu::launch_of(record, keys_, sealed, opens, local, result, parts, &verdicts_[begun_ % kRoom]);
+  const gpu::Launch launch = gpu::launch_of(record, keys_, sealed, opens, local, result, parts,
+                                            &verdicts_[begun_ % kRoom]);
   const uint32_t records = static_cast<uint32_t>(records_in_run(record.length));
   gpu::launch(cuda_, function, records * parts, gpu::kThreads, parts, &launch, stream);
 }
@@ -352,7 +354,8 @@ void CudaDevice::reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size
 }
 
 void CudaDevice::average(uint64_t queue, uint8_t* into, size_t bytes) {
-  if (prelaunched()) return command_plain(queue, gpu::Action::average, into, nullptr, bytes, setting_.world);
+  if (prelaunched())
+    return command_plain(queue, gpu::Action::average, into, nullptr, bytes, setting_.world);
   uint64_t size = bytes;
   uint32_t world = setting_.world;
   void* arguments[] = {&into, &size, &world};
@@ -360,7 +363,8 @@ void CudaDevice::average(uint64_t queue, uint8_t* into, size_t bytes) {
 }
 
 void CudaDevice::premultiply(uint64_t queue, uint8_t* into, size_t bytes) {
-  if (prelaunched()) return command_plain(queue, gpu::Action::premultiply, into, nullptr, bytes,
+  if (prelaunched())
+    return command_plain(queue, gpu::Action::premultiply, into, nullptr, bytes,
                          std::bit_cast<uint64_t>(setting_.factor));
   uint64_t size = bytes;
   double factor = setting_.factor;

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "device/cuda/driver.hpp"
-#include "device/device.hpp"
 #include "device/cuda/launch.hpp"
 #include "device/cuda/nccl.hpp"
 #include "device/cuda/persistent_kernel.hpp"
-#include "record/record.hpp"
 #include "device/cuda/prelaunched_kernels.hpp"
+#include "device/device.hpp"
+#include "record/record.hpp"
 
 namespace sealring {
 
@@ -30,9 +30,7 @@ class CudaDevice : public Device {
   // From now on streams can wait for messages. `run_all_batches` is the persistent kernel.
   void enable_persistent_kernel(uint64_t run_all_batches);
   // The stream of the kernels that are launched ahead.
-  uint64_t prelaunch_stream() const {
-    return prelaunched_ != nullptr ? prelaunched_->stream() : 0;
-  }
+  uint64_t prelaunch_stream() const { return prelaunched_ != nullptr ? prelaunched_->stream() : 0; }
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
@@ -142,7 +140,7 @@ class CudaDevice : public Device {
   std::atomic<size_t> held_{0};  // for keys and verdicts
   mutable std::mutex pinned_lock_;
   std::multimap<size_t, uint8_t*> pinned_;  // host memory that is free, by size
-  std::map<size_t, size_t> pinned_count_;       // pieces of a size that there ever were
+  std::map<size_t, size_t> pinned_count_;  // pieces of a size that there ever were
   gpu::KeyTable keys_;
   int key_count_ = 0;
   cuda::Pointer scratch_ = 0;

@@ -43,7 +43,8 @@ Submitted CudaDevice::submit(const Need& need) {
   const uint32_t records = static_cast<uint32_t>(records_in_run(need.segment_bytes));
   // The results and the keys.
   const uint32_t spare = (need.results + 1 + gpu::kCommands - 1) / gpu::kCommands;
-  Submitted out = prelaunched_->launch({function, parts, parts * records}, need.commands, spare, need.stream);
+  Submitted out =
+      prelaunched_->launch({function, parts, parts * records}, need.commands, spare, need.stream);
   if (!scratches_.empty()) out.scratch = reinterpret_cast<uint8_t*>(scratches_.back());
   return out;
 }

@@ -23,8 +23,9 @@ uint32_t log_turns_of(size_t record_bytes, uint32_t parts) {
   return log_turns;
 }
 
-Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Pointer sealed, bool opens,
-                 const uint8_t* local, uint8_t* result, uint32_t parts, uint64_t* failed) {
+Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Pointer sealed,
+                 bool opens, const uint8_t* local, uint8_t* result, uint32_t parts,
+                 uint64_t* failed) {
   Launch launch{};
   Wire& wire = opens ? launch.in : launch.out;
   wire.records = sealed;
@@ -46,12 +47,11 @@ void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint
   cuda::LaunchAttribute attribute{};
   attribute.id = cuda::kClusterDimension;
   attribute.cluster = {cluster, 1, 1};
-  const cuda::LaunchConfig config{
-      {blocks, 1, 1}, {threads, 1, 1}, 0, stream, &attribute, cluster > 1 ? 1u : 0u};
+  const cuda::LaunchConfig config{{blocks, 1, 1}, {threads, 1, 1}, 0,
+                                  stream,         &attribute,      cluster > 1 ? 1u : 0u};
   void* arguments[] = {const_cast<void*>(argument)};
-  cuda::check(
-      driver.launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
-      "cuLaunchKernelEx");
+  cuda::check(driver.launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
+              "cuLaunchKernelEx");
 }
 
 }  // namespace sealring::gpu

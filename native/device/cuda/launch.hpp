@@ -58,7 +58,8 @@ static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240 && sizeof(Command) == 
 static_assert(sizeof(Batch) == 64 + kCommands * 256 && sizeof(BatchArgument) == 32);
 
 inline constexpr uint32_t kThreads = 128;
-inline constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capability 9.0 can launch
+inline constexpr uint32_t kMaxParts =
+    8;  // clusters that every GPU of compute capability 9.0 can launch
 
 // A record is shared out between so many blocks of threads that each has about 32 KiB: one record
 // must not take long, for there are not many at a time.
@@ -83,8 +84,9 @@ struct Gpu {
 
 // What a kernel needs to seal a run of records to `sealed`, or to open it there; a bad tag is reported in
 // `failed`.
-Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Pointer sealed, bool opens,
-                 const uint8_t* local, uint8_t* result, uint32_t parts, uint64_t* failed);
+Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Pointer sealed,
+                 bool opens, const uint8_t* local, uint8_t* result, uint32_t parts,
+                 uint64_t* failed);
 
 // Launches a kernel of one argument in the calling thread's context.
 void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,

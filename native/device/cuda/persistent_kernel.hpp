@@ -25,7 +25,8 @@ class PersistentKernel : public CommandBatches {
 
   bool busy() const override { return running_; }
   bool has_room() const override { return batch_.count < gpu::kCommands; }
-  void fail(const Submitted& operation, std::span<const std::span<uint8_t>> results) noexcept override;
+  void fail(const Submitted& operation,
+            std::span<const std::span<uint8_t>> results) noexcept override;
   void stop(bool wipe_keys) override;
 
  private:

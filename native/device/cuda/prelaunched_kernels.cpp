@@ -77,7 +77,8 @@ bool PrelaunchedKernels::has_room() const {
 }
 
 void PrelaunchedKernels::allow_up_to(uint64_t kernel) {
-  std::atomic_ref<uint32_t>(*allowed_).store(static_cast<uint32_t>(kernel), std::memory_order_release);
+  std::atomic_ref<uint32_t>(*allowed_).store(static_cast<uint32_t>(kernel),
+                                             std::memory_order_release);
 }
 
 void PrelaunchedKernels::fail(const Submitted& operation,

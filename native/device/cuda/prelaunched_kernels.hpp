@@ -26,8 +26,8 @@ class PrelaunchedKernels : public CommandBatches {
   // ---- for the callers of collectives, one at a time, in the order in which these will be run
   struct KernelShape {
     uint64_t function;  // a kernel `run_one_batch`
-    uint32_t parts;     // thread blocks for one record
-    uint32_t blocks;    // thread blocks for one command
+    uint32_t parts;  // thread blocks for one record
+    uint32_t blocks;  // thread blocks for one command
   };
   // Launches kernels after the work of the caller's stream, or as many as CUDA's queue takes: one for each
   // of `commands`, and `spare` more.
@@ -41,7 +41,8 @@ class PrelaunchedKernels : public CommandBatches {
   void begin(const Submitted& operation, uint32_t parts);
   bool busy() const override { return unfinished_ != 0; }
   bool has_room() const override;
-  void fail(const Submitted& operation, std::span<const std::span<uint8_t>> results) noexcept override;
+  void fail(const Submitted& operation,
+            std::span<const std::span<uint8_t>> results) noexcept override;
   // Submits all commands and returns when they are done. The kernels that are left return at once.
   void end();
 
@@ -60,7 +61,7 @@ class PrelaunchedKernels : public CommandBatches {
   std::atomic<uint64_t> unfinished_{0};  // collectives that were launched and have not ended
   // Of the collective under way.
   uint64_t first_ = 0;
-  uint64_t last_ = 0;   // its last kernel
+  uint64_t last_ = 0;  // its last kernel
   uint64_t ended_ = 0;  // the last kernel of the last collective that has ended
 };
 

@@ -53,7 +53,8 @@ __device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& sha
       const int block = at.first_place + turn * kThreads + (int)t;
       const u64 offset = (u64)block * 64;
       u32 plain[16] = {}, x[16];
-      if (block >= 0) load(opens ? in + kPayloadAt + offset : local + offset, opens || local_aligned, plain);
+      if (block >= 0)
+        load(opens ? in + kPayloadAt + offset : local + offset, opens || local_aligned, plain);
       if constexpr (opens) {
         block_keystream(shared.side[0], block, nonce_in, launch.one, x);
 #pragma unroll
@@ -104,7 +105,8 @@ __device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& sha
       if (t == 0) store_tag(out + kPayloadAt + at.bytes, finish_tag(launch, at, side, shared));
       if (t >= kLanes && t < kLanes + kPayloadAt / 4) {
         const u32 i = t - kLanes;
-        reinterpret_cast<u32*>(out)[i] = i < 16 ? side.associated_words[i] : side.header_tag[i - 16];
+        reinterpret_cast<u32*>(out)[i] =
+            i < 16 ? side.associated_words[i] : side.header_tag[i - 16];
       }
     }
   }
