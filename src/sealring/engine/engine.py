@@ -165,6 +165,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             raise error_from(failure, self._names, number, collective.operation)
 
     def _call(self, collective: Collective) -> _native.Call:
+        wired = self._goes_by_wires(collective)
         return _native.Call(
             self._program(collective),
             collective.slots,
@@ -173,15 +174,15 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             dtype=collective.dtype,
             reduction=collective.reduction,
             factor=collective.factor,
-            segment_bytes=self._segment_bytes(collective),
-            wired=self._goes_by_wires(collective),
+            segment_bytes=self._segment_bytes(collective, wired=wired),
+            wired=wired,
         )
 
-    def _segment_bytes(self, collective: Collective) -> int:
+    def _segment_bytes(self, collective: Collective, *, wired: bool) -> int:
         # What is cut must be cut alike by all who touch it, so by a length that they all know.
         known_to_all = collective.total is not None
-        longest = max(size for _, size in collective.slots) if known_to_all else None
-        if self._goes_by_wires(collective):
+        longest = max([size for _, size in collective.slots]) if known_to_all else None
+        if wired:
             return segment_bytes(longest, limits.WIRE_PAYLOAD_BYTES)
         on_gpu = collective.ready is not None
         return segment_bytes(longest, self._gpu_record_bytes if on_gpu else self._record_bytes)
@@ -234,9 +235,10 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         average = collective.reduction is ReduceKind.AVG
         premultiply = collective.reduction is ReduceKind.PREMUL_SUM
         key = (collective.operation, collective.algorithm, collective.root, average, premultiply)
-        if key not in self._programs:
-            self._programs[key] = to_native(self._plan(collective))
-        return self._programs[key]
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = to_native(self._plan(collective))
+        return program
 
 
 def topology_of(hosts: Sequence[str]) -> Topology:
