@@ -6,7 +6,8 @@
 void bind_codes(nanobind::module_& m);
 void bind_secrets(nanobind::module_& m);
 void bind_failures(nanobind::module_& m);
-void bind_devices(nanobind::module_& m);
+void bind_endpoint(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_mailbox(nanobind::module_& m);
+void bind_wires(nanobind::module_& m);
 void bind_pieces(nanobind::module_& m);

@@ -42,7 +42,8 @@ void bind_codes(nb::module_& m) {
       .def_prop_ro("itemsize", [](DType dtype) { return item_bytes(dtype); });
   enum_of_names<ReduceKind>(m, "ReduceKind", "How contributions are combined.", 0);
   nb::enum_<Action>(m, "Action", "What a step of a program does.", nb::is_arithmetic())
-      .value("SEND", Action::send, "Seal `slot` under the pair's key; send it to the rank in `peers`.")
+      .value("SEND", Action::send,
+             "Seal `slot` under the pair's key; send it to the rank in `peers`.")
       .value("PUBLISH", Action::publish,
              "Seal `slot` once under this rank's group key; send that record to all `peers`.")
       .value("FORWARD", Action::forward,
@@ -54,7 +55,8 @@ void bind_codes(nb::module_& m) {
       .value("COPY", Action::copy, "Copy slot `source` to `slot`.")
       .value("REDUCE", Action::reduce, "Reduce slot `source` into `slot`.")
       .value("AVERAGE", Action::average, "Divide `slot` by the number of ranks.")
-      .value("PREMULTIPLY", Action::premultiply, "Multiply `slot` by the factor given with the call.");
+      .value("PREMULTIPLY", Action::premultiply,
+             "Multiply `slot` by the factor given with the call.");
   nb::enum_<FailureCode>(m, "FailureCode", "How a group failed; travels in alerts.",
                          nb::is_arithmetic())
       .value("TAMPERED", FailureCode::tampered)
@@ -86,5 +88,5 @@ void bind_codes(nb::module_& m) {
   m.attr("MAX_ALERT_TEXT_BYTES") = kMaxAlertText;
   m.attr("SEGMENT_WINDOW") = kWindow;
   m.attr("FORWARD_BUDGET_BYTES") = kForwardBudget;
-  m.attr("ANYONE") = Mailbox::kAnyone;
+  m.attr("ANYONE") = Message::kAnyone;
 }

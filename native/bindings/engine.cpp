@@ -14,10 +14,11 @@
 
 #include "bindings/bind.hpp"
 #include "bindings/convert.hpp"
-#include "bindings/device.hpp"
+#include "bindings/endpoint.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/secrets.hpp"
 #include "collective/engine.hpp"
+#include "device/cuda/cuda_device.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -46,122 +47,66 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_program), "operation"_a, "algorithm"_a, "rank"_a, "world"_a, "slots"_a,
            "scratch"_a, "steps"_a);
 
-  nb::class_<LinkMemory>(m, "LinkMemory")
-      .def(
-          "__init__",
-          [](LinkMemory* self, int file, size_t ring_bytes, bool writable) {
-            new (self) LinkMemory(file, ring_bytes,
-                                  writable ? LinkMemory::Access::write : LinkMemory::Access::read);
-          },
-          "file"_a, "ring_bytes"_a, "writable"_a);
+  nb::class_<Call>(m, "Call").def(
+      "__init__",
+      [](Call* self, const Program& program, const std::vector<std::pair<uintptr_t, size_t>>& slots,
+         std::optional<uint64_t> total, uint32_t root, DType dtype, ReduceKind reduction,
+         double factor, size_t segment_bytes, bool wired) {
+        std::vector<Slot> memory;
+        for (const auto& [address, bytes] : slots) {
+          memory.push_back({reinterpret_cast<uint8_t*>(address), bytes});
+        }
+        new (self) Call{.program = &program,
+                        .slots = std::move(memory),
+                        .total = total,
+                        .root = root,
+                        .dtype = dtype,
+                        .reduction = reduction,
+                        .factor = factor,
+                        .segment_bytes = segment_bytes,
+                        .wired = wired};
+      },
+      "program"_a, "slots"_a, nb::kw_only(), "total"_a.none(), "root"_a, "dtype"_a, "reduction"_a,
+      "factor"_a, "segment_bytes"_a, "wired"_a, nb::keep_alive<1, 2>());
 
-  nb::class_<Call>(m, "Call")
-      .def(
-          "__init__",
-          [](Call* self, const Program& program,
-             const std::vector<std::pair<uintptr_t, size_t>>& slots, std::optional<uint64_t> total,
-             uint32_t root, DType dtype, ReduceKind reduction, double factor, size_t segment_bytes,
-             std::optional<uint64_t> ready, bool wired) {
-            std::vector<Slot> memory;
-            for (const auto& [address, bytes] : slots) {
-              memory.push_back({reinterpret_cast<uint8_t*>(address), bytes});
-            }
-            new (self) Call{.program = &program,
-                            .slots = std::move(memory),
-                            .total = total,
-                            .root = root,
-                            .dtype = dtype,
-                            .reduction = reduction,
-                            .factor = factor,
-                            .segment_bytes = segment_bytes,
-                            .on_device = ready.has_value(),
-                            .ready = ready.value_or(0),
-                            .wired = wired};
-          },
-          "program"_a, "slots"_a, nb::kw_only(), "total"_a.none(), "root"_a, "dtype"_a,
-          "reduction"_a, "factor"_a, "segment_bytes"_a, "ready"_a.none(), "wired"_a,
-          nb::keep_alive<1, 2>());
-
-  nb::class_<Engine> engine(m, "Engine");
-  bind_device_of(engine);
+  nb::class_<Engine, Endpoint> engine(m, "Engine");
+  bind_wires_of(engine);
   engine
+      .def(nb::new_([](int rank, int world, const nb::bytes& context, const SecretBytes& group_key,
+                       size_t record_bytes, uint64_t rekey_bytes,
+                       std::shared_ptr<FirstFailure> first_failure, const Names& names) {
+             if (world < 1 || rank < 0 || rank >= world)
+               throw nb::value_error("rank outside the world");
+             if (record_bytes < 16 || record_bytes > kMaxPayload || record_bytes % 16 != 0) {
+               throw nb::value_error("record_bytes must be a multiple of 16, at most 1 MiB");
+             }
+             return owned_here<Engine>(rank, world, exactly<Context>(context, "context"),
+                                       key_from(group_key, "group_key"), record_bytes, rekey_bytes,
+                                       std::move(first_failure), names);
+           }),
+           "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a,
+           "first_failure"_a, "names"_a)
       .def(
-          nb::new_([](int rank, int world, const nb::bytes& context, const SecretBytes& group_key,
-                      size_t record_bytes, uint64_t rekey_bytes,
-                      std::shared_ptr<FirstFailure> first_failure,
-                      const Names& names) {
-            if (world < 1 || rank < 0 || rank >= world) throw nb::value_error("rank outside the world");
-            if (record_bytes < 16 || record_bytes > kMaxPayload || record_bytes % 16 != 0) {
-              throw nb::value_error("record_bytes must be a multiple of 16, at most 1 MiB");
-            }
-            return owned_here<Engine>(rank, world, exactly<Context>(context, "context"),
-                                      key_from(group_key, "group_key"), record_bytes, rekey_bytes,
-                                      std::move(first_failure), names);
-          }),
-          "rank"_a, "world"_a, "context"_a, "group_key"_a, "record_bytes"_a, "rekey_bytes"_a,
-          "first_failure"_a, "names"_a)
-      .def("use_lease", [](Engine& self, std::shared_ptr<Lease> lease) { self.use_lease(std::move(lease)); },
-           "lease"_a)
-      .def(
-          "add_tcp_link",
-          [](Engine& self, int peer, int socket, const SecretBytes& send_key,
-             const SecretBytes& receive_key, const SecretBytes& peer_group_key) {
-            self.add_link(peer, make_tcp_pipe(socket), key_from(send_key, "send_key"),
-                          key_from(receive_key, "receive_key"),
-                          key_from(peer_group_key, "peer_group_key"));
+          "submit",
+          [](Engine& self, const Call& call, const CallerStream* caller) {
+            // It may have to wait for another thread in the driver. Where it need not, the GIL is kept: to get
+            // it back could take as long as a collective.
+            std::optional<nb::gil_scoped_release> released;
+            if (caller != nullptr && caller->streams_wait) released.emplace();
+            return self.submit(call, caller == nullptr ? std::nullopt : std::optional(*caller));
           },
-          "peer"_a, "socket"_a, "send_key"_a, "receive_key"_a, "peer_group_key"_a)
-      .def(
-          "add_shm_link",
-          [](Engine& self, int peer, int socket, LinkMemory& own, LinkMemory& theirs,
-             const SecretBytes& send_key, const SecretBytes& receive_key,
-             const SecretBytes& peer_group_key) {
-            self.add_link(peer, make_shm_pipe(socket, std::move(own), std::move(theirs)),
-                          key_from(send_key, "send_key"),
-                          key_from(receive_key, "receive_key"),
-                          key_from(peer_group_key, "peer_group_key"));
-          },
-          "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a,
-          "peer_group_key"_a)
-      .def(
-          "run",
-          // None when all went well, else the failure.
-          [](Engine& self, Call& call, uint64_t number, double timeout_s) -> std::optional<Failure> {
-            call.number = number;
-            call.timeout_s = timeout_s;
-            call.signal_pending = [&self] { return signal_pending(self.process()); };
-            std::optional<Failure> failure;
-            {
-              const nb::gil_scoped_release released;
-              try {
-                self.run(call);
-              } catch (const Failure& caught) {
-                failure = caught;
-              }
-            }
-            if (PyErr_Occurred() != nullptr) throw nb::python_error();
-            return failure;
-          },
-          "call"_a, "number"_a, "timeout_s"_a)
-      .def(
-          "prepare",
-          // It may have to wait for another thread in the driver.
-          [](Engine& self, Call& call, uint64_t stream) {
-            call.prepared = self.prepare(call, stream);
-            return call.prepared.commands != 0;
-          },
-          "call"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("poison_results", &Engine::poison_results, "call"_a, nb::call_guard<nb::gil_scoped_release>())
+          "call"_a, "caller"_a.none(), nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>())
       .def("launch_rest", &Engine::launch_rest, nb::call_guard<nb::gil_scoped_release>())
-      .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("mark_end", &Engine::mark_end, "collective"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("release_streams", &Engine::release_streams, "collective"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      // The stream of the kernels that are launched ahead; 0 where none can be.
+      .def_prop_ro("prelaunch_stream",
+                   [](Engine& self) -> uint64_t {
+                     auto* const cuda = dynamic_cast<CudaDevice*>(self.device());
+                     return cuda == nullptr ? 0 : cuda->prelaunch_stream();
+                   })
       .def("interrupt", &Engine::interrupt)
-      .def(
-          "fail",
-          [](Engine& self, const Failure& failure) {
-            const nb::gil_scoped_release released;
-            self.fail(failure);
-          },
-          "failure"_a)
       .def("sealed_and_opened", &Engine::sealed_and_opened)
       .def("account", [](const Engine& self) {
         const Engine::Account account = self.account();
@@ -186,5 +131,4 @@ void bind_engine(nb::module_& m) {
         out["memory_bytes"] = account.memory_bytes;
         return out;
       });
-
 }

@@ -33,8 +33,8 @@ void bind_failures(nb::module_& m) {
   nb::class_<Failure>(m, "Failure")
       .def(
           "__init__",
-          [](Failure* self, FailureCode code, const std::string& text, int peer, uint64_t collective,
-             int reported_by) {
+          [](Failure* self, FailureCode code, const std::string& text, int peer,
+             uint64_t collective, int reported_by) {
             new (self) Failure(code, peer, text);
             self->collective = collective;
             self->reported_by = reported_by;
@@ -50,8 +50,9 @@ void bind_failures(nb::module_& m) {
              return self.says_the_same_as(other) && self.text() == other.text();
            })
       .def("__reduce__", [](const Failure& self) {
-        return nb::make_tuple(nb::type<Failure>(), nb::make_tuple(self.code, self.text(), self.peer,
-                                                                  self.collective, self.reported_by));
+        return nb::make_tuple(
+            nb::type<Failure>(),
+            nb::make_tuple(self.code, self.text(), self.peer, self.collective, self.reported_by));
       });
 
   nb::class_<Names>(m, "Names")

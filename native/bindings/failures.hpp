@@ -15,26 +15,22 @@ namespace sealring {
 // also fork, and then the child returns here too.
 bool signal_pending(const ProcessMark& process);
 
-// Calls without the GIL. Returns (failure or None, result or None).
+// Calls without the GIL. Returns the Failure, or else the result.
 template <typename Function>
 nanobind::object without_gil(Function function) {
   namespace nb = nanobind;
   std::optional<Failure> failure;
-  nb::object result = nb::none();
+  decltype(function()) value;
   {
-    decltype(function()) value;
-    {
-      const nb::gil_scoped_release released;
-      try {
-        value = function();
-      } catch (const Failure& caught) {
-        failure = caught;
-      }
+    const nb::gil_scoped_release released;
+    try {
+      value = function();
+    } catch (const Failure& caught) {
+      failure = caught;
     }
-    if (PyErr_Occurred() != nullptr) throw nb::python_error();
-    if (!failure) result = nb::cast(value);
   }
-  return nb::make_tuple(failure ? nb::cast(*failure) : nb::none(), result);
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return failure ? nb::cast(*failure) : nb::cast(std::move(value));
 }
 
 }  // namespace sealring

@@ -8,8 +8,9 @@ NB_MODULE(_native, m) {
   bind_codes(m);
   bind_secrets(m);
   bind_failures(m);
-  bind_devices(m);
+  bind_endpoint(m);
   bind_engine(m);
   bind_mailbox(m);
+  bind_wires(m);
   bind_pieces(m);
 }

@@ -95,8 +95,8 @@ void bind_pieces(nb::module_& m) {
         Aead aead(exactly<KeyBytes>(key, "key"), Aead::Direction::seal, Suite::aes_256_gcm,
                   Aead::Zeros::allowed);
         std::vector<uint8_t> out(plain.size() + kTagBytes);
-        aead.seal(exactly<Nonce>(nonce, "nonce"), span_of(associated),
-                  data(plain), plain.size(), out.data(), out.data() + plain.size());
+        aead.seal(exactly<Nonce>(nonce, "nonce"), span_of(associated), data(plain), plain.size(),
+                  out.data(), out.data() + plain.size());
         return nb::bytes(out.data(), out.size());
       },
       "key"_a, "nonce"_a, "associated"_a, "plain"_a);
@@ -109,8 +109,8 @@ void bind_pieces(nb::module_& m) {
         Aead aead(exactly<KeyBytes>(key, "key"), Aead::Direction::open, Suite::aes_256_gcm,
                   Aead::Zeros::allowed);
         std::vector<uint8_t> out(bytes);
-        if (!aead.open(exactly<Nonce>(nonce, "nonce"), span_of(associated),
-                       data(sealed), bytes, data(sealed) + bytes, out.data())) {
+        if (!aead.open(exactly<Nonce>(nonce, "nonce"), span_of(associated), data(sealed), bytes,
+                       data(sealed) + bytes, out.data())) {
           return nb::none();
         }
         return nb::bytes(out.data(), out.size());
@@ -133,9 +133,7 @@ void bind_pieces(nb::module_& m) {
       "bytes"_a, "The fields of a record's header, or None where it is none.");
   m.def(
       "parse_alert",
-      [](const nb::bytes& bytes, int sender) {
-        return decode_alert(span_of(bytes), sender);
-      },
+      [](const nb::bytes& bytes, int sender) { return decode_alert(span_of(bytes), sender); },
       "bytes"_a, "sender"_a);
   m.def(
       "gpu_key",

@@ -60,7 +60,8 @@ int lend_buffer(PyObject* self, Py_buffer* buffer, int flags) {
                            flags);
 }
 
-PyType_Slot secret_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(lend_buffer)}, {0, nullptr}};
+PyType_Slot secret_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(lend_buffer)},
+                              {0, nullptr}};
 
 uint8_t digit(uint8_t character) {
   if (character >= '0' && character <= '9') return static_cast<uint8_t>(character - '0');
@@ -80,7 +81,8 @@ SecretBytes from_hex(const nb::object& text) {
 
 void write_hex(const SecretBytes& secret, const nb::object& into) {
   const View view(into, true);
-  if (view.size() != 2 * here(secret).size()) throw nb::value_error("the buffer has another length");
+  if (view.size() != 2 * here(secret).size())
+    throw nb::value_error("the buffer has another length");
   for (size_t i = 0; i < secret.size(); ++i) {
     view.data()[2 * i] = static_cast<uint8_t>("0123456789abcdef"[secret[i] >> 4]);
     view.data()[2 * i + 1] = static_cast<uint8_t>("0123456789abcdef"[secret[i] & 15]);
@@ -157,7 +159,8 @@ nb::object open(const SecretBytes& secret, const nb::bytes& nonce, const nb::byt
   const Aead aead(key_from(secret, "this secret"), Aead::Direction::open);
   std::vector<uint8_t> out(bytes);
   const uint8_t* const cipher = span_of(sealed).data();
-  if (!aead.open(nonce_from(nonce), span_of(associated), cipher, bytes, cipher + bytes, out.data())) {
+  if (!aead.open(nonce_from(nonce), span_of(associated), cipher, bytes, cipher + bytes,
+                 out.data())) {
     return nb::none();
   }
   return nb::bytes(out.data(), out.size());
@@ -188,7 +191,8 @@ void bind_secrets(nb::module_& m) {
             std::copy_n(view.data(), view.size(), self->data());
           },
           "source"_a)
-      .def_static("zeros", [](size_t size) { return SecretBytes(size); }, "size"_a)
+      .def_static(
+          "zeros", [](size_t size) { return SecretBytes(size); }, "size"_a)
       .def_static(
           "random",
           [](size_t size) {
@@ -235,12 +239,13 @@ void bind_secrets(nb::module_& m) {
 
   nb::class_<FreedMemoryOverwritten>(m, "FreedMemoryOverwritten").def(nb::init<>());
 
-  m.def("erase",
-        [](const nb::object& memory) {
-          const View view(memory, true);
-          OPENSSL_cleanse(view.data(), view.size());
-        },
-        "memory"_a, "Overwrites a writable buffer.");
+  m.def(
+      "erase",
+      [](const nb::object& memory) {
+        const View view(memory, true);
+        OPENSSL_cleanse(view.data(), view.size());
+      },
+      "memory"_a, "Overwrites a writable buffer.");
   m.def("secret_memory_report", [] {
     const SecretMemoryReport report = secret_memory_report();
     return nb::make_tuple(report.mapped_bytes, report.locked_bytes);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bindings/convert.hpp"
-#include "bindings/device.hpp"
+#include "bindings/endpoint.hpp"
 #include "stand_ins/gpu_arithmetic.hpp"
 #include "stand_ins/host_device.hpp"
 #include "stand_ins/host_driver.hpp"
@@ -54,14 +54,27 @@ NB_MODULE(_stand_ins, m) {
       .value("REDUCE", HostKernel::reduce)
       .value("AVERAGE", HostKernel::average)
       .value("PREMULTIPLY", HostKernel::premultiply)
-      .value("SERVE", HostKernel::serve)
-      .value("CARRY", HostKernel::carry);
+      .value("RUN_ONE_BATCH", HostKernel::run_one_batch)
+      .value("RUN_ALL_BATCHES", HostKernel::run_all_batches);
   m.def(
       "host_function",
-      [](HostKernel kernel, DType dtype, ReduceKind kind) { return host_function(kernel, dtype, kind); },
+      [](HostKernel kernel, DType dtype, ReduceKind kind) {
+        return host_function(kernel, dtype, kind);
+      },
       "kernel"_a, "dtype"_a = DType::bytes, "kind"_a = ReduceKind::none);
   m.def("host_driver", &host_driver, nb::rv_policy::reference);
   m.def("new_stream", [] { return reinterpret_cast<uint64_t>(new HostStream); });
+  m.def(
+      "put",
+      [](uint64_t stream, const nb::callable& task) {
+        PyObject* const held = task.inc_ref().ptr();
+        const nb::gil_scoped_release released;
+        reinterpret_cast<HostStream*>(stream)->put([held] {
+          const nb::gil_scoped_acquire acquired;
+          nb::steal<nb::callable>(held)();
+        });
+      },
+      "stream"_a, "task"_a);
 
   nb::class_<HostDeviceProbe>(m, "Probe")
       .def(nb::new_([] { return std::make_shared<HostDeviceProbe>(); }))

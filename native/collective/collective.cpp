@@ -4,8 +4,8 @@
 #include <cstring>
 #include <string>
 
-#include "record/alert.hpp"
 #include "collective/stopwatch.hpp"
+#include "record/alert.hpp"
 
 namespace sealring {
 namespace {
@@ -16,8 +16,9 @@ constexpr unsigned kRoundsPerLook = 64;
 }  // namespace
 
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
-                       Device* device, Wires* wires, Stats& stats, Backoff& patience, const History& history,
-                       const std::atomic<bool>& interrupted, const Lease* lease)
+                       Device* device, Wires* wires, Stats& stats, Backoff& patience,
+                       const History& history, const std::atomic<bool>& interrupted,
+                       const Lease* lease)
     : call_(call),
       program_(*call.program),
       cut_(call, wires),
@@ -37,14 +38,16 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
   for (size_t step = 0; step < program_.steps.size(); ++step) {
     const Step& each = program_.steps[step];
     if (receives(each.action)) expected_[each.peers[0]] += cut_.segments_of(static_cast<int>(step));
-    if (wires != nullptr && !receives(each.action)) area_readers_.insert(each.peers.begin(), each.peers.end());
+    if (wires != nullptr && !receives(each.action))
+      area_readers_.insert(each.peers.begin(), each.peers.end());
   }
-  if (number_of(cut_.segments) > UINT32_MAX) throw std::invalid_argument("more segments than a record can number");
+  if (number_of(cut_.segments) > UINT32_MAX)
+    throw std::invalid_argument("more segments than a record can number");
   window_.resize(cut_.window);
   stats.scratch_bytes = std::max<uint64_t>(stats.scratch_bytes, cut_.scratch_bytes());
   if (device != nullptr) {
     device->begin({call.ready, call.dtype, call.reduction, static_cast<uint32_t>(program_.world),
-                   call.factor, call.segment_bytes, cut_.scratch_bytes(), call.prepared});
+                   call.factor, call.segment_bytes, cut_.scratch_bytes(), call.submitted});
   }
   for (int peer : program_.sources) links_[peer]->expecting = true;
 }
@@ -70,7 +73,7 @@ void Collective::run() {
     if (device_ != nullptr) moved |= settle();
     // What a peer may still fetch must not be written again, nor given back.
     const bool kept = wires_ != nullptr && wires_->lends();
-    if (finished_ == cut_.segments && in_flight_.empty() && !kept && !flush_all()) {
+    if (finished_ == cut_.segments && on_device_.empty() && !kept && !flush_all()) {
       const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
         return !link || (link->idle() && !link->broken());
       });
@@ -105,7 +108,8 @@ void Collective::open_segments() {
       continue;
     }
     // Where its slot has ended a step does not exist, and nothing waits for it.
-    for (size_t step = 0; segment.number >= cut_.full_segments && step < program_.steps.size(); ++step) {
+    for (size_t step = 0; segment.number >= cut_.full_segments && step < program_.steps.size();
+         ++step) {
       if (segment.number < cut_.segments_of(static_cast<int>(step))) continue;
       segment.done[step] = true;
       --segment.left;
@@ -136,10 +140,10 @@ void Collective::finish(Segment& segment, int step) {
 
 uint8_t* Collective::at(Segment& segment, int slot) const {
   if (slot >= program_.slots) {
-    uint8_t* const scratch = device_ == nullptr ? segment.scratch.data()
-                                                : device_->scratch() + segment.number % window_.size() *
-                                                                           program_.scratch.size() *
-                                                                           call_.segment_bytes;
+    uint8_t* const scratch =
+        device_ == nullptr ? segment.scratch.data()
+                           : device_->scratch() + segment.number % window_.size() *
+                                                      program_.scratch.size() * call_.segment_bytes;
     return scratch + static_cast<size_t>(slot - program_.slots) * call_.segment_bytes;
   }
   return call_.slots[slot].data + segment.number * call_.segment_bytes;
@@ -151,7 +155,9 @@ size_t Collective::length(const Segment& segment, int slot) const {
   return from >= bytes ? 0 : std::min(call_.segment_bytes, bytes - from);
 }
 
-uint64_t Collective::total_of(int slot) const { return call_.total.value_or(cut_.slot_bytes(slot)); }
+uint64_t Collective::total_of(int slot) const {
+  return call_.total.value_or(cut_.slot_bytes(slot));
+}
 
 // ---- what this rank does by itself -------------------------------------------------------------
 
@@ -165,8 +171,9 @@ bool Collective::run_tasks() {
     const auto has_room = [this](int peer) { return links_[peer]->has_room(); };
     const bool in_turn = std::none_of(step.peers.begin(), step.peers.end(),
                                       [this](int peer) { return blocked_[peer]; });
-    if (in_turn && (device_ != nullptr ? device_has_room(*task.segment, step)
-                                       : std::all_of(step.peers.begin(), step.peers.end(), has_room))) {
+    if (in_turn &&
+        (device_ != nullptr ? device_has_room(*task.segment, step)
+                            : std::all_of(step.peers.begin(), step.peers.end(), has_room))) {
       return true;
     }
     for (int peer : step.peers) blocked_[peer] = true;
@@ -325,7 +332,8 @@ bool Collective::receive(Link& link) {
 // Takes the record at the head of the link if its place in the program has come.
 bool Collective::take_data(Link& link) {
   const Header& header = link.header();
-  if (header.collective > call_.number && expected_[link.peer] == 0) return false;  // it is ahead of us
+  if (header.collective > call_.number && expected_[link.peer] == 0)
+    return false;  // it is ahead of us
   require_same_place(link);
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);

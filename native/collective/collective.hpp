@@ -11,15 +11,16 @@
 #include <span>
 #include <vector>
 
-#include "transport/buffers.hpp"
-#include "device/device.hpp"
-#include "transport/farewell.hpp"
-#include "record/lease.hpp"
-#include "transport/link.hpp"
 #include "collective/program.hpp"
-#include "reduce/reduce.hpp"
-#include "transport/waiting.hpp"
+#include "device/device.hpp"
 #include "device/wires.hpp"
+#include "operation/records_on_device.hpp"
+#include "record/lease.hpp"
+#include "reduce/reduce.hpp"
+#include "transport/buffers.hpp"
+#include "transport/farewell.hpp"
+#include "transport/link.hpp"
+#include "transport/waiting.hpp"
 
 namespace sealring {
 
@@ -48,7 +49,7 @@ struct Call {
   // Its records go by way of the wires. All ranks must say the same, and none pass records on.
   bool wired = false;
   // The device was given its part ahead, and streams wait for it.
-  Device::Prepared prepared{};
+  Submitted submitted{};
   // Asked now and then while waiting: true if the caller wants to be gone (a signal came).
   std::function<bool()> signal_pending = [] { return false; };
 };
@@ -123,14 +124,6 @@ class Collective {
     int step;
   };
 
-  // What a device was given to do, in the order in which it will be done.
-  struct InFlight {
-    Device::Ticket ticket;
-    BufferRef record;
-    int sender;               // whose record is opened; -1 for one that is sealed
-    std::vector<int> peers;   // where it goes when it is sealed, or found authentic
-  };
-
   void open_segments();
   void finish(Segment& segment, int step);
   void enable(Segment& segment, int step);
@@ -145,17 +138,17 @@ class Collective {
   bool take_data(Link& link);
   void apply(Segment& segment, int step, const uint8_t* plain);
   bool flush_all();
-  // With a device (collective_on_device.cpp).
+  // With a device (on_device.cpp).
   uint64_t queue_of(uint64_t segment) const { return segment % window_.size(); }
   void compute_on_device(Segment& segment, const Step& step);
   SealingKey& device_key(const Step& step) const;
   bool device_has_room(const Segment& segment, const Step& step) const;
-  void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain, const Step& step);
+  void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain,
+                      const Step& step);
   bool open_on_device(Link& link, Segment& segment, int index);
   void on_fetched(Link& link);
   void send_fetched(Link& link);
   bool settle();
-  void watch_device();
   void require_same_place(const Link& link) const;
   void wait();
   void sleep();
@@ -205,7 +198,7 @@ class Collective {
   std::vector<bool> blocked_;   // links over which a task waits to go, by rank
   std::vector<uint64_t> expected_;  // records still to come, by rank
   std::set<int> area_readers_;     // ranks that fetch records from our area
-  std::deque<InFlight> in_flight_;
+  RecordsOnDevice on_device_;
   bool status_sent_ = false;
   bool device_idle_ = false;  // and the device has nothing of it left to do
   BufferRef plain_;             // where a record is opened whose ciphertext goes on

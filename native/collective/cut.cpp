@@ -50,7 +50,8 @@ std::vector<std::span<uint8_t>> Cut::results() const {
   }
   std::vector<std::span<uint8_t>> out;
   for (int slot : written) {
-    if (call.slots[slot].bytes != 0) out.emplace_back(call.slots[slot].data, call.slots[slot].bytes);
+    if (call.slots[slot].bytes != 0)
+      out.emplace_back(call.slots[slot].data, call.slots[slot].bytes);
   }
   return out;
 }

@@ -6,8 +6,6 @@
 
 #include "record/alert.hpp"
 #include "transport/farewell.hpp"
-#include "transport/inherited_sockets.hpp"
-#include "device/sealing_on_device.hpp"
 
 namespace sealring {
 namespace {
@@ -25,22 +23,11 @@ constexpr size_t kInHand = 40, kLink = 16, kForwardingLink = 48;
 Engine::Engine(int rank, int world, const Context& context, const KeyBytes& group_key,
                size_t record_bytes, uint64_t rekey_bytes,
                std::shared_ptr<FirstFailure> first_failure, Names names)
-    : rank_(rank),
-      rekey_bytes_(rekey_bytes),
-      // An alert must fit into a buffer whatever the records' size.
-      pool_(std::max(record_bytes, kMaxAlertText + 64)),
-      gpu_pool_(kGpuPayload),
-      keyring_{rank,
-               context,
-               std::make_unique<SealingKey>(group_key, rekey_bytes),
-               {},
-               std::make_unique<SealingKey>(gpu_key(group_key), rekey_bytes, Suite::chacha20_poly1305),
-               {},
-               &gpu_pool_,
-               0,
-               std::move(names)},
-      links_(static_cast<size_t>(world)),
-      first_failure_(std::move(first_failure)) {
+    : Endpoint(rank, world, context, record_bytes, kGpuPayload, rekey_bytes,
+               std::move(first_failure), std::move(names)) {
+  keyring_.own_group = std::make_unique<SealingKey>(group_key, rekey_bytes);
+  keyring_.own_group_gpu =
+      std::make_unique<SealingKey>(gpu_key(group_key), rekey_bytes, Suite::chacha20_poly1305);
   keyring_.groups.resize(static_cast<size_t>(world));
   keyring_.groups_gpu.resize(static_cast<size_t>(world));
   update_account();
@@ -48,42 +35,15 @@ Engine::Engine(int rank, int world, const Context& context, const KeyBytes& grou
 
 Engine::~Engine() { close(); }
 
-void Engine::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
-                      const KeyBytes& receive_key, const KeyBytes& peer_group_key) {
-  require_process();
-  if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || peer == rank_ || links_[peer]) {
-    throw std::invalid_argument("a link to a rank that cannot have one");
-  }
-  keyring_.groups[peer] = std::make_unique<OpeningKey>(peer_group_key);
-  keyring_.groups_gpu[peer] =
-      std::make_unique<OpeningKey>(gpu_key(peer_group_key), Suite::chacha20_poly1305);
-  links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
-                                        keyring_, pool_);
-  close_in_children(links_[peer]->socket());
-}
-
 void Engine::attach(std::unique_ptr<Device> device) {
-  require_process();
   const std::lock_guard<std::mutex> lock(running_);
-  if (device_) throw std::invalid_argument("the engine has a device already");
-  // All keys now: later a GPU is at work, and streams wait for it.
-  std::vector<SealingKey*> sealing{keyring_.own_group_gpu.get()};
-  std::vector<OpeningKey*> opening;
-  for (size_t peer = 0; peer < links_.size(); ++peer) {
-    if (!links_[peer]) continue;
-    sealing.push_back(&links_[peer]->gpu_send_key());
-    opening.push_back(&links_[peer]->gpu_receive_key());
-    opening.push_back(keyring_.groups_gpu[peer].get());
-  }
-  put_keys(*device, sealing, opening);
-  device_ = std::move(device);
-  gpu_pool_.take_memory_of(device_.get());
+  Endpoint::attach(std::move(device));
 }
 
 void Engine::offer_wires(uint32_t slots, size_t payload,
                          const std::function<Device::Area(size_t)>& make) {
   require_process();
-  if (!device_) throw std::invalid_argument("there is no device attached");
+  require_device();
   if (slots == 0 || payload < kGpuPayload || payload % kGpuPayload != 0) {
     throw std::invalid_argument("a slot must hold whole records");
   }
@@ -115,7 +75,7 @@ void Engine::open_channel(int peer, int channel, bool sends) {
 Device::Area Engine::map_wire(int file, size_t bytes) {
   require_process();
   const std::lock_guard<std::mutex> lock(running_);
-  if (!device_) throw std::invalid_argument("there is no device attached");
+  require_device();
   mapped_.emplace_back(file, bytes);
   return device_->reach_host(mapped_.back().data(), bytes);
 }
@@ -134,11 +94,52 @@ void Engine::drop_wires() {
   wires_.reset();
 }
 
-// Not under the lock of a run, which may wait for the peers of another one.
-Device::Prepared Engine::prepare(const Call& call, uint64_t stream) {
+namespace {
+
+struct SubmittedCall final : Completion {
+  SubmittedCall(Endpoint& owner, Call call)
+      : Completion(owner, call.submitted), call(std::move(call)) {}
+  Call call;
+};
+
+}  // namespace
+
+std::shared_ptr<Completion> Engine::submit(Call call, const std::optional<CallerStream>& caller) {
   require_process();
-  if (!device_) throw std::invalid_argument("there is no device attached");
-  const Cut cut(call, call.wired ? wires_.get() : nullptr);
+  call.on_device = caller.has_value();
+  call.ready = caller ? caller->ready : 0;
+  if (caller && caller->streams_wait) call.submitted = submit_to_device(call, caller->stream);
+  return std::make_shared<SubmittedCall>(*this, std::move(call));
+}
+
+void Engine::wait_on_host(Completion& collective, const HostWait& how) {
+  Call& call = static_cast<SubmittedCall&>(collective).call;
+  call.number = how.number;
+  call.timeout_s = how.timeout_s;
+  call.signal_pending = how.signal_pending;
+  try {
+    run(call);
+  } catch (const Failure& failure) {
+    collective.end(failure);
+    throw;
+  }
+  collective.end(-1);
+}
+
+void Engine::launch_rest() {
+  require_process();
+  if (CommandQueue* const queue = command_queue()) queue->launch_rest();
+}
+
+void Engine::mark_end(const Completion& collective) {
+  require_process();
+  if (CommandQueue* const queue = command_queue()) queue->mark_end(collective.submitted().number);
+}
+
+// Not under the lock of a run, which may wait for the peers of another one.
+Submitted Engine::submit_to_device(const Call& call, uint64_t stream) {
+  require_device();
+  const Cut cut = cut_of(call);
   const uint64_t commands = std::max<uint64_t>(1, cut.steps + most_replaced_keys(cut));
   if (commands > kMostCommands) return {};
   if (!call.wired) {
@@ -150,9 +151,9 @@ Device::Prepared Engine::prepare(const Call& call, uint64_t stream) {
     for (const Step& step : steps) peers.insert(step.peers.begin(), step.peers.end());
     device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * peers.size());
   }
-  return device_->prepare({stream, call.dtype, call.reduction, call.segment_bytes,
-                           cut.scratch_bytes(), static_cast<uint32_t>(commands),
-                           static_cast<uint32_t>(cut.results().size())});
+  return device_->submit({stream, call.dtype, call.reduction, call.segment_bytes,
+                          cut.scratch_bytes(), static_cast<uint32_t>(commands),
+                          static_cast<uint32_t>(cut.results().size())});
 }
 
 // Each key once for every `rekey_bytes_` that it seals, but for the last piece before that, and once for
@@ -174,25 +175,26 @@ uint64_t Engine::most_replaced_keys(const Cut& cut) {
   return std::min<uint64_t>(cut.steps, keys.size() * (1 + bytes / (rekey_bytes_ - piece)));
 }
 
-void Engine::poison_results(const Call& call) {
+void Engine::release_streams(const Completion& collective) {
   require_process();
   const std::lock_guard<std::mutex> lock(running_);
-  if (call.prepared.commands == 0 || !device_) return;
+  if (!collective.streams_wait() || !device_) return;
   // The keys go with it, so the group must have ended.
   if (!failure_ && !closed_) {
-    Failure ends = first_failure_->settle(
-        Failure(FailureCode::closed, -1, "a collective on " + names().rank(rank_) + " was not run"));
+    Failure ends = first_failure_->settle(Failure(
+        FailureCode::closed, -1, "a collective on " + names().rank(rank_) + " was not run"));
     end_with(ends, {});
   }
-  device_->poison_results(call.prepared, Cut(call, call.wired ? wires_.get() : nullptr).results());
+  const Call& call = static_cast<const SubmittedCall&>(collective).call;
+  command_queue()->fail(call.submitted, cut_of(call).results());
 }
 
 void Engine::run(const Call& call) {
   require_process();
   const std::lock_guard<std::mutex> lock(running_);
   require_possible(call);
-  if (call.on_device && call.prepared.commands == 0) {
-    most_replaced_keys(Cut(call, call.wired ? wires_.get() : nullptr));
+  if (call.on_device && call.submitted.number == 0) {
+    most_replaced_keys(cut_of(call));
   }
   BufferPool& pool = pool_of(call);
   history_.push_back(view_of(call));
@@ -211,8 +213,7 @@ void Engine::run(const Call& call) {
 }
 
 void Engine::require_possible(const Call& call) {
-  if (failure_) throw *failure_;
-  if (closed_) throw Failure(FailureCode::closed, -1, "the group is closed");
+  require_alive();
   const Program& program = *call.program;
   if (program.rank != rank_ || static_cast<size_t>(program.world) != links_.size()) {
     throw std::invalid_argument("the program is for another rank or world");
@@ -220,7 +221,7 @@ void Engine::require_possible(const Call& call) {
   if (call.slots.size() != static_cast<size_t>(program.slots)) {
     throw std::invalid_argument("the program needs another number of slots");
   }
-  if (call.on_device && !device_) throw std::invalid_argument("there is no device attached");
+  if (call.on_device) require_device();
   if (call.wired && (!call.on_device || !wired())) {
     throw std::invalid_argument("there are no wires in use");
   }
@@ -240,22 +241,13 @@ void Engine::require_possible(const Call& call) {
 }
 
 void Engine::run_collective(const Call& call, BufferPool& pool) {
-  Device* const device = call.on_device ? device_.get() : nullptr;
-  try {
+  with_device(call.on_device, [&] {
+    Device* const device = call.on_device ? device_.get() : nullptr;
     Wires* const wires = call.wired ? wires_.get() : nullptr;
     Collective(call, links_, keyring_, pool, device, wires, stats_, backoff_, history_,
                interrupted_, lease_.get())
         .run();
-  } catch (const Failure&) {
-    throw;
-  } catch (const ForkedProcess&) {
-    throw;  // the parent's collective goes on
-  } catch (const std::exception& broken) {
-    if (device == nullptr) throw;
-    // The other ranks wait for this one: they must be told.
-    throw Failure(FailureCode::closed, -1,
-                  "the GPU of " + names().rank(rank_) + " failed: " + broken.what());
-  }
+  });
 }
 
 void Engine::fail(const Failure& failure) {
@@ -274,10 +266,11 @@ void Engine::say_where_last_seen(Failure& failure) const {
       failure.code == FailureCode::peer_lost || failure.code == FailureCode::peer_silent;
   if (!absent || failure.reported_by >= 0 || failure.peer < 0 || !links_[failure.peer]) return;
   const View& seen = links_[failure.peer]->seen;
-  Failure said(failure.code, failure.peer,
-               failure.what() + std::string("; ") + names().rank(failure.peer) + " was last seen " +
-                   (seen.number == 0 ? "before its first collective"
-                                     : "in " + names().view(seen) + names().remark({seen.operation})));
+  Failure said(
+      failure.code, failure.peer,
+      failure.what() + std::string("; ") + names().rank(failure.peer) + " was last seen " +
+          (seen.number == 0 ? "before its first collective"
+                            : "in " + names().view(seen) + names().remark({seen.operation})));
   said.collective = failure.collective;
   failure = said;
 }
@@ -304,27 +297,18 @@ void Engine::close() {
   wipe();
 }
 
-void Engine::release_device() {
-  if (!process_.here()) return;
-  const std::lock_guard<std::mutex> lock(running_);
-  if (!device_ || (!closed_ && !failure_) || !device_->at_rest()) return;
+bool Engine::release_device(std::chrono::duration<double> patience) {
+  if (!process_.here()) return true;
+  const std::lock_guard<std::mutex> running(running_);
+  Lock lock(lock_);
+  if (!device_ || (!closed_ && !failure_)) return true;
+  if (command_queue() != nullptr && command_queue()->busy()) return false;
+  if (!changed_.wait_for(lock, patience, [this] { return calling_ == 0; })) return false;
   wires_.reset();
   gpu_pool_.clear();
   device_.reset();
   mapped_.clear();
-}
-
-// The keys' destructors overwrite them.
-void Engine::wipe() {
-  for (auto& link : links_) {
-    if (link) forget_in_children(link->socket());
-    link.reset();
-  }
-  for (auto& key : keyring_.groups) key.reset();
-  for (auto& key : keyring_.groups_gpu) key.reset();
-  keyring_.own_group.reset();
-  keyring_.own_group_gpu.reset();
-  if (device_) device_->wipe();
+  return true;
 }
 
 void Engine::update_account() {
@@ -333,14 +317,12 @@ void Engine::update_account() {
   account_.waited_s.resize(links_.size(), 0.0);
   account_.rekeys.resize(links_.size(), 0);
   if (keyring_.own_group) account_.rekeys[rank_] = keyring_.own_group->rekeys();
-  account_.memory_bytes = pool_.bytes() + gpu_pool_.bytes() + stats_.scratch_bytes;
-  if (device_) account_.memory_bytes += device_->memory_bytes();
+  account_.memory_bytes = memory_bytes() + stats_.scratch_bytes;
   if (wires_) account_.memory_bytes += Wires::area_bytes(wires_->slots(), wires_->payload());
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;
     account_.waited_s[peer] = static_cast<double>(links_[peer]->waited_ns) * 1e-9;
     account_.rekeys[peer] = links_[peer]->rekeys();
-    account_.memory_bytes += links_[peer]->memory_bytes();
   }
 }
 

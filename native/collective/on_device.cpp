@@ -15,7 +15,8 @@ void Collective::compute_on_device(Segment& segment, const Step& step) {
   const uint64_t queue = queue_of(segment.number);
   switch (step.action) {
     case Action::copy:
-      if (into != at(segment, step.source)) device_->copy(queue, into, at(segment, step.source), bytes);
+      if (into != at(segment, step.source))
+        device_->copy(queue, into, at(segment, step.source), bytes);
       break;
     case Action::reduce:
       device_->reduce(queue, into, at(segment, step.source), bytes);
@@ -42,7 +43,8 @@ bool Collective::device_has_room(const Segment& segment, const Step& step) const
   // To replace a key the device waits for all that it was given, which may wait for a peer: so it
   // must have been settled first, while somebody looks at the clock.
   const size_t bytes = length(segment, step.slot);
-  if (!in_flight_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes))) return false;
+  if (!on_device_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes)))
+    return false;
   if (wires_ != nullptr) return wires_->has_room();
   return std::all_of(step.peers.begin(), step.peers.end(),
                      [this](int peer) { return links_[peer]->has_room_for_device(); });
@@ -73,8 +75,7 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
   }
   const Device::Ticket ticket = seal_on(*device_, queue_of(segment.number), key, keyring_.context,
                                         header, plain, bytes, area, channels);
-  for (int peer : step.peers) ++links_[peer]->promised;
-  in_flight_.push_back({ticket, std::move(record), -1, step.peers});
+  on_device_.push(links_, {ticket, std::move(record), -1, step.peers});
 }
 
 bool Collective::open_on_device(Link& link, Segment& segment, int index) {
@@ -83,13 +84,12 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   const Header header = link.header();
   OpeningKey& key = link.arrived_key();
   const bool replaced = key.on_device.slot >= 0 && key.on_device.generation != key.generation();
-  if (replaced && !in_flight_.empty()) return false;  // as in device_has_room
+  if (replaced && !on_device_.empty()) return false;  // as in device_has_room
   const size_t bytes = length(segment, step.slot);
   key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
   BufferRef record = link.take();
-  const Device::Area area = wires_ == nullptr
-                                ? Device::Area{record->record}
-                                : wires_->slot_of(link.peer, header.lane - kWireLane);
+  const Device::Area area = wires_ == nullptr ? Device::Area{record->record}
+                                              : wires_->slot_of(link.peer, header.lane - kWireLane);
   const Device::Ticket ticket =
       open_on(*device_, queue_of(segment.number), key, keyring_.context, header, bytes, area,
               at(segment, step.slot), step.action == Action::receive_reduce);
@@ -97,37 +97,22 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   stats_.opened_bytes += bytes;
   if (--expected_[link.peer] == 0) link.expecting = false;
   // It goes on when it has proved authentic.
-  InFlight work{ticket, std::move(record), link.peer, {}};
+  RecordOnDevice opened{ticket, std::move(record), link.peer, {}};
   for (int forward : program_.forwards[index]) {
     const std::vector<int>& peers = program_.steps[forward].peers;
-    work.peers.insert(work.peers.end(), peers.begin(), peers.end());
+    opened.peers.insert(opened.peers.end(), peers.begin(), peers.end());
     ++stats_.forwarded_records;
     finish(segment, forward);
   }
-  in_flight_.push_back(std::move(work));
+  on_device_.push(links_, std::move(opened));
   finish(segment, index);
   return true;
 }
 
-// In order: so nothing that was made after a bad record was opened leaves this rank.
 bool Collective::settle() {
-  bool moved = false;
-  while (!in_flight_.empty()) {
-    InFlight& work = in_flight_.front();
-    const Device::State state = device_->settle(work.ticket);
-    if (state == Device::State::pending) break;
-    if (state == Device::State::refused) {
-      throw Failure(FailureCode::tampered, work.sender, "a record's payload was changed on the way");
-    }
-    for (int peer : work.peers) {
-      if (work.sender < 0) --links_[peer]->promised;
-      links_[peer]->enqueue(work.record);
-    }
-    if (wires_ != nullptr && work.sender >= 0) send_fetched(*links_[work.sender]);
-    in_flight_.pop_front();
-    moved = true;
-  }
-  return moved;
+  return on_device_.settle(*device_, links_, [this](const RecordOnDevice& opened) {
+    if (wires_ != nullptr) send_fetched(*links_[opened.sender]);
+  });
 }
 
 void Collective::send_fetched(Link& link) {
@@ -151,16 +136,17 @@ void Collective::require_same_place(const Link& link) const {
   if (header.collective != call_.number) return;
   const bool theirs_on_gpu = header.lane != kCpuLane;
   if (theirs_on_gpu && device_ != nullptr && (header.lane != kGpuLane) != (wires_ != nullptr)) {
-    throw Failure(FailureCode::out_of_step, link.peer,
-                  names().rank(header.sender) +
-                      " takes another way for what its GPU sealed than this rank: they disagree on it");
+    throw Failure(
+        FailureCode::out_of_step, link.peer,
+        names().rank(header.sender) +
+            " takes another way for what its GPU sealed than this rank: they disagree on it");
   }
   if (theirs_on_gpu == (device_ != nullptr)) return;
   const auto place = [](bool on_gpu) { return on_gpu ? "a GPU" : "the CPU"; };
   throw Failure(FailureCode::out_of_step, link.peer,
                 names().rank(header.sender) + " has its tensor on " + place(theirs_on_gpu) + ", " +
-                    names().rank(keyring_.rank) + " on " +
-                    place(device_ != nullptr) + ": all ranks must keep theirs on the same");
+                    names().rank(keyring_.rank) + " on " + place(device_ != nullptr) +
+                    ": all ranks must keep theirs on the same");
 }
 
 }  // namespace sealring

@@ -27,7 +27,8 @@ Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int 
       receiving_(receives_from.size()) {
   if (rank < 0 || rank >= world || slots < 1) throw std::invalid_argument("malformed program");
   for (int like : scratch) {
-    if (like < 0 || like >= slots) throw std::invalid_argument("scratch like a slot that is not there");
+    if (like < 0 || like >= slots)
+      throw std::invalid_argument("scratch like a slot that is not there");
   }
   const int all_slots = slots + static_cast<int>(scratch.size());
   std::vector<int> forwarded_to(receives_from.size(), 0);

@@ -11,16 +11,8 @@
 namespace sealring {
 namespace {
 
-// The longest sleep, after which the links are checked in any case.
-constexpr int kNapMs = 100;
-
 // How long a rank waits before it tells the others what it waits in.
 constexpr double kStatusAfterS = 0.5;
-
-// A device wakes no thread, so it is polled: this often at first, and later, when the links are polled as
-// well, this often.
-constexpr unsigned kGlanceUs = 20;
-constexpr int kGlanceMs = 1;
 
 }  // namespace
 
@@ -69,9 +61,8 @@ void Collective::on_status(Link& link) {
   link.open(link.arrived_payload());
   const View theirs = View::from(link.header());
   link.waits_in = theirs.number;
-  const auto ours = std::find_if(history_.begin(), history_.end(), [&](const View& view) {
-    return view.number == theirs.number;
-  });
+  const auto ours = std::find_if(history_.begin(), history_.end(),
+                                 [&](const View& view) { return view.number == theirs.number; });
   if (ours != history_.end() && *ours != theirs) {
     disagree(link.peer, link.peer, theirs, *ours);
   }
@@ -98,17 +89,12 @@ void Collective::wait() {
     const Stopwatch waiting(stats_.wait_ns);
     if (backoff_.yield_core()) return;
   }
-  const bool full = device_ != nullptr && !device_->has_room();
-  if (!in_flight_.empty() || full) return watch_device();
-  sleep();
-}
-
-void Collective::watch_device() {
-  if (backoff_.idle_s() > kStatusAfterS) return sleep();
   check_interrupt();
   if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  const bool full = device_ != nullptr && !device_->has_room();
+  if ((on_device_.empty() && !full) || backoff_.idle_s() > kStatusAfterS) return sleep();
   const Stopwatch waiting(stats_.wait_ns);
-  ::usleep(kGlanceUs);
+  ::usleep(kPollDeviceUs);
 }
 
 // An interrupt between two collectives counts too: its caller takes the group for closed.
@@ -122,8 +108,6 @@ void Collective::require_lease() const {
 }
 
 void Collective::sleep() {
-  check_interrupt();
-  if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
   const double silent = backoff_.idle_s();
   if (silent > call_.timeout_s) throw_timeout();
   if (silent > kStatusAfterS) send_status();
@@ -132,7 +116,7 @@ void Collective::sleep() {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   const double left_ms = (call_.timeout_s - silent) * 1e3;
-  const int longest_ms = in_flight_.empty() ? kNapMs : kGlanceMs;
+  const int longest_ms = on_device_.empty() ? kNapMs : kPollDeviceMs;
   const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, longest_ms));
   std::chrono::nanoseconds slept{0};
   {
@@ -162,8 +146,9 @@ void Collective::throw_timeout() {
   const auto waits = [&](const Link& link) { return link.waits_in >= call_.number; };
   const char* what = "nothing came from the peer";
   blame([&](const Link& link) { return owes(link) && !waits(link); });
-  if (blamed < 0 && std::any_of(links_.begin(), links_.end(),
-                                [&](const auto& link) { return link && owes(*link); })) {
+  if (blamed < 0 &&
+      std::any_of(
+          links_.begin(), links_.end(), [&](const auto& link) { return link && owes(*link); })) {
     what = "the peer did not come to this collective";
     blame([&](const Link& link) { return !waits(link); });
     if (blamed < 0) what = "nothing came from the peer";
@@ -175,9 +160,9 @@ void Collective::throw_timeout() {
       return !link.idle() || (wires_ != nullptr && wires_->lent_to(link.peer));
     });
   }
-  if (blamed < 0 && !in_flight_.empty() && in_flight_.front().sender >= 0) {
+  if (blamed < 0 && !on_device_.empty() && on_device_.oldest().sender >= 0) {
     what = "a record of the peer's did not come to this rank's GPU";
-    blamed = in_flight_.front().sender;
+    blamed = on_device_.oldest().sender;
   }
   throw peer_was_silent(blamed, what, call_.timeout_s);
 }

@@ -11,12 +11,11 @@
 #include <span>
 #include <vector>
 
+#include "device/command_queue.hpp"
 #include "keys/keys.hpp"
 #include "reduce/reduce.hpp"
 
 namespace sealring {
-
-class PersistentKernel;
 
 // What it cannot do it says with an exception; the group then ends, on all ranks.
 class Device {
@@ -32,16 +31,8 @@ class Device {
     size_t segment_bytes;
     size_t scratch_bytes;
     uint32_t commands;  // at most
-    uint32_t results;   // parts of memory that it writes
+    uint32_t results;  // parts of memory that it writes
   };
-  // The kernels that were launched for a collective ahead; none where there are no commands.
-  struct Prepared {
-    uint64_t first = 0;
-    uint32_t commands = 0;
-    uint32_t spare = 0;  // kernels more, for the commands of a failure
-    uint8_t* scratch = nullptr;
-  };
-
   // What holds for all of a collective.
   struct Setting {
     uint64_t ready;  // the event after which the slots may be read and written
@@ -51,7 +42,7 @@ class Device {
     double factor;
     size_t segment_bytes;
     size_t scratch_bytes;
-    Prepared prepared;
+    Submitted submitted;  // what the device was given ahead
   };
 
   // Where records lie, or are to lie: in host memory that the device reaches by itself, or in a
@@ -65,9 +56,9 @@ class Device {
   // A run of records, mostly of one: what the first one's header must be, and where they lie.
   struct Record {
     int key;
-    std::span<const uint8_t> header;   // 64 bytes
+    std::span<const uint8_t> header;  // 64 bytes
     std::span<const uint8_t> context;  // 32 bytes
-    size_t length;                     // of the payload, all of it
+    size_t length;  // of the payload, all of it
     Area area;
     std::span<const int> channels = {};  // over which they leave when they are sealed
   };
@@ -76,16 +67,8 @@ class Device {
 
   // Work for the device comes from the calling thread now.
   virtual void enter() = 0;
-  // Whether an event has been reached, or, while the persistent kernel runs, a message's number. The
-  // memory that it guards may then be used.
+  // Whether an event has been reached: the memory that it guards may then be used. 0 is always reached.
   virtual bool reached(uint64_t event) = 0;
-
-  // The kernel that serves messages while streams wait for them; null where the device has none.
-  virtual PersistentKernel* persistent_kernel() { return nullptr; }
-  // Overwrites a message's result with ones, which are NaN in every float type.
-  virtual void poison_message(std::span<uint8_t> /*result*/) noexcept {}
-  // Called when the group and its messages have ended: wipes the keys and ends the persistent kernel.
-  virtual void stop_persistent_kernel() noexcept {}
 
   // Host memory that the device reads and writes by itself.
   virtual void reserve_pinned_memory(size_t bytes, size_t pieces) = 0;
@@ -117,20 +100,15 @@ class Device {
   virtual void replace_key(int slot, const KeyBytes& key) = 0;
   virtual void wipe() = 0;
 
-  // Launches kernels for collectives, one at a time, in the order in which they will be run.
-  virtual Prepared prepare(const Need& need) = 0;
-  // Launches the remaining kernels of the last one. May block until some of them have run.
-  virtual void launch_rest() = 0;
+  // What streams wait for; null where they cannot.
+  virtual CommandQueue* command_queue() { return nullptr; }
+  // Gives the device its part of a collective ahead, one at a time, in the order in which they will be run.
+  virtual Submitted submit(const Need& /*need*/) { return {}; }
   virtual void begin(const Setting& setting) = 0;
   // Returns when all that was begun is done.
   virtual void end() = 0;
   // The same, whatever has gone wrong.
   virtual void abandon() noexcept = 0;
-  // Releases the streams that wait for a prepared collective which was abandoned, or never begun. Its
-  // results are first overwritten with ones, which are NaN in every float type.
-  virtual void poison_results(const Prepared& prepared, std::span<const std::span<uint8_t>> results) noexcept = 0;
-  // Whether nothing that was prepared is still to come.
-  virtual bool at_rest() const = 0;
   virtual uint8_t* scratch() const = 0;
 
   // Whether another record can be sealed or opened before a ticket is settled.

@@ -41,7 +41,9 @@ class Wires {
   std::vector<int> channels_to(const std::vector<int>& peers) const;
 
   // Segments in the air at once. So many that every rank has slots for all that it seals of them.
-  uint64_t window(int world) const { return std::max<uint64_t>(1, slots_ / static_cast<uint64_t>(world)); }
+  uint64_t window(int world) const {
+    return std::max<uint64_t>(1, slots_ / static_cast<uint64_t>(world));
+  }
 
   // ---- what this rank lends
   bool has_room() const { return !free_.empty(); }

@@ -11,7 +11,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Failure failure = decode_alert({data, size}, 3);
   const size_t length = std::strlen(failure.what());
   fuzz::require(length <= kMaxAlertText);
-  for (size_t i = 0; i < length; ++i) fuzz::require(failure.what()[i] >= 0x20 && failure.what()[i] < 0x7f);
+  for (size_t i = 0; i < length; ++i)
+    fuzz::require(failure.what()[i] >= 0x20 && failure.what()[i] < 0x7f);
   fuzz::require(is_failure_code(static_cast<uint8_t>(failure.code)));
   const std::vector<uint8_t> told = encode_alert(failure, 1);
   const Failure heard = decode_alert(told, 1);

@@ -1,8 +1,8 @@
 // A rank in a ring of three that reduces, forwards and opens what its two peers' scripts send.
 #include "collective/engine.hpp"
+#include "script.hpp"
 #include "stand_ins/host_device.hpp"
 #include "tests/programs.hpp"
-#include "script.hpp"
 
 using namespace sealring;
 using namespace sealring::fuzz;
@@ -47,7 +47,8 @@ struct Group {
       if (sent.authentic) fills.push_back(line.fill());
       if (wired && sent.header.lane >= kWireLane && sent.bytes.size() > kSealedHeaderBytes) {
         const uint32_t slot = sent.header.lane - kWireLane;
-        if (slot < kSlots) std::copy(sent.bytes.begin(), sent.bytes.end(), areas()[peer].slot(slot));
+        if (slot < kSlots)
+          std::copy(sent.bytes.begin(), sent.bytes.end(), areas()[peer].slot(slot));
         sent.bytes.resize(kSealedHeaderBytes);
       }
       pipes[peer]->add(sent);
@@ -58,7 +59,8 @@ struct Group {
     }
     if (on_device) engine.attach(std::make_unique<HostDevice>(1, kWorld));
     if (!wired) return;
-    engine.offer_wires(kSlots, kGpuPayload, [](size_t) { return Device::Area{areas()[kRank].slot(0)}; });
+    engine.offer_wires(kSlots, kGpuPayload,
+                       [](size_t) { return Device::Area{areas()[kRank].slot(0)}; });
     for (int peer = 1; peer < kWorld; ++peer) engine.open_wire(peer, {areas()[peer].slot(0)});
     engine.use_wires();
   }
@@ -79,7 +81,8 @@ void run(std::span<const uint8_t> script) {
   const Program& program = broadcasts ? receives : wired ? sums : reduces;
   std::vector<uint8_t> tensor(kChunk * static_cast<size_t>(program.slots), kOwn);
   std::vector<Slot> slots;
-  for (int slot = 0; slot < program.slots; ++slot) slots.push_back({tensor.data() + kChunk * static_cast<size_t>(slot), kChunk});
+  for (int slot = 0; slot < program.slots; ++slot)
+    slots.push_back({tensor.data() + kChunk * static_cast<size_t>(slot), kChunk});
   Call call{&program, slots, 1, tensor.size(), 0, DType::uint8, ReduceKind::sum, 1.0, kSegment, 0};
   call.on_device = on_device;
   call.wired = wired;
@@ -92,7 +95,8 @@ void run(std::span<const uint8_t> script) {
   allowed[kOwn] = true;
   for (const uint8_t fill : group.fills) {
     allowed[fill] = allowed[static_cast<uint8_t>(kOwn + fill)] = true;
-    for (const uint8_t other : group.fills) allowed[static_cast<uint8_t>(kOwn + fill + other)] = true;
+    for (const uint8_t other : group.fills)
+      allowed[static_cast<uint8_t>(kOwn + fill + other)] = true;
   }
   for (const uint8_t byte : tensor) require(allowed[byte]);
 }

@@ -1,8 +1,8 @@
-// Batches of commands as a GPU gets them, obeyed by the CPU: a record that was changed on its way opens
+// Batches of commands as a GPU gets them, run by the CPU: a record that was changed on its way opens
 // into nothing, and the flag that says so is set.
 #include "device/cuda/launch.hpp"
-#include "stand_ins/host_driver.hpp"
 #include "script.hpp"
+#include "stand_ins/host_driver.hpp"
 
 using namespace sealring;
 using namespace sealring::fuzz;
@@ -62,8 +62,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     batch.commands[i] = works[i].command;
   }
   uint32_t arrived = 0, done = 0;
-  const gpu::BatchArgument argument{cuda::address(&batch), cuda::address(&arrived), cuda::address(&done), 1, 1};
-  gpu::launch(host_driver(), host_function(HostKernel::serve), 1, 1, 1, &argument, &stream);
+  const gpu::BatchArgument argument{cuda::address(&batch), cuda::address(&arrived),
+                                    cuda::address(&done), 1, 1};
+  gpu::launch(host_driver(), host_function(HostKernel::run_one_batch), 1, 1, 1, &argument, &stream);
   stream.synchronize();
   require(done == 1);
   for (size_t i = 0; i < count; ++i) {

@@ -21,7 +21,8 @@ void run(std::span<const uint8_t> script) {
     pipe->add(sent.back());
   }
   BufferPool pool(settings & 1 ? 1024 : kMaxScriptPayload), gpu_pool(2048);
-  Keyring keyring{kRank, Context{}, std::make_unique<SealingKey>(testing::group_key(kRank), 1u << 30), {}};
+  Keyring keyring{
+      kRank, Context{}, std::make_unique<SealingKey>(testing::group_key(kRank), 1u << 30), {}};
   keyring.groups.resize(kWorld);
   for (int rank = 1; rank < kWorld; ++rank) {
     keyring.groups[rank] = std::make_unique<OpeningKey>(testing::group_key(rank));
@@ -35,8 +36,8 @@ void run(std::span<const uint8_t> script) {
           std::make_unique<OpeningKey>(gpu_key(testing::group_key(rank)), Suite::chacha20_poly1305);
     }
   }
-  Link link(kPeer, std::move(pipe), testing::pair_key(kRank, kPeer), testing::pair_key(kPeer, kRank),
-            1u << 30, keyring, pool);
+  Link link(kPeer, std::move(pipe), testing::pair_key(kRank, kPeer),
+            testing::pair_key(kPeer, kRank), 1u << 30, keyring, pool);
   link.expecting = !(settings & 8);
   link.only_listening = settings & 16;
   for (const Sent& next : sent) {

@@ -1,8 +1,8 @@
 // A mailbox with messages to send and to receive, whose peers follow a script.
 #include "mailbox/mailbox.hpp"
 
-#include "stand_ins/host_device.hpp"
 #include "script.hpp"
+#include "stand_ins/host_device.hpp"
 
 using namespace sealring;
 using namespace sealring::fuzz;
@@ -12,7 +12,6 @@ namespace {
 constexpr int kRank = 0, kWorld = 3;
 constexpr size_t kMessages = 6;
 constexpr uint8_t kUntouched = 0xee;
-const std::function<bool()> kStay = [] { return false; };
 
 void run(std::span<const uint8_t> script) {
   if (script.size() < 2 + kMessages) return;
@@ -31,25 +30,26 @@ void run(std::span<const uint8_t> script) {
   std::vector<std::vector<uint8_t>> memory;
   Mailbox mailbox(kRank, kWorld, Context{}, 1024, 1u << 30, 2048);
   for (int peer = 1; peer < kWorld; ++peer) {
-    mailbox.add_link(peer, std::move(pipes[peer]), testing::pair_key(kRank, peer), testing::pair_key(peer, kRank));
+    mailbox.add_link(peer, std::move(pipes[peer]), testing::pair_key(kRank, peer),
+                     testing::pair_key(peer, kRank));
   }
   if (on_device) mailbox.attach(std::make_unique<HostDevice>(script[0] >> 4, kWorld));
   try {
-    std::vector<Mailbox::Ticket> tickets;
+    std::vector<std::shared_ptr<Completion>> submitted;
     for (size_t i = 0; i < kMessages; ++i) {
       const uint8_t what = script[2 + i];
       if (what == 0) continue;
       const size_t bytes = (what >> 5) * 700u + (what & 3);
       memory.emplace_back(bytes, kUntouched);
-      const std::optional<Mailbox::CallerStream> place =
-          on_device && (what & 4) ? std::optional<Mailbox::CallerStream>(0) : std::nullopt;
+      const auto caller = on_device && (what & 4) ? std::optional(CallerStream{}) : std::nullopt;
       const uint32_t tag = what & 3;
       const int peer = 1 + (what >> 3 & 1);
-      tickets.push_back(what & 16 ? mailbox.send(peer, tag, memory.back().data(), bytes, 0, place)
-                                  : mailbox.receive(script[1] >> i & 1 ? Mailbox::kAnyone : peer, tag,
-                                                    memory.back().data(), bytes, 0, place));
+      const bool sends = what & 16, from_anyone = !sends && script[1] >> i & 1;
+      submitted.push_back(mailbox.submit(
+          {sends, from_anyone ? Message::kAnyone : peer, tag, memory.back().data(), bytes, 0},
+          caller));
     }
-    for (const Mailbox::Ticket ticket : tickets) mailbox.wait(ticket, kStay);
+    for (const auto& message : submitted) message->wait_on_host({});
   } catch (const Failure&) {
   }
   mailbox.close();

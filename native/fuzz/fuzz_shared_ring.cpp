@@ -36,8 +36,9 @@ void run(std::span<const uint8_t> script) {
   std::memset(memory.bytes[1], 0, kFile);
   int sockets[2];
   testing::good(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets), "socketpair");
-  const auto pipe = make_shm_pipe(sockets[0], LinkMemory(memory.files[0], kRing, LinkMemory::Access::write),
-                                  LinkMemory(memory.files[1], kRing, LinkMemory::Access::read));
+  const auto pipe =
+      make_shm_pipe(sockets[0], LinkMemory(memory.files[0], kRing, LinkMemory::Access::write),
+                    LinkMemory(memory.files[1], kRing, LinkMemory::Access::read));
   std::vector<uint8_t> private_memory(3 * kRing);
   try {
     for (size_t at = 0; at + 12 <= script.size(); at += 12) {
@@ -45,7 +46,8 @@ void run(std::span<const uint8_t> script) {
       uint64_t value;
       std::memcpy(&value, step + 4, sizeof value);
       const size_t length = value % (2 * kRing + 1);
-      iovec part[2] = {{private_memory.data(), length / 2}, {private_memory.data() + kRing, length - length / 2}};
+      iovec part[2] = {{private_memory.data(), length / 2},
+                       {private_memory.data() + kRing, length - length / 2}};
       switch (step[0] % 7) {
         case 0:  // the peer writes a control word, near the last one or anything
           if (step[1] & 1) {

@@ -29,7 +29,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       readers[slot] = static_cast<int>(peers.size());
       for (int each : peers) lent[each].push_back(slot);
     } else {
-      const uint64_t ever = data[at] & 2 ? returned[peer] + data[at + 2] % 8 : uint64_t{data[at + 2]} << (data[at + 3] % 57);
+      const uint64_t ever = data[at] & 2 ? returned[peer] + data[at + 2] % 8
+                                         : uint64_t{data[at + 2]} << (data[at + 3] % 57);
       const bool possible = ever > returned[peer] && ever - returned[peer] <= lent[peer].size();
       require(wires.returned(peer, ever) == possible);
       if (!possible) continue;

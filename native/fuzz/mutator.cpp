@@ -18,26 +18,30 @@ struct Field {
   size_t at, bytes;
 };
 // Of the record's header (docs/spec.md), then of the line itself.
-constexpr Field kFields[] = {{kHeaderAt + 3, 1},  {kHeaderAt + 4, 4},  {kHeaderAt + 8, 8},  {kHeaderAt + 16, 4},
-                             {kHeaderAt + 20, 4}, {kHeaderAt + 24, 4}, {kHeaderAt + 28, 4}, {kHeaderAt + 32, 8},
-                             {kHeaderAt + 40, 1}, {kHeaderAt + 41, 1}, {kHeaderAt + 42, 1}, {kHeaderAt + 43, 1},
-                             {kHeaderAt + 44, 4}, {kHeaderAt + 48, 4}, {kHeaderAt + 52, 4}, {kHeaderAt + 56, 8},
-                             {kPeerAt, 1},        {kFlagsAt, 1},       {kChangedAt, 2},     {kMaskAt, 1},
-                             {kFillAt, 1},        {kLengthAt, 2},      {kCutAt, 2},         {kReadAt, 1}};
+constexpr Field kFields[] = {
+    {kHeaderAt + 3, 1},  {kHeaderAt + 4, 4},  {kHeaderAt + 8, 8},  {kHeaderAt + 16, 4},
+    {kHeaderAt + 20, 4}, {kHeaderAt + 24, 4}, {kHeaderAt + 28, 4}, {kHeaderAt + 32, 8},
+    {kHeaderAt + 40, 1}, {kHeaderAt + 41, 1}, {kHeaderAt + 42, 1}, {kHeaderAt + 43, 1},
+    {kHeaderAt + 44, 4}, {kHeaderAt + 48, 4}, {kHeaderAt + 52, 4}, {kHeaderAt + 56, 8},
+    {kPeerAt, 1},        {kFlagsAt, 1},       {kChangedAt, 2},     {kMaskAt, 1},
+    {kFillAt, 1},        {kLengthAt, 2},      {kCutAt, 2},         {kReadAt, 1}};
 // Limits of the protocol and of the harnesses, and their neighbours.
-constexpr uint64_t kInteresting[] = {0,    1,    2,     3,       4,          5,          6,         7,          8,
-                                     80,   96,   256,   257,     261,        262,        976,       1000,       1024,
-                                     2000, 2048, 4096,  6000,    kGpuPayload, kMaxPayload, 0x7fffffff, 0xffffffff, ~0ull};
+constexpr uint64_t kInteresting[] = {
+    0,    1,    2,    3,    4,           5,           6,          7,          8,
+    80,   96,   256,  257,  261,         262,         976,        1000,       1024,
+    2000, 2048, 4096, 6000, kGpuPayload, kMaxPayload, 0x7fffffff, 0xffffffff, ~0ull};
 
 }  // namespace
 
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
   std::minstd_rand random(seed);
 #ifndef SEALRING_FUZZ_PREFIX
 #define SEALRING_FUZZ_PREFIX 0
 #endif
   const size_t prefix = SEALRING_FUZZ_PREFIX;
-  if (size < prefix + kLineBytes || random() % 4 == 0) return LLVMFuzzerMutate(data, size, max_size);
+  if (size < prefix + kLineBytes || random() % 4 == 0)
+    return LLVMFuzzerMutate(data, size, max_size);
   uint8_t* const script = data + prefix;
   const size_t lines = (size - prefix) / kLineBytes;
   const auto line = [&](size_t index) { return script + index * kLineBytes; };
@@ -73,7 +77,8 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
       return size + kLineBytes;
     }
     case 5: {  // a line is gone
-      std::memmove(chosen, chosen + kLineBytes, static_cast<size_t>(data + size - chosen - kLineBytes));
+      std::memmove(chosen, chosen + kLineBytes,
+                   static_cast<size_t>(data + size - chosen - kLineBytes));
       return size - kLineBytes;
     }
     default:

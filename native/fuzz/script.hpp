@@ -31,20 +31,20 @@ enum At : size_t {
   kPeerAt = 0,
   kFlagsAt = 1,
   kChangedAt = 2,  // two bytes: which byte of the record is changed
-  kMaskAt = 4,     // and with what; 0 changes nothing
-  kFillAt = 5,     // what the payload is made of
-  kLengthAt = 6,   // two bytes: of the payload
+  kMaskAt = 4,  // and with what; 0 changes nothing
+  kFillAt = 5,  // what the payload is made of
+  kLengthAt = 6,  // two bytes: of the payload
   kHeaderAt = 8,
-  kCutAt = 72,     // two bytes: the record ends here; 0 keeps it whole
-  kReadAt = 74,    // the most bytes that one read returns; 0 for no limit
+  kCutAt = 72,  // two bytes: the record ends here; 0 keeps it whole
+  kReadAt = 74,  // the most bytes that one read returns; 0 for no limit
 };
 
 enum Flag : uint8_t {
   kWrongKey = 1,
   kNextGeneration = 2,
-  kOwnCount = 4,      // the header's own, instead of the next one
-  kOwnLength = 8,     // the header's own, instead of the payload's
-  kOwnSender = 16,    // sender and receiver of the header's own
+  kOwnCount = 4,  // the header's own, instead of the next one
+  kOwnLength = 8,  // the header's own, instead of the payload's
+  kOwnSender = 16,  // sender and receiver of the header's own
   kOwnGeneration = 32,
   kKeepSpelling = 64,  // the header's bytes as they are, its magic number and version included
 };
@@ -60,7 +60,8 @@ struct Line {
 
 inline std::vector<Line> lines_of(std::span<const uint8_t> script) {
   std::vector<Line> out;
-  for (size_t at = 0; at + kLineBytes <= script.size() && out.size() < kMaxLines; at += kLineBytes) {
+  for (size_t at = 0; at + kLineBytes <= script.size() && out.size() < kMaxLines;
+       at += kLineBytes) {
     out.emplace_back(script.data() + at);
   }
   return out;
@@ -73,7 +74,7 @@ struct Sent {
   std::vector<uint8_t> bytes;
   size_t most_per_read;
   bool authentic;  // sealed with the right key, and unchanged
-  bool in_order;   // the next count of its key
+  bool in_order;  // the next count of its key
 };
 
 // Makes the records that `peer` sends to `rank` in a group of `world`.
@@ -95,7 +96,8 @@ class Sealer {
     const bool published = header.kind == Kind::group;
     if (!line.has(kOwnSender)) {
       // A published record may be another member's, passed on by this peer.
-      header.sender = published ? header.sender % static_cast<uint32_t>(world_) : static_cast<uint32_t>(peer);
+      header.sender =
+          published ? header.sender % static_cast<uint32_t>(world_) : static_cast<uint32_t>(peer);
       header.receiver = published ? kEveryone : static_cast<uint32_t>(rank_);
     }
     Chain& chain = chain_of(header, peer);
@@ -165,8 +167,8 @@ class Sealer {
     aead.seal(make_nonce(header.lane | kHeaderLane, header.count), associated, nullptr, 0, nullptr,
               sent.bytes.data() + kHeaderBytes);
     uint8_t* const payload = sent.bytes.data() + kSealedHeaderBytes;
-    aead.seal(make_nonce(header.lane, header.count), associated, sent.plain.data(), sent.plain.size(),
-              payload, payload + sent.plain.size());
+    aead.seal(make_nonce(header.lane, header.count), associated, sent.plain.data(),
+              sent.plain.size(), payload, payload + sent.plain.size());
   }
 
   static void change(const Line& line, Sent& sent) {

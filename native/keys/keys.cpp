@@ -49,7 +49,7 @@ KeyBytes expand(const KeyBytes& key, std::string_view info) {
       EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr), EVP_KDF_free);
   require(hkdf != nullptr, "EVP_KDF_fetch");
   std::unique_ptr<EVP_KDF_CTX, decltype(&EVP_KDF_CTX_free)> context(EVP_KDF_CTX_new(hkdf.get()),
-                                                                   EVP_KDF_CTX_free);
+                                                                    EVP_KDF_CTX_free);
   require(context != nullptr, "EVP_KDF_CTX_new");
   int mode = EVP_KDF_HKDF_MODE_EXPAND_ONLY;
   // The parameters' constructors take pointers to non-const; the derivation only reads them.
@@ -81,9 +81,9 @@ Aead::Aead(const KeyBytes& key, Direction direction, Suite suite, Zeros zeros)
 
 Aead::Use::Use(const Aead& aead) : aead_(aead) {
   if (aead.zeros_ == Zeros::refused) aead.key_.require_key();
-  const int good = EVP_CipherInit_ex(aead.context_.get(), cipher_of(aead.suite_), nullptr,
-                                     aead.key_.data(), nullptr,
-                                     aead.direction_ == Direction::seal ? 1 : 0);
+  const int good =
+      EVP_CipherInit_ex(aead.context_.get(), cipher_of(aead.suite_), nullptr, aead.key_.data(),
+                        nullptr, aead.direction_ == Direction::seal ? 1 : 0);
   if (good != 1) EVP_CIPHER_CTX_reset(aead.context_.get());
   require(good == 1, "EVP_CipherInit_ex");
 }
@@ -109,8 +109,8 @@ void Aead::Use::seal(const Nonce& nonce, std::span<const uint8_t> associated, co
   aead_.key_.process().require("this key");
 }
 
-bool Aead::Use::open(const Nonce& nonce, std::span<const uint8_t> associated,
-                     const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain) {
+bool Aead::Use::open(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* cipher,
+                     size_t bytes, const uint8_t* tag, uint8_t* plain) {
   EVP_CIPHER_CTX* context = aead_.context_.get();
   int written = 0;
   require(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "open: nonce");

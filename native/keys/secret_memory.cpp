@@ -40,9 +40,10 @@ Mapping map_secret(size_t bytes) {
       ::madvise(memory, bytes, MADV_DONTDUMP) != 0) {
     const int problem = errno;
     ::munmap(memory, bytes);
-    throw std::runtime_error(std::string("this kernel cannot keep keys from forked children and core "
-                                         "files (madvise: ") +
-                             std::strerror(problem) + "): sealring needs Linux 4.14 or later");
+    throw std::runtime_error(
+        std::string("this kernel cannot keep keys from forked children and core "
+                    "files (madvise: ") +
+        std::strerror(problem) + "): sealring needs Linux 4.14 or later");
   }
   const bool locked = ::mlock(memory, bytes) == 0;
   return {static_cast<uint8_t*>(memory), locked};
@@ -171,10 +172,11 @@ bool ProcessMark::here() const {
 
 void ProcessMark::require(const char* what) const {
   if (here()) return;
-  throw ForkedProcess(std::string(what) +
-                      " belongs to the process that this one was forked from. It goes on there; a "
-                      "forked child (a data loader's worker, for one) has no part in it. Make the call "
-                      "in the parent, or give this process a group of its own");
+  throw ForkedProcess(
+      std::string(what) +
+      " belongs to the process that this one was forked from. It goes on there; a "
+      "forked child (a data loader's worker, for one) has no part in it. Make the call "
+      "in the parent, or give this process a group of its own");
 }
 
 KeyInUse::KeyInUse() {

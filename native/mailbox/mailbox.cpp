@@ -10,9 +10,6 @@
 #include <string>
 
 #include "record/alert.hpp"
-#include "transport/inherited_sockets.hpp"
-#include "device/cuda/persistent_kernel.hpp"
-#include "device/sealing_on_device.hpp"
 
 namespace sealring {
 namespace {
@@ -24,35 +21,21 @@ constexpr std::chrono::milliseconds kLook{100};
 
 }  // namespace
 
-// The calling thread may use the device in `work`. If the device fails the peers must be told, for
-// they wait for this rank.
+// The calling thread may use the device in `work`.
 template <typename Work>
-auto Mailbox::with_device(Work work) {
-  if (!device_) return work();
-  try {
-    device_->enter();
+auto Mailbox::on_this_thread(Work work) {
+  return with_device(device_ != nullptr, [&] {
+    if (device_) device_->enter();
     return work();
-  } catch (const Failure&) {
-    throw;
-  } catch (const ForkedProcess&) {
-    throw;  // the parent's messages go on
-  } catch (const std::exception& broken) {
-    throw Failure(FailureCode::closed, -1,
-                  "the GPU of " + names().rank(rank_) + " failed: " + broken.what());
-  }
+  });
 }
 
 Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_bytes,
                  uint64_t rekey_bytes, size_t gpu_record_bytes,
                  std::shared_ptr<FirstFailure> first_failure, Names names)
-    : rank_(rank),
-      rekey_bytes_(rekey_bytes),
-      first_failure_(std::move(first_failure)),
+    : Endpoint(rank, world, context, std::max(record_bytes, kShortBytes), gpu_record_bytes,
+               rekey_bytes, std::move(first_failure), std::move(names)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      pool_(std::max(record_bytes, std::max(kShortBytes, kMaxAlertText + 64))),
-      gpu_pool_(gpu_record_bytes),
-      keyring_{rank, context, nullptr, {}, nullptr, {}, &gpu_pool_, 0, std::move(names)},
-      links_(static_cast<size_t>(world)),
       peers_(static_cast<size_t>(world)) {
   if (wake_ < 0) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
 }
@@ -63,33 +46,9 @@ Mailbox::~Mailbox() {
   ::close(wake_);
 }
 
-void Mailbox::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
-                       const KeyBytes& receive_key) {
-  require_process();
-  if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || peer == rank_ || links_[peer]) {
-    throw std::invalid_argument("a link to a rank that cannot have one");
-  }
-  links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
-                                        keyring_, pool_);
-  close_in_children(links_[peer]->socket());
-}
-
 void Mailbox::attach(std::unique_ptr<Device> device) {
-  require_process();
-  const Lock lock(lock_);
-  if (device_) throw std::invalid_argument("the mailbox has a device already");
-  // All keys now: later a GPU is at work, and streams wait for it.
-  std::vector<SealingKey*> sealing;
-  std::vector<OpeningKey*> opening;
-  for (const auto& link : links_) {
-    if (!link) continue;
-    sealing.push_back(&link->gpu_send_key());
-    opening.push_back(&link->gpu_receive_key());
-  }
-  put_keys(*device, sealing, opening);
-  device_ = std::move(device);
-  gpu_pool_.take_memory_of(device_.get());
-  if (device_->persistent_kernel() != nullptr) {
+  Endpoint::attach(std::move(device));
+  if (command_queue() != nullptr) {
     mover_is_done_ = false;
     mover_ = std::thread([this] { move_for_streams(); });
     ::pthread_setname_np(mover_.native_handle(), "sealring mover");
@@ -98,11 +57,6 @@ void Mailbox::attach(std::unique_ptr<Device> device) {
 
 // ---- what the caller sees ----------------------------------------------------------------------
 
-void Mailbox::require_alive() const {
-  if (failure_) throw *failure_;
-  if (closed_) throw Failure(FailureCode::closed, -1, "the group is closed");
-}
-
 // For a thread that does not drive: ends the group, if it is to end.
 void Mailbox::require_lease(Lock& lock) {
   if (!lease_) return;
@@ -110,7 +64,7 @@ void Mailbox::require_lease(Lock& lock) {
     lease_->require(rank_, names());
   } catch (const Failure& failure) {
     failure_ = first_failure_->settle(failure);
-    abandon_in_flight();
+    abandon_records();
     wait_for_driver(lock);
     throw end_with(failure);
   }
@@ -122,103 +76,72 @@ void Mailbox::require_link(int peer) const {
   }
 }
 
-void Mailbox::require_device(const std::optional<CallerStream>& place) const {
-  if (place && !device_) throw std::invalid_argument("there is no device attached");
-}
-
-Mailbox::Ticket Mailbox::send(int peer, uint32_t tag, const uint8_t* from, size_t bytes,
-                              double timeout_s, std::optional<CallerStream> place) {
+std::shared_ptr<Completion> Mailbox::submit(const Message& message,
+                                            const std::optional<CallerStream>& caller) {
   require_process();
   Lock lock(lock_);
   require_alive();
   require_lease(lock);
-  require_link(peer);
-  require_device(place);
-  const uint32_t number = number_for(lock, place);
-  const Ticket ticket = new_ticket(place, number, {});
-  peers_[peer].unannounced.push_back(
-      {ticket, tag, from, bytes, ready_of(place, number), timeout_s, Clock::now()});
+  if (message.sends || message.peer != Message::kAnyone) require_link(message.peer);
+  if (caller) require_device();
+  const uint32_t number = caller ? number_for(lock, *caller) : 0;
+  const auto completion = std::make_shared<Completion>(*this, Submitted{.number = number});
+  UnderWay posted{message, completion, std::nullopt, Clock::now()};
+  if (caller) {
+    posted.ready = caller->ready;
+    posted.reached = number == 0 && caller->ready == 0;
+    on_device_[completion] = {message.memory, message.sends ? 0 : message.bytes};
+  }
+  under_way_.insert(completion);
+  // The group's thread waits for the caller's wait_on_host() only where the host waits.
+  if (number == 0) posted_ = Clock::now();
+  if (message.sends) {
+    peers_[message.peer].unannounced.push_back(std::move(posted));
+  } else {
+    waiting_.push_back(std::move(posted));
+    new_receives_ = true;
+  }
   try {
     // A short message is gone before the call returns, if its link has room.
-    if (!driving_) with_device([&] { return write(*links_[peer]); });
+    if (!driving_)
+      on_this_thread(
+          [&] { message.sends ? void(write(*links_[message.peer])) : match_arrivals(); });
   } catch (const Failure& failure) {
     throw end_with(failure);
   }
   wake();
-  return ticket;
+  return completion;
 }
 
-Mailbox::Ticket Mailbox::receive(int peer, uint32_t tag, uint8_t* into, size_t bytes,
-                                 double timeout_s, std::optional<CallerStream> place) {
+void Mailbox::wait_on_host(Completion& message, const HostWait& how) {
   require_process();
   Lock lock(lock_);
-  require_alive();
-  require_lease(lock);
-  if (peer != kAnyone) require_link(peer);
-  require_device(place);
-  const uint32_t number = number_for(lock, place);
-  const Ticket ticket = new_ticket(place, number, {into, bytes});
-  waiting_.push_back(
-      {ticket, peer, tag, into, bytes, ready_of(place, number), timeout_s, Clock::now()});
-  new_receives_ = true;
-  try {
-    if (!driving_) with_device([&] { match_arrivals(); });
-  } catch (const Failure& failure) {
-    throw end_with(failure);
-  }
-  wake();
-  return ticket;
-}
-
-Mailbox::Ticket Mailbox::new_ticket(const std::optional<CallerStream>& place, uint32_t number,
-                                    std::span<uint8_t> into) {
-  const Ticket ticket = ++last_ticket_;
-  tickets_[ticket] = std::nullopt;
-  if (place) on_device_[ticket] = {number, into};
-  // The group's thread waits for the caller's wait() only where the host waits.
-  if (number == 0) posted_ = Clock::now();
-  return ticket;
-}
-
-std::optional<int> Mailbox::wait(Ticket ticket, const std::function<bool()>& signal_pending) {
-  require_process();
-  Lock lock(lock_);
-  const auto over = [&] {
-    const auto entry = tickets_.find(ticket);
-    return entry == tickets_.end() || entry->second.has_value();
-  };
+  const auto over = [&] { return message.ended(); };
   while (!over()) {
     require_alive();
     if (driving_) {
       changed_.wait_for(lock, kLook);
       if (over()) break;
       lock.unlock();
-      const bool leaves = signal_pending();
+      const bool leaves = how.signal_pending();
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
     } else {
-      drive(lock, over, signal_pending);
+      drive(lock, over, how.signal_pending);
     }
   }
-  const auto entry = tickets_.find(ticket);
-  if (entry == tickets_.end()) return std::nullopt;
-  const int peer = *entry->second;
-  tickets_.erase(entry);
-  return peer;
+  message.reported = true;
+  if (const std::optional<Failure> failure = message.error()) throw *failure;
 }
 
-std::vector<std::pair<Mailbox::Ticket, int>> Mailbox::finished() {
+std::vector<std::shared_ptr<Completion>> Mailbox::finished() {
   require_process();
   Lock lock(lock_);
   for (;;) {
-    std::vector<std::pair<Ticket, int>> out;
-    for (Ticket ticket : news_) {
-      const auto entry = tickets_.find(ticket);
-      if (entry == tickets_.end()) continue;  // its waiter has it
-      out.emplace_back(ticket, *entry->second);
-      tickets_.erase(entry);
+    std::vector<CompletionRef> out;
+    for (CompletionRef& message : std::exchange(news_, {})) {
+      if (!std::exchange(message->reported, true)) out.push_back(std::move(message));
     }
-    news_.clear();
     if (!out.empty()) return out;
     if (failure_) throw *failure_;
     if (closed_) return out;
@@ -238,20 +161,20 @@ bool Mailbox::pending() const {
     return !peer.unannounced.empty() || !peer.announced.empty() || !peer.accepted.empty() ||
            !peer.leaving.empty() || !peer.accepting.empty();
   };
-  return !waiting_.empty() || !matched_.empty() || !in_flight_.empty() ||
+  return !waiting_.empty() || !matched_.empty() || !records_.empty() ||
          std::any_of(peers_.begin(), peers_.end(), busy) ||
          std::any_of(links_.begin(), links_.end(),
                      [](const auto& link) { return link && !link->idle(); });
 }
 
-void Mailbox::done(Ticket ticket, int peer) {
-  tickets_[ticket] = peer;
-  if (const auto found = on_device_.find(ticket); found != on_device_.end()) {
-    if (found->second.number != 0) device_->persistent_kernel()->release_waiters(found->second.number);
-    on_device_.erase(found);
+void Mailbox::done(const CompletionRef& message, int peer) {
+  message->end(peer);
+  under_way_.erase(message);
+  if (on_device_.erase(message) != 0) {
+    if (message->streams_wait()) command_queue()->release_waiters(message->submitted().number);
     stop_kernel_if_idle();
   }
-  news_.push_back(ticket);
+  news_.push_back(message);
   changed_.notify_all();
 }
 
@@ -260,10 +183,10 @@ void Mailbox::close() {
   Lock lock(lock_);
   if (closed_ || failure_) return;
   closed_ = true;
-  abandon_in_flight();
+  abandon_records();
   wait_for_driver(lock);
   send_last_records(links_, Kind::bye, {}, {});
-  wipe();
+  forget_all(Failure(FailureCode::closed, -1, "the group is closed"));
 }
 
 bool Mailbox::release_device(std::chrono::duration<double> patience) {
@@ -285,7 +208,7 @@ void Mailbox::fail(const Failure& failure) {
   Lock lock(lock_);
   if (closed_ || failure_) return;
   failure_ = first_failure_->settle(failure);
-  abandon_in_flight();
+  abandon_records();
   wait_for_driver(lock);
   end_with(failure);
 }
@@ -298,26 +221,21 @@ void Mailbox::wait_for_driver(Lock& lock) {
 
 const Failure& Mailbox::end_with(const Failure& failure) {
   failure_ = first_failure_->settle(failure);
-  abandon_in_flight();
+  abandon_records();
   send_last_records(links_, Kind::alert, encode_alert(*failure_, rank_), {});
-  wipe();
+  forget_all(*failure_);
   return *failure_;
 }
 
-// The keys' destructors overwrite them.
-void Mailbox::wipe() {
-  stats_ = {stats_.sealed_bytes, stats_.opened_bytes, 0};
-  for (auto& link : links_) {
-    if (link) forget_in_children(link->socket());
-    link.reset();
-  }
-  if (device_) device_->wipe();
+void Mailbox::forget_all(const Failure& failure) {
+  wipe();
   waiting_.clear();
   arrivals_.clear();
   matched_.clear();
   peers_.assign(peers_.size(), Peer{});
+  for (const CompletionRef& message : under_way_) message->end(failure);
+  under_way_.clear();
   wake();
-  changed_.notify_all();
 }
 
 void Mailbox::wake() {
@@ -330,15 +248,12 @@ Mailbox::Stats Mailbox::stats() const {
   require_process();
   const Lock lock(lock_);
   Stats out = stats_;
-  out.memory_bytes = pool_.bytes() + gpu_pool_.bytes() + (device_ ? device_->memory_bytes() : 0);
-  for (const auto& link : links_) {
-    if (link) out.memory_bytes += link->memory_bytes();
-  }
+  out.memory_bytes = memory_bytes();
   return out;
 }
 
 bool Mailbox::step() {
-  return with_device([this] {
+  return on_this_thread([this] {
     awaits_stream_ = false;
     match_arrivals();
     bool moved = accept_matched();

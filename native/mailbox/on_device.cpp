@@ -6,9 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "mailbox/mailbox.hpp"
-#include "device/cuda/persistent_kernel.hpp"
 #include "device/sealing_on_device.hpp"
+#include "mailbox/mailbox.hpp"
 
 namespace sealring {
 namespace {
@@ -25,29 +24,29 @@ constexpr std::chrono::milliseconds kToBeTold{500};
 
 // ---- messages that streams wait for ------------------------------------------------------------
 
-// The persistent kernel is launched for the first of them, and then serves all messages. It cannot be
+// The persistent kernel is launched for the first of them, and then runs all messages. It cannot be
 // launched while messages are under way for which kernels are launched one by one.
-uint32_t Mailbox::number_for(Lock& lock, const std::optional<CallerStream>& place) {
-  PersistentKernel* const kernel = place ? device_->persistent_kernel() : nullptr;
-  if (kernel == nullptr) return 0;
+uint32_t Mailbox::number_for(Lock& lock, const CallerStream& caller) {
+  CommandQueue* const queue = command_queue();
+  if (queue == nullptr) return 0;
   changed_.wait(lock, [this] { return !kernel_starting_; });
   require_alive();
-  if (!kernel->running()) {
-    if (!place->streams_wait || !on_device_.empty()) return 0;
+  if (!queue->running()) {
+    if (!caller.streams_wait || !on_device_.empty()) return 0;
     start_persistent_kernel(lock);
   }
-  const uint32_t number = kernel->take_number();
+  const uint32_t number = queue->take_number();
   if (number == 0) {
-    throw std::runtime_error("more than " + std::to_string(PersistentKernel::kNumbers) +
+    throw std::runtime_error("more than " + std::to_string(CommandQueue::kNumbers) +
                              " messages of a GPU are under way: wait for some of them first");
   }
   ++posting_;
   try {
-    call_without(lock, [&] { kernel->mark(reinterpret_cast<cuda::Handle>(place->stream), number); });
+    call_without(lock, [&] { queue->mark_reached(caller.stream, number); });
     require_alive();
   } catch (...) {
     --posting_;
-    kernel->release_waiters(number);
+    queue->release_waiters(number);
     stop_kernel_if_idle();
     throw;
   }
@@ -61,58 +60,18 @@ void Mailbox::start_persistent_kernel(Lock& lock) {
     call_without(lock, [&] {
       device_->enter();
       // Now: while the kernel runs, a call for memory would wait for it.
-      device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), kInHand + kOnALink * (links_.size() - 1));
-      device_->persistent_kernel()->launch();
+      device_->reserve_pinned_memory(gpu_pool_.slab_bytes(),
+                                     kInHand + kOnALink * (links_.size() - 1));
+      device_->command_queue()->launch();
     });
   } catch (...) {
     kernel_starting_ = false;
     throw;
   }
   kernel_starting_ = false;
-  device_->persistent_kernel()->mark_running();
-  if (failure_ || closed_) device_->persistent_kernel()->stop();
+  device_->command_queue()->mark_running();
+  if (failure_ || closed_) device_->command_queue()->stop(false);
   require_alive();
-}
-
-// Makes a call to CUDA without the lock. CUDA may block the caller until the GPU has made progress, and
-// the thread that moves messages must not wait for that.
-template <typename Call>
-void Mailbox::call_without(Lock& lock, Call call) {
-  ++calling_;
-  const auto called = [this, &lock] {
-    lock.lock();
-    --calling_;
-    changed_.notify_all();
-  };
-  lock.unlock();
-  try {
-    call();
-  } catch (...) {
-    called();
-    throw;
-  }
-  called();
-}
-
-uint32_t Mailbox::number_of(Ticket ticket) const {
-  require_process();
-  const Lock lock(lock_);
-  const auto found = on_device_.find(ticket);
-  return found == on_device_.end() ? 0 : found->second.number;
-}
-
-void Mailbox::make_stream_wait(uint64_t stream, uint32_t number) {
-  require_process();
-  Lock lock(lock_);
-  if (!device_) return;  // all were let go
-  PersistentKernel* const kernel = device_->persistent_kernel();
-  call_without(lock, [&] { kernel->make_stream_wait(reinterpret_cast<cuda::Handle>(stream), number); });
-}
-
-bool Mailbox::is_done(uint32_t number) const {
-  require_process();
-  const Lock lock(lock_);
-  return !device_ || device_->persistent_kernel()->is_done(number);
 }
 
 bool Mailbox::persistent_kernel_runs() const {
@@ -121,19 +80,13 @@ bool Mailbox::persistent_kernel_runs() const {
   return kernel_runs();
 }
 
-std::optional<uint64_t> Mailbox::ready_of(const std::optional<CallerStream>& place, uint32_t number) {
-  if (!place) return std::nullopt;
-  return number != 0 ? number : place->ready;
-}
-
 // The kernel ends with the last message.
 void Mailbox::stop_kernel_if_idle() {
-  PersistentKernel* const kernel = device_->persistent_kernel();
-  if (kernel != nullptr && kernel->running() && on_device_.empty() && posting_ == 0) kernel->stop();
+  if (kernel_runs() && on_device_.empty() && posting_ == 0) command_queue()->stop(false);
 }
 
 bool Mailbox::kernel_runs() const {
-  return device_ && device_->persistent_kernel() != nullptr && device_->persistent_kernel()->running();
+  return command_queue() != nullptr && command_queue()->running();
 }
 
 void Mailbox::move_for_streams() {
@@ -169,35 +122,33 @@ void Mailbox::release_streams() {
 // results overwritten with ones, but not before the caller's stream has come to the call: until then
 // others may use the memory. False as long as there are such messages.
 bool Mailbox::poison_results() noexcept {
-  PersistentKernel* const kernel = device_ ? device_->persistent_kernel() : nullptr;
-  if (kernel == nullptr || !kernel->running()) return true;
+  if (!kernel_runs()) return true;
+  CommandQueue& queue = *command_queue();
   for (auto next = on_device_.begin(); next != on_device_.end();) {
-    const auto& [number, into] = next->second;
-    if (!into.empty() && !kernel->stream_reached(number)) {
+    const auto& [message, into] = *next;
+    if (!into.empty() && !queue.reached(message->submitted().number)) {
       ++next;
       continue;
     }
-    if (!into.empty()) device_->poison_message(into);
-    kernel->release_waiters(number);
+    queue.fail(message->submitted(), {&into, into.empty() ? size_t{0} : 1});
     next = on_device_.erase(next);
   }
   if (!on_device_.empty()) return false;
-  device_->stop_persistent_kernel();
+  queue.stop(true);
   return true;
 }
 
 // Whether the caller's stream has come to the call, whose memory may then be used.
-bool Mailbox::reached(std::optional<uint64_t>& ready) {
-  if (ready.value_or(0) == 0) return true;
-  if (!device_->reached(*ready)) {
-    awaits_stream_ = true;
-    return false;
-  }
-  ready = 0;
-  return true;
+bool Mailbox::reached(UnderWay& message) {
+  if (!message.ready || message.reached) return true;
+  const uint32_t number = message.completion->submitted().number;
+  message.reached =
+      number != 0 ? command_queue()->reached(number) : device_->reached(*message.ready);
+  awaits_stream_ |= !message.reached;
+  return message.reached;
 }
 
-void Mailbox::seal_on_device(Link& link, Header& header, const Outgoing& message) {
+void Mailbox::seal_on_device(Link& link, Header& header, const UnderWay& message) {
   header.sender = static_cast<uint32_t>(rank_);
   header.receiver = static_cast<uint32_t>(link.peer);
   BufferRef record = gpu_pool_.take();
@@ -206,64 +157,52 @@ void Mailbox::seal_on_device(Link& link, Header& header, const Outgoing& message
   SealingKey& key = link.gpu_send_key();
   reserve(key, header, header.length);
   const Device::Ticket ticket =
-      seal_on(*device_, in_flight_count_++, key, keyring_.context, header,
-              message.from + message.sealed, header.length, {record->record});
-  ++link.promised;
-  in_flight_.push_back({ticket, std::move(record), link.peer, false, std::nullopt, message.timeout_s,
-                    Clock::now()});
+      seal_on(*device_, records_ever_++, key, keyring_.context, header,
+              message.memory + message.processed, header.length, {record->record});
+  records_.push(
+      links_,
+      {ticket, std::move(record), -1, {link.peer}, nullptr, message.timeout_s, Clock::now()});
 }
 
-void Mailbox::open_on_device(Link& link, const Incoming& incoming, bool last) {
+void Mailbox::open_on_device(Link& link, const UnderWay& incoming, bool last) {
   const Header header = link.header();
   OpeningKey& key = link.arrived_key();
   BufferRef record = link.take();
   const Device::Ticket ticket =
-      open_on(*device_, in_flight_count_++, key, keyring_.context, header, header.length,
-              {record->record}, incoming.into + incoming.have, false);
-  in_flight_.push_back({ticket, std::move(record), link.peer, true,
-                    last ? std::optional(incoming.ticket) : std::nullopt, incoming.timeout_s,
-                    Clock::now()});
+      open_on(*device_, records_ever_++, key, keyring_.context, header, header.length,
+              {record->record}, incoming.memory + incoming.processed, false);
+  records_.push(links_, {ticket,
+                         std::move(record),
+                         link.peer,
+                         {},
+                         last ? incoming.completion : nullptr,
+                         incoming.timeout_s,
+                         Clock::now()});
 }
 
-// In order: a message is done when the last of its records has proved authentic, and so all of them.
+// A message is done when the last of its records has proved authentic, and so all of them.
 bool Mailbox::settle() {
-  bool moved = false;
-  while (!in_flight_.empty()) {
-    InFlight& work = in_flight_.front();
-    const Device::State state = device_->settle(work.ticket);
-    if (state == Device::State::pending) break;
-    if (state == Device::State::refused) {
-      throw Failure(FailureCode::tampered, work.peer, "a record's payload was changed on the way");
-    }
-    if (!work.opens) {
-      Link& link = *links_[work.peer];
-      --link.promised;
-      link.enqueue(std::move(work.record));
-    } else if (work.ends) {
-      done(*work.ends, work.peer);
-    }
-    in_flight_.pop_front();
-    moved = true;
-  }
-  return moved;
+  return device_ && records_.settle(*device_, links_, [this](const RecordOnDevice& opened) {
+    if (opened.ends) done(opened.ends, opened.sender);
+  });
 }
 
 // The device must not write to memory that its owner has back. Called before anybody can learn that
 // the mailbox has ended.
-void Mailbox::abandon_in_flight() noexcept {
+void Mailbox::abandon_records() noexcept {
   if (device_) device_->abandon();
-  in_flight_.clear();
+  records_.clear();
 }
 
-void Mailbox::require_same_place(const Incoming& incoming, const Arrival& arrival) const {
+void Mailbox::require_same_place(const UnderWay& incoming, const Arrival& arrival) const {
   const bool theirs_on_gpu = arrival.location == PayloadLocation::on_senders_gpu;
   if (theirs_on_gpu == incoming.ready.has_value()) return;
   const auto place = [](bool on_gpu) { return on_gpu ? "a GPU" : "the CPU"; };
   throw Failure(FailureCode::out_of_step, arrival.peer,
                 names().rank(arrival.peer) + " has its tensor on " + place(theirs_on_gpu) + ", " +
-                    names().rank(rank_) + " on " +
-                    place(!theirs_on_gpu) + ": both ends of a message, here with tag " +
-                    std::to_string(arrival.tag) + ", must keep theirs on the same");
+                    names().rank(rank_) + " on " + place(!theirs_on_gpu) +
+                    ": both ends of a message, here with tag " + std::to_string(arrival.tag) +
+                    ", must keep theirs on the same");
 }
 
 }  // namespace sealring

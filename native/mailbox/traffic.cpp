@@ -3,8 +3,8 @@
 #include <cstring>
 #include <string>
 
-#include "record/alert.hpp"
 #include "mailbox/mailbox.hpp"
+#include "record/alert.hpp"
 
 namespace sealring {
 namespace {
@@ -23,7 +23,7 @@ bool Mailbox::write(Link& link) {
   bool moved = false;
   while (!box.unannounced.empty() && link.has_room() &&
          box.announced.size() + box.untaken.size() < kAnnounced) {
-    Outgoing next = std::move(box.unannounced.front());
+    UnderWay next = std::move(box.unannounced.front());
     box.unannounced.pop_front();
     announce(link, std::move(next));
     moved = true;
@@ -34,7 +34,7 @@ bool Mailbox::write(Link& link) {
     throw peer_closed(link.peer, "the peer closed the connection");
   }
   if (link.idle() && link.promised == 0) {
-    for (const Outgoing& message : box.leaving) done(message.ticket, link.peer);
+    for (const UnderWay& message : box.leaving) done(message.completion, link.peer);
     moved |= !box.leaving.empty();
     box.leaving.clear();
   }
@@ -45,28 +45,28 @@ bool Mailbox::write(Link& link) {
 bool Mailbox::send_data(Link& link) {
   Peer& box = peers_[link.peer];
   for (auto next = box.accepted.begin(); next != box.accepted.end(); ++next) {
-    Outgoing& message = *next;
+    UnderWay& message = *next;
     const bool on_device = message.ready.has_value();
     const size_t piece = piece_bytes(on_device);
-    const size_t length = std::min(piece, message.bytes - message.sealed);
-    const bool room = on_device ? device_->has_room() && link.has_room_for_device()
-                                : link.has_room();
-    if (!room || !reached(message.ready)) continue;
+    const size_t length = std::min(piece, message.bytes - message.processed);
+    const bool room =
+        on_device ? device_->has_room() && link.has_room_for_device() : link.has_room();
+    if (!room || !reached(message)) continue;
     Header header;
     header.kind = Kind::data;
     header.collective = message.id;
-    header.segment = static_cast<uint32_t>(message.sealed / piece);
+    header.segment = static_cast<uint32_t>(message.processed / piece);
     header.total = message.bytes;
     header.length = static_cast<uint32_t>(length);
     if (on_device) {
       seal_on_device(link, header, message);
     } else {
-      link.send(header, message.from + message.sealed);
+      link.send(header, message.memory + message.processed);
     }
     stats_.sealed_bytes += header.length;
-    message.sealed += header.length;
+    message.processed += header.length;
     message.moved = Clock::now();
-    if (message.sealed == message.bytes) {
+    if (message.processed == message.bytes) {
       box.leaving.push_back(std::move(message));
       box.accepted.erase(next);
     }
@@ -75,15 +75,15 @@ bool Mailbox::send_data(Link& link) {
   return false;
 }
 
-void Mailbox::announce(Link& link, Outgoing message) {
+void Mailbox::announce(Link& link, UnderWay message) {
   Peer& box = peers_[link.peer];
   message.id = ++box.sent;
   const bool on_device = message.ready.has_value();
   const bool travels = !on_device && message.bytes <= kShortBytes &&
                        box.untaken_bytes + message.bytes <= kUntakenBytes;
   const PayloadLocation location = on_device ? PayloadLocation::on_senders_gpu
-                      : travels ? PayloadLocation::in_the_announcement
-                                : PayloadLocation::with_sender;
+                                   : travels ? PayloadLocation::in_the_announcement
+                                             : PayloadLocation::with_sender;
   Header header;
   header.kind = Kind::announce;
   header.collective = message.id;
@@ -91,7 +91,7 @@ void Mailbox::announce(Link& link, Outgoing message) {
   header.total = message.bytes;
   header.length = travels ? static_cast<uint32_t>(message.bytes) : 0;
   header.segment = static_cast<uint32_t>(location);
-  link.send(header, message.from);
+  link.send(header, message.memory);
   message.moved = Clock::now();
   if (travels) {
     stats_.sealed_bytes += message.bytes;
@@ -111,18 +111,16 @@ bool Mailbox::read(Link& link) {
   const bool moved = !link.ended() && link.fill();
   if (link.ended()) {
     const Peer& box = peers_[link.peer];
-    const bool all_have_left =
-        std::all_of(links_.begin(), links_.end(),
-                    [](const auto& other) { return !other || other->ended(); });
-    const bool missed = !box.unannounced.empty() || !box.announced.empty() ||
-                        !box.accepted.empty() || !box.accepting.empty() ||
-                        std::any_of(matched_.begin(), matched_.end(), [&](const Match& each) {
-                          return each.arrival.peer == link.peer;
-                        }) ||
-                        std::any_of(waiting_.begin(), waiting_.end(), [&](const Incoming& each) {
-                          return each.peer == link.peer ||
-                                 (each.peer == kAnyone && all_have_left);
-                        });
+    const bool all_have_left = std::all_of(
+        links_.begin(), links_.end(), [](const auto& other) { return !other || other->ended(); });
+    const bool missed =
+        !box.unannounced.empty() || !box.announced.empty() || !box.accepted.empty() ||
+        !box.accepting.empty() ||
+        std::any_of(matched_.begin(), matched_.end(),
+                    [&](const Match& each) { return each.arrival.peer == link.peer; }) ||
+        std::any_of(waiting_.begin(), waiting_.end(), [&](const UnderWay& each) {
+          return each.peer == link.peer || (each.peer == Message::kAnyone && all_have_left);
+        });
     if (missed) throw peer_closed(link.peer, "the peer left the group");
   }
   if (!link.ready()) return moved;
@@ -157,8 +155,8 @@ void Mailbox::on_announcement(Link& link) {
   link.open(link.arrived_payload());
   const PayloadLocation location = static_cast<PayloadLocation>(header.segment);
   const bool travels = location == PayloadLocation::in_the_announcement;
-  if (header.collective != ++peers_[link.peer].heard || location > PayloadLocation::on_senders_gpu ||
-      header.length != (travels ? header.total : 0)) {
+  if (header.collective != ++peers_[link.peer].heard ||
+      location > PayloadLocation::on_senders_gpu || header.length != (travels ? header.total : 0)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer announced a message wrongly");
   }
   Arrival arrival{link.peer, header.collective, header.message, header.total, location, {}};
@@ -166,9 +164,8 @@ void Mailbox::on_announcement(Link& link) {
     arrival.payload.assign(link.arrived_payload(), link.arrived_payload() + header.length);
     stats_.opened_bytes += header.length;
   }
-  const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), [&](const Incoming& each) {
-    return meets(each, arrival);
-  });
+  const auto waiting = std::find_if(waiting_.begin(), waiting_.end(),
+                                    [&](const UnderWay& each) { return meets(each, arrival); });
   if (waiting == waiting_.end()) {
     remember(std::move(arrival));
   } else {
@@ -208,21 +205,22 @@ void Mailbox::match_arrivals() {
   }
 }
 
-bool Mailbox::meets(const Incoming& waiting, const Arrival& arrival) {
-  return waiting.tag == arrival.tag && (waiting.peer == kAnyone || waiting.peer == arrival.peer);
+bool Mailbox::meets(const UnderWay& waiting, const Arrival& arrival) {
+  return waiting.tag == arrival.tag &&
+         (waiting.peer == Message::kAnyone || waiting.peer == arrival.peer);
 }
 
 // A receive has met its message.
-void Mailbox::match(std::list<Incoming>::iterator waiting, Arrival arrival) {
-  Incoming incoming = *waiting;
+void Mailbox::match(std::list<UnderWay>::iterator waiting, Arrival arrival) {
+  UnderWay incoming = *waiting;
   waiting_.erase(waiting);
   require_same_place(incoming, arrival);
   if (incoming.bytes != arrival.bytes) {
     throw Failure(FailureCode::out_of_step, arrival.peer,
                   names().rank(arrival.peer) + " sent a message of " +
                       std::to_string(arrival.bytes) + " bytes with tag " +
-                      std::to_string(arrival.tag) + ", " + names().rank(rank_) +
-                      " receives " + std::to_string(incoming.bytes));
+                      std::to_string(arrival.tag) + ", " + names().rank(rank_) + " receives " +
+                      std::to_string(incoming.bytes));
   }
   incoming.moved = Clock::now();
   matched_.push_back({incoming, std::move(arrival)});
@@ -232,7 +230,7 @@ void Mailbox::match(std::list<Incoming>::iterator waiting, Arrival arrival) {
 bool Mailbox::accept_matched() {
   bool moved = false;
   for (auto each = matched_.begin(); each != matched_.end();) {
-    if (!reached(each->incoming.ready)) {
+    if (!reached(each->incoming)) {
       ++each;
       continue;
     }
@@ -244,7 +242,7 @@ bool Mailbox::accept_matched() {
 }
 
 // A short one is here already, any other is asked for.
-void Mailbox::accept(Incoming incoming, const Arrival& arrival) {
+void Mailbox::accept(UnderWay incoming, const Arrival& arrival) {
   Header header;
   header.kind = Kind::accept;
   header.collective = arrival.id;
@@ -254,8 +252,8 @@ void Mailbox::accept(Incoming incoming, const Arrival& arrival) {
     peers_[arrival.peer].accepting.emplace(arrival.id, incoming);
     return;
   }
-  if (arrival.bytes != 0) std::memcpy(incoming.into, arrival.payload.data(), arrival.bytes);
-  done(incoming.ticket, arrival.peer);
+  if (arrival.bytes != 0) std::memcpy(incoming.memory, arrival.payload.data(), arrival.bytes);
+  done(incoming.completion, arrival.peer);
 }
 
 void Mailbox::on_acceptance(Link& link) {
@@ -281,34 +279,34 @@ bool Mailbox::take_data(Link& link) {
   const Header& header = link.header();
   Peer& box = peers_[link.peer];
   const auto found = box.accepting.find(header.collective);
-  const auto is_next = [&](const Incoming& incoming) {
+  const auto is_next = [&](const UnderWay& incoming) {
     const bool on_device = incoming.ready.has_value();
     const size_t piece = piece_bytes(on_device);
     return header.lane == (on_device ? kGpuLane : kCpuLane) &&
-           header.segment * piece == incoming.have && header.total == incoming.bytes &&
-           header.length == std::min(piece, incoming.bytes - incoming.have);
+           header.segment * piece == incoming.processed && header.total == incoming.bytes &&
+           header.length == std::min(piece, incoming.bytes - incoming.processed);
   };
   if (found == box.accepting.end() || !is_next(found->second)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer sent what was not asked for");
   }
-  Incoming& incoming = found->second;
+  UnderWay& incoming = found->second;
   const size_t length = header.length;
-  const bool last = incoming.have + length == incoming.bytes;
+  const bool last = incoming.processed + length == incoming.bytes;
   if (incoming.ready) {
     if (!device_->has_room()) return false;
     open_on_device(link, incoming, last);
   } else {
     // Opened and checked in private memory, before the user sees any of it.
     link.open(link.arrived_payload());
-    std::memcpy(incoming.into + incoming.have, link.arrived_payload(), length);
+    std::memcpy(incoming.memory + incoming.processed, link.arrived_payload(), length);
     link.take();
   }
   stats_.opened_bytes += length;
-  incoming.have += length;
+  incoming.processed += length;
   incoming.moved = Clock::now();
   if (last) {
     // What a device opens is done when it says so (settle).
-    if (!incoming.ready) done(incoming.ticket, link.peer);
+    if (!incoming.ready) done(incoming.completion, link.peer);
     box.accepting.erase(found);
   }
   return true;

@@ -9,14 +9,11 @@
 namespace sealring {
 namespace {
 
-constexpr int kNapMs = 100;
 // While messages move nothing sleeps, and clocks are read only now and then.
 constexpr unsigned kStepsPerLook = 64;
-// The device rings no bell: it is glanced at. One that takes longer than is usual for a record, or for
-// a stream to come to a call, is looked at less often.
-constexpr unsigned kGlanceUs = 20;
-constexpr double kGlancesForS = 5e-3;
-constexpr int kDeviceNapMs = 1;
+// A device that takes longer than is usual for a record, or for a stream to come to a call, is polled less
+// often.
+constexpr double kPollDeviceForS = 5e-3;
 
 }  // namespace
 
@@ -31,15 +28,17 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
         backoff_.progressed();
         continue;
       }
-      const bool glances = waits_for_device();
+      const bool polls = waits_for_device();
       lock.unlock();
       bool lent = backoff_.yield_core();
-      if (!lent && glances && backoff_.idle_s() < kGlancesForS) lent = ::usleep(kGlanceUs) == 0;
+      if (!lent && polls && backoff_.idle_s() < kPollDeviceForS)
+        lent = ::usleep(kPollDeviceUs) == 0;
       const bool leaves = !lent && signal_pending();
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
       if (lent || failure_ || closed_ || enough()) continue;
-      // What was asked for while the lock was open is seen now: sleep() forgets the bell that was rung for it.
+      // What was submitted while the lock was open is seen now: sleep() clears the eventfd that was written
+      // for it.
       if (step()) {
         backoff_.progressed();
       } else {
@@ -67,9 +66,9 @@ void Mailbox::sleep(Lock& lock) {
   for (const auto& link : links_) {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
-  uint64_t rung = 0;
-  (void)!::read(wake_, &rung, sizeof rung);
-  const int nap_ms = waits_for_device() ? kDeviceNapMs : kNapMs;
+  uint64_t count = 0;
+  (void)!::read(wake_, &count, sizeof count);
+  const int nap_ms = waits_for_device() ? kPollDeviceMs : kNapMs;
   lock.unlock();
   try {
     sleep_on(sleepers, wake_, nap_ms);
@@ -86,10 +85,10 @@ void Mailbox::check_timeouts() const {
   const auto late = [&](const auto& message) {
     return std::chrono::duration<double>(now - message.moved).count() > message.timeout_s;
   };
-  for (const Incoming& each : waiting_) {
+  for (const UnderWay& each : waiting_) {
     if (late(each)) {
       throw peer_was_silent(each.peer, "no message with tag " + std::to_string(each.tag) + " came",
-                   each.timeout_s);
+                            each.timeout_s);
     }
   }
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
@@ -100,12 +99,13 @@ void Mailbox::check_timeouts() const {
     }
     for (const auto& [id, each] : box.announced) {
       if (late(each)) {
-        throw peer_was_silent(rank, "the peer did not receive a message with tag " + std::to_string(each.tag),
-                     each.timeout_s);
+        throw peer_was_silent(
+            rank, "the peer did not receive a message with tag " + std::to_string(each.tag),
+            each.timeout_s);
       }
     }
     for (const auto* queue : {&box.unannounced, &box.accepted, &box.leaving}) {
-      for (const Outgoing& each : *queue) {
+      for (const UnderWay& each : *queue) {
         if (late(each)) throw peer_was_silent(rank, "the peer takes nothing", each.timeout_s);
       }
     }
@@ -117,15 +117,15 @@ void Mailbox::check_device_timeouts() const {
   const Clock::time_point now = Clock::now();
   const auto require_in_time = [&](const auto& each) {
     if (std::chrono::duration<double>(now - each.moved).count() <= each.timeout_s) return;
-    throw peer_was_silent(
-        rank_, "the GPU of " + names().rank(rank_) + " did not do its part of a message",
-        each.timeout_s);
+    throw peer_was_silent(rank_,
+                          "the GPU of " + names().rank(rank_) + " did not do its part of a message",
+                          each.timeout_s);
   };
-  if (!in_flight_.empty()) require_in_time(in_flight_.front());
+  if (!records_.empty()) require_in_time(records_.oldest());
   for (const Match& each : matched_) require_in_time(each.incoming);
   for (const Peer& box : peers_) {
-    for (const Outgoing& each : box.accepted) {
-      if (each.ready.value_or(0) != 0) require_in_time(each);
+    for (const UnderWay& each : box.accepted) {
+      if (each.ready && !each.reached) require_in_time(each);
     }
   }
 }

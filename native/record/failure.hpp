@@ -31,9 +31,9 @@ struct Failure : std::runtime_error {
       : std::runtime_error(text), code(code), peer(peer) {}
 
   FailureCode code;
-  int peer;                 // the rank it is about, -1 if none
+  int peer;  // the rank it is about, -1 if none
   uint64_t collective = 0;  // filled in by the engine
-  int reported_by = -1;     // the rank that saw it, -1 if this one did
+  int reported_by = -1;  // the rank that saw it, -1 if this one did
   std::map<int, std::string> views;  // by rank: "rank 5: " and what it says it was doing
 
   // The text, and below it what each rank says it was doing.

@@ -32,9 +32,9 @@ class Lease {
   // Throws if it has ended. `rank` is this worker's.
   void require(int rank, const Names& names) const {
     if (ended()) {
-      throw Failure(FailureCode::no_longer_admitted, rank,
-                    "the certificate of " + names.rank(rank) +
-                        " has ended, and the broker did not renew it");
+      throw Failure(
+          FailureCode::no_longer_admitted, rank,
+          "the certificate of " + names.rank(rank) + " has ended, and the broker did not renew it");
     }
   }
 

@@ -13,7 +13,8 @@
 namespace sealring {
 
 struct Names {
-  std::vector<int> members;  // the ranks' numbers in the job; those of the group where this is empty
+  std::vector<int>
+      members;  // the ranks' numbers in the job; those of the group where this is empty
   std::map<uint8_t, std::string> operations;
   std::map<uint8_t, std::string> algorithms;
   std::set<uint8_t> rooted;                // operations in which one rank is the root

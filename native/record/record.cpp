@@ -11,7 +11,8 @@ void put(uint8_t* at, T value) {
 template <typename T>
 T take(const uint8_t* at) {
   T value = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) value = static_cast<T>(value | (static_cast<T>(at[i]) << (8 * i)));
+  for (size_t i = 0; i < sizeof(T); ++i)
+    value = static_cast<T>(value | (static_cast<T>(at[i]) << (8 * i)));
   return value;
 }
 

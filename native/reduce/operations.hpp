@@ -116,9 +116,7 @@ struct BitXor {
 };
 
 struct LogicalOr {
-  static SEALRING_INLINE std::uint8_t apply(std::uint8_t a, std::uint8_t b) {
-    return (a | b) != 0;
-  }
+  static SEALRING_INLINE std::uint8_t apply(std::uint8_t a, std::uint8_t b) { return (a | b) != 0; }
 };
 
 struct LogicalAnd {

@@ -130,38 +130,64 @@ void scale_integer(void* data, std::size_t bytes, double factor) {
 
 const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::float16: return "float16";
-    case DType::bfloat16: return "bfloat16";
-    case DType::float32: return "float32";
-    case DType::float64: return "float64";
-    case DType::int8: return "int8";
-    case DType::int16: return "int16";
-    case DType::int32: return "int32";
-    case DType::int64: return "int64";
-    case DType::uint8: return "uint8";
-    case DType::uint16: return "uint16";
-    case DType::uint32: return "uint32";
-    case DType::uint64: return "uint64";
-    case DType::boolean: return "bool";
-    case DType::complex64: return "complex64";
-    case DType::complex128: return "complex128";
-    case DType::bytes: return "bytes";
+    case DType::float16:
+      return "float16";
+    case DType::bfloat16:
+      return "bfloat16";
+    case DType::float32:
+      return "float32";
+    case DType::float64:
+      return "float64";
+    case DType::int8:
+      return "int8";
+    case DType::int16:
+      return "int16";
+    case DType::int32:
+      return "int32";
+    case DType::int64:
+      return "int64";
+    case DType::uint8:
+      return "uint8";
+    case DType::uint16:
+      return "uint16";
+    case DType::uint32:
+      return "uint32";
+    case DType::uint64:
+      return "uint64";
+    case DType::boolean:
+      return "bool";
+    case DType::complex64:
+      return "complex64";
+    case DType::complex128:
+      return "complex128";
+    case DType::bytes:
+      return "bytes";
   }
   return nullptr;
 }
 
 const char* name_of(ReduceKind kind) {
   switch (kind) {
-    case ReduceKind::none: return "none";
-    case ReduceKind::sum: return "sum";
-    case ReduceKind::product: return "product";
-    case ReduceKind::min: return "min";
-    case ReduceKind::max: return "max";
-    case ReduceKind::band: return "band";
-    case ReduceKind::bor: return "bor";
-    case ReduceKind::bxor: return "bxor";
-    case ReduceKind::avg: return "avg";
-    case ReduceKind::premul_sum: return "premul_sum";
+    case ReduceKind::none:
+      return "none";
+    case ReduceKind::sum:
+      return "sum";
+    case ReduceKind::product:
+      return "product";
+    case ReduceKind::min:
+      return "min";
+    case ReduceKind::max:
+      return "max";
+    case ReduceKind::band:
+      return "band";
+    case ReduceKind::bor:
+      return "bor";
+    case ReduceKind::bxor:
+      return "bxor";
+    case ReduceKind::avg:
+      return "avg";
+    case ReduceKind::premul_sum:
+      return "premul_sum";
   }
   return nullptr;
 }
@@ -197,22 +223,38 @@ bool reducible(DType dtype, ReduceKind kind) { return reduce_function(dtype, kin
 
 ReduceFn reduce_function(DType dtype, ReduceKind kind) {
   switch (dtype) {
-    case DType::float16: return float_function<Float16>(kind);
-    case DType::bfloat16: return float_function<BFloat16>(kind);
-    case DType::float32: return float_function<float>(kind);
-    case DType::float64: return float_function<double>(kind);
-    case DType::int8: return integer_function<std::int8_t>(kind);
-    case DType::int16: return integer_function<std::int16_t>(kind);
-    case DType::int32: return integer_function<std::int32_t>(kind);
-    case DType::int64: return integer_function<std::int64_t>(kind);
-    case DType::uint8: return integer_function<std::uint8_t>(kind);
-    case DType::uint16: return integer_function<std::uint16_t>(kind);
-    case DType::uint32: return integer_function<std::uint32_t>(kind);
-    case DType::uint64: return integer_function<std::uint64_t>(kind);
-    case DType::boolean: return boolean_function(kind);
-    case DType::complex64: return complex_function<float>(kind);
-    case DType::complex128: return complex_function<double>(kind);
-    case DType::bytes: return nullptr;
+    case DType::float16:
+      return float_function<Float16>(kind);
+    case DType::bfloat16:
+      return float_function<BFloat16>(kind);
+    case DType::float32:
+      return float_function<float>(kind);
+    case DType::float64:
+      return float_function<double>(kind);
+    case DType::int8:
+      return integer_function<std::int8_t>(kind);
+    case DType::int16:
+      return integer_function<std::int16_t>(kind);
+    case DType::int32:
+      return integer_function<std::int32_t>(kind);
+    case DType::int64:
+      return integer_function<std::int64_t>(kind);
+    case DType::uint8:
+      return integer_function<std::uint8_t>(kind);
+    case DType::uint16:
+      return integer_function<std::uint16_t>(kind);
+    case DType::uint32:
+      return integer_function<std::uint32_t>(kind);
+    case DType::uint64:
+      return integer_function<std::uint64_t>(kind);
+    case DType::boolean:
+      return boolean_function(kind);
+    case DType::complex64:
+      return complex_function<float>(kind);
+    case DType::complex128:
+      return complex_function<double>(kind);
+    case DType::bytes:
+      return nullptr;
   }
   return nullptr;
 }
@@ -220,46 +262,69 @@ ReduceFn reduce_function(DType dtype, ReduceKind kind) {
 void average(DType dtype, void* data, std::size_t bytes, std::uint32_t divisor) {
   if (divisor == 0) throw std::invalid_argument("an average needs a divisor of at least 1");
   switch (dtype) {
-    case DType::float16: return divide<Float16>(data, bytes, divisor);
-    case DType::bfloat16: return divide<BFloat16>(data, bytes, divisor);
+    case DType::float16:
+      return divide<Float16>(data, bytes, divisor);
+    case DType::bfloat16:
+      return divide<BFloat16>(data, bytes, divisor);
     case DType::float32:
-    case DType::complex64: return divide<float>(data, bytes, divisor);
+    case DType::complex64:
+      return divide<float>(data, bytes, divisor);
     case DType::float64:
-    case DType::complex128: return divide<double>(data, bytes, divisor);
-    case DType::int8: return divide<std::int8_t>(data, bytes, divisor);
-    case DType::int16: return divide<std::int16_t>(data, bytes, divisor);
-    case DType::int32: return divide<std::int32_t>(data, bytes, divisor);
-    case DType::int64: return divide<std::int64_t>(data, bytes, divisor);
-    case DType::uint8: return divide<std::uint8_t>(data, bytes, divisor);
-    case DType::uint16: return divide<std::uint16_t>(data, bytes, divisor);
-    case DType::uint32: return divide<std::uint32_t>(data, bytes, divisor);
-    case DType::uint64: return divide<std::uint64_t>(data, bytes, divisor);
-    case DType::boolean: return;
-    case DType::bytes: break;
+    case DType::complex128:
+      return divide<double>(data, bytes, divisor);
+    case DType::int8:
+      return divide<std::int8_t>(data, bytes, divisor);
+    case DType::int16:
+      return divide<std::int16_t>(data, bytes, divisor);
+    case DType::int32:
+      return divide<std::int32_t>(data, bytes, divisor);
+    case DType::int64:
+      return divide<std::int64_t>(data, bytes, divisor);
+    case DType::uint8:
+      return divide<std::uint8_t>(data, bytes, divisor);
+    case DType::uint16:
+      return divide<std::uint16_t>(data, bytes, divisor);
+    case DType::uint32:
+      return divide<std::uint32_t>(data, bytes, divisor);
+    case DType::uint64:
+      return divide<std::uint64_t>(data, bytes, divisor);
+    case DType::boolean:
+      return;
+    case DType::bytes:
+      break;
   }
   throw std::invalid_argument("raw bytes have no average: give the tensor's dtype");
 }
 
 void premultiply(DType dtype, void* data, std::size_t bytes, double factor) {
   switch (dtype) {
-    case DType::float16: return scale<Float16>(data, bytes, factor);
-    case DType::bfloat16: return scale<BFloat16>(data, bytes, factor);
+    case DType::float16:
+      return scale<Float16>(data, bytes, factor);
+    case DType::bfloat16:
+      return scale<BFloat16>(data, bytes, factor);
     case DType::float32:
-    case DType::complex64: return scale<float>(data, bytes, factor);
+    case DType::complex64:
+      return scale<float>(data, bytes, factor);
     case DType::float64:
-    case DType::complex128: return scale<double>(data, bytes, factor);
+    case DType::complex128:
+      return scale<double>(data, bytes, factor);
     case DType::int8:
-    case DType::uint8: return scale_integer<std::uint8_t>(data, bytes, factor);
+    case DType::uint8:
+      return scale_integer<std::uint8_t>(data, bytes, factor);
     case DType::int16:
-    case DType::uint16: return scale_integer<std::uint16_t>(data, bytes, factor);
+    case DType::uint16:
+      return scale_integer<std::uint16_t>(data, bytes, factor);
     case DType::int32:
-    case DType::uint32: return scale_integer<std::uint32_t>(data, bytes, factor);
+    case DType::uint32:
+      return scale_integer<std::uint32_t>(data, bytes, factor);
     case DType::int64:
-    case DType::uint64: return scale_integer<std::uint64_t>(data, bytes, factor);
+    case DType::uint64:
+      return scale_integer<std::uint64_t>(data, bytes, factor);
     case DType::boolean:
       if (factor == 0) std::memset(data, 0, bytes);
       return;
-    case DType::bytes: break;
+    case DType::bytes:
+      break;
   }
   throw std::invalid_argument("raw bytes cannot be multiplied: give the tensor's dtype");
 }

@@ -142,8 +142,9 @@ void apply_cipher(const Inputs& inputs, const uint8_t* in, size_t bytes, uint8_t
 
 }  // namespace
 
-void gpu_seal(const KeyBytes& key, const sealring::Nonce& nonce, std::span<const uint8_t> associated,
-              const uint8_t* plain, size_t bytes, uint8_t* cipher, uint8_t* tag) {
+void gpu_seal(const KeyBytes& key, const sealring::Nonce& nonce,
+              std::span<const uint8_t> associated, const uint8_t* plain, size_t bytes,
+              uint8_t* cipher, uint8_t* tag) {
   const Inputs inputs(key, nonce);
   // A GPU hashes what it has in registers. Here that is `own`: the output is only written.
   std::vector<uint8_t> own(bytes);
@@ -153,12 +154,14 @@ void gpu_seal(const KeyBytes& key, const sealring::Nonce& nonce, std::span<const
   for (int i = 0; i < 16; ++i) tag[i] = static_cast<uint8_t>(made.word[i / 4] >> 8 * (i % 4));
 }
 
-bool gpu_open(const KeyBytes& key, const sealring::Nonce& nonce, std::span<const uint8_t> associated,
-              const uint8_t* cipher, size_t bytes, const uint8_t* tag, uint8_t* plain) {
+bool gpu_open(const KeyBytes& key, const sealring::Nonce& nonce,
+              std::span<const uint8_t> associated, const uint8_t* cipher, size_t bytes,
+              const uint8_t* tag, uint8_t* plain) {
   const Inputs inputs(key, nonce);
   Tag sent;
   for (int i = 0; i < 4; ++i) sent.word[i] = word_at(tag, 16, 4 * i);
-  bool authentic = same(tag_over(inputs, associated.data(), associated.size(), cipher, bytes), sent);
+  bool authentic =
+      same(tag_over(inputs, associated.data(), associated.size(), cipher, bytes), sent);
   SEALRING_PUBLIC(authentic);
   if (!authentic) return false;
   apply_cipher(inputs, cipher, bytes, plain);

@@ -9,8 +9,8 @@
 #include <new>
 #include <stdexcept>
 
-#include "stand_ins/gpu_arithmetic.hpp"
 #include "record/record.hpp"
+#include "stand_ins/gpu_arithmetic.hpp"
 
 namespace sealring {
 namespace {
@@ -85,7 +85,8 @@ int HostDevice::open_channel(std::span<const uint8_t> id, bool) {
 }
 
 int HostDevice::add_key(const KeyBytes& key) {
-  if (static_cast<int>(keys_.size()) == key_slots_) throw std::logic_error("more keys than a group has");
+  if (static_cast<int>(keys_.size()) == key_slots_)
+    throw std::logic_error("more keys than a group has");
   keys_.emplace_back();
   const int slot = static_cast<int>(keys_.size()) - 1;
   replace_key(slot, key);
@@ -191,11 +192,6 @@ void HostDevice::average(uint64_t, uint8_t* into, size_t bytes) {
 void HostDevice::premultiply(uint64_t, uint8_t* into, size_t bytes) {
   probe_->log.push_back("premultiply " + std::to_string(bytes));
   sealring::premultiply(setting_.dtype, into, bytes, setting_.factor);
-}
-
-void HostDevice::poison_results(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept {
-  abandon();
-  for (const std::span<uint8_t>& result : results) std::memset(result.data(), 0xff, result.size());
 }
 
 }  // namespace sealring

@@ -45,12 +45,8 @@ class HostDevice : public Device {
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override { keys_.clear(); }
-  Prepared prepare(const Need& need) override { return {++prepared_, need.commands, 0, nullptr}; }
-  bool at_rest() const override { return true; }
-  void launch_rest() override {}
   void begin(const Setting& setting) override;
   void end() override {}
-  void poison_results(const Prepared&, std::span<const std::span<uint8_t>> results) noexcept override;
   void abandon() noexcept override { unsettled_.clear(); }
   uint8_t* scratch() const override { return const_cast<uint8_t*>(scratch_.data()); }
   bool has_room() const override { return unsettled_.size() < kRoom; }
@@ -80,7 +76,6 @@ class HostDevice : public Device {
   std::vector<uint64_t> channels_;  // their ids
   std::deque<Unsettled> unsettled_;
   Ticket next_ = 0;
-  uint64_t prepared_ = 0;
   std::map<uint64_t, uint64_t> asked_about_;
   const std::shared_ptr<HostDeviceProbe> probe_;
 };

@@ -46,8 +46,8 @@ void on_records(const gpu::Launch& launch, gpu::Action action, const Function& f
   std::memcpy(key.data(), memory_at(wire.key), key.size());
   HostDevice device(0, 1);
   device.begin({0, function.dtype, function.kind, 1, 1.0, 0, 0, {}});
-  const Device::Record record{device.add_key(key), wire.header, launch.context, launch.bytes,
-                              {memory_at(wire.records)}};
+  const Device::Record record{
+      device.add_key(key), wire.header, launch.context, launch.bytes, {memory_at(wire.records)}};
   if (seals) {
     device.seal(0, record, memory_at(launch.local));
     return;
@@ -65,7 +65,8 @@ void run_command(const gpu::Command& command, const Function& function) {
   switch (launch.action) {
     case gpu::Action::open:
     case gpu::Action::open_reduce:
-      std::memcpy(memory_at(launch.in.records), memory_at(command.wire), sealed_run_bytes(launch.bytes));
+      std::memcpy(memory_at(launch.in.records), memory_at(command.wire),
+                  sealed_run_bytes(launch.bytes));
       [[fallthrough]];
     case gpu::Action::seal:
       return on_records(launch, launch.action, function);
@@ -76,11 +77,13 @@ void run_command(const gpu::Command& command, const Function& function) {
       std::memset(into, static_cast<int>(command.argument), launch.bytes);
       return;
     case gpu::Action::reduce:
-      return reduce_function(function.dtype, function.kind)(into, memory_at(launch.local), launch.bytes);
+      return reduce_function(function.dtype, function.kind)(into, memory_at(launch.local),
+                                                            launch.bytes);
     case gpu::Action::average:
       return average(function.dtype, into, launch.bytes, static_cast<uint32_t>(command.argument));
     case gpu::Action::premultiply:
-      return premultiply(function.dtype, into, launch.bytes, std::bit_cast<double>(command.argument));
+      return premultiply(function.dtype, into, launch.bytes,
+                         std::bit_cast<double>(command.argument));
   }
 }
 
@@ -89,14 +92,15 @@ void run_commands(const gpu::Batch& batch, const Function& function) {
   for (uint32_t i = batch.count; i-- > 0;) run_command(batch.commands[i], function);
 }
 
-void serve(const gpu::BatchArgument& argument, const Function& function) {
+void run_one_batch(const gpu::BatchArgument& argument, const Function& function) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
-  if (batch->number != argument.number) return;
+  // The host may already write the next batch to this place, if this kernel gets none.
+  if (number_at(argument.batch).load(std::memory_order_acquire) != argument.number) return;
   run_commands(*batch, function);
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }
 
-void carry(const gpu::BatchArgument& argument, const Function& function) {
+void run_all_batches(const gpu::BatchArgument& argument, const Function& function) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
   for (uint32_t number = argument.number;; ++number) {
     while (number_at(argument.batch).load(std::memory_order_acquire) != number) glance();
@@ -114,7 +118,8 @@ Value argument(void** arguments, size_t index) {
   return out;
 }
 
-cuda::Result launch(const cuda::LaunchConfig* config, cuda::Handle handle, void** arguments, void**) {
+cuda::Result launch(const cuda::LaunchConfig* config, cuda::Handle handle, void** arguments,
+                    void**) {
   const Function function = function_of(handle);
   HostStream& stream = stream_of(config->stream);
   const auto bytes_at = [&](size_t index) { return argument<uint64_t>(arguments, index); };
@@ -123,7 +128,9 @@ cuda::Result launch(const cuda::LaunchConfig* config, cuda::Handle handle, void*
     case HostKernel::open:
     case HostKernel::open_reduce: {
       const auto action = static_cast<gpu::Action>(static_cast<uint32_t>(function.kernel) - 1);
-      stream.put([=, launch = argument<gpu::Launch>(arguments, 0)] { on_records(launch, action, function); });
+      stream.put([=, launch = argument<gpu::Launch>(arguments, 0)] {
+        on_records(launch, action, function);
+      });
       break;
     }
     case HostKernel::reduce:
@@ -134,17 +141,25 @@ cuda::Result launch(const cuda::LaunchConfig* config, cuda::Handle handle, void*
       break;
     case HostKernel::average:
       stream.put([function, into = argument<uint8_t*>(arguments, 0), bytes = bytes_at(1),
-                  world = argument<uint32_t>(arguments, 2)] { average(function.dtype, into, bytes, world); });
+                  world = argument<uint32_t>(arguments, 2)] {
+        average(function.dtype, into, bytes, world);
+      });
       break;
     case HostKernel::premultiply:
       stream.put([function, into = argument<uint8_t*>(arguments, 0), bytes = bytes_at(1),
-                  factor = argument<double>(arguments, 2)] { premultiply(function.dtype, into, bytes, factor); });
+                  factor = argument<double>(arguments, 2)] {
+        premultiply(function.dtype, into, bytes, factor);
+      });
       break;
-    case HostKernel::serve:
-      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] { serve(argument, function); });
+    case HostKernel::run_one_batch:
+      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] {
+        run_one_batch(argument, function);
+      });
       break;
-    case HostKernel::carry:
-      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] { carry(argument, function); });
+    case HostKernel::run_all_batches:
+      stream.put([function, argument = argument<gpu::BatchArgument>(arguments, 0)] {
+        run_all_batches(argument, function);
+      });
       break;
   }
   return cuda::kSuccess;
@@ -188,7 +203,9 @@ cuda::Driver make() {
     return *made = cuda::address(std::aligned_alloc(256, (bytes + 255) / 256 * 256)), 0;
   };
   out.release = [](cuda::Pointer gone) { return std::free(memory_at(gone)), 0; };
-  out.allocate_in = [](cuda::Pointer* made, size_t bytes, cuda::Handle) { return host_driver().allocate(made, bytes); };
+  out.allocate_in = [](cuda::Pointer* made, size_t bytes, cuda::Handle) {
+    return host_driver().allocate(made, bytes);
+  };
   out.release_in = [](cuda::Pointer gone, cuda::Handle stream) {
     return stream_of(stream).put([gone] { std::free(memory_at(gone)); }), 0;
   };
@@ -218,7 +235,8 @@ cuda::Driver make() {
   out.launch = launch;
   out.wait_value = [](cuda::Handle stream, cuda::Pointer at, uint32_t value, unsigned) {
     stream_of(stream).put([at, value] {
-      while (static_cast<int32_t>(number_at(at).load(std::memory_order_acquire) - value) < 0) glance();
+      while (static_cast<int32_t>(number_at(at).load(std::memory_order_acquire) - value) < 0)
+        glance();
     });
     return 0;
   };

@@ -36,7 +36,16 @@ class HostStream {
 
 // What stands for the kernels of engine/cuda/kernels.cu; the number of a function also has its dtype and
 // reduction.
-enum class HostKernel : uint8_t { seal = 1, open, open_reduce, reduce, average, premultiply, serve, carry };
+enum class HostKernel : uint8_t {
+  seal = 1,
+  open,
+  open_reduce,
+  reduce,
+  average,
+  premultiply,
+  run_one_batch,
+  run_all_batches
+};
 inline uint64_t host_function(HostKernel kernel, DType dtype = DType::bytes,
                               ReduceKind kind = ReduceKind::none) {
   return static_cast<uint64_t>(kernel) | static_cast<uint64_t>(dtype) << 8 |

@@ -76,34 +76,34 @@ inline int run(int argc, char** argv) {
 
 }  // namespace sealring::testing
 
-#define TEST(name)                                                              \
-  static void test_##name();                                                    \
+#define TEST(name)                                                                \
+  static void test_##name();                                                      \
   static const ::sealring::testing::Register register_##name(#name, test_##name); \
   static void test_##name()
 
-#define CHECK(...)                                                              \
-  do {                                                                          \
+#define CHECK(...)                                                                   \
+  do {                                                                               \
     if (!(__VA_ARGS__)) ::sealring::testing::fail(__FILE__, __LINE__, #__VA_ARGS__); \
   } while (false)
 
-#define CHECK_NOTE(condition, ...)                                              \
-  do {                                                                          \
+#define CHECK_NOTE(condition, ...)                                                   \
+  do {                                                                               \
     if (!(condition) && ::sealring::testing::fail(__FILE__, __LINE__, #condition)) { \
-      std::printf("    ");                                                      \
-      std::printf(__VA_ARGS__);                                                 \
-      std::printf("\n");                                                        \
-    }                                                                           \
+      std::printf("    ");                                                           \
+      std::printf(__VA_ARGS__);                                                      \
+      std::printf("\n");                                                             \
+    }                                                                                \
   } while (false)
 
-#define CHECK_THROWS(Type, expression)                                          \
-  do {                                                                          \
-    bool caught = false;                                                        \
-    try {                                                                       \
-      static_cast<void>(expression);                                            \
-    } catch (const Type&) {                                                     \
-      caught = true;                                                            \
-    }                                                                           \
-    if (!caught) {                                                              \
+#define CHECK_THROWS(Type, expression)                                             \
+  do {                                                                             \
+    bool caught = false;                                                           \
+    try {                                                                          \
+      static_cast<void>(expression);                                               \
+    } catch (const Type&) {                                                        \
+      caught = true;                                                               \
+    }                                                                              \
+    if (!caught) {                                                                 \
       ::sealring::testing::fail(__FILE__, __LINE__, #expression " throws " #Type); \
-    }                                                                           \
+    }                                                                              \
   } while (false)

@@ -27,9 +27,10 @@ class InterruptedPlaintext {
     if (memory == MAP_FAILED) throw std::runtime_error("mmap");
     data_ = static_cast<uint8_t*>(memory);
     for (size_t i = 0; i < bytes; ++i) data_[i] = static_cast<uint8_t>("PLAINTEXT"[i % 9]);
-    if (::mprotect(data_ + bytes / 2, bytes / 2, PROT_NONE) != 0) throw std::runtime_error("mprotect");
+    if (::mprotect(data_ + bytes / 2, bytes / 2, PROT_NONE) != 0)
+      throw std::runtime_error("mprotect");
     current_ = this;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = &on_fault;
     action.sa_flags = SA_SIGINFO;
     ::sigaction(SIGSEGV, &action, &before_);
@@ -65,7 +66,7 @@ class InterruptedPlaintext {
   const std::function<void()> halfway_;
   uint8_t* data_ = nullptr;
   volatile bool interrupted_ = false;
-  struct sigaction before_ {};
+  struct sigaction before_{};
 };
 
 }  // namespace sealring::testing

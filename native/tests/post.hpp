@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "stand_ins/host_device.hpp"
 #include "mailbox/mailbox.hpp"
+#include "stand_ins/host_device.hpp"
 #include "two_ends.hpp"
 
 namespace sealring::testing {
@@ -29,7 +29,25 @@ struct Post {
   Mailbox one;
 };
 
-inline const std::function<bool()> kStay = [] { return false; };
+using CompletionRef = std::shared_ptr<Completion>;
+
+inline CompletionRef send(Mailbox& box, int peer, uint32_t tag, const uint8_t* from, size_t bytes,
+                          double timeout_s,
+                          const std::optional<CallerStream>& caller = std::nullopt) {
+  return box.submit({true, peer, tag, const_cast<uint8_t*>(from), bytes, timeout_s}, caller);
+}
+
+inline CompletionRef receive(Mailbox& box, int peer, uint32_t tag, uint8_t* into, size_t bytes,
+                             double timeout_s,
+                             const std::optional<CallerStream>& caller = std::nullopt) {
+  return box.submit({false, peer, tag, into, bytes, timeout_s}, caller);
+}
+
+// Returns the rank at the other end.
+inline int wait_for(const CompletionRef& message) {
+  message->wait_on_host({});
+  return message->peer();
+}
 
 inline std::vector<uint8_t> bytes_of(size_t size, uint8_t seed) {
   std::vector<uint8_t> out(size);

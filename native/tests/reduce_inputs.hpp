@@ -6,17 +6,18 @@
 #include <random>
 #include <vector>
 
-#include "reduce/reduce.hpp"
 #include "check.hpp"
+#include "reduce/reduce.hpp"
 #include "reduce_reference.hpp"
 
 namespace sealring::testing {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr const char* kDTypeNames[] = {
-    "?",     "float16", "bfloat16", "float32", "float64", "int8",    "int16",     "int32", "int64",
-    "uint8", "uint16",  "uint32",   "uint64",  "boolean", "complex64", "complex128", "bytes"};
+constexpr const char* kDTypeNames[] = {"?",          "float16", "bfloat16", "float32", "float64",
+                                       "int8",       "int16",   "int32",    "int64",   "uint8",
+                                       "uint16",     "uint32",  "uint64",   "boolean", "complex64",
+                                       "complex128", "bytes"};
 constexpr const char* kKindNames[] = {"none", "sum", "product", "min", "max",
                                       "band", "bor", "bxor",    "avg", "premul_sum"};
 
@@ -42,22 +43,35 @@ void for_each_pair(Function function) {
 inline std::vector<std::uint64_t> corners(DType part) {
   switch (part) {
     case DType::float16:
-      return {0, 0x8000, 0x3c00, 0xbc00, 0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xfe01, 1, 0x8001,
-              0x03ff, 0x0400, 0x7bff, 0xfbff, 0x3555, 0x1001, 0x6bff};
+      return {0, 0x8000, 0x3c00, 0xbc00, 0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xfe01,
+              1, 0x8001, 0x03ff, 0x0400, 0x7bff, 0xfbff, 0x3555, 0x1001, 0x6bff};
     case DType::bfloat16:
-      return {0, 0x8000, 0x3f80, 0xbf80, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff, 1, 0x8001,
-              0x007f, 0x0080, 0x7f7f, 0xff7f, 0x3eab, 0x3b81, 0x4300};
+      return {0, 0x8000, 0x3f80, 0xbf80, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff,
+              1, 0x8001, 0x007f, 0x0080, 0x7f7f, 0xff7f, 0x3eab, 0x3b81, 0x4300};
     case DType::float32:
-      return {0, 0x80000000, 0x3f800000, 0xbf800000, 0x7f800000, 0xff800000, 0x7fc00000,
-              0x7f800001, 0xffffffff, 1, 0x80000001, 0x007fffff, 0x00800000, 0x7f7fffff,
-              0xff7fffff, 0x3eaaaaab, 0x33800001};
+      return {0,          0x80000000, 0x3f800000, 0xbf800000, 0x7f800000, 0xff800000,
+              0x7fc00000, 0x7f800001, 0xffffffff, 1,          0x80000001, 0x007fffff,
+              0x00800000, 0x7f7fffff, 0xff7fffff, 0x3eaaaaab, 0x33800001};
     case DType::float64:
-      return {0, 1ull << 63, 0x3ffull << 52, 0xbffull << 52, 0x7ffull << 52, 0xfffull << 52,
-              0x7ff8ull << 48, (0x7ffull << 52) + 1, ~0ull, 1, (1ull << 63) + 1,
-              (1ull << 52) - 1, 1ull << 52, (0x7ffull << 52) - 1, (0xfffull << 52) - 1};
+      return {0,
+              1ull << 63,
+              0x3ffull << 52,
+              0xbffull << 52,
+              0x7ffull << 52,
+              0xfffull << 52,
+              0x7ff8ull << 48,
+              (0x7ffull << 52) + 1,
+              ~0ull,
+              1,
+              (1ull << 63) + 1,
+              (1ull << 52) - 1,
+              1ull << 52,
+              (0x7ffull << 52) - 1,
+              (0xfffull << 52) - 1};
     default:
-      return {0, 1, 2, 3, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fffffff, 0x80000000,
-              0xffffffff, (1ull << 63) - 1, 1ull << 63, ~0ull};
+      return {0,          1,      2,      3,          0x7f,       0x80,       0xff,
+              0x7fff,     0x8000, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff, (1ull << 63) - 1,
+              1ull << 63, ~0ull};
   }
 }
 

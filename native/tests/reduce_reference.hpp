@@ -122,12 +122,18 @@ inline Wide integer_pair(ReduceKind kind, Wide a, Wide b) {
   switch (kind) {
     case ReduceKind::product:
       return static_cast<Wide>(static_cast<UnsignedWide>(a) * static_cast<UnsignedWide>(b));
-    case ReduceKind::min: return a < b ? a : b;
-    case ReduceKind::max: return a < b ? b : a;
-    case ReduceKind::band: return a & b;
-    case ReduceKind::bor: return a | b;
-    case ReduceKind::bxor: return a ^ b;
-    default: return a + b;
+    case ReduceKind::min:
+      return a < b ? a : b;
+    case ReduceKind::max:
+      return a < b ? b : a;
+    case ReduceKind::band:
+      return a & b;
+    case ReduceKind::bor:
+      return a | b;
+    case ReduceKind::bxor:
+      return a ^ b;
+    default:
+      return a + b;
   }
 }
 
@@ -135,9 +141,12 @@ inline bool boolean_pair(ReduceKind kind, bool a, bool b) {
   switch (kind) {
     case ReduceKind::product:
     case ReduceKind::min:
-    case ReduceKind::band: return a && b;
-    case ReduceKind::bxor: return a != b;
-    default: return a || b;
+    case ReduceKind::band:
+      return a && b;
+    case ReduceKind::bxor:
+      return a != b;
+    default:
+      return a || b;
   }
 }
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "record/alert.hpp"
 #include "check.hpp"
+#include "record/alert.hpp"
 
 using namespace sealring;
 
@@ -21,7 +21,8 @@ Failure some_failure() {
 
 TEST(alert_is_laid_out_as_specified) {
   const std::vector<uint8_t> bytes = encode_alert(some_failure(), 5);
-  const std::vector<uint8_t> fixed = {3, 4, 3, 2, 1, 5, 0, 0, 0,  // code, about, seen by
+  const std::vector<uint8_t> fixed = {3,    4,    3,    2,    1,    5,    0,    0,
+                                      0,  // code, about, seen by
                                       0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11};
   CHECK(std::vector<uint8_t>(bytes.begin(), bytes.begin() + 17) == fixed);
   CHECK(std::string(bytes.begin() + 17, bytes.end()) == "record 7 came a second time");
@@ -90,7 +91,8 @@ TEST(any_bytes_are_survived) {
     const Failure back = decode_alert(bytes, 3);
     CHECK(is_failure_code(static_cast<uint8_t>(back.code)));
     const Failure again = decode_alert(encode_alert(back, 0), 3);
-    CHECK(again.code == back.code && again.peer == back.peer && again.collective == back.collective);
+    CHECK(again.code == back.code && again.peer == back.peer &&
+          again.collective == back.collective);
   }
 }
 

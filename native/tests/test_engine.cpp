@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
-#include "collective/engine.hpp"
 #include "check.hpp"
+#include "collective/engine.hpp"
 #include "programs.hpp"
 #include "two_ends.hpp"
 
@@ -70,15 +70,23 @@ std::vector<Slot> cut(std::vector<float>& tensor, int parts) {
   std::vector<Slot> slots;
   const size_t each = tensor.size() / static_cast<size_t>(parts);
   for (int part = 0; part < parts; ++part) {
-    slots.push_back({reinterpret_cast<uint8_t*>(tensor.data() + each * part), each * sizeof(float)});
+    slots.push_back(
+        {reinterpret_cast<uint8_t*>(tensor.data() + each * part), each * sizeof(float)});
   }
   return slots;
 }
 
 void all_reduce(Engine& engine, const Program& program, std::vector<float>& tensor, uint64_t number,
                 double timeout_s = 20) {
-  const Call call{&program,        cut(tensor, program.slots), number, tensor.size() * 4, 0,
-                  DType::float32, ReduceKind::sum,            1.0,    1024,
+  const Call call{&program,
+                  cut(tensor, program.slots),
+                  number,
+                  tensor.size() * 4,
+                  0,
+                  DType::float32,
+                  ReduceKind::sum,
+                  1.0,
+                  1024,
                   timeout_s};
   engine.run(call);
 }
@@ -123,8 +131,16 @@ TEST(direct_broadcast_arrives) {
       const Program program = direct_broadcast(4, rank);
       for (uint64_t number = 1; number <= 20; ++number) {
         std::vector<float> tensor(5000, rank == 0 ? static_cast<float>(number) : 0.0f);
-        const Call call{&program, cut(tensor, 1), number, tensor.size() * 4, 0,
-                        DType::float32, ReduceKind::none, 1.0, 1024, 20};
+        const Call call{&program,
+                        cut(tensor, 1),
+                        number,
+                        tensor.size() * 4,
+                        0,
+                        DType::float32,
+                        ReduceKind::none,
+                        1.0,
+                        1024,
+                        20};
         engine.run(call);
         for (float value : tensor) CHECK(value == static_cast<float>(number));
       }
@@ -146,8 +162,16 @@ TEST(records_of_a_link_leave_in_the_order_of_their_segments) {
   const Program program(4, 2, 0, 2, 1, {}, {{Action::send, 0, {1}, 0, -1, -1, {}}});
   std::vector<uint8_t> tensor((kFit + 1) * kSegment + kRest);
   std::thread sender([&] {
-    engine.run({&program, {{tensor.data(), tensor.size()}}, 1, tensor.size(), 0, DType::uint8,
-                ReduceKind::none, 1.0, kSegment, 20});
+    engine.run({&program,
+                {{tensor.data(), tensor.size()}},
+                1,
+                tensor.size(),
+                0,
+                DType::uint8,
+                ReduceKind::none,
+                1.0,
+                kSegment,
+                20});
   });
   while (!memory.waits_for_room(0)) std::this_thread::yield();
   for (size_t segment = 0; segment <= kFit + 1; ++segment) {
@@ -221,7 +245,8 @@ TEST(ended_lease_ends_every_rank) {
     for (const int64_t left_ms : {-1, 30}) {
       World world(3, Transport::tcp);
       const auto lease = std::make_shared<Lease>();
-      const int64_t ends = now(by_wall_clock ? CLOCK_REALTIME : CLOCK_BOOTTIME) + left_ms * 1'000'000;
+      const int64_t ends =
+          now(by_wall_clock ? CLOCK_REALTIME : CLOCK_BOOTTIME) + left_ms * 1'000'000;
       lease->extend(by_wall_clock ? kNever : ends, by_wall_clock ? ends : kNever);
       world.engines[1]->use_lease(lease);
       const auto failures = world.run([&](int rank, Engine& engine) {
@@ -287,8 +312,8 @@ TEST(close_from_another_thread_ends_the_run) {
       for (const auto& failure : failures) {
         CHECK(failure.has_value());
         if (!failure) continue;
-        const bool right = failure->code == FailureCode::closed ||
-                           failure->code == FailureCode::peer_lost;
+        const bool right =
+            failure->code == FailureCode::closed || failure->code == FailureCode::peer_lost;
         CHECK_NOTE(right, "%s", failure->what());
       }
     }
@@ -322,7 +347,8 @@ TEST(failed_engine_repeats_its_failure) {
     } catch (const Failure& failure) {
       CHECK(failure.code == FailureCode::peer_lost);
       CHECK(failure.peer == 1);
-      CHECK(std::string(failure.what()).starts_with("Connection closed by peer: the peer left the group"));
+      CHECK(std::string(failure.what())
+                .starts_with("Connection closed by peer: the peer left the group"));
     }
   }
 }

@@ -254,11 +254,11 @@ TEST(record_addressed_to_another_link_is_refused) {
     bool good;
   };
   const Address addresses[] = {
-      {Kind::pair, 0, 1, 0, true},          {Kind::pair, 0, 2, 0, false},
-      {Kind::pair, 2, 1, 0, false},         {Kind::pair, 0, kEveryone, 0, false},
-      {Kind::pair, 0, 1, 1, false},         {Kind::alert, 0, 0, 0, false},
-      {Kind::bye, 1, 1, 0, false},          {Kind::group, 0, kEveryone, 0, true},
-      {Kind::group, 0, 1, 0, false},        {Kind::group, 1, kEveryone, 0, false},
+      {Kind::pair, 0, 1, 0, true},           {Kind::pair, 0, 2, 0, false},
+      {Kind::pair, 2, 1, 0, false},          {Kind::pair, 0, kEveryone, 0, false},
+      {Kind::pair, 0, 1, 1, false},          {Kind::alert, 0, 0, 0, false},
+      {Kind::bye, 1, 1, 0, false},           {Kind::group, 0, kEveryone, 0, true},
+      {Kind::group, 0, 1, 0, false},         {Kind::group, 1, kEveryone, 0, false},
       {Kind::group, 9, kEveryone, 0, false}, {Kind::group, 0, kEveryone, 1, false},
   };
   for (const Address& address : addresses) {

@@ -1,4 +1,4 @@
-// Two mailboxes, with a thread that waits and one that looks after the rest, over both transports.
+// Two mailboxes, with a thread that waits and one that moves the other messages, over both transports.
 #include "mailbox/mailbox.hpp"
 
 #include <chrono>
@@ -14,13 +14,12 @@ using namespace sealring::testing;
 
 TEST(messages_of_every_length_arrive) {
   over_both([](Post& post) {
-    for (size_t size : {size_t{0}, size_t{1}, size_t{32} << 10, (size_t{32} << 10) + 1, size_t{1} << 20}) {
+    for (size_t size :
+         {size_t{0}, size_t{1}, size_t{32} << 10, (size_t{32} << 10) + 1, size_t{1} << 20}) {
       const std::vector<uint8_t> sent = bytes_of(size, 3);
       std::vector<uint8_t> got(size);
-      std::thread sender([&] {
-        post.zero.wait(post.zero.send(1, 9, sent.data(), size, 10), kStay);
-      });
-      const auto source = post.one.wait(post.one.receive(Mailbox::kAnyone, 9, got.data(), size, 10), kStay);
+      std::thread sender([&] { wait_for(send(post.zero, 1, 9, sent.data(), size, 10)); });
+      const auto source = wait_for(receive(post.one, Message::kAnyone, 9, got.data(), size, 10));
       sender.join();
       CHECK(source == 0);
       CHECK(got == sent);
@@ -34,16 +33,16 @@ TEST(messages_move_while_no_thread_waits) {
     const size_t size = 300'000;
     const std::vector<uint8_t> sent = bytes_of(size, 5);
     std::vector<std::vector<uint8_t>> got(4, std::vector<uint8_t>(size));
-    std::thread carer([&] {
+    std::thread mover([&] {
       size_t done = 0;
       while (done < 4) done += post.zero.finished().size();
     });
-    for (uint32_t tag = 0; tag < 4; ++tag) post.zero.send(1, tag, sent.data(), size, 20);
+    for (uint32_t tag = 0; tag < 4; ++tag) send(post.zero, 1, tag, sent.data(), size, 20);
     for (uint32_t tag : {3u, 1u, 2u, 0u}) {
-      post.one.wait(post.one.receive(0, tag, got[tag].data(), size, 20), kStay);
+      wait_for(receive(post.one, 0, tag, got[tag].data(), size, 20));
       CHECK(got[tag] == sent);
     }
-    carer.join();
+    mover.join();
   });
 }
 
@@ -53,16 +52,16 @@ TEST(many_may_wait) {
     std::vector<std::vector<uint8_t>> got(8, std::vector<uint8_t>(50'000));
     std::vector<std::thread> threads;
     for (uint32_t tag = 0; tag < 8; ++tag) {
-      threads.emplace_back([&, tag] {
-        post.one.wait(post.one.receive(0, tag, got[tag].data(), got[tag].size(), 20), kStay);
-      });
+      threads.emplace_back(
+          [&, tag] { wait_for(receive(post.one, 0, tag, got[tag].data(), got[tag].size(), 20)); });
       threads.emplace_back([&, tag] {
         const std::vector<uint8_t> sent = bytes_of(50'000, static_cast<uint8_t>(tag));
-        post.zero.wait(post.zero.send(1, tag, sent.data(), sent.size(), 20), kStay);
+        wait_for(send(post.zero, 1, tag, sent.data(), sent.size(), 20));
       });
     }
     for (std::thread& thread : threads) thread.join();
-    for (uint32_t tag = 0; tag < 8; ++tag) CHECK(got[tag] == bytes_of(50'000, static_cast<uint8_t>(tag)));
+    for (uint32_t tag = 0; tag < 8; ++tag)
+      CHECK(got[tag] == bytes_of(50'000, static_cast<uint8_t>(tag)));
   });
 }
 
@@ -72,17 +71,17 @@ TEST(closing_under_a_waiter_ends_it) {
     std::thread waiter([&] {
       bool closed = false;
       try {
-        post.one.wait(post.one.receive(0, 0, &byte, 1, 20), kStay);
+        wait_for(receive(post.one, 0, 0, &byte, 1, 20));
       } catch (const Failure& failure) {
         closed = failure.code == FailureCode::closed;
       }
       CHECK(closed);
     });
-    std::thread carer([&] { CHECK(post.one.finished().empty()); });
+    std::thread mover([&] { CHECK(post.one.finished().empty()); });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     post.one.close();
     waiter.join();
-    carer.join();
+    mover.join();
   });
 }
 
@@ -102,13 +101,13 @@ TEST(ended_lease_ends_messages_at_both_ends) {
     };
     const auto refused = std::make_pair(FailureCode::no_longer_admitted, 1);
     std::thread waiter([&] {
-      CHECK(outcome([&] { post.one.wait(post.one.receive(0, 0, &byte, 1, 20), kStay); }) == refused);
+      CHECK(outcome([&] { wait_for(receive(post.one, 0, 0, &byte, 1, 20)); }) == refused);
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     lease->extend(0, 0);
     waiter.join();
-    CHECK(outcome([&] { post.one.send(0, 0, &byte, 1, 20); }) == refused);
-    CHECK(outcome([&] { post.zero.wait(post.zero.receive(1, 0, &byte, 1, 20), kStay); }) == refused);
+    CHECK(outcome([&] { send(post.one, 0, 0, &byte, 1, 20); }) == refused);
+    CHECK(outcome([&] { wait_for(receive(post.zero, 1, 0, &byte, 1, 20)); }) == refused);
   });
 }
 
@@ -121,7 +120,7 @@ TEST(ended_lease_refuses_the_next_message) {
     uint8_t byte = 0;
     FailureCode seen{};
     try {
-      post.one.send(0, 0, &byte, 1, 20);
+      send(post.one, 0, 0, &byte, 1, 20);
     } catch (const Failure& failure) {
       seen = failure.code;
     }
@@ -133,11 +132,11 @@ TEST(ended_lease_refuses_the_next_message) {
 TEST(receive_from_anyone_ends_when_all_have_left) {
   over_both([](Post& post) {
     uint8_t byte = 0;
-    const Mailbox::Ticket ticket = post.one.receive(Mailbox::kAnyone, 0, &byte, 1, 20);
+    const CompletionRef ticket = receive(post.one, Message::kAnyone, 0, &byte, 1, 20);
     std::thread leaver([&] { post.zero.close(); });
     FailureCode seen{};
     try {
-      post.one.wait(ticket, kStay);
+      wait_for(ticket);
     } catch (const Failure& failure) {
       seen = failure.code;
     }
@@ -150,17 +149,17 @@ TEST(another_size_is_out_of_step_at_both_ends) {
   over_both([](Post& post) {
     std::vector<uint8_t> sent(10);
     std::vector<uint8_t> got(11);
-    post.zero.send(1, 0, sent.data(), sent.size(), 20);
+    send(post.zero, 1, 0, sent.data(), sent.size(), 20);
     FailureCode seen{};
     try {
-      post.one.wait(post.one.receive(0, 0, got.data(), got.size(), 20), kStay);
+      wait_for(receive(post.one, 0, 0, got.data(), got.size(), 20));
     } catch (const Failure& failure) {
       seen = failure.code;
     }
     CHECK(seen == FailureCode::out_of_step);
     int reporter = -1;
     try {
-      post.zero.wait(post.zero.receive(1, 0, got.data(), got.size(), 20), kStay);
+      wait_for(receive(post.zero, 1, 0, got.data(), got.size(), 20));
     } catch (const Failure& failure) {
       reporter = failure.reported_by;
     }
@@ -176,11 +175,11 @@ TEST(changed_message_is_not_delivered) {
     Post post(&memory);
     const std::vector<uint8_t> sent = bytes_of(size, 1);
     std::vector<uint8_t> got(size, 0xee);
-    post.zero.send(1, 0, sent.data(), size, 20);
+    send(post.zero, 1, 0, sent.data(), size, 20);
     memory.data(0)[at] ^= 1;
     FailureCode seen{};
     try {
-      post.one.wait(post.one.receive(0, 0, got.data(), size, 20), kStay);
+      wait_for(receive(post.one, 0, 0, got.data(), size, 20));
     } catch (const Failure& failure) {
       seen = failure.code;
     }
@@ -201,17 +200,19 @@ TEST(devices_messages_arrive_on_each_driving_thread) {
     std::vector<std::thread> threads;
     for (uint32_t tag = 0; tag < 8; ++tag) {
       // Some come to the call late.
-      const std::optional<uint64_t> ready = tag % 4 == 3 ? std::nullopt : std::optional<uint64_t>(tag * 10);
+      const std::optional<CallerStream> ready =
+          tag % 4 == 3 ? std::nullopt : std::optional(CallerStream{.ready = tag * 10});
       threads.emplace_back([&, tag, ready] {
-        post.one.wait(post.one.receive(0, tag, got[tag].data(), size, 20, ready), kStay);
+        wait_for(receive(post.one, 0, tag, got[tag].data(), size, 20, ready));
       });
       threads.emplace_back([&, tag, ready] {
         const std::vector<uint8_t> sent = bytes_of(size, static_cast<uint8_t>(tag));
-        post.zero.wait(post.zero.send(1, tag, sent.data(), size, 20, ready), kStay);
+        wait_for(send(post.zero, 1, tag, sent.data(), size, 20, ready));
       });
     }
     for (std::thread& thread : threads) thread.join();
-    for (uint32_t tag = 0; tag < 8; ++tag) CHECK(got[tag] == bytes_of(size, static_cast<uint8_t>(tag)));
+    for (uint32_t tag = 0; tag < 8; ++tag)
+      CHECK(got[tag] == bytes_of(size, static_cast<uint8_t>(tag)));
   });
 }
 
@@ -225,16 +226,16 @@ TEST(devices_changed_message_is_not_delivered) {
     const std::vector<uint8_t> sent = bytes_of(size, 1);
     std::vector<uint8_t> got(size, 0xee);
     uint8_t bell = 0;
-    const Mailbox::Ticket receive = post.one.receive(0, 0, got.data(), size, 20, 0);
-    const Mailbox::Ticket send = post.zero.send(1, 0, sent.data(), size, 20, 0);
+    const CompletionRef incoming = receive(post.one, 0, 0, got.data(), size, 20, CallerStream{});
+    const CompletionRef outgoing = send(post.zero, 1, 0, sent.data(), size, 20, CallerStream{});
     // When the bell has come, what was announced before it is accepted.
-    post.zero.send(1, 1, &bell, 1, 20);
-    post.one.wait(post.one.receive(0, 1, &bell, 1, 20), kStay);
-    post.zero.wait(send, kStay);
+    send(post.zero, 1, 1, &bell, 1, 20);
+    wait_for(receive(post.one, 0, 1, &bell, 1, 20));
+    wait_for(outgoing);
     memory.data(0)[2 * kRecordOverhead + 1 + at] ^= 1;
     FailureCode seen{};
     try {
-      post.one.wait(receive, kStay);
+      wait_for(incoming);
     } catch (const Failure& failure) {
       seen = failure.code;
     }
@@ -249,29 +250,30 @@ TEST(a_failure_takes_the_memory_from_the_device_first) {
     post.attach(1, 1 << 30);
     const std::vector<uint8_t> sent = bytes_of(4u << 20, 1);
     std::vector<uint8_t> got(sent.size());
-    const Mailbox::Ticket receive = post.one.receive(0, 0, got.data(), got.size(), 20, 0);
+    const CompletionRef incoming =
+        receive(post.one, 0, 0, got.data(), got.size(), 20, CallerStream{});
     std::thread waiter([&] {
       FailureCode seen{};
       try {
-        post.one.wait(receive, kStay);
+        wait_for(incoming);
       } catch (const Failure& failure) {
         seen = failure.code;
       }
       CHECK(seen == FailureCode::no_longer_admitted);
     });
-    std::thread carer([&] {
+    std::thread mover([&] {
       try {
         post.zero.finished();
       } catch (const Failure&) {
       }
     });
-    post.zero.send(1, 0, sent.data(), sent.size(), 20, 0);
+    send(post.zero, 1, 0, sent.data(), sent.size(), 20, CallerStream{});
     // As much as the device has room for, and it settles none of it.
     while (post.one.stats().opened_bytes < 8 * kGpuPayload) std::this_thread::yield();
     post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     waiter.join();
     CHECK(post.one.device()->has_room());
-    carer.join();
+    mover.join();
   });
 }
 

@@ -6,10 +6,10 @@
 #include <random>
 #include <thread>
 
-#include "device/cuda/cuda_device.hpp"
-#include "stand_ins/host_driver.hpp"
 #include "check.hpp"
+#include "device/cuda/cuda_device.hpp"
 #include "post.hpp"
+#include "stand_ins/host_driver.hpp"
 
 using namespace sealring;
 using namespace sealring::testing;
@@ -19,13 +19,13 @@ namespace {
 std::unique_ptr<Device> gpu() {
   auto device = std::make_unique<CudaDevice>(host_driver(), 0, 2, host_function(HostKernel::seal),
                                              host_function(HostKernel::open));
-  device->enable_persistent_kernel(host_function(HostKernel::carry));
+  device->enable_persistent_kernel(host_function(HostKernel::run_all_batches));
   return device;
 }
 
 uint64_t handle(HostStream& stream) { return reinterpret_cast<uint64_t>(&stream); }
 
-Mailbox::CallerStream behind(HostStream& stream) { return {0, handle(stream), true}; }
+CallerStream behind(HostStream& stream) { return {0, handle(stream), true}; }
 
 // A stream comes no further than to here until it is opened.
 struct Barrier {
@@ -60,10 +60,6 @@ struct Streamed {
     movers.clear();
     CHECK(post.zero.release_device());
     CHECK(post.one.release_device());
-  }
-  // As a script's wait() does.
-  static void make_stream_wait(Mailbox& box, HostStream& stream, Mailbox::Ticket ticket) {
-    if (const uint32_t number = box.number_of(ticket); number != 0) box.make_stream_wait(handle(stream), number);
   }
   Post post;
   std::vector<std::thread> movers;
@@ -101,14 +97,15 @@ TEST(streams_wait_and_the_host_goes_on) {
       two.stream_of_zero.put([&, i, size] {
         std::ranges::copy(bytes_of(size, static_cast<uint8_t>(i)), sent[i].begin());
       });
-      two.post.zero.send(1, tag, sent[i].data(), size, 20, behind(two.stream_of_zero));
-      const Mailbox::Ticket ticket =
-          two.post.one.receive(0, tag, got[i].data(), size, 20, behind(two.stream_of_one));
-      Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
+      send(two.post.zero, 1, tag, sent[i].data(), size, 20, behind(two.stream_of_zero));
+      const CompletionRef message =
+          receive(two.post.one, 0, tag, got[i].data(), size, 20, behind(two.stream_of_one));
+      message->wait_on_stream(handle(two.stream_of_one));
       two.stream_of_one.put([&, i] { seen[i] = got[i]; });
     }
     two.stream_of_one.synchronize();
-    for (size_t i = 0; i < kMessages; ++i) CHECK(seen[i] == bytes_of(got[i].size(), static_cast<uint8_t>(i)));
+    for (size_t i = 0; i < kMessages; ++i)
+      CHECK(seen[i] == bytes_of(got[i].size(), static_cast<uint8_t>(i)));
   });
 }
 
@@ -118,89 +115,94 @@ TEST(messages_wait_for_no_other) {
     const std::vector<uint8_t> sent = bytes_of(300'000, 1);
     std::vector<uint8_t> first(300'000, 0xee), second(300'000, 0xee);
     HostStream other;
-    const Mailbox::Ticket never = two.post.one.receive(0, 8, first.data(), first.size(), 20, behind(other));
-    Streamed::make_stream_wait(two.post.one, other, never);
-    const Mailbox::Ticket ticket =
-        two.post.one.receive(0, 9, second.data(), second.size(), 20, behind(two.stream_of_one));
-    Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
+    const CompletionRef never =
+        receive(two.post.one, 0, 8, first.data(), first.size(), 20, behind(other));
+    never->wait_on_stream(handle(other));
+    const CompletionRef message =
+        receive(two.post.one, 0, 9, second.data(), second.size(), 20, behind(two.stream_of_one));
+    message->wait_on_stream(handle(two.stream_of_one));
     Barrier barrier;
     barrier.put_into(two.stream_of_zero);
     HostStream free;
-    const Mailbox::Ticket late =
-        two.post.zero.send(1, 8, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
-    two.post.zero.send(1, 9, sent.data(), sent.size(), 20, behind(free));
+    const CompletionRef late =
+        send(two.post.zero, 1, 8, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
+    send(two.post.zero, 1, 9, sent.data(), sent.size(), 20, behind(free));
     two.stream_of_one.synchronize();
     CHECK(second == sent);
     CHECK(first == std::vector<uint8_t>(300'000, 0xee));
-    CHECK(two.post.zero.number_of(late) != 0);
+    CHECK(late->streams_wait());
     barrier.open = true;
     other.synchronize();
     CHECK(first == sent);
   });
 }
 
-// It leaves when there is nothing to do, and comes back.
-TEST(the_porter_is_in_while_there_are_messages) {
+// It ends when there is nothing to do, and is launched again.
+TEST(the_kernel_runs_while_there_are_messages) {
   over_both_streamed([](Streamed& two) {
     CHECK(!two.post.one.persistent_kernel_runs());
     for (int turn = 0; turn < 20; ++turn) {
       const std::vector<uint8_t> sent = bytes_of(5000, 1);
       std::vector<uint8_t> got(5000);
-      const Mailbox::Ticket ticket =
-          two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
+      const CompletionRef message =
+          receive(two.post.one, 0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
       CHECK(two.post.one.persistent_kernel_runs());
-      Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
-      two.post.zero.send(1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
+      message->wait_on_stream(handle(two.stream_of_one));
+      send(two.post.zero, 1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
       two.stream_of_one.synchronize();
       CHECK(got == sent);
-      wait_until([&] { return !two.post.one.persistent_kernel_runs() && !two.post.zero.persistent_kernel_runs(); });
+      wait_until([&] {
+        return !two.post.one.persistent_kernel_runs() && !two.post.zero.persistent_kernel_runs();
+      });
     }
   });
 }
 
 // Kernels are launched for one message, a host waits; then streams cannot wait for others, and are told.
-TEST(beside_launched_messages_there_is_no_porter) {
+TEST(beside_launched_messages_there_is_no_persistent_kernel) {
   over_both_streamed([](Streamed& two) {
     const std::vector<uint8_t> sent = bytes_of(5000, 1);
     std::vector<uint8_t> one(5000), other(5000);
-    const Mailbox::Ticket launched = two.post.one.receive(0, 1, one.data(), one.size(), 20, 0);
-    const Mailbox::Ticket beside =
-        two.post.one.receive(0, 2, other.data(), other.size(), 20, Mailbox::CallerStream{0, handle(two.stream_of_one), true});
-    CHECK(two.post.one.number_of(beside) == 0);
-    two.post.zero.send(1, 2, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
-    two.post.zero.send(1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
-    two.post.one.wait(launched, kStay);
-    two.post.one.wait(beside, kStay);
+    const CompletionRef launched =
+        receive(two.post.one, 0, 1, one.data(), one.size(), 20, CallerStream{});
+    const CompletionRef beside = receive(two.post.one, 0, 2, other.data(), other.size(), 20,
+                                         CallerStream{0, handle(two.stream_of_one), true});
+    CHECK(!beside->streams_wait());
+    send(two.post.zero, 1, 2, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
+    send(two.post.zero, 1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
+    wait_for(launched);
+    wait_for(beside);
     CHECK(one == sent);
     CHECK(other == sent);
-    // And while the kernel is in, it does all of them: here for one whose host waits.
-    const Mailbox::Ticket held = two.post.one.receive(0, 3, one.data(), one.size(), 20, behind(two.stream_of_one));
-    const Mailbox::Ticket waited =
-        two.post.one.receive(0, 4, other.data(), other.size(), 20, Mailbox::CallerStream{0, handle(two.stream_of_one), false});
-    CHECK(two.post.one.number_of(held) != 0);
-    CHECK(two.post.one.number_of(waited) != 0);
+    // And while the kernel runs, it does all of them: here for one whose host waits.
+    const CompletionRef held =
+        receive(two.post.one, 0, 3, one.data(), one.size(), 20, behind(two.stream_of_one));
+    const CompletionRef waited = receive(two.post.one, 0, 4, other.data(), other.size(), 20,
+                                         CallerStream{0, handle(two.stream_of_one), false});
+    CHECK(held->streams_wait());
+    CHECK(waited->streams_wait());
     const std::vector<uint8_t> again = bytes_of(5000, 9);
-    two.post.zero.send(1, 4, again.data(), again.size(), 20, behind(two.stream_of_zero));
-    two.post.one.wait(waited, kStay);
+    send(two.post.zero, 1, 4, again.data(), again.size(), 20, behind(two.stream_of_zero));
+    wait_for(waited);
     CHECK(other == again);
-    two.post.zero.send(1, 3, again.data(), again.size(), 20, behind(two.stream_of_zero));
-    Streamed::make_stream_wait(two.post.one, two.stream_of_one, held);
+    send(two.post.zero, 1, 3, again.data(), again.size(), 20, behind(two.stream_of_zero));
+    held->wait_on_stream(handle(two.stream_of_one));
     two.stream_of_one.synchronize();
     CHECK(one == again);
   });
 }
 
-TEST(keys_are_replaced_while_it_is_in) {
+TEST(keys_are_replaced_while_it_runs) {
   SharedMemory memory;
   Streamed two(&memory, 20'000);
   for (int turn = 0; turn < 4; ++turn) {
     std::vector<std::vector<uint8_t>> got(8, std::vector<uint8_t>(90'000));
     const std::vector<uint8_t> sent = bytes_of(90'000, static_cast<uint8_t>(turn));
     for (auto& each : got) {
-      const Mailbox::Ticket ticket =
-          two.post.one.receive(0, 1, each.data(), each.size(), 20, behind(two.stream_of_one));
-      Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
-      two.post.zero.send(1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
+      const CompletionRef message =
+          receive(two.post.one, 0, 1, each.data(), each.size(), 20, behind(two.stream_of_one));
+      message->wait_on_stream(handle(two.stream_of_one));
+      send(two.post.zero, 1, 1, sent.data(), sent.size(), 20, behind(two.stream_of_zero));
     }
     two.stream_of_one.synchronize();
     for (const auto& each : got) CHECK(each == sent);
@@ -211,12 +213,12 @@ TEST(keys_are_replaced_while_it_is_in) {
 TEST(a_failure_lets_streams_go_on_without_a_result) {
   over_both_streamed([](Streamed& two) {
     std::vector<uint8_t> got(100'000, 0xee), untold(1000, 0xee), seen;
-    const Mailbox::Ticket ticket =
-        two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
-    Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
+    const CompletionRef message =
+        receive(two.post.one, 0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
+    message->wait_on_stream(handle(two.stream_of_one));
     two.stream_of_one.put([&] { seen = got; });
     const std::vector<uint8_t> sent = bytes_of(1000, 1);
-    two.post.one.send(0, 2, sent.data(), sent.size(), 20, behind(two.stream_of_one));
+    send(two.post.one, 0, 2, sent.data(), sent.size(), 20, behind(two.stream_of_one));
     two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     CHECK(seen.empty());
     two.post.one.release_streams();
@@ -225,7 +227,7 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
     wait_until([&] { return !two.post.one.persistent_kernel_runs(); });
     FailureCode refused{};
     try {
-      two.post.one.receive(0, 3, untold.data(), untold.size(), 20, behind(two.stream_of_one));
+      receive(two.post.one, 0, 3, untold.data(), untold.size(), 20, behind(two.stream_of_one));
     } catch (const Failure& failure) {
       refused = failure.code;
     }
@@ -238,9 +240,9 @@ TEST(a_failure_lets_streams_go_on_without_a_result) {
 TEST(streams_go_on_by_themselves) {
   Streamed two(nullptr);
   std::vector<uint8_t> got(1000, 0xee);
-  const Mailbox::Ticket ticket =
-      two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
-  Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
+  const CompletionRef message =
+      receive(two.post.one, 0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
+  message->wait_on_stream(handle(two.stream_of_one));
   two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
   two.stream_of_one.synchronize();
   CHECK(got == std::vector<uint8_t>(1000, 0xff));
@@ -253,9 +255,9 @@ TEST(a_result_is_not_overwritten_before_its_stream_is_there) {
     Barrier barrier;
     barrier.put_into(two.stream_of_one);
     two.stream_of_one.put([&] { before = got; });
-    const Mailbox::Ticket ticket =
-        two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
-    Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
+    const CompletionRef message =
+        receive(two.post.one, 0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
+    message->wait_on_stream(handle(two.stream_of_one));
     two.stream_of_one.put([&] { after = got; });
     two.post.one.fail(Failure(FailureCode::no_longer_admitted, 0, "it was told to"));
     CHECK(!two.post.one.release_device(std::chrono::milliseconds(30)));
@@ -274,22 +276,24 @@ TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
   std::vector<uint8_t> got(1000, 0xee);
   {
     Streamed two(nullptr);
-    const Mailbox::Ticket ticket = two.post.one.receive(0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
+    const CompletionRef message =
+        receive(two.post.one, 0, 1, got.data(), got.size(), 20, behind(two.stream_of_one));
     barrier.put_into(late);
-    Streamed::make_stream_wait(two.post.one, late, ticket);
+    message->wait_on_stream(handle(late));
     two.end();
-    CHECK(two.post.one.is_done(1));
-    two.post.one.make_stream_wait(handle(late), 1);
+    CHECK(message->done());
+    CHECK(message->error().has_value());
+    message->wait_on_stream(handle(late));  // has no effect
   }
   Streamed next(nullptr);
   const std::vector<uint8_t> sent = bytes_of(1000, 1);
   std::vector<uint8_t> more(1000);
-  const Mailbox::Ticket ticket =
-      next.post.one.receive(0, 1, more.data(), more.size(), 20, behind(next.stream_of_one));
+  const CompletionRef message =
+      receive(next.post.one, 0, 1, more.data(), more.size(), 20, behind(next.stream_of_one));
   barrier.open = true;
   late.synchronize();  // though a message of the next one is under way
-  next.post.zero.send(1, 1, sent.data(), sent.size(), 20, behind(next.stream_of_zero));
-  Streamed::make_stream_wait(next.post.one, next.stream_of_one, ticket);
+  send(next.post.zero, 1, 1, sent.data(), sent.size(), 20, behind(next.stream_of_zero));
+  message->wait_on_stream(handle(next.stream_of_one));
   next.stream_of_one.synchronize();
   CHECK(more == sent);
 }
@@ -298,11 +302,12 @@ TEST(a_stream_that_comes_late_to_a_group_that_is_gone) {
 TEST(numbers_go_on_past_one_that_is_taken) {
   std::vector<uint8_t> never(1), byte(1);
   Streamed two(nullptr);
-  two.post.one.receive(0, 7, never.data(), 1, 60, behind(two.stream_of_one));
-  for (uint32_t i = 0; i < PersistentKernel::kNumbers + 10; ++i) {
-    const Mailbox::Ticket ticket = two.post.one.receive(0, 8, byte.data(), 1, 60, behind(two.stream_of_one));
-    two.post.zero.send(1, 8, byte.data(), 1, 60, behind(two.stream_of_zero));
-    Streamed::make_stream_wait(two.post.one, two.stream_of_one, ticket);
+  receive(two.post.one, 0, 7, never.data(), 1, 60, behind(two.stream_of_one));
+  for (uint32_t i = 0; i < CommandQueue::kNumbers + 10; ++i) {
+    const CompletionRef message =
+        receive(two.post.one, 0, 8, byte.data(), 1, 60, behind(two.stream_of_one));
+    send(two.post.zero, 1, 8, byte.data(), 1, 60, behind(two.stream_of_zero));
+    message->wait_on_stream(handle(two.stream_of_one));
     two.stream_of_one.synchronize();
   }
 }
@@ -310,14 +315,15 @@ TEST(numbers_go_on_past_one_that_is_taken) {
 TEST(more_messages_than_have_numbers_are_refused) {
   std::vector<uint8_t> byte(1);  // written until the group has ended
   Streamed two(nullptr);
-  for (uint32_t i = 0; i < PersistentKernel::kNumbers; ++i) {
-    two.post.one.receive(0, i, byte.data(), 1, 60, behind(two.stream_of_one));
+  for (uint32_t i = 0; i < CommandQueue::kNumbers; ++i) {
+    receive(two.post.one, 0, i, byte.data(), 1, 60, behind(two.stream_of_one));
   }
   bool refused = false;
   try {
-    two.post.one.receive(0, 1, byte.data(), 1, 60, behind(two.stream_of_one));
+    receive(two.post.one, 0, 1, byte.data(), 1, 60, behind(two.stream_of_one));
   } catch (const std::runtime_error& error) {
-    refused = std::string(error.what()).find("4096 messages of a GPU are under way") != std::string::npos;
+    refused =
+        std::string(error.what()).find("4096 messages of a GPU are under way") != std::string::npos;
   }
   CHECK(refused);
 }

@@ -1,6 +1,7 @@
 // Prelaunched kernels, with one that notes its commands: every command runs once, those of a queue in order,
 // and a kernel that is not needed blocks nothing.
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -9,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "stand_ins/host_driver.hpp"
-#include "device/cuda/prelaunched_kernels.hpp"
 #include "check.hpp"
+#include "device/cuda/prelaunched_kernels.hpp"
+#include "stand_ins/host_driver.hpp"
 
 using namespace sealring;
 
@@ -19,17 +20,18 @@ namespace {
 
 using Stream = HostStream;
 
-std::vector<uint64_t> obeyed;  // the commands' arguments, in the order in which they were
+std::vector<uint64_t> commands_run;  // the commands' arguments, in the order in which they were
 
 std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at));
 }
 
 // What engine/cuda/prelaunched_kernel.hpp does, but for the commands themselves.
-void serve(const gpu::BatchArgument& argument) {
+void run_one_batch(const gpu::BatchArgument& argument) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
-  if (batch->number != argument.number) return;
-  for (uint32_t i = 0; i < batch->count; ++i) obeyed.push_back(batch->commands[i].argument);
+  // The host may already write the next batch to this place, if this kernel gets none.
+  if (number_at(argument.batch).load(std::memory_order_acquire) != argument.number) return;
+  for (uint32_t i = 0; i < batch->count; ++i) commands_run.push_back(batch->commands[i].argument);
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }
 
@@ -37,7 +39,7 @@ cuda::Driver noting() {
   cuda::Driver out = host_driver();
   out.launch = [](const cuda::LaunchConfig* config, cuda::Handle, void** arguments, void**) {
     const gpu::BatchArgument argument = *static_cast<const gpu::BatchArgument*>(arguments[0]);
-    static_cast<Stream*>(config->stream)->put([argument] { serve(argument); });
+    static_cast<Stream*>(config->stream)->put([argument] { run_one_batch(argument); });
     return 0;
   };
   return out;
@@ -56,12 +58,26 @@ gpu::Command command(uint64_t argument) {
 
 constexpr PrelaunchedKernels::KernelShape kShape{1, 1, 1};
 
-// A collective of so many commands, told by this thread while another one launches the rest.
-void run_collective(PrelaunchedKernels& kernels, Stream& user, uint32_t commands, uint32_t spare, uint64_t base,
-                    std::mt19937& random) {
-  const uint64_t first = kernels.launch(kShape, commands + spare, &user);
-  std::thread caller([&] { kernels.launch_rest(); });
-  kernels.begin(first, commands + spare, 0);
+// Its keys are never read: no command is run.
+struct Kernels : PrelaunchedKernels {
+  Kernels() : PrelaunchedKernels({driver(), nullptr, {cuda::address(keys().data()), 1}}) {}
+  static std::array<uint8_t, 2 * kKeyBytes>& keys() {
+    static std::array<uint8_t, 2 * kKeyBytes> memory;
+    return memory;
+  }
+};
+
+uint64_t handle(Stream& stream) { return reinterpret_cast<uint64_t>(&stream); }
+
+// A collective of so many commands, handed over by this thread while another one launches the rest.
+void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t spare,
+                    uint64_t base, std::mt19937& random) {
+  const Submitted call = kernels.launch(kShape, commands + spare, 0, handle(user));
+  std::thread caller([&] {
+    kernels.launch_rest();
+    kernels.mark_end(call.number);
+  });
+  kernels.begin(call, 1);
   for (uint32_t i = 0; i < commands;) {
     if (kernels.has_room()) {
       const uint64_t queue = random() % 5;
@@ -75,23 +91,23 @@ void run_collective(PrelaunchedKernels& kernels, Stream& user, uint32_t commands
 
 }  // namespace
 
-TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
+TEST(every_command_is_run_once_and_queues_keep_their_order) {
   std::mt19937 random(1);
-  obeyed.clear();
+  commands_run.clear();
   uint64_t expected = 0;
   {
     Stream user;
-    PrelaunchedKernels kernels(driver());
+    Kernels kernels;
     for (int call = 0; call < 60; ++call) {
       const uint32_t commands = random() % (call % 10 == 0 ? 900 : 40);
       run_collective(kernels, user, commands, 1 + random() % 3, expected * 8, random);
       expected += commands;
     }
   }
-  CHECK(obeyed.size() == expected);
+  CHECK(commands_run.size() == expected);
   std::vector<bool> seen(expected, false);
   std::map<uint64_t, uint64_t> last;  // by queue
-  for (const uint64_t argument : obeyed) {
+  for (const uint64_t argument : commands_run) {
     const uint64_t which = argument / 8, queue = argument % 8;
     CHECK(which < expected && !seen[which]);
     seen[which] = true;
@@ -102,23 +118,23 @@ TEST(every_command_is_obeyed_once_and_queues_keep_their_order) {
 
 TEST(a_stream_waits_until_its_call_has_ended_and_no_longer) {
   Stream user, other;
-  PrelaunchedKernels kernels(driver());
-  const uint64_t first = kernels.launch(kShape, 3, &user);
+  Kernels kernels;
+  const Submitted call = kernels.launch(kShape, 3, 0, handle(user));
   kernels.launch_rest();
-  const uint32_t over = kernels.mark_end();
-  kernels.make_stream_wait(&other, over);
+  kernels.mark_end(call.number);
+  kernels.wait_on_stream(handle(other), call.number);
   std::atomic<bool> went_on = false;
   other.put([&] { went_on = true; });
-  obeyed.clear();
-  kernels.begin(first, 3, 0);
+  commands_run.clear();
+  kernels.begin(call, 1);
   const uint64_t argument = kernels.add(0, command(7));
   kernels.submit();
-  while (!kernels.done(argument)) std::this_thread::yield();
-  CHECK(obeyed == std::vector<uint64_t>{7});
-  CHECK(!went_on && !kernels.is_done(over));
+  while (!kernels.batch_done(argument)) std::this_thread::yield();
+  CHECK(commands_run == std::vector<uint64_t>{7});
+  CHECK(!went_on && !kernels.done(call.number));
   kernels.end();
   other.synchronize();
-  CHECK(went_on && kernels.is_done(over));
+  CHECK(went_on && kernels.done(call.number));
 }
 
 TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
@@ -127,66 +143,69 @@ TEST(a_call_waits_for_its_callers_stream_and_for_no_other) {
   slow.put([&] {
     while (!may_go) std::this_thread::yield();
   });
-  PrelaunchedKernels kernels(driver());
-  obeyed.clear();
-  const uint64_t first = kernels.launch(kShape, 1, &slow);
-  kernels.begin(first, 1, 0);
+  Kernels kernels;
+  commands_run.clear();
+  const Submitted call = kernels.launch(kShape, 1, 0, handle(slow));
+  kernels.begin(call, 1);
   const uint64_t argument = kernels.add(0, command(1));
   kernels.submit();
   quick.synchronize();
-  CHECK(!kernels.done(argument));
+  CHECK(!kernels.batch_done(argument));
   may_go = true;
   kernels.end();
-  CHECK(kernels.done(argument));
+  CHECK(kernels.batch_done(argument));
   run_collective(kernels, quick, 1, 0, 80, *std::make_unique<std::mt19937>(2));
-  CHECK(obeyed.size() == 2);
+  CHECK(commands_run.size() == 2);
 }
 
 TEST(what_was_not_handed_over_is_forgotten_and_what_was_is_done) {
   Stream user;
-  PrelaunchedKernels kernels(driver());
-  obeyed.clear();
-  const uint64_t first = kernels.launch(kShape, 4, &user);
-  kernels.begin(first, 3, 1);
+  Kernels kernels;
+  commands_run.clear();
+  const Submitted call = kernels.launch(kShape, 3, 1, handle(user));
+  kernels.begin(call, 1);
   kernels.add(0, command(1));
   kernels.add(0, command(2));  // pushes out the first
   kernels.abandon();
-  CHECK(obeyed == std::vector<uint64_t>{1});
+  CHECK(commands_run == std::vector<uint64_t>{1});
   kernels.add(0, command(3));  // what poisons the result
   kernels.end();
-  CHECK(obeyed == (std::vector<uint64_t>{1, 3}));
+  CHECK(commands_run == (std::vector<uint64_t>{1, 3}));
 }
 
-TEST(more_batches_than_shifts_is_an_error) {
+TEST(more_batches_than_kernels_is_an_error) {
   Stream user;
-  PrelaunchedKernels kernels(driver());
-  const uint64_t first = kernels.launch(kShape, 2, &user);
-  kernels.begin(first, 1, 1);
-  obeyed.clear();
+  Kernels kernels;
+  const Submitted call = kernels.launch(kShape, 1, 1, handle(user));
+  kernels.begin(call, 1);
+  commands_run.clear();
   kernels.add(0, command(1));
   kernels.add(0, command(2));
   CHECK_THROWS(std::logic_error, kernels.add(0, command(3)));
   kernels.abandon();
-  kernels.use_spare();  // there is always one for the end
-  kernels.add(0, command(4));
-  kernels.end();
-  CHECK(obeyed == (std::vector<uint64_t>{1, 4}));
+  std::array<uint8_t, 3> memory{};
+  const std::array results{std::span<uint8_t>(memory)};
+  kernels.fail(call, results);  // overwrites the result and the keys, with one of the spare kernels
+  CHECK(commands_run == (std::vector<uint64_t>{1, 0xff, 0}));
+  CHECK(!kernels.busy());
+  kernels.fail(call, results);  // once
+  CHECK(commands_run.size() == 3);
 }
 
 TEST(a_group_that_is_gone_lets_streams_go_on_and_the_next_counts_on) {
   Stream user, held;
   uint32_t before = 0;
   {
-    PrelaunchedKernels kernels(driver());
-    kernels.launch(kShape, 2, &user);  // never run
-    before = kernels.mark_end();
-    kernels.make_stream_wait(&held, before);
+    Kernels kernels;
+    before = kernels.launch(kShape, 2, 0, handle(user)).number;  // never run
+    kernels.mark_end(before);
+    kernels.wait_on_stream(handle(held), before);
   }
   held.synchronize();
-  PrelaunchedKernels next(driver());
-  const uint64_t first = next.launch(kShape, 1, &user);
-  CHECK(next.mark_end() == before + 1);
-  next.begin(first, 1, 0);
+  Kernels next;
+  const Submitted call = next.launch(kShape, 1, 0, handle(user));
+  CHECK(call.number == before + 1);
+  next.begin(call, 1);
   next.end();
 }
 

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <thread>
 
-#include "collective/engine.hpp"
-#include "stand_ins/gpu_arithmetic.hpp"
 #include "check.hpp"
+#include "collective/engine.hpp"
 #include "interrupted_seal.hpp"
 #include "post.hpp"
+#include "stand_ins/gpu_arithmetic.hpp"
 #include "two_ends.hpp"
 
 using namespace sealring;
@@ -25,7 +25,8 @@ struct Watch {
   // `sent` bytes had left end 0 before.
   void look(size_t sent = 0) {
     const uint8_t* const ring = memory.data(0);
-    untouched = std::all_of(ring + sent, ring + kRing, [](uint8_t each) { return each == kUntouched; });
+    untouched =
+        std::all_of(ring + sent, ring + kRing, [](uint8_t each) { return each == kUntouched; });
   }
   SharedMemory memory;
   bool untouched = false;
@@ -40,7 +41,8 @@ void check_opens(End& end, const InterruptedPlaintext& text) {
 TEST(link_seals_in_private_memory) {
   Watch watch;
   const auto [near, far] = tcp_pair();
-  End zero(0, watch.memory.pipe(near, 0), 1u << 30, kText), one(1, watch.memory.pipe(far, 1), 1u << 30, kText);
+  End zero(0, watch.memory.pipe(near, 0), 1u << 30, kText),
+      one(1, watch.memory.pipe(far, 1), 1u << 30, kText);
   const InterruptedPlaintext text(kText, [&] { watch.look(); });
   Header header;
   header.length = kText;
@@ -58,7 +60,8 @@ TEST(collective_seals_in_private_memory) {
     Action action;
     std::vector<int> peers;
   };
-  for (const Way& way : {Way{Action::send, {1}}, Way{Action::publish, {1}}, Way{Action::publish, {1, 2}}}) {
+  for (const Way& way :
+       {Way{Action::send, {1}}, Way{Action::publish, {1}}, Way{Action::publish, {1, 2}}}) {
     Watch first, second;
     const int world = static_cast<int>(way.peers.size()) + 1;
     const InterruptedPlaintext text(kText, [&] { first.look(), second.look(); });
@@ -67,13 +70,22 @@ TEST(collective_seals_in_private_memory) {
     for (int peer : way.peers) {
       const auto [near, far] = tcp_pair();
       SharedMemory& memory = (peer == 1 ? first : second).memory;
-      engine.add_link(peer, memory.pipe(near, 0), pair_key(0, peer), pair_key(peer, 0), group_key(peer));
+      engine.add_link(peer, memory.pipe(near, 0), pair_key(0, peer), pair_key(peer, 0),
+                      group_key(peer));
       // The receiving end of these helpers is rank 1 of a pair; it opens what rank 0 published as well.
       receivers.push_back(std::make_unique<End>(1, memory.pipe(far, 1), 1u << 30, kText));
     }
     const Program program(4, 2, 0, world, 1, {}, {{way.action, 0, way.peers, 0, -1, -1, {}}});
-    engine.run({&program, {{text.data(), text.size()}}, 1, text.size(), 0, DType::uint8, ReduceKind::none,
-                1.0, kText, 20});
+    engine.run({&program,
+                {{text.data(), text.size()}},
+                1,
+                text.size(),
+                0,
+                DType::uint8,
+                ReduceKind::none,
+                1.0,
+                kText,
+                20});
     CHECK(text.was_interrupted());
     CHECK(first.untouched && second.untouched);
     for (const auto& receiver : receivers) {
@@ -86,15 +98,15 @@ TEST(collective_seals_in_private_memory) {
 // A message that travels with its announcement, and one that is announced first, by a record without payload.
 TEST(mailbox_seals_in_private_memory) {
   constexpr size_t kLong = Mailbox::kShortBytes + (8u << 10);
-  for (const auto& [bytes, announced] : {std::pair{Mailbox::kShortBytes, size_t{0}}, {kLong, kRecordOverhead}}) {
+  for (const auto& [bytes, announced] :
+       {std::pair{Mailbox::kShortBytes, size_t{0}}, {kLong, kRecordOverhead}}) {
     Watch watch;
     Post post(&watch.memory, kLong);
     const InterruptedPlaintext text(bytes, [&, announced = announced] { watch.look(announced); });
     std::vector<uint8_t> got(bytes);
-    std::thread receiver([&, bytes = bytes] {
-      post.one.wait(post.one.receive(0, 9, got.data(), bytes, 20), kStay);
-    });
-    post.zero.wait(post.zero.send(1, 9, text.data(), bytes, 20), kStay);
+    std::thread receiver(
+        [&, bytes = bytes] { wait_for(receive(post.one, 0, 9, got.data(), bytes, 20)); });
+    wait_for(send(post.zero, 1, 9, text.data(), bytes, 20));
     receiver.join();
     CHECK(text.was_interrupted());
     CHECK(watch.untouched);

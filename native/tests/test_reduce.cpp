@@ -4,9 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "reduce/reduce.hpp"
-#include "reduce/loops.hpp"
 #include "check.hpp"
+#include "reduce/loops.hpp"
+#include "reduce/reduce.hpp"
 #include "reduce_bench.hpp"
 #include "reduce_inputs.hpp"
 #include "reduce_reference.hpp"

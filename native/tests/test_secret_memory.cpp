@@ -105,8 +105,9 @@ TEST(a_child_neither_seals_nor_opens_nor_derives) {
   for (const Way way : kWays) {
     const int refusals = in_child(way, [&] {
       const uint8_t tag[kTagBytes] = {};
-      return int(refused([&] { sealed_with(sealing); })) +
-             int(refused([&] { (void)opening.open(make_nonce(0, 0), {}, nullptr, 0, tag, nullptr); })) +
+      return int(refused([&] { sealed_with(sealing); })) + int(refused([&] {
+               (void)opening.open(make_nonce(0, 0), {}, nullptr, 0, tag, nullptr);
+             })) +
              int(refused([&] { ratchet(sealing.bytes()); })) +
              int(refused([&] { KeyBytes(sealing.bytes()).require_key(); }));
     });
@@ -123,8 +124,9 @@ TEST(a_child_of_a_child_is_refused_and_so_is_one_that_has_keys_of_its_own) {
       if (refused([&] { sealed_with(own); })) return 50;
       const int here = refused([&] { sealed_with(parents); });
       return here + in_child(way, [&] {
-        return int(refused([&] { sealed_with(parents); })) + int(refused([&] { sealed_with(own); }));
-      });
+               return int(refused([&] { sealed_with(parents); })) +
+                      int(refused([&] { sealed_with(own); }));
+             });
     });
     CHECK(refusals == 3);
   }
@@ -196,7 +198,11 @@ TEST(a_fork_while_other_threads_seal) {
 TEST(a_group_of_the_parents) {
   Engine engine(0, 1, Context{}, some_key(), 4096, 1u << 20);
   Mailbox mailbox(0, 1, Context{}, 4096, 1u << 20);
-  Call call{};
+  const Call call{};
+  const auto collective = engine.submit(call, std::nullopt);
+  uint8_t byte = 0;
+  const Message receives{false, Message::kAnyone, 0, &byte, 1, 1};
+  const auto message = mailbox.submit(receives);
   for (const Way way : kWays) {
     const int refusals = in_child(way, [&] {
       engine.close();  // does nothing, and says nothing to the peers
@@ -204,10 +210,11 @@ TEST(a_group_of_the_parents) {
       engine.fail(Failure(FailureCode::closed, -1, "no"));
       mailbox.fail(Failure(FailureCode::closed, -1, "no"));
       return int(refused([&] { engine.run(call); })) + int(refused([&] { engine.account(); })) +
-             int(refused([&] { engine.prepare(call, 0); })) + int(refused([&] { engine.poison_results(call); })) +
-             int(refused([&] { mailbox.send(0, 0, nullptr, 0, 1); })) +
-             int(refused([&] { mailbox.receive(0, 0, nullptr, 0, 1); })) +
-             int(refused([&] { mailbox.wait(1, [] { return false; }); })) +
+             int(refused([&] { engine.submit(call, std::nullopt); })) +
+             int(refused([&] { engine.release_streams(*collective); })) +
+             int(refused([&] { collective->wait_on_host({}); })) +
+             int(refused([&] { mailbox.submit(receives); })) +
+             int(refused([&] { message->wait_on_host({}); })) +
              int(refused([&] { mailbox.finished(); })) + int(refused([&] { mailbox.stats(); }));
     });
     CHECK_NOTE(refusals == 9, "%d of 9", refusals);

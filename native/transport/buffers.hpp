@@ -20,7 +20,7 @@ class BufferPool;
 
 struct Buffer {
   uint8_t* record = nullptr;  // the header's first byte; the payload lies on a cache line's start
-  size_t size = 0;            // bytes of the record, once known
+  size_t size = 0;  // bytes of the record, once known
   int users = 0;
   BufferPool* pool = nullptr;
 

@@ -15,7 +15,8 @@ constexpr std::chrono::milliseconds kViews{1000};
 
 }  // namespace
 
-void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view) {
+void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload,
+                       const View& view) {
   for (const auto& link : links) {
     if (!link) continue;
     Header header;

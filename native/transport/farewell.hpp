@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "transport/link.hpp"
 #include "record/view.hpp"
+#include "transport/link.hpp"
 
 namespace sealring {
 

@@ -100,7 +100,8 @@ bool Link::fill() {
         moved = true;
         continue;
       }
-      std::array<iovec, 2> parts{{{in_->record + have_, in_->size - have_}, {next_.data(), next_.size()}}};
+      std::array<iovec, 2> parts{
+          {{in_->record + have_, in_->size - have_}, {next_.data(), next_.size()}}};
       size_t n = pipe_->read({parts.data(), header_known_ ? 2u : 1u});
       if (n == 0) break;
       moved = true;
@@ -150,8 +151,8 @@ OpeningKey& Link::key_of(const Header& header) {
 void Link::check_header() {
   const char* forged = "a record's header was changed on the way, or sealed under other keys";
   if (!Header::decode(in_->record, header_)) throw Failure(FailureCode::tampered, peer, forged);
-  const bool data = header_.kind == Kind::pair || header_.kind == Kind::group ||
-                    header_.kind == Kind::data;
+  const bool data =
+      header_.kind == Kind::pair || header_.kind == Kind::group || header_.kind == Kind::data;
   const bool by_gpu = header_.lane == kGpuLane && data && keyring_.gpu_pool != nullptr;
   const bool in_slot = header_.lane >= kWireLane && data && header_.kind != Kind::data &&
                        header_.lane - kWireLane < keyring_.wire_slots;
@@ -166,9 +167,11 @@ void Link::check_header() {
   // the next of its sequence.
   const uint32_t receiver =
       header_.kind == Kind::group ? kEveryone : static_cast<uint32_t>(keyring_.rank);
-  const bool own_words = header_.kind == Kind::group || header_.sender == static_cast<uint32_t>(peer);
+  const bool own_words =
+      header_.kind == Kind::group || header_.sender == static_cast<uint32_t>(peer);
   if (header_.receiver != receiver || !own_words) {
-    throw Failure(FailureCode::tampered, peer, "a record meant for another link came over this one");
+    throw Failure(FailureCode::tampered, peer,
+                  "a record meant for another link came over this one");
   }
   if (only_listening) key.expected_count = std::max(key.expected_count, header_.count);
   if (header_.count > key.expected_count) {

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "transport/buffers.hpp"
+#include "keys/keys.hpp"
 #include "record/failure.hpp"
 #include "record/names.hpp"
-#include "keys/keys.hpp"
-#include "transport/pipe.hpp"
 #include "record/record.hpp"
 #include "record/view.hpp"
+#include "transport/buffers.hpp"
+#include "transport/pipe.hpp"
 
 namespace sealring {
 
@@ -29,7 +29,7 @@ struct Keyring {
   std::vector<std::unique_ptr<OpeningKey>> groups_gpu = {};
   BufferPool* gpu_pool = nullptr;
   uint32_t wire_slots = 0;  // of every peer's area; 0 while there are none
-  Names names = {};         // how failures name the group's ranks
+  Names names = {};  // how failures name the group's ranks
 };
 
 class Link {
@@ -88,7 +88,7 @@ class Link {
 
   const int peer;
   bool said_bye = false;  // the peer closed its end in order
-  View seen;              // what the peer's last record said it was doing
+  View seen;  // what the peer's last record said it was doing
   uint64_t waits_in = 0;  // the last collective in which the peer said that it waits
   bool ended() const { return ended_; }
   uint64_t waited_ns = 0;

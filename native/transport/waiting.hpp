@@ -27,6 +27,13 @@ class Backoff {
   bool progressing_ = true;
 };
 
+// The longest sleep, after which the links are checked in any case.
+inline constexpr int kNapMs = 100;
+// A device wakes no thread, so it is polled: this often at first, and later, when the links are polled as
+// well, this often.
+inline constexpr unsigned kPollDeviceUs = 20;
+inline constexpr int kPollDeviceMs = 1;
+
 // Sleeps until a peer has moved something, `wake` (a descriptor, or -1) can be read, or the time has
 // passed. Returns how long it slept; zero if there was something to do after all.
 std::chrono::nanoseconds sleep_on(const std::vector<Link*>& links, int wake, int milliseconds);

@@ -220,8 +220,78 @@ class Lease:
     @property
     def ended(self) -> bool: ...
 
+class Device:
+    """A device that belongs to no engine or mailbox yet."""
+
+class CudaDriver:
+    """The table of CUDA driver functions that a GPU is driven with."""
+
+class CallerStream:
+    """Where the caller of an operation is, whose tensors a GPU holds."""
+    def __init__(self, ready: int = 0, stream: int = 0, streams_wait: bool = False) -> None:
+        """`ready` is the event after which the memory may be used; 0: at once.
+
+        With `streams_wait` streams are to wait for the operation, if that is possible now.
+        """
+
+class Completion:
+    """One operation that was submitted, a collective or a message: running, done or failed."""
+    def wait_on_host(self, number: int = 0, timeout_s: float = 0.0) -> Failure | None:
+        """Runs the operation, or waits for the thread that does; returns how it failed, if it did.
+
+        The arguments are for a collective, which is numbered when it is run.
+        """
+    def wait_on_stream(self, stream: int) -> None:
+        """Later work of the stream waits until it is done, or its results are overwritten."""
+    @property
+    def streams_wait(self) -> bool:
+        """Streams can wait for it."""
+    @property
+    def done(self) -> bool:
+        """Where streams wait: whether they would go on."""
+    @property
+    def error(self) -> Failure | None: ...
+    @property
+    def peer(self) -> int:
+        """Of a message that is done: the rank at its other end."""
+
+class Endpoint:
+    """One rank's end of the links of a group's collectives, or of its messages."""
+    def use_lease(self, lease: Lease) -> None: ...
+    def add_tcp_link(
+        self,
+        peer: int,
+        socket: int,
+        send_key: Secret,
+        receive_key: Secret,
+        peer_group_key: Secret | None = None,
+    ) -> None: ...
+    def add_shm_link(
+        self,
+        peer: int,
+        socket: int,
+        own: LinkMemory,
+        theirs: LinkMemory,
+        send_key: Secret,
+        receive_key: Secret,
+        peer_group_key: Secret | None = None,
+    ) -> None: ...
+    def attach(self, device: Device) -> None: ...
+    def attach_cuda(
+        self,
+        ordinal: int,
+        seal: int,
+        open: int,
+        command_kernel: int = 0,
+        driver: CudaDriver | None = None,
+    ) -> None: ...
+    def release_gpu(self, patience_s: float) -> bool:
+        """Gives back what an ended group has of the GPU; False where that cannot be yet."""
+    def close(self) -> None: ...
+    def fail(self, failure: Failure) -> None: ...
+
 class Call:
-    """What to run, and on which memory. It may be prepared before it is run."""
+    """A collective: what to run, and on which memory."""
     def __init__(
         self,
         program: Program,
@@ -233,17 +303,10 @@ class Call:
         reduction: ReduceKind,
         factor: float,
         segment_bytes: int,
-        ready: int | None,
         wired: bool,
     ) -> None: ...
 
-class Device:
-    """A device that belongs to no engine or mailbox yet."""
-
-class CudaDriver:
-    """The table of CUDA driver functions that a GPU is driven with."""
-
-class Engine:
+class Engine(Endpoint):
     def __init__(
         self,
         rank: int,
@@ -255,31 +318,11 @@ class Engine:
         first_failure: FirstFailure,
         names: Names,
     ) -> None: ...
-    def use_lease(self, lease: Lease) -> None: ...
-    def add_tcp_link(
-        self, peer: int, socket: int, send_key: Secret, receive_key: Secret, peer_group_key: Secret
-    ) -> None: ...
-    def add_shm_link(
-        self,
-        peer: int,
-        socket: int,
-        own: LinkMemory,
-        theirs: LinkMemory,
-        send_key: Secret,
-        receive_key: Secret,
-        peer_group_key: Secret,
-    ) -> None: ...
-    def run(self, call: Call, number: int, timeout_s: float) -> Failure | None:
-        """Runs it to its end; returns how it failed, if it did."""
-    def prepare(self, call: Call, stream: int) -> bool:
-        """Gives the GPU its part ahead; False where it is too much."""
+    def submit(self, call: Call, caller: CallerStream | None) -> Completion: ...
     def launch_rest(self) -> None: ...
-    def poison_results(self, call: Call) -> None:
+    def mark_end(self, collective: Completion) -> None: ...
+    def release_streams(self, collective: Completion) -> None:
         """Lets streams go on that wait for what has failed, without a result."""
-    def attach(self, device: Device) -> None: ...
-    def attach_cuda(
-        self, ordinal: int, seal: int, open: int, serve: int = 0, driver: CudaDriver | None = None
-    ) -> None: ...
     def add_reduction(self, dtype: DType, kind: ReduceKind, functions: Sequence[int]) -> None: ...
     def offer_gpu_wires(self, slots: int, payload: int) -> bytes: ...
     def open_gpu_wire(self, peer: int, handle: bytes) -> None: ...
@@ -296,13 +339,7 @@ class Engine:
     def channelled(self) -> bool: ...
     @property
     def prelaunch_stream(self) -> int: ...
-    def mark_end(self) -> int: ...
-    def make_stream_wait(self, stream: int, over: int) -> None: ...
-    def is_done(self, over: int) -> bool: ...
-    def release_gpu(self) -> None: ...
-    def close(self) -> None: ...
     def interrupt(self) -> None: ...
-    def fail(self, failure: Failure) -> None: ...
     def account(self) -> Account: ...
     def sealed_and_opened(self) -> tuple[int, int]: ...
 
@@ -311,8 +348,13 @@ class MailAccount(TypedDict):
     opened_bytes: int
     memory_bytes: int
 
-class Mailbox:
-    """Every call returns (failure or None, result or None)."""
+class Message:
+    """As its caller has it; `memory` is an address and a number of bytes."""
+    def __init__(
+        self, sends: bool, peer: int, tag: int, memory: tuple[int, int], timeout_s: float
+    ) -> None: ...
+
+class Mailbox(Endpoint):
     def __init__(
         self,
         rank: int,
@@ -324,56 +366,12 @@ class Mailbox:
         first_failure: FirstFailure,
         names: Names,
     ) -> None: ...
-    def use_lease(self, lease: Lease) -> None: ...
-    def attach(self, device: Device) -> None: ...
-    def attach_cuda(
-        self, ordinal: int, seal: int, open: int, carry: int = 0, driver: CudaDriver | None = None
-    ) -> None: ...
-    def release_gpu(self, patience_s: float) -> bool: ...
-    def add_tcp_link(
-        self, peer: int, socket: int, send_key: Secret, receive_key: Secret
-    ) -> None: ...
-    def add_shm_link(
-        self,
-        peer: int,
-        socket: int,
-        own: LinkMemory,
-        theirs: LinkMemory,
-        send_key: Secret,
-        receive_key: Secret,
-    ) -> None: ...
-    def send(
-        self,
-        peer: int,
-        tag: int,
-        address: int,
-        bytes: int,
-        timeout_s: float,
-        ready: int | None,
-        stream: int = 0,
-        streams_wait: bool = False,
-    ) -> tuple[Failure | None, int | None]: ...
-    def receive(
-        self,
-        peer: int,
-        tag: int,
-        address: int,
-        bytes: int,
-        timeout_s: float,
-        ready: int | None,
-        stream: int = 0,
-        streams_wait: bool = False,
-    ) -> tuple[Failure | None, int | None]: ...
-    def number_of(self, ticket: int) -> int: ...
-    def make_stream_wait(self, stream: int, number: int) -> None: ...
-    def is_done(self, number: int) -> bool: ...
+    def submit(self, message: Message, caller: CallerStream | None) -> Completion | Failure: ...
+    def finished(self) -> list[Completion] | Failure:
+        """Those that are done and that no thread waited for; none once the mailbox is closed."""
+    def release_streams(self) -> None: ...
     @property
     def persistent_kernel_runs(self) -> bool: ...
-    def release_streams(self) -> None: ...
-    def wait(self, ticket: int) -> tuple[Failure | None, int | None]: ...
-    def finished(self) -> tuple[Failure | None, list[tuple[int, int]] | None]: ...
-    def close(self) -> None: ...
-    def fail(self, failure: Failure) -> None: ...
     def account(self) -> MailAccount: ...
 
 class Cipher:

@@ -1,6 +1,6 @@
 """For tests alone: a device and a CUDA driver played by the CPU. No wheel contains it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from sealring._native import CudaDriver, Device, DType, ReduceKind
@@ -12,14 +12,16 @@ class Kernel(IntEnum):
     REDUCE = 4
     AVERAGE = 5
     PREMULTIPLY = 6
-    SERVE = 7
-    CARRY = 8
+    RUN_ONE_BATCH = 7
+    RUN_ALL_BATCHES = 8
 
 def host_function(kernel: Kernel, dtype: DType = ..., kind: ReduceKind = ...) -> int:
     """What stands for the handle of a kernel that was compiled for a dtype and a reduction."""
 
 def host_driver() -> CudaDriver: ...
 def new_stream() -> int: ...
+def put(stream: int, task: Callable[[], None]) -> None:
+    """The stream calls it when it has come so far. It must not raise."""
 
 class Probe:
     """Watches a host device, and makes it fail."""

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass, field, replace
 
+from sealring import _native
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.mailbox import ANYONE
 from sealring.schedule import Algorithm, Operation
@@ -16,7 +17,7 @@ from tests.chaos.plan import PROBES, Call, Fault, FaultKind, Plan
 from tests.chaos.scribbler import Scribbler
 from tests.chaos.streams import STRIKES, Stream
 from tests.engine.cases import Case, Tensors
-from tests.engine.local_world import Change, LocalMail, LocalWorld, slot
+from tests.engine.local_world import Change, LocalMail, LocalWorld, receive, send, slot
 
 BEYOND_THE_TIMEOUT_S = 1.5
 """A rank that is stopped comes back when all others have given up on it."""
@@ -172,7 +173,7 @@ class _Begun:
     call: Call
     memory: Tensors | Parcel | Nothing
     outcome: Outcome
-    tickets: list[int] = field(default_factory=list)
+    messages: list[_native.Completion] = field(default_factory=list)
 
     def fails(self, error: BaseException) -> None:
         self.outcome.error = SeenError.of(error)
@@ -189,20 +190,22 @@ class _Correspondent(_Rank):
         if isinstance(case, Message):
             (memory,) = map(slot, begun.memory.slots)
             if self._rank == case.sender:
-                ticket = box.send(case.receiver, case.tag, memory, timeout_s)
+                message = send(box, case.receiver, case.tag, memory, timeout_s)
             else:
                 source = ANYONE if case.from_anyone else case.sender
-                ticket = box.receive(source, case.tag, memory, timeout_s)
-            begun.tickets.append(ticket)
+                message = receive(box, source, case.tag, memory, timeout_s)
+            begun.messages.append(message)
         elif isinstance(case, Greeting):
             others = [rank for rank in range(self._plan.world) if rank != self._rank]
-            for deal in (box.send, box.receive):
-                begun.tickets += [deal(other, case.tag, nothing, timeout_s) for other in others]
+            for deal in (send, receive):
+                begun.messages += [
+                    deal(box, other, case.tag, nothing, timeout_s) for other in others
+                ]
 
     def _wait(self, begun: _Begun) -> None:
         assert isinstance(self._local, LocalMail)
-        for ticket in begun.tickets:
-            self._local.mailboxes[self._rank].wait(ticket)
+        for message in begun.messages:
+            self._local.mailboxes[self._rank].wait(message)
 
 
 def befall(fault: Fault, plan: Plan, history: History) -> bool:

@@ -40,7 +40,7 @@ def compiled(
     subprocess.run(
         [
             "nvcc", "-ptx", "-arch=sm_90", "--std=c++20", "--fmad=false", "--ftz=false",
-            "--prec-div=true", "-DSEALRING_SERVES=0", *defines,
+            "--prec-div=true", "-DSEALRING_RUNS_COMMANDS=0", *defines,
             str(folder / "kernels.cu"), "-o", str(folder / "kernels.ptx"),
         ],
         check=True,

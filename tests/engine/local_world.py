@@ -300,24 +300,24 @@ class LocalWorld:
         self, engine: CollectiveEngine, number: int, collective: Collective, timeout_s: float
     ) -> None:
         """As a group runs it for which only a stream waits; returns when that has gone on."""
-        prepared = engine.prelaunch(collective, engine.prelaunch_stream)
-        assert prepared is not None
-        over: list[int] = []
+        launched = engine.prelaunch(collective, engine.prelaunch_stream)
+        assert launched is not None
+        assert launched.completion is not None
 
         def as_its_caller() -> None:
             engine.launch_rest()
-            over.append(engine.mark_end())
+            engine.mark_end(launched)
 
         caller = threading.Thread(target=as_its_caller)
         caller.start()
         try:
-            engine.run(number, prepared, timeout_s)
+            engine.run(number, launched, timeout_s)
         except BaseException:
-            engine.poison_results(prepared)
+            engine.release_streams(launched)
             raise
         finally:
             caller.join()
-            while not engine.is_done(over[0]):
+            while not launched.completion.done:
                 time.sleep(0.0001)
 
 
@@ -345,14 +345,36 @@ class LocalMail(LocalWorld):
             else:
                 self.streams[rank] = attach_host_driver_to_mailbox(self.mailboxes[rank]._native)
 
-    def place(self, rank: int) -> tuple[int | None, int, bool]:
+    def caller(self, rank: int) -> _native.CallerStream | None:
         """What to say of a rank's memory: it is a device's, and free; or it is the CPU's."""
         if rank not in self.devices:
-            return None, 0, False
-        return 0, self.streams.get(rank, 0), self.driver == "prelaunched"
+            return None
+        return _native.CallerStream(0, self.streams.get(rank, 0), self.driver == "prelaunched")
 
     def ends(self) -> Sequence[CollectiveEngine | Mailbox]:
         return self.mailboxes
+
+
+def send(
+    box: Mailbox,
+    peer: int,
+    tag: int,
+    memory: tuple[int, int],
+    timeout_s: float,
+    caller: _native.CallerStream | None = None,
+) -> _native.Completion:
+    return box.submit(_native.Message(True, peer, tag, memory, timeout_s), caller)
+
+
+def receive(
+    box: Mailbox,
+    peer: int,
+    tag: int,
+    memory: tuple[int, int],
+    timeout_s: float,
+    caller: _native.CallerStream | None = None,
+) -> _native.Completion:
+    return box.submit(_native.Message(False, peer, tag, memory, timeout_s), caller)
 
 
 def slot(array: np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -11,9 +11,7 @@ from sealring._stand_ins import Kernel, host_function
 from sealring.engine.datatypes import DType, supported_kinds
 
 
-def attach_host_device(
-    owner: _native.Engine | _native.Mailbox, lag: int, world: int
-) -> _stand_ins.Probe:
+def attach_host_device(owner: _native.Endpoint, lag: int, world: int) -> _stand_ins.Probe:
     """A ticket of the device is settled when it has been asked about `lag` times."""
     probe = _stand_ins.Probe()
     owner.attach(_stand_ins.host_device(lag, world, probe))
@@ -25,11 +23,11 @@ def attach_host_driver(engine: _native.Engine, *, prelaunch: bool) -> None:
         0,
         host_function(Kernel.SEAL),
         host_function(Kernel.OPEN),
-        host_function(Kernel.SERVE) if prelaunch else 0,
+        host_function(Kernel.RUN_ONE_BATCH) if prelaunch else 0,
         _stand_ins.host_driver(),
     )
     kernels = (
-        Kernel.OPEN_REDUCE, Kernel.REDUCE, Kernel.AVERAGE, Kernel.PREMULTIPLY, Kernel.SERVE,
+        Kernel.OPEN_REDUCE, Kernel.REDUCE, Kernel.AVERAGE, Kernel.PREMULTIPLY, Kernel.RUN_ONE_BATCH,
     )  # fmt: skip
     for dtype in DType:
         for kind in supported_kinds(dtype):
@@ -43,7 +41,7 @@ def attach_host_driver_to_mailbox(mailbox: _native.Mailbox) -> int:
         0,
         host_function(Kernel.SEAL),
         host_function(Kernel.OPEN),
-        host_function(Kernel.CARRY),
+        host_function(Kernel.RUN_ALL_BATCHES),
         _stand_ins.host_driver(),
     )
     return _stand_ins.new_stream()

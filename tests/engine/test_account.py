@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -48,10 +50,10 @@ def test_the_parts_of_a_runs_time_add_up_to_it() -> None:
     with LocalWorld(2) as world:
         assert world.run([all_reduce(array) for array in arrays]) == [None] * 2
         for engine in world.engines:
-            account = engine.account()
+            account: Any = engine.account()
             parts = [
                 account[f"{name}_s"] for name in ("seal", "open", "reduce", "transfer", "wait")
-            ]  # type: ignore[literal-required]
+            ]
             assert sum(parts) == pytest.approx(account["run_s"], abs=1e-8)
             assert min(parts) >= 0
             assert account["seal_s"] > 0

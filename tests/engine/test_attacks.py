@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -89,11 +89,17 @@ def attack(
 
 
 def assert_all(
-    errors: Errors, kind: type[GroupError], *, seen_by: int, about: int, first: int = 1
+    errors: Sequence[BaseException | None],
+    kind: type[GroupError],
+    *,
+    seen_by: int,
+    about: int,
+    first: int = 1,
 ) -> None:
     """Rank `seen_by` saw it happen on its link to rank `about`; all others heard it from there."""
-    described = [(type(e).__name__, e and e.reported_by, e and e.peer, str(e)) for e in errors]
+    described = [repr(error) for error in errors]
     for rank, error in enumerate(errors):
+        assert isinstance(error, GroupError), described
         assert type(error) is kind, described
         assert error.reported_by == (None if rank == seen_by else seen_by), described
         assert error.peer == about, described

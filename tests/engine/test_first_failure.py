@@ -11,7 +11,7 @@ from sealring.errors import GroupClosed, GroupError, TamperedRecord
 from sealring.schedule import Algorithm, Operation
 from tests.engine.attacker import Flip
 from tests.engine.cases import Case, tensors_of
-from tests.engine.local_world import LocalMail, LocalWorld, slot
+from tests.engine.local_world import LocalMail, LocalWorld, receive, send, slot
 
 SUM = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 12, DType.FLOAT32, ReduceKind.SUM)
 BEFORE = Failure(FailureCode.CLOSED, "what the other half saw", 2)
@@ -61,12 +61,12 @@ def test_messages_end_with_what_collectives_saw_first_and_tell_it(settled: bool)
         zero, one, two = mail.mailboxes
         if settled:
             zero._first_failure.settle(BEFORE)
-        one.send(0, 1, slot(sent), 20.0)
-        ticket = two.receive(0, 2, slot(got), 20.0)
+        send(one, 0, 1, slot(sent), 20.0)
+        submitted = receive(two, 0, 2, slot(got), 20.0)
         with pytest.raises(GroupError) as seen:
-            zero.wait(zero.receive(1, 1, slot(got), 20.0))
+            zero.wait(receive(zero, 1, 1, slot(got), 20.0))
         with pytest.raises(GroupError) as heard:
-            two.wait(ticket)
+            two.wait(submitted)
     kind, about = (GroupClosed, 2) if settled else (TamperedRecord, 1)
     assert facts(seen.value) == (kind, about, None, None)
     assert facts(heard.value) == (kind, about, None, 0)

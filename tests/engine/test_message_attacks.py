@@ -14,10 +14,11 @@ from sealring.errors import (
     ReplayedRecord,
     TamperedRecord,
 )
+from sealring.limits import TAG_BYTES
 from sealring.schedule import Algorithm, Operation
 from tests.engine import attacker
 from tests.engine.cases import Case, tensors_of
-from tests.engine.local_world import Change, LocalMail, LocalWorld, slot
+from tests.engine.local_world import Change, LocalMail, LocalWorld, receive, send, slot
 
 FILL = 0xEE
 
@@ -48,17 +49,17 @@ class Letters:
             patience = timeout_s + 10
 
             def sends() -> None:
-                tickets = [
-                    zero.send(1, tag, slot(message), patience, *mail.place(0))
+                messages_sent = [
+                    send(zero, 1, tag, slot(message), patience, mail.caller(0))
                     for tag, message in enumerate(self.sent)
                 ]
-                for ticket in (*tickets, zero.receive(1, 99, slot(answer), patience)):
-                    zero.wait(ticket)
+                for submitted in (*messages_sent, receive(zero, 1, 99, slot(answer), patience)):
+                    zero.wait(submitted)
 
             def receives() -> None:
                 for tag, memory in enumerate(self.got):
-                    one.wait(one.receive(0, tag, slot(memory), timeout_s, *mail.place(1)))
-                one.wait(one.send(0, 99, slot(answer), timeout_s))
+                    one.wait(receive(one, 0, tag, slot(memory), timeout_s, mail.caller(1)))
+                one.wait(send(one, 0, 99, slot(answer), timeout_s))
 
             futures = [mail.pool.submit(part) for part in (sends, receives)]
             self.sender, self.receiver = (future.exception() for future in futures)
@@ -88,7 +89,7 @@ def test_nothing_of_a_message_is_seen(size: int) -> None:
 
 def test_every_byte_of_a_message_flipped_in_turn() -> None:
     size = 4
-    for offset in range(attacker.SEALED_HEADER_BYTES + size + attacker.TAG_BYTES):
+    for offset in range(attacker.SEALED_HEADER_BYTES + size + TAG_BYTES):
         letters = Letters({(0, 1): attacker.Flip(offset, 0x10)}, sizes=(size, size))
         assert_seen_by(letters.receiver, TamperedRecord, about=0)
         assert letters.untouched(0), "nothing of a changed message reaches the user's memory"
@@ -172,9 +173,9 @@ def test_a_receive_from_anyone_believes_no_stranger() -> None:
     memory = np.full(8, FILL, np.uint8)
     with LocalMail(3, middle=middle) as mail:  # type: ignore[arg-type]
         zero, one, two = mail.mailboxes
-        zero.wait(zero.send(1, 5, slot(values(8, 1)), 20))
-        two.wait(two.send(1, 6, slot(values(8, 2)), 20))
+        zero.wait(send(zero, 1, 5, slot(values(8, 1)), 20))
+        two.wait(send(two, 1, 6, slot(values(8, 2)), 20))
         with pytest.raises(TamperedRecord) as refused:
-            one.wait(one.receive(ANYONE, 6, slot(memory), 20))
+            one.wait(receive(one, ANYONE, 6, slot(memory), 20))
     assert refused.value.peer == 2
     assert (memory == FILL).all()

@@ -23,7 +23,7 @@ from tests.engine import spec_decoder as spec
 from tests.engine.attacker import Splitter, Tap
 from tests.engine.cases import Case, tensors_of
 from tests.engine.cuda.test_wires import RUN, SLOT_BYTES
-from tests.engine.local_world import LocalMail, LocalWorld, slot
+from tests.engine.local_world import LocalMail, LocalWorld, receive, send, slot
 from tests.engine.spec_decoder import Alert, Inbox, Opened
 
 ALL_REDUCE = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 5000, DType.FLOAT32, ReduceKind.SUM)
@@ -40,12 +40,12 @@ def decoded(
 ) -> dict[tuple[int, int], list[Opened]]:
     """Every record on every link, by (sender, receiver) of the link."""
     records = {}
-    group_keys = {rank: local._key("group", rank) for rank in range(local.world)}
+    group_keys = {rank: bytes(local._key("group", rank)) for rank in range(local.world)}
     for receiver in range(local.world):
         inbox = Inbox(receiver, local.context, group_keys)
         for (a, b), tap in taps.items():
             if b == receiver:
-                key = local._key("pair", a, b)
+                key = bytes(local._key("pair", a, b))
                 records[a, b] = inbox.decode(bytes(tap.stream), a, key, (slots or {}).get((a, b)))
         inbox.finish()
     return records
@@ -138,17 +138,17 @@ def test_messages(devices: dict[int, int], lane: int) -> None:
     ) as mail:
         zero, one = mail.mailboxes
         sent = [
-            zero.send(1, tag, slot(message), 20, *mail.place(0))
+            send(zero, 1, tag, slot(message), 20, mail.caller(0))
             for tag, message in enumerate(messages)
         ]
 
         def receives() -> None:
             for tag, memory in enumerate(memories):
-                one.wait(one.receive(0, tag, slot(memory), 20, *mail.place(1)))
+                one.wait(receive(one, 0, tag, slot(memory), 20, mail.caller(1)))
 
         receiving = mail.pool.submit(receives)
-        for ticket in sent:
-            zero.wait(ticket)
+        for submitted in sent:
+            zero.wait(submitted)
         receiving.result()
     records = decoded(mail, taps)
     assert kinds(records) == {spec.ANNOUNCE, spec.ACCEPT, spec.DATA, spec.BYE}

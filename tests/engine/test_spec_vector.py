@@ -26,7 +26,7 @@ SPEC = Path(__file__).parents[2] / "docs" / "spec.md"
 def vector() -> dict[str, str]:
     blocks = re.findall(r"^```vector\n(.*?)^```", SPEC.read_text(), re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.splitlines()]
-    return dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines)  # type: ignore[misc]
+    return dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines)
 
 
 def test_record(vector: dict[str, str]) -> None:

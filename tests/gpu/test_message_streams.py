@@ -70,6 +70,7 @@ def freed_early(rank: int) -> bool:
     for turn in range(30):
         data = torch.full((2 * MILLION,), float(turn), device="cuda")
         torch.cuda._sleep(2_000_000)
+        work: Any
         if rank == 0:
             work = dist.isend(data, 1)
         else:
@@ -150,8 +151,9 @@ def from_stage_to_stage(rank: int) -> bool:
             sends.append(dist.isend(data, rank + 1))
         else:
             outcomes.append(data)
-    for work in sends:
-        work.wait()
+    for sent in sends:
+        assert sent is not None
+        sent.wait()
     expected = [batch + world for batch in range(len(outcomes))]
     return all(
         bool(torch.isclose(found, torch.full_like(found, value), rtol=1e-3).all())

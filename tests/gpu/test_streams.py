@@ -133,7 +133,7 @@ def test_tensors_freed_early() -> None:
 
 
 def through_futures(rank: int) -> float:
-    """As DDP's hooks do: callbacks run at once, and their kernels behind the gate."""
+    """As DDP's hooks do: callbacks run at once, and their kernels wait for the call."""
     data = torch.full((5 * MILLION,), 1.0 + rank, device="cuda")
     future = dist.all_reduce(data, async_op=True).get_future()
     done_at_once = future.done()
@@ -237,7 +237,7 @@ def beside_a_message(rank: int) -> float:
     data, mail = torch.ones(8 * MILLION, device="cuda"), torch.ones(MILLION, device="cuda")
     if rank == 0:
         torch.cuda._sleep(500_000_000)
-        sent = dist.isend(mail * 5, 1)
+        sent: Any = dist.isend(mail * 5, 1)
         dist.all_reduce(data)
         more_launches_than_a_queue_holds()
         sent.wait()
@@ -375,13 +375,13 @@ def test_ddp_and_fsdp2_have_the_losses_of_one_process() -> None:
 # ---- what shows when a group is made ------------------------------------------------------------
 
 
-def refused(rank: int, report: Report, port: int, spoil: Callable[[], Any]) -> None:
+def refused(rank: int, report: Report, port: int, break_gpu: Callable[[], Any]) -> None:
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda")
     store, kept = TCPStore("127.0.0.1", port, is_master=False), None
     if rank:
         store.wait(["rank 0 has a GPU"])
-        kept = spoil()
+        kept = break_gpu()
         store.set("it is poisoned", "")
     else:
         store.set("rank 0 has a GPU", "")
@@ -407,13 +407,13 @@ def break_the_kernels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("break_gpu", "reason"),
     [(leave_no_memory, "memory"), (break_the_kernels, "could not be compiled")],
 )
-def test_a_gpu_that_cannot_serve_shows_on_every_rank(spoil: Any, reason: str) -> None:
+def test_a_gpu_that_cannot_serve_shows_on_every_rank(break_gpu: Any, reason: str) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    told = dict(run_workers(2, refused, server.port, spoil))
+    told = dict(run_workers(2, refused, server.port, break_gpu))
     assert sorted(told) == [0, 1]
     assert all(reason in text.lower() for text in told.values())
     # Both ranks are on one GPU: memory is missing on both.
-    assert spoil is leave_no_memory or "rank 1" in told[0]
+    assert break_gpu is leave_no_memory or "rank 1" in told[0]

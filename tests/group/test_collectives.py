@@ -117,13 +117,13 @@ def test_all_ranks_end_bit_identical(workers: Workers) -> None:
     assert all(result == results[0] for result in results)
 
 
-COMPLEX = Case(Operation.ALL_REDUCE, Algorithm.RING, 5, DType.COMPLEX128, ReduceKind.SUM)
+COMPLEX_SUM = Case(Operation.ALL_REDUCE, Algorithm.RING, 5, DType.COMPLEX128, ReduceKind.SUM)
 
 
 def complex_sums(rank: int, world: int, seeds: int) -> list[bytes]:
     sums = []
     for seed in range(seeds):
-        tensor = torch.from_numpy(values(COMPLEX, COMPLEX.elements, rank, seed))
+        tensor = torch.from_numpy(values(COMPLEX_SUM, COMPLEX_SUM.elements, rank, seed))
         dist.all_reduce(tensor)
         sums.append(tensor.numpy().tobytes())
     return sums
@@ -135,7 +135,7 @@ def test_complex_numbers_are_cut_as_the_reals_that_torch_makes_of_them(workers: 
     assert others == [came] * 3
 
     def right(*, as_reals: bool) -> list[bytes]:
-        case = replace(COMPLEX, as_reals=as_reals)
+        case = replace(COMPLEX_SUM, as_reals=as_reals)
         return [b"".join(expected(case, 4, seed, RECORD_BYTES)[0]) for seed in range(20)]
 
     assert came == right(as_reals=True)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,18 +17,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_store
 
-from sealring.engine.collective import Collective
-from sealring.engine.datatypes import DType
+from sealring import _native
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.engine.engine import CollectiveEngine
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent
 from sealring.group.completions import (
-    CollectiveCompletion,
     CombinedCompletion,
+    Completion,
+    Prelaunch,
     combined,
     driver_calls,
 )
 from sealring.group.deferred_errors import DeferredError, raise_deferred_errors
 from sealring.schedule import Algorithm, Operation
-from tests.group.host_streams import PATIENCE_S, HostStreams, taken_for_a_gpu
+from tests.engine.cases import Case, tensors_of
+from tests.engine.stand_ins import attach_host_driver
+from tests.group.host_streams import PATIENCE_S, HostStreams, put, taken_for_a_gpu
 from tests.workers import SECRET, Workers
 
 
@@ -51,7 +56,7 @@ def only_the_stream_waits(rank: int, world: int) -> list[float]:
     if rank == 0:
         assert not work.is_completed()
     work.block_current_stream()
-    seen = calls.streams.current.put(lambda: [one[-1].item(), two[-1, -1].item()])
+    seen = calls.streams.put(lambda: [one[-1].item(), two[-1, -1].item()])
     if rank == 0:
         assert not seen.done()
         store.set("rank 0 went on", "")
@@ -72,9 +77,9 @@ def futures_that_are_done(rank: int, world: int) -> tuple[float, float]:
         store.wait(["rank 0 has a future"])
     future = dist.all_reduce(data, async_op=True).get_future()
     assert future.done()
-    # As a communication hook does: its callback runs at once, its work behind the gate.
+    # As a communication hook does: its callback runs at once, its work waits in the stream.
     held = future.then(lambda done: done.wait())
-    behind = calls.streams.side.put(lambda: data[0].item())
+    behind = put(calls.streams.side, lambda: data[0].item())
     if rank == 0:
         assert not behind.done()
         store.set("rank 0 has a future", "")
@@ -82,7 +87,9 @@ def futures_that_are_done(rank: int, world: int) -> tuple[float, float]:
     return seen, held.wait()[0][-1].item()
 
 
-def test_a_future_is_done_at_once_and_its_value_behind_the_gate(workers: Workers) -> None:
+def test_a_future_is_done_at_once_and_its_value_when_its_stream_comes_to_it(
+    workers: Workers,
+) -> None:
     assert workers.run(with_a_group, futures_that_are_done, group=False) == [(3.0, 3.0)] * 2
 
 
@@ -95,41 +102,66 @@ def several_at_once(rank: int, world: int) -> list[float]:
     manager.wait()
     group: Any = dist.group.WORLD
     group.allreduce_coalesced(tensors[3:]).wait()
-    seen = calls.streams.current.put(lambda: [tensor[-1].item() for tensor in tensors])
+    seen = calls.streams.put(lambda: [tensor[-1].item() for tensor in tensors])
     values: list[float] = seen.result(PATIENCE_S)
     return values
 
 
-def test_several_at_once_have_one_gate(workers: Workers) -> None:
+def test_several_at_once_have_one_completion(workers: Workers) -> None:
     assert (
         workers.run(with_a_group, several_at_once, group=False)
         == [[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]] * 2
     )
 
 
-NOTHING = Collective(Operation.BARRIER, Algorithm.RING, [], 0, DType.BYTES)
+SUM = Case(Operation.ALL_REDUCE, Algorithm.RING, 8, DType.FLOAT32, ReduceKind.SUM)
 
 
-def closed_gate(streams: HostStreams) -> CollectiveCompletion:
-    gate = CollectiveCompletion(streams, NOTHING)
-    assert gate.prelaunch() is NOTHING
-    gate.launch_rest()
-    return gate
+class Alone:
+    """A world of one rank, whose collectives nothing runs before the test does."""
+
+    def __init__(self) -> None:
+        key = _native.Secret.random(32)
+        self.engine = CollectiveEngine(0, 1, context=bytes(32), group_key=key, links=[])
+        attach_host_driver(self.engine._native, prelaunch=True)
+        self.streams = HostStreams()
+        self._launched: list[Any] = []
+
+    def submit(self) -> Completion:
+        (tensors,) = tensors_of(SUM, 1)
+        prelaunch = Prelaunch(self.engine, self.streams, replace(tensors.collective(), ready=0))
+        launched = prelaunch.submit()
+        assert launched is not None
+        prelaunch.launch_rest()
+        self._launched.append((launched[0], tensors))
+        return launched[1]
+
+    def run(self) -> None:
+        for number, (collective, _) in enumerate(self._launched, 1):
+            self.engine.run(number, collective, PATIENCE_S)
+        self.engine.close()
 
 
-def test_the_last_gate_stands_for_all_of_one_group() -> None:
-    streams = HostStreams()
-    gates = [closed_gate(streams) for _ in range(3)]
-    stranger = closed_gate(HostStreams())
-    assert combined(gates) is gates[-1]
-    assert combined([gates[0], None]) is None
-    assert combined([gates[0], CollectiveCompletion(streams, NOTHING)]) is None
+def test_the_last_completion_stands_for_all_of_one_group() -> None:
+    group, other = Alone(), Alone()
+    completions = [group.submit() for _ in range(3)]
+    stranger = other.submit()
+    assert combined(completions) is completions[-1]
+    assert combined([completions[0], None]) is None
     assert combined([]) is None
-    strangers_too = combined([gates[0], stranger])
-    assert isinstance(strangers_too, CombinedCompletion)
-    assert not strangers_too.is_done()
-    for gate in (*gates, stranger):
-        gate.run_ended(None)
+    both = combined([completions[0], stranger])
+    assert isinstance(both, CombinedCompletion)
+    both.make_stream_wait()
+    completions[-1].make_stream_wait()
+    first, second = (each.streams.put(lambda: None) for each in (group, other))
+    group.run()
+    first.result(PATIENCE_S)
+    assert all(each.is_done() for each in completions)
+    assert not both.is_done()
+    assert not second.done()
+    other.run()
+    second.result(PATIENCE_S)
+    assert both.is_done()
 
 
 # ---- what fails ---------------------------------------------------------------------------------
@@ -141,7 +173,7 @@ def disagree(rank: int) -> tuple[Any, torch.Tensor, Any]:
     data = torch.ones(1000 + rank)
     work = dist.all_reduce(data, async_op=True)
     work.wait()
-    seen = calls.streams.current.put(data.clone)
+    seen = calls.streams.put(data.clone)
     return calls, seen.result(PATIENCE_S), work
 
 
@@ -220,7 +252,7 @@ def all_of_a_queue(rank: int, world: int) -> None:
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in works:
         work.wait()
-    seen = calls.streams.current.put(lambda: [tensor.clone() for tensor in tensors])
+    seen = calls.streams.put(lambda: [tensor.clone() for tensor in tensors])
     first, *others = seen.result(PATIENCE_S)
     assert (first == world).all()
     assert all(other.isnan().all() for other in others)
@@ -240,7 +272,7 @@ def sources_stay(rank: int, world: int) -> None:
     sent, given = torch.ones(1000 + rank), torch.ones(1000)
     dist.broadcast(sent, 0)
     dist.reduce(given, 1)
-    seen = calls.streams.current.put(lambda: (sent.clone(), given.clone()))
+    seen = calls.streams.put(lambda: (sent.clone(), given.clone()))
     sent, given = seen.result(PATIENCE_S)
     assert sent.isnan().all() == (rank == 1)
     assert given.isnan().all() == (rank == 1)
@@ -255,12 +287,12 @@ def test_what_is_only_read_is_not_overwritten(workers: Workers) -> None:
 
 
 def strided_results(rank: int, world: int) -> None:
-    """What is copied to where the user wants it is copied behind the gate, and poisoned as well."""
+    """What is copied to where the user wants it is copied when it is done, and poisoned as well."""
     calls = taken_for_a_gpu()
     right, wrong = torch.ones(8, 9), torch.ones(8 + rank, 9)
     for tensor in (right, wrong):
         dist.all_reduce(tensor.t()[::2])
-    seen = calls.streams.current.put(lambda: (right.clone(), wrong.clone()))
+    seen = calls.streams.put(lambda: (right.clone(), wrong.clone()))
     right, wrong = seen.result(PATIENCE_S)
     touched = torch.zeros_like(wrong, dtype=torch.bool)
     touched.t()[::2] = True
@@ -278,17 +310,23 @@ def test_results_that_are_copied_are_poisoned_too(workers: Workers) -> None:
 def done_and_not_yet_copied(rank: int, world: int) -> None:
     """The engine has done its part; what copies the result is still to come on the GPU."""
     calls, may_go_on = taken_for_a_gpu(), threading.Event()
-    calls.streams.kernels.put(lambda: may_go_on.wait(PATIENCE_S))
+    run_on = calls.streams.run_on
+
+    def run_later(stream: int, task: Any) -> None:
+        put(stream, lambda: may_go_on.wait(PATIENCE_S))
+        run_on(stream, task)
+
+    calls.streams.run_on = run_later  # type: ignore[method-assign]
     data = torch.ones(10, 20)
     work = dist.all_reduce(data.t(), async_op=True)
     while not work._done:
         time.sleep(0.001)
     assert not work.is_completed()
     assert work.wait()
-    seen = calls.streams.current.put(data.clone)
+    seen = calls.streams.put(data.clone)
     future = work.get_future()
     assert future.done()
-    behind = calls.streams.side.put(data.clone)
+    behind = put(calls.streams.side, data.clone)
     assert not seen.done()
     assert not behind.done()
     may_go_on.set()
@@ -314,15 +352,15 @@ def beside_a_call_that_needs_the_driver(rank: int, world: int) -> None:
     assert (data == world).all()
     driver_calls.end()
     dist.all_reduce(data)
-    seen = calls.streams.current.put(data.clone)
+    seen = calls.streams.put(data.clone)
     assert (seen.result(PATIENCE_S) == world * world).all()
     assert not driver_calls.any
     dist.destroy_process_group()
 
 
 def more_than_can_be_given_ahead(rank: int, world: int) -> None:
-    calls = taken_for_a_gpu()
-    calls.streams.prelaunch = lambda collective: None  # type: ignore[method-assign]
+    calls: Any = taken_for_a_gpu()
+    calls._engine.prelaunch = lambda collective, stream: None
     data = torch.ones(10, 20)
     dist.all_reduce(data.t())
     assert (data == world).all()
@@ -341,10 +379,9 @@ def test_where_streams_cannot_wait_the_host_does(workers: Workers, why: Any) -> 
 
 def dropped_by_the_caller(rank: int, world: int) -> bool:
     """The last reference to a call's tensors does not go on the group's thread."""
-    calls = taken_for_a_gpu()
+    calls: Any = taken_for_a_gpu()
     kept: list[Any] = []
-    free_later = calls.streams.free_later
-    calls.streams.free_later = lambda remains: (kept.append(remains), free_later(remains))[1]  # type: ignore[method-assign]
+    calls.streams.free_later = kept.append
     data = torch.ones(1000)
     gone = weakref.ref(data)
     work = dist.all_reduce(data, async_op=True)
@@ -384,7 +421,7 @@ def given_a_time(rank: int, world: int) -> None:
     work.wait()
     with pytest.raises(PeerSilent):
         work.wait(timedelta(seconds=0.2))
-    assert calls.streams.current.put(data.clone).result(PATIENCE_S).isnan().all()
+    assert calls.streams.put(data.clone).result(PATIENCE_S).isnan().all()
     store.set("rank 0 gave up", "")
     dist.destroy_process_group()
 
@@ -403,7 +440,7 @@ def aborted(rank: int, world: int) -> None:
         return
     data = torch.ones(100)
     dist.all_reduce(data)
-    seen = calls.streams.current.put(data.clone)
+    seen = calls.streams.put(data.clone)
     group: Any = dist.group.WORLD
     group.abort()
     assert seen.result(PATIENCE_S).isnan().all()
@@ -421,7 +458,7 @@ def destroyed(rank: int, world: int) -> float:
     data = torch.ones(5000)
     for _ in range(5):
         dist.all_reduce(data)
-    seen = calls.streams.current.put(lambda: data[-1].item())
+    seen = calls.streams.put(lambda: data[-1].item())
     dist.destroy_process_group()
     value: float = seen.result(PATIENCE_S)
     return value

@@ -7,6 +7,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ NAMES = ["sealring", "cpu:sealring", "cpu:sealring,cuda:sealring"]
 def saves_in_the_background(rank: int, world: int, name: str, folder: str) -> list[float]:
     dist.init_process_group(name)
     state = {"weight": torch.full((3,), 7.0), "step": torch.tensor(5.0)}
-    dcp.async_save(state, checkpoint_id=folder).result()
+    saving: Any = dcp.async_save(state, checkpoint_id=folder)
+    saving.result()
     dist.barrier()
     loaded = {"weight": torch.zeros(3), "step": torch.tensor(0.0)}
     dcp.load(loaded, checkpoint_id=folder)
@@ -41,7 +43,9 @@ def test_a_checkpoint_is_saved_in_the_background(
 def takes_the_model_of_rank_0(rank: int, world: int, name: str) -> float:
     dist.init_process_group(name)
     model = torch.nn.Linear(4, 3)
-    full = {"weight": torch.full((3, 4), 2.5), "bias": torch.ones(3)} if rank == 0 else {}
+    full: dict[str, Any] = (
+        {"weight": torch.full((3, 4), 2.5), "bias": torch.ones(3)} if rank == 0 else {}
+    )
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, full, options=options)
     return float(model.weight.sum() + model.bias.sum())

@@ -131,8 +131,8 @@ def drops_in_odd_places(rank: int, world: int, folder: str) -> str:
     gc.collect()
     before = what_is_open()
     # In a reference cycle, which another thread's garbage collection finds.
-    cycle = {"group": make(f"{folder}", rank, world)}
-    cycle["itself"] = cycle  # type: ignore[assignment]
+    cycle: dict[str, Any] = {"group": make(f"{folder}", rank, world)}
+    cycle["itself"] = cycle
     cycle["group"].allreduce([torch.ones(3)]).wait()
     del cycle
     collector = threading.Thread(target=gc.collect)

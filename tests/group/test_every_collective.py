@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -207,7 +208,7 @@ def test_functional_collectives(workers: Workers) -> None:
 
 
 def compiled(rank: int, world: int, backend: str) -> None:
-    group = dist.group.WORLD
+    group: Any = dist.group.WORLD
 
     def step(tensor: torch.Tensor) -> torch.Tensor:
         reduced = funcol.all_reduce(tensor * 2, "sum", group)

@@ -182,7 +182,7 @@ def test_every_kind_ends_as_with_gloo_or_by_name(workers: Workers) -> None:
 
 
 def refused(rank: int, world: int) -> dict[str, list[tuple[str, str]]]:
-    group = dist.group.WORLD
+    group: Any = dist.group.WORLD
     found: dict[str, list[tuple[str, str]]] = {}
     for kind, (make, _) in WITHOUT_GLOO.items():
         outcomes = [outcome(call, group) for call in operations(make, world).values()]

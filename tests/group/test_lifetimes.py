@@ -91,8 +91,8 @@ class Recorded(CollectiveEngine):
 
 def keys_of_five_groups(rank: int, world: int) -> list[dict[str, Any]]:
     Recorded.groups = []
-    original, create.CollectiveEngine = create.CollectiveEngine, Recorded  # type: ignore[misc]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(create, "CollectiveEngine", Recorded)
         dist.init_process_group("sealring")
         same_ranks = dist.new_group([0, 1, 2])
         outer = dist.new_group([0, 1])
@@ -104,8 +104,6 @@ def keys_of_five_groups(rank: int, world: int) -> list[dict[str, Any]]:
         dist.init_process_group("sealring")
         assert total() == 3
         dist.destroy_process_group()
-    finally:
-        create.CollectiveEngine = original  # type: ignore[misc]
     return Recorded.groups
 
 
@@ -170,7 +168,7 @@ def aborts(rank: int, world: int) -> str:
     if rank == 0:
         work = dist.all_reduce(torch.ones(1000), group=other, async_op=True)
         time.sleep(0.2)
-        other.abort()  # type: ignore[attr-defined]
+        other.abort()
         with pytest.raises(GroupClosed):
             work.wait()
     dist.barrier()

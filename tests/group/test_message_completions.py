@@ -50,7 +50,7 @@ def received(rank: int, world: int) -> list[float]:
     got = [torch.full((size,), -1.0) for size in sizes]
     for tag, tensor in enumerate(got):
         dist.recv(tensor, 1, tag=tag)
-    seen = calls.streams.current.put(lambda: [tensor.sum().item() for tensor in got])
+    seen = calls.streams.put(lambda: [tensor.sum().item() for tensor in got])
     assert not seen.done()
     assert not driver_calls.any
     store.set("rank 0 went on", "")
@@ -78,7 +78,7 @@ def left_alone(rank: int, world: int) -> None:
     work = dist.irecv(data, 1)
     assert work is not None
     work.wait()
-    seen = calls.streams.current.put(data.clone)
+    seen = calls.streams.put(data.clone)
     meet()
     assert seen.result(PATIENCE_S).isnan().all()
     with pytest.raises(PeerLost):
@@ -133,7 +133,7 @@ def mixed_batches(rank: int, world: int) -> list[float]:
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        seen = calls.streams.current.put(lambda got=got: got[0].sum().item() + got[1][-1].item())
+        seen = calls.streams.put(lambda got=got: got[0].sum().item() + got[1][-1].item())
         found.append(seen.result(PATIENCE_S))
     dist.destroy_process_group()
     return found
@@ -180,13 +180,13 @@ def interrupted(rank: int, world: int) -> None:
     group: Any = dist.group.WORLD
     if rank == 0:
         mailbox, data = group._messages._mailbox, torch.ones(100)
-        receive = mailbox.receive
+        submit = mailbox.submit
 
-        def interrupts(*arguments: Any) -> int:
-            receive(*arguments)
+        def interrupts(*arguments: Any) -> None:
+            submit(*arguments)
             raise KeyboardInterrupt
 
-        mailbox.receive = interrupts
+        mailbox.submit = interrupts
         with pytest.raises(KeyboardInterrupt):
             dist.recv(data, 1)
         with pytest.raises(GroupClosed):
@@ -214,7 +214,7 @@ def in_batches(rank: int, world: int) -> list[float]:
         operations += [dist.P2POp(dist.isend, tensor, peer, tag=n) for n, tensor in enumerate(sent)]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        seen.append(calls.streams.current.put(lambda got=got: sum(each[-1].item() for each in got)))
+        seen.append(calls.streams.put(lambda got=got: sum(each[-1].item() for each in got)))
     sums = [each.result(PATIENCE_S) for each in seen]
     dist.destroy_process_group()
     return sums
@@ -234,7 +234,7 @@ def tensors_go(rank: int, world: int) -> bool:
     dist.send(sent, peer) if rank == 0 else dist.recv(got, peer)
     del sent
     dist.recv(got, peer) if rank == 0 else dist.send(torch.full((200_000,), 2.0), peer)
-    seen = calls.streams.current.put(lambda: bool((got == 2.0 - rank).all()))
+    seen = calls.streams.put(lambda: bool((got == 2.0 - rank).all()))
     good: bool = seen.result(PATIENCE_S)
     dist.barrier()
     dist.destroy_process_group()
@@ -292,7 +292,7 @@ def disagree(rank: int) -> tuple[Any, torch.Tensor, Any]:
     data = torch.ones(1000 + rank)
     work: Any = dist.isend(data, 0) if rank else dist.irecv(data, 1)
     work.wait()
-    seen = calls.streams.current.put(data.clone)
+    seen = calls.streams.put(data.clone)
     return calls, seen.result(PATIENCE_S), work
 
 
@@ -342,7 +342,7 @@ def a_failed_collective(rank: int, world: int) -> None:
     calls = taken_for_a_gpu()
     data = torch.ones(3000)
     dist.recv(data, 1 - rank)
-    seen = calls.streams.current.put(data.clone)
+    seen = calls.streams.put(data.clone)
     with calls.on_cpu(), pytest.raises(OutOfStep):
         dist.all_reduce(torch.ones(10 + rank))
     assert seen.result(PATIENCE_S).isnan().all()
@@ -359,7 +359,7 @@ def aborted(rank: int, world: int) -> None:
     calls = taken_for_a_gpu()
     data = torch.ones(3000)
     dist.recv(data, 1 - rank)
-    seen = calls.streams.current.put(data.clone)
+    seen = calls.streams.put(data.clone)
     meet()
     group: Any = dist.group.WORLD
     group.abort()

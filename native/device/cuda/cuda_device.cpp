@@ -17,7 +17,7 @@ constexpr uint32_t kPlainThreads = 256, kPlainBlocks = 1024;
 
 CudaDevice::CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint64_t seal,
                        uint64_t open)
-    : cuda_(driver), ordinal_(ordinal), seal_(seal), open_(open), key_slots_(keys_of_group(world)) {
+    : cuda_(driver), ordinal_(ordinal), seal_(seal), open_(open), keys_{0, keys_of_group(world)} {
   check(cuda_.retain_primary(&context_, ordinal), "cuDevicePrimaryCtxRetain");
   try {
     make_current();
@@ -29,9 +29,9 @@ CudaDevice::CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint6
       check(cuda_.create_event(&slot.computed, cuda::kDisableTiming), "cuEventCreate");
     }
     allocate_staging(kGpuPayload);
-    check(cuda_.allocate(&keys_, whole_blocks(key_bytes())), "cuMemAlloc");
+    check(cuda_.allocate(&keys_.at, cuda::whole_blocks(keys_.bytes())), "cuMemAlloc");
     verdicts_ = reinterpret_cast<uint64_t*>(take_pinned_memory(kRoom * sizeof(uint64_t)));
-    held_ += whole_blocks(key_bytes()) + kRoom * sizeof(uint64_t);
+    held_ += cuda::whole_blocks(keys_.bytes()) + kRoom * sizeof(uint64_t);
   } catch (...) {
     release();
     throw;
@@ -45,12 +45,11 @@ CudaDevice::~CudaDevice() {
 
 void CudaDevice::release() noexcept {
   cuda_.set_current(context_);
-  prelaunched_.reset();
-  persistent_kernel_.reset();
-  if (keys_ != 0) {
-    cuda_.fill(keys_, 0, key_bytes(), in_);
+  commands_.reset();
+  if (keys_.at != 0) {
+    cuda_.fill(keys_.at, 0, keys_.bytes(), in_);
     cuda_.synchronize(in_);
-    cuda_.release(keys_);
+    cuda_.release(keys_.at);
   }
   for (StagingSlot& slot : staging_) {
     for (cuda::Handle event : {slot.copied, slot.computed}) {
@@ -65,8 +64,6 @@ void CudaDevice::release() noexcept {
   for (cuda::Pointer area : areas_) cuda_.release(area);
   for (cuda::Pointer scratch : scratches_) cuda_.release(scratch);
   for (const auto& [bytes, memory] : pinned_) cuda_.release_host(memory);
-  if (wrapped_ != nullptr) cuda_.release_host(wrapped_);
-  if (unwrapping_ != 0) cuda_.release(unwrapping_);
   if (verdicts_ != nullptr) cuda_.release_host(verdicts_);
   for (cuda::Handle stream : compute_) {
     if (stream != nullptr) cuda_.destroy_stream(stream);
@@ -80,7 +77,7 @@ void CudaDevice::release() noexcept {
 void CudaDevice::make_current() const { check(cuda_.set_current(context_), "cuCtxSetCurrent"); }
 
 bool CudaDevice::reached(uint64_t event) {
-  if (persistent_kernel_ && persistent_kernel_->running()) return persistent_kernel_->stream_reached(static_cast<uint32_t>(event));
+  if (event == 0) return true;
   const cuda::Result result = cuda_.query_event(reinterpret_cast<cuda::Handle>(event));
   if (result == cuda::kNotReady) return false;
   check(result, "cuEventQuery");
@@ -137,8 +134,7 @@ void CudaDevice::free_pinned_memory(uint8_t* memory) {
 }
 
 size_t CudaDevice::memory_bytes() const {
-  size_t bytes = staging_bytes_ + held_ + (prelaunched_ ? PrelaunchedKernels::memory_bytes() : 0) +
-                 (persistent_kernel_ ? PersistentKernel::memory_bytes() : 0);
+  size_t bytes = staging_bytes_ + held_ + (commands_ ? commands_->memory_bytes() : 0);
   const std::lock_guard<std::mutex> lock(pinned_lock_);
   for (const auto& [size, memory] : pinned_) bytes += size;
   return bytes;
@@ -165,37 +161,35 @@ void CudaDevice::allocate_staging(size_t payload) {
 // ---- keys --------------------------------------------------------------------------------------
 
 int CudaDevice::add_key(const KeyBytes& key) {
-  if (key_count_ == key_slots_) throw std::logic_error("more keys than a group has");
+  if (key_count_ == keys_.slots) throw std::logic_error("more keys than a group has");
   put_key(key_count_, key);  // where none has been: nothing under way uses it
   return key_count_++;
 }
 
 // Seldom enough to wait for everything that may still use the old one.
 void CudaDevice::replace_key(int slot, const KeyBytes& key) {
-  if (command_queue() != nullptr) return command_key(slot, key);
+  if (CommandBatches* const commands = running_commands()) return commands->replace_key(slot, key);
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
   put_key(slot, key);
 }
 
 void CudaDevice::put_key(int slot, const KeyBytes& key) {
-  check(cuda_.to_device(keys_ + static_cast<size_t>(slot) * kKeyBytes, key.data(), key.size(), in_),
-        "cuMemcpyHtoDAsync");
+  check(cuda_.to_device(keys_.of(slot), key.data(), key.size(), in_), "cuMemcpyHtoDAsync");
   check(cuda_.synchronize(in_), "cuStreamSynchronize");
 }
 
 void CudaDevice::wipe() {
-  wrapping_.reset();
-  if (wrapped_ != nullptr) OPENSSL_cleanse(wrapped_, static_cast<size_t>(key_slots_) * kWrappedStride);
+  if (commands_) commands_->wipe_wrapping_key();
   // Streams wait for what is still to come, and CUDA may wait for them. It will be poisoned, and the
   // keys with it.
-  if (unfinished_ != 0 || (persistent_kernel_ && persistent_kernel_->running())) return;
+  if (commands_ && commands_->busy()) return;
   abandon();
   // Their owners may give them back from now on. To close them CUDA waits until the GPU is idle.
   if (!PersistentKernel::any_running()) {
     for (cuda::Pointer area : reached_) cuda_.close_shared(area);
     reached_.clear();
   }
-  cuda_.fill(keys_, 0, key_bytes(), in_);
+  cuda_.fill(keys_.at, 0, keys_.bytes(), in_);
   cuda_.synchronize(in_);
 }
 
@@ -203,10 +197,10 @@ void CudaDevice::wipe() {
 
 void CudaDevice::begin(const Setting& setting) {
   setting_ = setting;
-  if (poisoned_) throw std::logic_error("the keys are gone");
-  if (prepared()) {
-    const Prepared& ahead = setting.prepared;
-    return prelaunched_->begin(ahead.first, ahead.commands, ahead.spare);
+  if (commands_ && commands_->keys_wiped()) throw std::logic_error("the keys are gone");
+  if (prelaunched()) {
+    const uint32_t parts = gpu::parts_of(std::min(setting.segment_bytes, kGpuPayload));
+    return prelaunched_->begin(setting.submitted, parts);
   }
   make_current();
   for (cuda::Handle stream : compute_) {
@@ -226,15 +220,12 @@ void CudaDevice::begin(const Setting& setting) {
 }
 
 void CudaDevice::end() {
-  if (prepared()) {
-    prelaunched_->end();
-    return leave();
-  }
+  if (prelaunched()) return prelaunched_->end();
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
 }
 
 void CudaDevice::abandon() noexcept {
-  if (CommandQueue* const commands = command_queue()) {
+  if (CommandBatches* const commands = running_commands()) {
     commands->abandon();
     settled_ = begun_;
     return;
@@ -252,12 +243,14 @@ void CudaDevice::abandon() noexcept {
 }
 
 CudaDevice::StagingSlot& CudaDevice::next_staging_slot() {
-  if (begun_ - settled_ == kRoom) throw std::logic_error("more records than the device has staging slots for");
+  if (begun_ - settled_ == kRoom)
+    throw std::logic_error("more records than the device has staging slots for");
   return staging_[begun_ % kRoom];
 }
 
 Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint8_t* plain) {
-  if (command_queue() != nullptr) return command(queue, gpu::Action::seal, record, plain, nullptr);
+  if (running_commands() != nullptr)
+    return command(queue, gpu::Action::seal, record, plain, nullptr);
   StagingSlot& slot = next_staging_slot();
   const cuda::Handle stream = stream_of(queue);
   // Its last user is settled, so the slot is free. In a device's memory a run may be put together
@@ -281,7 +274,7 @@ Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint
 }
 
 Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) {
-  if (command_queue() != nullptr) {
+  if (running_commands() != nullptr) {
     return command(queue, reduces ? gpu::Action::open_reduce : gpu::Action::open, record,
                    reduces ? into : nullptr, into);
   }
@@ -308,9 +301,9 @@ Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* i
 Device::State CudaDevice::settle(Ticket ticket) {
   if (ticket != settled_) throw std::logic_error("tickets are settled in order");
   const StagingSlot& slot = staging_[ticket % kRoom];
-  if (CommandQueue* const commands = command_queue()) {
+  if (CommandBatches* const commands = running_commands()) {
     commands->submit();
-    if (!commands->done(slot.batch)) return State::pending;
+    if (!commands->batch_done(slot.batch)) return State::pending;
   } else {
     const cuda::Result result = cuda_.query_event(slot.done);
     if (result == cuda::kNotReady) return State::pending;
@@ -322,29 +315,12 @@ Device::State CudaDevice::settle(Ticket ticket) {
   return *verdict == kNothingFailed ? State::done : State::refused;
 }
 
-gpu::Launch CudaDevice::launch_of(const Record& record, cuda::Pointer sealed, bool opens,
-                                  const uint8_t* local, uint8_t* result, uint32_t parts) const {
-  gpu::Launch launch{};
-  gpu::Wire& wire = opens ? launch.in : launch.out;
-  wire.records = sealed;
-  wire.key = keys_ + static_cast<size_t>(record.key) * kKeyBytes;
-  std::memcpy(wire.header, record.header.data(), kHeaderBytes);
-  std::memcpy(launch.context, record.context.data(), kContextBytes);
-  launch.local = address(local);
-  launch.result = address(result);
-  launch.bytes = record.length;
-  launch.failed = address(&verdicts_[begun_ % kRoom]);
-  launch.record_bytes = static_cast<uint32_t>(kGpuPayload);
-  launch.one = 1;
-  launch.log_turns = gpu::log_turns_of(std::min(record.length, kGpuPayload), parts);
-  return launch;
-}
-
 void CudaDevice::run_kernel(cuda::Handle stream, uint64_t function, const Record& record,
                             cuda::Pointer sealed, bool opens, const uint8_t* local,
                             uint8_t* result) {
   const uint32_t parts = gpu::parts_of(std::min(record.length, kGpuPayload));
-  const gpu::Launch launch = launch_of(record, sealed, opens, local, result, parts);
+  const gpu::Launch launch = gpu::launch_of(record, keys_, sealed, opens, local, result, parts,
+                                            &verdicts_[begun_ % kRoom]);
   const uint32_t records = static_cast<uint32_t>(records_in_run(record.length));
   gpu::launch(cuda_, function, records * parts, gpu::kThreads, parts, &launch, stream);
 }
@@ -365,20 +341,21 @@ void CudaDevice::run_plain(cuda::Handle stream, uint64_t function, void** argume
 }
 
 void CudaDevice::copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) {
-  if (prepared()) return command_plain(queue, gpu::Action::copy, into, from, bytes);
+  if (prelaunched()) return command_plain(queue, gpu::Action::copy, into, from, bytes);
   check(cuda_.on_device(address(into), address(from), bytes, stream_of(queue)),
         "cuMemcpyDtoDAsync");
 }
 
 void CudaDevice::reduce(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) {
-  if (prepared()) return command_plain(queue, gpu::Action::reduce, into, from, bytes);
+  if (prelaunched()) return command_plain(queue, gpu::Action::reduce, into, from, bytes);
   uint64_t size = bytes;
   void* arguments[] = {&into, &from, &size};
   run_plain(stream_of(queue), reduction().reduce, arguments, bytes);
 }
 
 void CudaDevice::average(uint64_t queue, uint8_t* into, size_t bytes) {
-  if (prepared()) return command_plain(queue, gpu::Action::average, into, nullptr, bytes, setting_.world);
+  if (prelaunched())
+    return command_plain(queue, gpu::Action::average, into, nullptr, bytes, setting_.world);
   uint64_t size = bytes;
   uint32_t world = setting_.world;
   void* arguments[] = {&into, &size, &world};
@@ -386,7 +363,8 @@ void CudaDevice::average(uint64_t queue, uint8_t* into, size_t bytes) {
 }
 
 void CudaDevice::premultiply(uint64_t queue, uint8_t* into, size_t bytes) {
-  if (prepared()) return command_plain(queue, gpu::Action::premultiply, into, nullptr, bytes,
+  if (prelaunched())
+    return command_plain(queue, gpu::Action::premultiply, into, nullptr, bytes,
                          std::bit_cast<uint64_t>(setting_.factor));
   uint64_t size = bytes;
   double factor = setting_.factor;

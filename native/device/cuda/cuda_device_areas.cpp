@@ -15,10 +15,10 @@ using cuda::check;
 Device::Area CudaDevice::own_area(size_t bytes) {
   make_current();
   cuda::Pointer memory = 0;
-  check(cuda_.allocate(&memory, whole_blocks(bytes)), "cuMemAlloc");
+  check(cuda_.allocate(&memory, cuda::whole_blocks(bytes)), "cuMemAlloc");
   areas_.push_back(memory);
   // It may hold an old tensor, which other processes must not see.
-  check(cuda_.fill(memory, 0, whole_blocks(bytes), in_), "cuMemsetD8Async");
+  check(cuda_.fill(memory, 0, cuda::whole_blocks(bytes), in_), "cuMemsetD8Async");
   check(cuda_.synchronize(in_), "cuStreamSynchronize");
   return {reinterpret_cast<uint8_t*>(memory), true};
 }

@@ -9,19 +9,19 @@ namespace sealring::cuda {
 
 using Result = int;
 using Pointer = unsigned long long;  // CUdeviceptr
-using Handle = void*;                // contexts, streams, events, functions
+using Handle = void*;  // contexts, streams, events, functions
 
 inline Pointer address(const void* memory) { return reinterpret_cast<Pointer>(memory); }
 
 constexpr Result kSuccess = 0, kNotReady = 600;
-constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
+constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
-constexpr unsigned kPortable = 1;       // CU_MEMHOSTALLOC_PORTABLE
+constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE
 constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-constexpr int kClusterDimension = 4;    // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-constexpr unsigned kNotBefore = 0;      // CU_STREAM_WAIT_VALUE_GEQ
-constexpr unsigned kInOrder = 0;        // CU_STREAM_WRITE_VALUE_DEFAULT
-constexpr int kEagerLoading = 1;        // CU_MODULE_EAGER_LOADING
+constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+constexpr unsigned kNotBefore = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned kInOrder = 0;  // CU_STREAM_WRITE_VALUE_DEFAULT
+constexpr int kEagerLoading = 1;  // CU_MODULE_EAGER_LOADING
 
 struct alignas(8) LaunchAttribute {
   int id;
@@ -94,5 +94,12 @@ void check(Result result, const char* what);
 
 // In the calling thread's context, before others': they wait for what such streams do.
 Handle create_urgent_stream(const Driver& driver);
+
+// CUDA shares whole blocks with other processes. What is shared must fill its own, and what must not be
+// must not lie in one that anybody else in this process may share.
+constexpr size_t kSharedBlock = 2u << 20;
+constexpr size_t whole_blocks(size_t bytes) {
+  return (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock;
+}
 
 }  // namespace sealring::cuda

@@ -1,6 +1,7 @@
 #include "device/cuda/launch.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 namespace sealring::gpu {
 namespace {
@@ -22,17 +23,35 @@ uint32_t log_turns_of(size_t record_bytes, uint32_t parts) {
   return log_turns;
 }
 
+Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Pointer sealed,
+                 bool opens, const uint8_t* local, uint8_t* result, uint32_t parts,
+                 uint64_t* failed) {
+  Launch launch{};
+  Wire& wire = opens ? launch.in : launch.out;
+  wire.records = sealed;
+  wire.key = keys.of(record.key);
+  std::memcpy(wire.header, record.header.data(), kHeaderBytes);
+  std::memcpy(launch.context, record.context.data(), kContextBytes);
+  launch.local = cuda::address(local);
+  launch.result = cuda::address(result);
+  launch.bytes = record.length;
+  launch.failed = cuda::address(failed);
+  launch.record_bytes = static_cast<uint32_t>(kGpuPayload);
+  launch.one = 1;
+  launch.log_turns = log_turns_of(std::min(record.length, kGpuPayload), parts);
+  return launch;
+}
+
 void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,
             uint32_t cluster, const void* argument, cuda::Handle stream) {
   cuda::LaunchAttribute attribute{};
   attribute.id = cuda::kClusterDimension;
   attribute.cluster = {cluster, 1, 1};
-  const cuda::LaunchConfig config{
-      {blocks, 1, 1}, {threads, 1, 1}, 0, stream, &attribute, cluster > 1 ? 1u : 0u};
+  const cuda::LaunchConfig config{{blocks, 1, 1}, {threads, 1, 1}, 0,
+                                  stream,         &attribute,      cluster > 1 ? 1u : 0u};
   void* arguments[] = {const_cast<void*>(argument)};
-  cuda::check(
-      driver.launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
-      "cuLaunchKernelEx");
+  cuda::check(driver.launch(&config, reinterpret_cast<cuda::Handle>(function), arguments, nullptr),
+              "cuLaunchKernelEx");
 }
 
 }  // namespace sealring::gpu

@@ -1,9 +1,10 @@
-// What a GPU's kernels are handed: the structs of engine/cuda/gpu_record.hpp and command_queue.hpp.
+// What a GPU's kernels are handed: the structs of engine/cuda/gpu_record.hpp and commands.hpp.
 #pragma once
 
 #include <cstdint>
 
 #include "device/cuda/driver.hpp"
+#include "device/device.hpp"
 #include "record/record.hpp"
 
 namespace sealring::gpu {
@@ -57,13 +58,35 @@ static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240 && sizeof(Command) == 
 static_assert(sizeof(Batch) == 64 + kCommands * 256 && sizeof(BatchArgument) == 32);
 
 inline constexpr uint32_t kThreads = 128;
-inline constexpr uint32_t kMaxParts = 8;  // clusters that every GPU of compute capability 9.0 can launch
+inline constexpr uint32_t kMaxParts =
+    8;  // clusters that every GPU of compute capability 9.0 can launch
 
 // A record is shared out between so many blocks of threads that each has about 32 KiB: one record
 // must not take long, for there are not many at a time.
 uint32_t parts_of(size_t record_bytes);
 // How often a part's threads must go round, as a power of two.
 uint32_t log_turns_of(size_t record_bytes, uint32_t parts);
+
+// A group's keys in the GPU's memory, and one place more behind them.
+struct KeyTable {
+  cuda::Pointer at = 0;
+  int slots = 0;
+  cuda::Pointer of(int slot) const { return at + static_cast<size_t>(slot) * kKeyBytes; }
+  size_t bytes() const { return static_cast<size_t>(slots + 1) * kKeyBytes; }
+};
+
+// What the command queue of a GPU needs of it.
+struct Gpu {
+  const cuda::Driver& driver;
+  cuda::Handle context;
+  KeyTable keys;
+};
+
+// What a kernel needs to seal a run of records to `sealed`, or to open it there; a bad tag is reported in
+// `failed`.
+Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Pointer sealed,
+                 bool opens, const uint8_t* local, uint8_t* result, uint32_t parts,
+                 uint64_t* failed);
 
 // Launches a kernel of one argument in the calling thread's context.
 void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,

@@ -47,7 +47,8 @@ const Library& library() {
 
 void check(int result, const char* what) {
   if (result == 0) return;
-  throw std::runtime_error(std::string("NCCL failed in ") + what + ": " + library().explain(result));
+  throw std::runtime_error(std::string("NCCL failed in ") + what + ": " +
+                           library().explain(result));
 }
 
 }  // namespace
@@ -109,7 +110,8 @@ void Channel::send(cuda::Pointer from, size_t bytes, cuda::Handle when) {
 }
 
 void Channel::receive(cuda::Pointer into, size_t bytes, cuda::Handle done) {
-  check(library().receive(reinterpret_cast<void*>(into), bytes, kByte, kSender, communicator_, stream_),
+  check(library().receive(reinterpret_cast<void*>(into), bytes, kByte, kSender, communicator_,
+                          stream_),
         "ncclRecv");
   cuda::check(cuda::driver().record_event(done, stream_), "cuEventRecord");
 }

@@ -64,7 +64,7 @@ __device__ __forceinline__ void pass(const Launch& launch, u32 index, Shared& sh
 
 }  // namespace
 
-#if SEALRING_SERVES
+#if SEALRING_RUNS_COMMANDS
 namespace {
 
 struct Passing {
@@ -84,7 +84,7 @@ struct Passing {
 
 }  // namespace
 
-extern "C" __global__ void serve_unsealed(const __grid_constant__ BatchArgument argument) {
+extern "C" __global__ void run_one_batch_unsealed(const __grid_constant__ BatchArgument argument) {
   run_batch<Passing>(argument);
 }
 #elif SEALRING_REDUCES

@@ -27,5 +27,5 @@ class Collective:
     root: int = 0
     ready: int | None = None
     """The slots are in a GPU's memory, and may be used after this CUDA event."""
-    prepared: _native.Call | None = None
-    """The native call whose kernels were launched ahead."""
+    completion: _native.Completion | None = None
+    """Where kernels were launched ahead: what streams wait for."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sealring import _native, limits
 from sealring.engine.collective import Collective
 from sealring.engine.cuda.wires import Wire, agree, share_a_gpu
 from sealring.engine.datatypes import DType, ReduceKind
+from sealring.engine.endpoint import Endpoint
 from sealring.engine.failures import Names, error_from, failure_of
-from sealring.engine.link_ends import LinkEnds, hand_over
-from sealring.errors import GroupError, Unsupported
+from sealring.engine.link_ends import LinkEnds
+from sealring.errors import GroupError
 from sealring.schedule import (
     Algorithm,
     Operation,
@@ -24,17 +24,11 @@ from sealring.schedule import (
     segment_bytes,
 )
 
-if TYPE_CHECKING:
-    from sealring.engine.cuda.attachment import Gpu
-
 MIN_RECORD_BYTES: Final = 4 << 10
 
 
-class CollectiveEngine:
-    """Runs collectives, one at a time, over sealed links.
-
-    Ranks are numbered within the group; `members` are their numbers in the job, which errors name.
-    """
+class CollectiveEngine(Endpoint[_native.Engine]):
+    """Runs collectives, one at a time, over sealed links."""
 
     def __init__(
         self,
@@ -57,29 +51,22 @@ class CollectiveEngine:
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
         self._gpu_record_bytes = min(gpu_record_bytes, largest_segment(world))
-        self._gpu: Gpu | None = None
         self.shares_gpu: bool | None = None
         """Two of the group's ranks are on one GPU; None until the ranks have said."""
-        self._preparing = threading.Lock()
-        """The script's thread and its backward pass's may both come with a first tensor."""
-        self._names = Names(rank, tuple(members if members is not None else range(world)))
+        names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
-        self._first_failure = first_failure or _native.FirstFailure()
-        self._native = _native.Engine(
+        first_failure = first_failure or _native.FirstFailure()
+        native = _native.Engine(
             rank,
             world,
             context,
             group_key,
             record_bytes,
             rekey_bytes,
-            self._first_failure,
-            self._names.for_native(),
+            first_failure,
+            names.for_native(),
         )
-        if lease is not None:
-            self._native.use_lease(lease)
-        for peer, link in links:
-            self._names.hosts[peer] = link.host
-            hand_over(self._native, peer, link, link.peer_group_key)
+        super().__init__(native, names, first_failure, links, lease, publishes=True)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
 
     def use_gpu(
@@ -97,15 +84,11 @@ class CollectiveEngine:
         from sealring.engine.cuda.attachment import Gpu  # needs torch
 
         with self._preparing:
+            self._require_gpu(ordinal, "tensors")
             if self._gpu is None:
                 self._gpu = Gpu(self._native, ordinal, prelaunch=prelaunch)
-            if self._gpu.ordinal != ordinal:
-                raise Unsupported(
-                    f"this group's tensors have been on cuda:{self._gpu.ordinal}, this one is on "
-                    f"cuda:{ordinal}: a rank uses one GPU per group"
-                )
-            if not self._gpu.has(dtype, reduction):
-                self._gpu.prepare(dtype, reduction)
+            assert isinstance(self._gpu, Gpu)
+            self._gpu.prepare(dtype, reduction)
 
     def agree_on_wire(
         self,
@@ -143,46 +126,46 @@ class CollectiveEngine:
         """The CUDA stream of the kernels that are launched ahead; 0 where none can be."""
         return self._native.prelaunch_stream
 
-    def prelaunch(self, collective: Collective, stream: int = 0) -> Collective | None:
+    def prelaunch(self, collective: Collective, stream: int) -> Collective | None:
         """Launches kernels for a collective, after the work of the caller's stream.
 
         Returns the collective that must then be run, or None where it needs too many kernels.
         Called in the order in which the collectives will be run.
         """
-        call = self._call(collective)
-        return replace(collective, prepared=call) if self._native.prepare(call, stream) else None
+        caller = _native.CallerStream(collective.ready or 0, stream, streams_wait=True)
+        completion = self._native.submit(self._call(collective), caller)
+        return replace(collective, completion=completion) if completion.streams_wait else None
 
     def launch_rest(self) -> None:
         """Launches the remaining kernels of the last prelaunched collective. May block."""
         self._native.launch_rest()
 
-    def mark_end(self) -> int:
-        """Marks the end of the last prelaunched collective; returns the number to wait for."""
-        return self._native.mark_end()
+    def mark_end(self, collective: Collective) -> None:
+        """Streams that wait for it wait for all that the kernels' stream was given until now."""
+        assert collective.completion is not None
+        self._native.mark_end(collective.completion)
 
-    def is_done(self, end: int) -> bool:
-        return self._native.is_done(end)
-
-    def make_stream_wait(self, stream: int, end: int) -> None:
-        """Later work of the stream waits until the collective is done."""
-        self._native.make_stream_wait(stream, end)
-
-    def poison_results(self, collective: Collective) -> None:
+    def release_streams(self, collective: Collective) -> None:
         """Releases the streams that wait for a prelaunched collective whose run has failed.
 
         Its results are first overwritten with ones, which are NaN in every float type.
         """
-        if collective.prepared is not None:
-            self._native.poison_results(collective.prepared)
+        if collective.completion is not None:
+            self._native.release_streams(collective.completion)
 
     def run(self, number: int, collective: Collective, timeout_s: float) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
-        call = collective.prepared or self._call(collective)
-        failure = self._native.run(call, number, timeout_s)
+        completion = collective.completion
+        if completion is None:
+            on_gpu = collective.ready is not None
+            caller = _native.CallerStream(collective.ready or 0) if on_gpu else None
+            completion = self._native.submit(self._call(collective), caller)
+        failure = completion.wait_on_host(number, timeout_s)
         if failure is not None:
             raise error_from(failure, self._names, number, collective.operation)
 
     def _call(self, collective: Collective) -> _native.Call:
+        wired = self._goes_by_wires(collective)
         return _native.Call(
             self._program(collective),
             collective.slots,
@@ -191,16 +174,15 @@ class CollectiveEngine:
             dtype=collective.dtype,
             reduction=collective.reduction,
             factor=collective.factor,
-            segment_bytes=self._segment_bytes(collective),
-            ready=collective.ready,
-            wired=self._goes_by_wires(collective),
+            segment_bytes=self._segment_bytes(collective, wired=wired),
+            wired=wired,
         )
 
-    def _segment_bytes(self, collective: Collective) -> int:
+    def _segment_bytes(self, collective: Collective, *, wired: bool) -> int:
         # What is cut must be cut alike by all who touch it, so by a length that they all know.
         known_to_all = collective.total is not None
-        longest = max(size for _, size in collective.slots) if known_to_all else None
-        if self._goes_by_wires(collective):
+        longest = max([size for _, size in collective.slots]) if known_to_all else None
+        if wired:
             return segment_bytes(longest, limits.WIRE_PAYLOAD_BYTES)
         on_gpu = collective.ready is not None
         return segment_bytes(longest, self._gpu_record_bytes if on_gpu else self._record_bytes)
@@ -212,24 +194,9 @@ class CollectiveEngine:
             collective.operation, collective.algorithm, self._world, self.topology
         )
 
-    def close(self) -> None:
-        """Says goodbye to every peer and wipes the keys. A run under way is ended first."""
-        self._native.close()
-
-    def release_gpu(self) -> None:
-        """Gives back what a closed group has of the GPU, without the GIL.
-
-        CUDA may wait until the GPU is idle, and other groups' threads must go on meanwhile.
-        """
-        self._native.release_gpu()
-
     def interrupt(self) -> None:
         """Ends a run under way in another thread with GroupClosed."""
         self._native.interrupt()
-
-    def fail(self, failure: _native.Failure) -> None:
-        """End with a failure that the group saw elsewhere, and tell the other ranks."""
-        self._native.fail(failure)
 
     def settle(self, error: GroupError) -> GroupError:
         """The group's error: this one if it is the first or says the same, else the first."""
@@ -240,9 +207,6 @@ class CollectiveEngine:
     def name_of(self, rank: int) -> str:
         """ "rank 5", by its number in the job."""
         return f"rank {self._names.number(rank)}"
-
-    def error_of(self, failure: _native.Failure) -> GroupError:
-        return error_from(failure, self._names)
 
     def account(self) -> _native.Account:
         return self._native.account()
@@ -271,9 +235,10 @@ class CollectiveEngine:
         average = collective.reduction is ReduceKind.AVG
         premultiply = collective.reduction is ReduceKind.PREMUL_SUM
         key = (collective.operation, collective.algorithm, collective.root, average, premultiply)
-        if key not in self._programs:
-            self._programs[key] = to_native(self._plan(collective))
-        return self._programs[key]
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = to_native(self._plan(collective))
+        return program
 
 
 def topology_of(hosts: Sequence[str]) -> Topology:

@@ -26,14 +26,13 @@ class LinkEnds(Protocol):
     def socket(self) -> socket.socket: ...
 
 
-def hand_over(
-    native: _native.Engine | _native.Mailbox, peer: int, link: LinkEnds, *more_keys: _native.Secret
-) -> None:
-    """Give the socket, the memory and the keys to the native core, which copies the keys."""
-    keys = (link.send_key, link.receive_key, *more_keys)
+def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes: bool) -> None:
+    """Gives the socket, the memory and the keys to the native core, which copies the keys."""
+    keys = (link.send_key, link.receive_key)
+    group_key = link.peer_group_key if publishes else None
     if link.memory is None:
-        native.add_tcp_link(peer, link.socket.detach(), *keys)
+        native.add_tcp_link(peer, link.socket.detach(), *keys, group_key)
     else:
-        native.add_shm_link(peer, link.socket.detach(), *link.memory, *keys)
-    for key in keys:
+        native.add_shm_link(peer, link.socket.detach(), *link.memory, *keys, group_key)
+    for key in (*keys, link.peer_group_key):
         key.wipe()

@@ -1,141 +1,75 @@
-"""How a call completes: what streams wait for when its caller has gone on.
+"""How an operation completes: what streams wait for when its caller has gone on.
 
-A collective's kernels are launched ahead, in a stream of the group, when the call is queued
-(native/device/cuda/prelaunched_kernels.hpp). From then on the group's thread makes no call to CUDA.
-The end of that stream's work is the end of the call: every record checked, the last byte written.
-Streams wait for it, as they do with NCCL. A group's collectives complete in their order.
+A collective's kernels are launched ahead, in a stream of the group, when the call is queued. From
+then on the group's thread makes no call to CUDA. The end of that stream's work is the end of the
+call: every record checked, the last byte written. Messages come in no order that ranks share, so
+one persistent kernel runs them. Either way streams wait for the operation's number
+(native/device/command_queue.hpp), as they do with NCCL.
 
-Messages are served by one persistent kernel (native/device/cuda/persistent_kernel.hpp). They come
-in no order that ranks share, so each has a number of its own that streams wait for.
-
-A call that fails completes too, or the GPU would never go on. No caller waits then, so its error is
-deferred (deferred_errors.py), and its results are first overwritten with ones, which are NaN in
-every float type.
+An operation that fails completes too, or the GPU would never go on. No caller waits then, so its
+error is deferred (deferred_errors.py), and its results are first overwritten with ones, which are
+NaN in every float type.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Protocol
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 
+from sealring import _native
 from sealring.engine.collective import Collective
-from sealring.group.streams import Devices, MessageStreams, Streams
+from sealring.engine.engine import CollectiveEngine
+from sealring.group.streams import Devices, Streams
 
 
-class Completion(Protocol):
-    """The completion of a collective, of a message or of several of them."""
+class Completion:
+    """Of one operation that streams wait for, a collective or a message."""
 
-    streams_wait: bool
-    """Streams can wait for it. If not, the host has to."""
+    def __init__(
+        self, streams: Streams, operation: _native.Completion, order: object = None
+    ) -> None:
+        """Operations of one `order` complete in the order in which they were submitted."""
+        self._streams = streams
+        self._operation = operation
+        self._order = order
+        self.awaited = False
+        """A stream waits for it, so the script takes the operation for done."""
 
     def make_stream_wait(self) -> None:
         """Later work of the current stream waits for it."""
-
-    def is_done(self) -> bool: ...
-
-    def waiting_stream(self) -> AbstractContextManager[Any]:
-        """Within it the current stream is a stream that waits for the completion."""
-
-    @property
-    def devices(self) -> Devices:
-        """What a future of its tensors is bound to."""
-
-    def done_before(self, other: Completion) -> bool:
-        """Whether this one is done whenever `other` is."""
-
-
-class CollectiveCompletion:
-    """Of one collective. No stream can wait for it before `prelaunch`."""
-
-    def __init__(
-        self, streams: Streams, collective: Collective, copy_back: Callable[[], None] | None = None
-    ) -> None:
-        """`copy_back` copies the result to where the user wants it, on the current stream."""
-        self._streams = streams
-        self._collective = collective
-        self._copy_back = copy_back
-        self._end: Any = None
-        self.streams_wait = False
-
-    def prelaunch(self) -> Collective | None:
-        """Called once, in the order in which the calls will be run; returns what is to be queued.
-
-        None where streams cannot wait for the call: then it is to be run as it is.
-        """
-        prelaunched = self._streams.prelaunch(self._collective)
-        self.streams_wait = prelaunched is not None
-        return prelaunched
-
-    def launch_rest(self) -> None:
-        """Called when the call is queued, before the next one is."""
-        if self.streams_wait:
-            self._end = self._streams.launch_rest(self._copy_back)
-        self._copy_back = None
-
-    def make_stream_wait(self) -> None:
-        self._streams.make_stream_wait(self._end)
-
-    def is_done(self) -> bool:
-        return not self.streams_wait or self._end is None or self._streams.is_done(self._end)
-
-    def waiting_stream(self) -> AbstractContextManager[Any]:
-        return self._streams.waiting_stream(self._end)
-
-    @property
-    def devices(self) -> Devices:
-        return self._streams.devices
-
-    def run_ended(self, kept: object) -> None:
-        """The group's thread has run the call; what was kept for it may be freed."""
-        if self.streams_wait:
-            self._streams.free_later(kept)
-
-    def done_before(self, other: Completion) -> bool:
-        """A group's collectives complete in their order, which is the order of the arguments."""
-        return isinstance(other, CollectiveCompletion) and self._streams is other._streams
-
-
-class MessageCompletion:
-    """Of one message. Messages complete in any order."""
-
-    def __init__(self, streams: MessageStreams, number: int) -> None:
-        self._streams = streams
-        self._number = number
-        self.streams_wait = True
-        self.awaited = False
-        """A stream waits for it, so the script takes the message for done."""
-
-    def make_stream_wait(self) -> None:
         self.awaited = True
-        self._streams.make_stream_wait(self._number)
+        self._streams.make_stream_wait(self._operation)
 
     def is_done(self) -> bool:
-        return self._streams.is_done(self._number)
+        return self._operation.done
 
     @contextmanager
     def waiting_stream(self) -> Iterator[None]:
+        """Within it the current stream is a stream that waits for the completion."""
         with self._streams.side_stream():
             self.make_stream_wait()
             yield
 
     @property
     def devices(self) -> Devices:
+        """What a future of its tensors is bound to."""
         return self._streams.devices
 
     def done_before(self, other: Completion) -> bool:
-        return False
+        """Whether this one, which was submitted first, is done whenever `other` is."""
+        return self._order is not None and self._order is other._order
 
 
-class CombinedCompletion:
+class CombinedCompletion(Completion):
     """Done when all of several completions are."""
 
     def __init__(self, completions: Sequence[Completion]) -> None:
         self._completions = completions
-        self.streams_wait = True
+        self._order = None
 
     def make_stream_wait(self) -> None:
         for completion in self._completions:
@@ -156,14 +90,11 @@ class CombinedCompletion:
     def devices(self) -> Devices:
         return self._completions[0].devices
 
-    def done_before(self, other: Completion) -> bool:
-        return all(completion.done_before(other) for completion in self._completions)
-
 
 def combined(completions: Iterable[Completion | None]) -> Completion | None:
     """Done when all of them are; None where streams cannot wait for one of them."""
     each = list(completions)
-    known = [one for one in each if one is not None and one.streams_wait]
+    known = [one for one in each if one is not None]
     if not known or len(known) < len(each):
         return None
     last = known[-1]
@@ -178,6 +109,51 @@ def completed(
     with completion.waiting_stream():
         future.set_result(result)
     return future
+
+
+class Prelaunch:
+    """A collective whose kernels are launched when it is queued, so that streams can wait."""
+
+    def __init__(
+        self,
+        engine: CollectiveEngine,
+        streams: Streams,
+        collective: Collective,
+        copy_back: Callable[[], None] | None = None,
+    ) -> None:
+        """`copy_back` copies the result to where the user wants it, on the current stream."""
+        self._engine = engine
+        self._streams = streams
+        self._collective = collective
+        self._copy_back = copy_back
+
+    def submit(self) -> tuple[Collective, Completion] | None:
+        """Called once, in the order in which the calls will be run; returns what is to be queued.
+
+        None where it needs too many kernels: then the collective is to be run as it is.
+        """
+        self._streams.free_old()
+        with self._streams.guard():
+            launched = self._engine.prelaunch(self._collective, self._streams.current)
+        if launched is None or launched.completion is None:
+            return None
+        self._collective = launched
+        return launched, Completion(self._streams, launched.completion, order=self._engine)
+
+    def launch_rest(self) -> None:
+        """Called when the call is queued, before the next one is. May block."""
+        with self._streams.guard():
+            self._engine.launch_rest()
+            try:
+                if self._copy_back is not None:
+                    self._streams.run_on(self._engine.prelaunch_stream, self._copy_back)
+            finally:
+                self._copy_back = None
+                self._engine.mark_end(self._collective)
+
+    def run_ended(self, kept: object) -> None:
+        """The group's thread has run the call; what was kept for it may be freed."""
+        self._streams.free_later(kept)
 
 
 class _DriverCalls:

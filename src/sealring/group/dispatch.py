@@ -20,7 +20,7 @@ from sealring.engine.failures import unraised
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import profiles
 from sealring.group.backward import remember
-from sealring.group.completions import CollectiveCompletion
+from sealring.group.completions import Prelaunch
 from sealring.group.deferred_errors import DeferredError
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
@@ -46,8 +46,8 @@ class Job:
     """The only collective, where it is known ahead."""
     ready: object = None
     """What says when the tensors may be used; kept until they have been."""
-    completion: CollectiveCompletion | None = None
-    """What streams wait at for it. Without one its caller waits, or asks."""
+    prelaunch: Prelaunch | None = None
+    """Where streams are to wait for it. Otherwise its caller waits, or asks."""
 
 
 class Dispatcher:
@@ -102,11 +102,14 @@ class Dispatcher:
         with self._submitting:
             if self._closed:
                 raise GroupClosed("this process group was destroyed. Make a new one.")
-            if job.completion is not None and (prepared := job.completion.prelaunch()) is not None:
-                # The GPU was given `on_success` as well.
-                job = replace(job, collectives=(prepared,), known=prepared, on_success=None)
+            launched = None if job.prelaunch is None else job.prelaunch.submit()
+            if launched is not None:
+                collective, completion = launched
+                job.work.complete_on_stream(completion)
+                # The GPU is given `on_success` as well.
+                job = replace(job, collectives=(collective,), known=collective, on_success=None)
             # Streams can wait only for what another thread does.
-            at_once = wait and self.idle and job.completion is None
+            at_once = wait and self.idle and job.prelaunch is None
             self._submitted += 1
             call = self._submitted
             if job.known is not None:
@@ -116,8 +119,8 @@ class Dispatcher:
             else:
                 with profiles.shown(job.name, job.known, self._engine):
                     self._jobs.put((call, job))
-                if job.completion is not None:
-                    job.completion.launch_rest()
+                if job.prelaunch is not None and launched is not None:
+                    job.prelaunch.launch_rest()
         if at_once:
             try:
                 self._run_called(call, job)
@@ -202,10 +205,10 @@ class Dispatcher:
 
     def _release_streams(self, job: Job, error: BaseException | None) -> None:
         """They find the result, or poison that cannot be taken for one."""
-        if job.completion is None or not job.completion.streams_wait:
+        if job.prelaunch is None or not job.work.completes_on_stream:
             return
         if error is not None:
             self._deferred.defer(error)  # first: a script that sees the poison can ask why
             if job.known is not None:
-                self._engine.poison_results(job.known)
-        job.completion.run_ended(job)
+                self._engine.release_streams(job.known)
+        job.prelaunch.run_ended(job)

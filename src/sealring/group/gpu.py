@@ -21,24 +21,25 @@ from typing import Any
 
 import torch
 
+from sealring import _native
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import Unsupported
-from sealring.group.completions import CollectiveCompletion, driver_calls
+from sealring.group.completions import Prelaunch, driver_calls
 from sealring.group.settings import CudaWait
-from sealring.group.streams import CudaMessageStreams, CudaStreams, MessageStreams, Streams
+from sealring.group.streams import CudaStreams, Streams
 
 
 @dataclass(frozen=True, slots=True)
-class CallerStream:
-    """Where a message's caller is on the GPU: the event after which its memory may be used."""
+class MessageCaller:
+    """Where a message's caller is on the GPU."""
 
-    ready: int
-    stream: int
-    streams: MessageStreams
+    stream: _native.CallerStream
+    streams: Streams
+    streams_wait: bool
     event: object = None
-    """Kept until it has been reached."""
+    """After which the memory may be used. Kept until it has been reached."""
 
 
 class GpuCalls:
@@ -48,7 +49,6 @@ class GpuCalls:
         self._engine = engine
         self._wait = wait
         self._streams: Streams | None = None
-        self._message_streams: MessageStreams | None = None
         self._attached = False
         self._attaching = threading.Lock()
 
@@ -74,8 +74,7 @@ class GpuCalls:
             raise Unsupported(f"{device} cannot be used: {problem}") from problem
         with torch.cuda.device(device):
             self._engine.use_gpu(device.index, prelaunch=self._wait != "host")
-            if self._engine.prelaunch_stream:
-                self._streams = CudaStreams(self._engine, device)
+            self._use_streams(device)
 
     def prepare(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
         """The collective as the engine takes it, and what must live until it has been run."""
@@ -93,7 +92,7 @@ class GpuCalls:
     @property
     def streams_wait(self) -> bool:
         shared = self._wait == "auto" and self._engine.shares_gpu
-        return self._streams is not None and not shared and not self._engine.channelled
+        return self._engine.prelaunch_stream != 0 and not shared and not self._engine.channelled
 
     @property
     def streams_wait_for_messages(self) -> bool:
@@ -105,32 +104,36 @@ class GpuCalls:
             and (self._wait == "stream" or (self._wait == "auto" and not shared))
         )
 
-    def begin_message(self, mailbox: Mailbox, device: torch.device) -> CallerStream:
+    def message_caller(self, mailbox: Mailbox, device: torch.device) -> MessageCaller:
         """Makes ready what the message needs, and marks where the caller's stream is."""
         with torch.cuda.device(device):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             mailbox.use_gpu(device.index, streams_wait=self._wait != "host")
-            if self._message_streams is None:
-                self._message_streams = CudaMessageStreams(mailbox, device)
-            stream = torch.cuda.current_stream(device).cuda_stream
-        return CallerStream(event.cuda_event, stream, self._message_streams, event)
+        streams = self._use_streams(device)
+        streams_wait = self.streams_wait_for_messages and not driver_calls.any
+        caller = _native.CallerStream(event.cuda_event, streams.current, streams_wait)
+        return MessageCaller(caller, streams, streams_wait, event)
 
-    def completion(
+    def _use_streams(self, device: torch.device) -> Streams:
+        self._streams = self._streams or CudaStreams(device)
+        return self._streams
+
+    def prelaunch(
         self,
         collective: Collective,
         copy_back: Callable[[], None] | None,
         used: tuple[torch.Tensor, ...],
-    ) -> CollectiveCompletion | None:
-        """What streams wait for in one call; None where the host waits.
+    ) -> Prelaunch | None:
+        """How streams can wait for one call; None where the host waits.
 
         `used` are the tensors that it uses, and that `copy_back` does.
         """
         if self._streams is None or not self.streams_wait or driver_calls.any:
             return None
-        if copy_back is not None and isinstance(self._streams, CudaStreams):
-            self._streams.also_used_by(used)
-        return CollectiveCompletion(self._streams, collective, copy_back)
+        if copy_back is not None:
+            self._streams.used_on(self._engine.prelaunch_stream, used)
+        return Prelaunch(self._engine, self._streams, collective, copy_back)
 
     def finished(
         self, copy_back: Callable[[], None] | None, device: torch.device

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -22,7 +22,7 @@ from sealring.engine.failures import failure_of, unraised
 from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
-from sealring.group.completions import MessageCompletion, driver_calls
+from sealring.group.completions import Completion, driver_calls
 from sealring.group.deferred_errors import DeferredError
 from sealring.group.gpu import GpuCalls
 from sealring.group.memory import slot
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sealring._native import MailAccount
 
 
-_Posting: TypeAlias = Callable[[int, int, tuple[int, int], float, int | None, int, bool], int]
-"""Of the mailbox: its send, or its receive."""
 _RELEASE_GPU_WITHIN_S: Final = 2.0
 _UNLIMITED_S: Final = 1e9
 
@@ -59,9 +57,7 @@ class Messages:
         self._recorder = recorder
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        self._under_way: dict[int, MessageWork] = {}
-        self._early: dict[int, int] = {}
-        """Peers of messages that were done before their caller knew their tickets."""
+        self._under_way: dict[_native.Completion, MessageWork] = {}
         self._ended: GroupError | None = None
         self._abandoned: list[MessageWork] = []
         """Those with which the group has ended: a GPU may still write to their memory."""
@@ -77,7 +73,7 @@ class Messages:
     ) -> MessageWork:
         dtype = arguments.moved_dtype(memory)
         entry = MessageEntry("send", peer, tag, memory.nbytes, dtype)
-        return self._post(self._mailbox.send, entry, memory, timeout_s, result, None)
+        return self._post(entry, memory, timeout_s, result, None)
 
     def receive(
         self,
@@ -90,11 +86,10 @@ class Messages:
     ) -> MessageWork:
         dtype = arguments.moved_dtype(memory)
         entry = MessageEntry("recv", peer, tag, memory.nbytes, dtype)
-        return self._post(self._mailbox.receive, entry, memory, timeout_s, result, on_success)
+        return self._post(entry, memory, timeout_s, result, on_success)
 
     def _post(
         self,
-        call: _Posting,
         entry: MessageEntry,
         memory: torch.Tensor,
         timeout_s: float,
@@ -106,15 +101,16 @@ class Messages:
             raise deferred
         work = MessageWork(result, entry, self.give_up, self.drive, self.deferred)
         where = slot(memory, written=entry.way == "recv")
+        message = _native.Message(entry.way == "send", entry.peer, entry.tag, where, timeout_s)
         work.kept = (memory, memory.untyped_storage())
         self._recorder.mail.posted(entry)
         try:
             with profiles.message_shown(entry), self._current_device_kept():
                 if self.gpu.serves(memory.device):
-                    self._post_on_gpu(work, memory.device, call, where, timeout_s, on_success)
+                    self._submit_on_gpu(work, message, memory.device, on_success)
                 else:
                     work.on_success = on_success
-                    work.ticket = call(entry.peer, entry.tag, where, timeout_s, None, 0, False)
+                    work.message = self._mailbox.submit(message)
         except GroupError as error:
             settled = self._fail(error)
             self._recorder.message_ended(entry, None, settled)
@@ -129,42 +125,38 @@ class Messages:
         self._register(work)
         return work
 
-    def _post_on_gpu(
+    def _submit_on_gpu(
         self,
         work: MessageWork,
+        message: _native.Message,
         device: torch.device,
-        call: _Posting,
-        where: tuple[int, int],
-        timeout_s: float,
         copy_back: Callable[[], None] | None,
     ) -> None:
-        entry = work.entry
-        caller = self.gpu.begin_message(self._mailbox, device)
+        caller = self.gpu.message_caller(self._mailbox, device)
         work.kept += (caller,)
-        streams_wait = self.gpu.streams_wait_for_messages and not driver_calls.any
         driver_calls.begin()
         try:
-            ready, stream = caller.ready, caller.stream
-            work.ticket = call(entry.peer, entry.tag, where, timeout_s, ready, stream, streams_wait)
-            number = self._mailbox.number_of(work.ticket)
+            work.message = self._mailbox.submit(message, caller.stream)
         except BaseException:
             driver_calls.end()
             raise
-        if number != 0 and copy_back is None:
+        if work.message.streams_wait and copy_back is None:
             driver_calls.end()
         else:
             work.when_done(driver_calls.end)
         work.on_success = self.gpu.finished(copy_back, device)
+        streams_wait = caller.streams_wait and work.message.streams_wait and copy_back is None
         # The receiver of a message from anyone asks next from whom it came: so the host waits.
-        if number != 0 and streams_wait and copy_back is None and entry.peer != ANYONE:
-            work.complete_on_stream(MessageCompletion(caller.streams, number))
+        if streams_wait and work.entry.peer != ANYONE:
+            work.complete_on_stream(Completion(caller.streams, work.message))
 
     def _register(self, work: MessageWork) -> None:
         """It is under way, unless it is done already, or the group has ended meanwhile."""
+        assert work.message is not None
         with self._lock:
-            peer, ended = self._early.pop(work.ticket, None), self._ended
-            if peer is None and ended is None:
-                self._under_way[work.ticket] = work
+            ended = self._ended
+            if ended is None:
+                self._under_way[work.message] = work
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._report_finished,
@@ -172,24 +164,24 @@ class Messages:
                     daemon=True,
                 )
                 self._thread.start()
-        if peer is not None:
-            self._finish(work, peer)
-        elif ended is not None:
+        if ended is not None:
             self._end_works([work], unraised(ended))
+        elif work.message.done and work.message.error is None:
+            self._deliver(work.message)
 
     def drive(self, work: MessageWork) -> None:
         self._process.require("this message")
+        assert work.message is not None
         try:
             with self._current_device_kept():
-                peer = self._mailbox.wait(work.ticket)
+                self._mailbox.wait(work.message)
         except GroupError as error:
             self._fail(error)
             return
         except BaseException:  # Ctrl-C: the script goes on without the message
             self.give_up()
             raise
-        if peer is not None:
-            self._deliver(work.ticket, peer)
+        self._deliver(work.message)
 
     def _current_device_kept(self) -> AbstractContextManager[object]:
         """The thread that moves messages works on the group's GPU, which need not be its own."""
@@ -240,24 +232,20 @@ class Messages:
     def _report_finished(self) -> None:
         try:
             while done := self._mailbox.finished():
-                for ticket, peer in done:
-                    self._deliver(ticket, peer)
+                for message in done:
+                    self._deliver(message)
         except GroupError as error:
             self._fail(error)
         else:
             self._end(GroupClosed("the group was closed before the message was done."))
 
-    def _deliver(self, ticket: int, peer: int) -> None:
+    def _deliver(self, message: _native.Completion) -> None:
+        """It is done. Several threads may find out; one of them tells the work."""
         with self._lock:
-            work = self._under_way.pop(ticket, None)
-            if work is None and self._ended is None:
-                self._early[ticket] = peer
+            work = self._under_way.pop(message, None)
         if work is not None:
-            self._finish(work, peer)
-
-    def _finish(self, work: MessageWork, peer: int) -> None:
-        self._recorder.message_ended(work.entry, peer, None)
-        work.arrived(peer)
+            self._recorder.message_ended(work.entry, message.peer, None)
+            work.arrived(message.peer)
 
     def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: a script that gets the error may use the message's memory again.

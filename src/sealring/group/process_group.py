@@ -295,14 +295,14 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
             raise error
         # What can be refused comes first: a work that is never run would never be done.
         device = arguments.device_of(keep, name)
-        ready = completion = None
+        ready = prelaunch = None
         if self._gpu.serves(device) and isinstance(collectives, Collective):
             collectives, ready = self._gpu.prepare(collectives, device)
-            completion = self._gpu.completion(collectives, on_success, (*keep, *result))
+            prelaunch = self._gpu.prelaunch(collectives, on_success, (*keep, *result))
             on_success = self._gpu.finished(on_success, device)
-        if completion is not None and (failure := self._dispatcher.failure) is not None:
+        if prelaunch is not None and (failure := self._dispatcher.failure) is not None:
             raise failure  # a wait() on its work would not raise it
-        work = SealedWork(result, self._engine.interrupt, completion, self._deferred)
+        work = SealedWork(result, self._engine.interrupt, self._deferred)
         if self._coalesced is not None:
             self._coalesced.append(work)
         timeout = arguments.timeout_seconds(opts, self._timeout)
@@ -319,13 +319,13 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
             on_success,
             known,
             ready,
-            completion,
+            prelaunch,
         )
-        if ready is not None and completion is None:
+        if ready is not None and prelaunch is None:
             driver_calls.track(work.when_done, lambda: self._dispatcher.submit(job, wait=waits))
             return work
         self._dispatcher.submit(job, wait=waits)
-        if completion is not None and not completion.streams_wait:
+        if prelaunch is not None and not work.completes_on_stream:
             driver_calls.track(work.when_done)
         return work
 

@@ -1,4 +1,4 @@
-"""Streams, as completions use them (completions.py), and CUDA's.
+"""Streams, as completions use them (completions.py): CUDA's.
 
 Tests have streams of their own, made of threads, which need no GPU.
 """
@@ -12,39 +12,35 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from sealring.engine.collective import Collective
-from sealring.engine.engine import CollectiveEngine
-from sealring.engine.mailbox import Mailbox
+from sealring import _native
 
 Devices: TypeAlias = list[int | str | torch.device]
 """What a future is bound to."""
 
 
 class Streams(Protocol):
-    """The streams of one group's collectives on one GPU."""
+    """The streams of one GPU. A stream is known by its handle."""
 
     @property
     def devices(self) -> Devices: ...
 
-    def prelaunch(self, collective: Collective) -> Collective | None:
-        """Launches as many of its kernels as can wait there; returns what the engine is to run.
+    def guard(self) -> AbstractContextManager[Any]:
+        """Within it the calling thread may call CUDA for this GPU."""
 
-        None where it needs too many.
-        """
+    @property
+    def current(self) -> int: ...
 
-    def launch_rest(self, copy_back: Callable[[], None] | None) -> Any:
-        """Launches the rest, and `copy_back` after it; returns the end, which streams wait for.
-
-        Called when the collective is queued. It may block until some of the kernels have run.
-        """
-
-    def make_stream_wait(self, end: Any) -> None:
+    def make_stream_wait(self, operation: _native.Completion) -> None:
         """Later work of the calling thread's current stream waits for it."""
 
-    def is_done(self, end: Any) -> bool: ...
+    def side_stream(self) -> AbstractContextManager[Any]:
+        """Within it the current stream is another one, which nothing else uses."""
 
-    def waiting_stream(self, end: Any) -> AbstractContextManager[Any]:
-        """Within it the current stream is a stream that waits for the end."""
+    def run_on(self, stream: int, task: Callable[[], None]) -> None:
+        """The work of `task` runs on this stream."""
+
+    def used_on(self, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        """This stream uses the tensors after the call."""
 
     def free_later(self, kept: object) -> None:
         """What was kept for a call may be freed, but not on the group's thread.
@@ -52,27 +48,13 @@ class Streams(Protocol):
         To free memory that several streams have used, torch calls CUDA.
         """
 
-
-class MessageStreams(Protocol):
-    """The streams of one group's messages on one GPU. Messages are known by number."""
-
-    @property
-    def devices(self) -> Devices: ...
-
-    def make_stream_wait(self, number: int) -> None:
-        """Later work of the calling thread's current stream waits for the message."""
-
-    def is_done(self, number: int) -> bool: ...
-
-    def side_stream(self) -> AbstractContextManager[Any]:
-        """Within it the current stream is another one, which nothing else uses."""
+    def free_old(self) -> None:
+        """Frees all but the newest of it, which the group's thread may still use."""
 
 
 class CudaStreams:
-    def __init__(self, engine: CollectiveEngine, device: torch.device) -> None:
-        self._engine = engine
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kernels = torch.cuda.ExternalStream(engine.prelaunch_stream, device)  # type: ignore[no-untyped-call]
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._kept: deque[object] = deque()
 
@@ -80,72 +62,42 @@ class CudaStreams:
     def devices(self) -> Devices:
         return [self._device]
 
-    def prelaunch(self, collective: Collective) -> Collective | None:
-        self._free_old()
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream(self._device)
-            return self._engine.prelaunch(collective, stream.cuda_stream)
+    def guard(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self._device)
 
-    def launch_rest(self, copy_back: Callable[[], None] | None) -> int:
-        with torch.cuda.stream(self._kernels):  # its device is the current one, too
-            self._engine.launch_rest()
-            try:
-                if copy_back is not None:
-                    copy_back()
-            finally:
-                end = self._engine.mark_end()
-            return end
+    @property
+    def current(self) -> int:
+        return torch.cuda.current_stream(self._device).cuda_stream
 
-    def is_done(self, end: int) -> bool:
-        return self._engine.is_done(end)
-
-    def make_stream_wait(self, end: int) -> None:
-        self._free_old()
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream(self._device)
-            self._engine.make_stream_wait(stream.cuda_stream, end)
+    def make_stream_wait(self, operation: _native.Completion) -> None:
+        self.free_old()
+        with self.guard():
+            operation.wait_on_stream(self.current)
 
     @contextmanager
-    def waiting_stream(self, end: int) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         with torch.cuda.stream(self._side):
-            self.make_stream_wait(end)
             yield
+
+    def run_on(self, stream: int, task: Callable[[], None]) -> None:
+        with torch.cuda.stream(self._external(stream)):
+            task()
+
+    def used_on(self, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        external = self._external(stream)
+        for tensor in tensors:
+            tensor.record_stream(external)
+
+    def _external(self, stream: int) -> torch.cuda.Stream:
+        return torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
 
     def free_later(self, kept: object) -> None:
         self._kept.append(kept)
 
-    def _free_old(self) -> None:
-        """All but the newest, which the group's thread may still use."""
+    def free_old(self) -> None:
         while len(self._kept) > 1:
             self._kept.popleft()
 
     def close(self) -> None:
         """The group's thread has ended."""
         self._kept.clear()
-
-    def also_used_by(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Tells torch's allocator that the kernels' stream uses the tensors after the call."""
-        for tensor in tensors:
-            tensor.record_stream(self._kernels)
-
-
-class CudaMessageStreams:
-    def __init__(self, mailbox: Mailbox, device: torch.device) -> None:
-        self._mailbox = mailbox
-        self._device = device
-        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    @property
-    def devices(self) -> Devices:
-        return [self._device]
-
-    def make_stream_wait(self, number: int) -> None:
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream(self._device)
-            self._mailbox.make_stream_wait(stream.cuda_stream, number)
-
-    def is_done(self, number: int) -> bool:
-        return self._mailbox.is_done(number)
-
-    def side_stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._side)

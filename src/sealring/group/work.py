@@ -15,7 +15,7 @@ from sealring import _native
 from sealring.engine.failures import timed_out
 from sealring.errors import GroupError, PeerSilent
 from sealring.group import profiles
-from sealring.group.completions import Completion, MessageCompletion, combined, completed
+from sealring.group.completions import Completion, combined, completed
 from sealring.group.deferred_errors import DeferredError
 from sealring.recorder.mail import MessageEntry
 
@@ -30,15 +30,13 @@ class SealedWork(dist.Work):
         self,
         result: list[torch.Tensor],
         give_up: Callable[[], None],
-        completion: Completion | None = None,
         deferred: DeferredError | None = None,
     ) -> None:
-        """With a completion, streams wait for the work, and the host only with a time limit."""
         super().__init__()
         self._process = _native.ProcessMark()
         self._result = result
         self.give_up = give_up
-        self._completion = completion
+        self._completion: Completion | None = None
         self._deferred = deferred
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -56,9 +54,9 @@ class SealedWork(dist.Work):
         together = SealedWork(
             [tensor for work in works for tensor in work._result],
             give_up,
-            combined(work._completion for work in works),
             next((work._deferred for work in works if work._deferred is not None), None),
         )
+        together._completion = combined(work._completion for work in works)
         unfinished = [len(works)]
         counting = threading.Lock()
 
@@ -75,6 +73,19 @@ class SealedWork(dist.Work):
         if not works:
             together.finish()
         return together
+
+    def complete_on_stream(self, completion: Completion) -> None:
+        """Streams wait for the work, and the host only with a time limit."""
+        self._completion = completion
+
+    @property
+    def completes_on_stream(self) -> bool:
+        return self._completion is not None
+
+    @property
+    def awaited_by_stream(self) -> bool:
+        """A stream waits for it, so the script takes the work for done."""
+        return self._completion is not None and self._completion.awaited
 
     def stand_for(self, result: list[torch.Tensor]) -> None:
         """Take the results of the calls before this one for its own; they are done first."""
@@ -100,7 +111,7 @@ class SealedWork(dist.Work):
             callback()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if self._completion is None or not self._completion.streams_wait:
+        if self._completion is None:
             return self._block(timeout)
         if timeout > timedelta(0) or self._done:
             self._block(timeout)  # raises its error
@@ -187,7 +198,7 @@ class SealedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        if self._completion is not None and self._completion.streams_wait and self._error is None:
+        if self._completion is not None and self._error is None:
             # Its error, if there will be one, is deferred: DDP's C++ would not wait for it anyway.
             done = completed(self._completion, self._result)
             if self._error is None:
@@ -220,13 +231,13 @@ class MessageWork(SealedWork):
         deferred: DeferredError,
     ) -> None:
         """`drive` moves the group's messages until this one is done."""
-        super().__init__(result, give_up, deferred=deferred)
+        super().__init__(result, give_up, deferred)
         self.entry = entry
         self._drive = drive
         self.on_success: Callable[[], None] | None = None
         """Copies the message to where the user wants it, if it could not be written there."""
         self._source = -1
-        self.ticket = 0
+        self.message: _native.Completion | None = None
         self.kept: tuple[object, ...] = ()
         """Alive until the work goes: the message's memory, its storage, the event of its stream.
 
@@ -241,15 +252,6 @@ class MessageWork(SealedWork):
 
     def _drop_group(self) -> None:
         self._group = None
-
-    def complete_on_stream(self, completion: MessageCompletion) -> None:
-        """Streams wait for the message, and the host only with a time limit."""
-        self._completion = completion
-
-    @property
-    def awaited_by_stream(self) -> bool:
-        """A stream waits for it, so the script takes the message for done."""
-        return isinstance(self._completion, MessageCompletion) and self._completion.awaited
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         # With a limit of its own it only watches: the group's thread drives the traffic.

@@ -31,20 +31,20 @@ CLOCK_SKEW: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class CertificateClaims:
     """What a certificate says of its holder. Not proof of anything."""
 
     name: WorkerName
     world: int | None
 
 
-def claims_of(certificate: x509.Certificate) -> Claims:
+def claims_of(certificate: x509.Certificate) -> CertificateClaims:
     """Read a worker's certificate; ValueError says in what it is not one."""
     try:
         extensions = certificate.extensions
     except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as problem:
         raise ValueError("its extensions cannot be read") from problem
-    return Claims(_name_in(extensions), _world_in(extensions))
+    return CertificateClaims(_name_in(extensions), _world_in(extensions))
 
 
 def make_authority(

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from sealring import _native
 from sealring.errors import BadCertificate, ConfigurationError, NoIdentity
-from sealring.identity.certificates import Claims, claims_of
+from sealring.identity.certificates import CertificateClaims, claims_of
 from sealring.identity.names import WorkerName, check_job
 from sealring.identity.private_files import read_public, read_secret_file
 from sealring.identity.secret import derive_authority, read_secret
@@ -137,7 +137,9 @@ def _from_files(environ: Mapping[str, str], job: str | None, rank: int, world: i
     return Credentials(claims.name.job, rank, certificate, authorities, key)
 
 
-def _check_claims(claims: Claims, path: Path, job: str | None, rank: int, world: int) -> None:
+def _check_claims(
+    claims: CertificateClaims, path: Path, job: str | None, rank: int, world: int
+) -> None:
     if job is not None and claims.name.job != job:
         raise BadCertificate(
             f"the certificate {path} is for job {claims.name.job}, and SEALRING_JOB is {job}"
@@ -201,7 +203,7 @@ def _private_key(path: Path) -> PrivateKey:
     return key
 
 
-def _own_claims(certificate: x509.Certificate, path: Path) -> Claims:
+def _own_claims(certificate: x509.Certificate, path: Path) -> CertificateClaims:
     try:
         return claims_of(certificate)
     except ValueError as problem:

@@ -27,7 +27,7 @@ from sealring.errors import (
     WrongRank,
     WrongWorldSize,
 )
-from sealring.identity.certificates import Claims, claims_of
+from sealring.identity.certificates import CertificateClaims, claims_of
 from sealring.identity.names import WorkerName
 
 _SEAL = object()
@@ -122,7 +122,7 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 def _signed_claims(
     certificate: x509.Certificate, authorities: Sequence[x509.Certificate], where: str
-) -> Claims:
+) -> CertificateClaims:
     if not any(is_issued_by(certificate, authority) for authority in authorities):
         raise UnknownAuthority(
             f"the peer at {where} has a certificate that this job's authority did not sign: give "

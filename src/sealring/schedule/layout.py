@@ -5,6 +5,7 @@ Whole numbers only, so that every rank computes the same from the same sizes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 CACHE_LINE_BYTES: Final = 64
@@ -32,6 +33,7 @@ def chunks(
     return [(start, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
+@lru_cache(maxsize=256)  # asked for in every call, and calls are alike
 def segment_bytes(longest_slot_bytes: int | None, record_bytes: int) -> int:
     """Plaintext per record for a collective whose longest slot has so many bytes.
 

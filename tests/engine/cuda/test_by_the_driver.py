@@ -14,7 +14,7 @@ import pytest
 
 from sealring.engine.cuda.wires import Wire
 from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
-from sealring.errors import OutOfStep, PeerSilent, TamperedRecord
+from sealring.errors import GroupClosed, OutOfStep, PeerSilent, TamperedRecord
 from sealring.limits import GPU_PAYLOAD_BYTES, HEADER_BYTES, TAG_BYTES
 from sealring.schedule import Algorithm, Operation
 from tests.engine.attacker import Flip
@@ -92,6 +92,25 @@ def test_a_forged_record_leaves_no_result() -> None:
         errors = local.run([each.collective() for each in again])
         assert_all(errors, TamperedRecord, seen_by=1, about=0)
         assert all(poisoned(each) for each in again)
+
+
+def test_one_that_is_not_run_ends_the_group() -> None:
+    """Its results and the keys on the GPU are gone: nothing may be sealed after that."""
+    with driven("prelaunched", 2) as local:
+        tensors, again = tensors_of(SUM, 2), tensors_of(SUM, 2)
+        before = tensors[1].bits()
+        engine = local.engines[0]
+        launched = engine.prelaunch(
+            replace(tensors[0].collective(), ready=0), engine.prelaunch_stream
+        )
+        assert launched is not None
+        engine.release_streams(launched)
+        assert poisoned(tensors[0])
+        assert tensors[1].bits() == before
+        errors = local.run([each.collective() for each in again], timeout_s=10)
+        for error in errors:
+            assert isinstance(error, GroupClosed)
+            assert "a collective on rank 0 was not run" in str(error)
 
 
 def test_ranks_that_disagree_and_one_that_does_not_come() -> None:

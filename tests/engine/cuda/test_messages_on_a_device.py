@@ -23,7 +23,7 @@ from sealring.errors import (
 from sealring.limits import HEADER_BYTES, TAG_BYTES
 from tests.engine import attacker
 from tests.engine.attacker import Kind, Record
-from tests.engine.local_world import LocalMail, slot
+from tests.engine.local_world import LocalMail, receive, send, slot
 from tests.engine.test_message_attacks import FILL, Letters, assert_seen_by, values
 
 RECORD_BYTES = 256
@@ -43,12 +43,20 @@ def three(request: pytest.FixtureRequest) -> Iterator[LocalMail]:
         yield mail
 
 
-def sent(box: Mailbox, peer: int, tag: int, message: np.ndarray, ready: int | None = 0) -> int:
-    return box.send(peer, tag, slot(message), 20, ready)
+def caller(ready: int | None) -> _native.CallerStream | None:
+    return None if ready is None else _native.CallerStream(ready)
 
 
-def got(box: Mailbox, peer: int, tag: int, memory: np.ndarray, ready: int | None = 0) -> int:
-    return box.receive(peer, tag, slot(memory), 20, ready)
+def sent(
+    box: Mailbox, peer: int, tag: int, message: np.ndarray, ready: int | None = 0
+) -> _native.Completion:
+    return send(box, peer, tag, slot(message), 20, caller(ready))
+
+
+def got(
+    box: Mailbox, peer: int, tag: int, memory: np.ndarray, ready: int | None = 0
+) -> _native.Completion:
+    return receive(box, peer, tag, slot(memory), 20, caller(ready))
 
 
 # ---- what arrives -------------------------------------------------------------------------------
@@ -82,15 +90,15 @@ def test_tags_match_in_any_order_beside_messages_of_the_cpu(three: LocalMail) ->
     for tag, message in enumerate(messages):
         sent(zero, 1, tag, message, on_gpu[tag])
 
-    def looks_after_them() -> None:
+    def moves_messages() -> None:
         done = 0
         while done < len(messages):
             done += len(zero.finished())
 
-    carer = three.pool.submit(looks_after_them)
+    mover = three.pool.submit(moves_messages)
     for tag in (4, 1, 0, 3, 2):
         one.wait(got(one, 0, tag, memories[tag], on_gpu[tag]))
-    carer.result()
+    mover.result()
     for message, memory in zip(messages, memories, strict=True):
         assert (memory == message).all()
 
@@ -301,11 +309,11 @@ def test_a_device_that_fails_ends_the_group_everywhere(broken: int) -> None:
             zero.wait(sent(zero, 1, 1, message))
             zero.wait(got(zero, 1, 2, answer))
 
-        sender = mail.pool.submit(sends)
+        failing = mail.pool.submit(sends)
         with pytest.raises(GroupClosed, match=f"the GPU of rank {broken} failed: it was told to"):
             one.wait(got(one, 0, 1, memory))
         with pytest.raises(GroupClosed, match=f"the GPU of rank {broken} failed: it was told to"):
-            sender.result()
+            failing.result()
 
 
 @pytest.mark.parametrize("hangs", [0, 1])
@@ -319,13 +327,13 @@ def test_a_device_that_hangs_is_named(hangs: int) -> None:
         answer = np.zeros(1, np.uint8)
 
         def sends() -> None:
-            zero.wait(zero.send(1, 0, slot(message), patience[0], 0))
+            zero.wait(send(zero, 1, 0, slot(message), patience[0], caller(0)))
             zero.wait(got(zero, 1, 2, answer))
 
         sender = mail.pool.submit(sends)
         said = rf"the GPU of rank {hangs} did not do its part of a message for 0\.5 s"
         with pytest.raises(PeerSilent, match=said):
-            one.wait(one.receive(0, 0, slot(memory), patience[1], 0))
+            one.wait(receive(one, 0, 0, slot(memory), patience[1], caller(0)))
         with pytest.raises(PeerSilent, match=said):
             sender.result()
 
@@ -337,8 +345,8 @@ def test_closing_leaves_nothing_on_the_device() -> None:
         message, memory = values(600, 1), np.full(600, FILL, np.uint8)
         sent(zero, 1, 0, message)
         waiter = mail.pool.submit(lambda: one.wait(got(one, 0, 0, memory)))
-        carer = mail.pool.submit(zero.finished)
-        assert len(carer.result()) == 1
+        mover = mail.pool.submit(zero.finished)
+        assert len(mover.result()) == 1
         one.close()
         with pytest.raises(GroupClosed):
             waiter.result()

@@ -15,7 +15,7 @@ from sealring.errors import Unsupported
 
 _AT_START: Final = (DType.FLOAT32, ReduceKind.SUM)
 _MEMORY_MIB: Final = 16
-_ON_RECORDS: Final = frozenset({"seal", "open", "open_reduce", "serve", "carry"})
+_ON_RECORDS: Final = frozenset({"seal", "open", "open_reduce", "run_one_batch", "run_all_batches"})
 _OF_A_REDUCTION: Final = ("open_reduce", "reduce", "average", "premultiply")
 
 
@@ -35,15 +35,15 @@ class Attachment:
 
     def __init__(
         self,
-        owner: _native.Engine | _native.Mailbox,
+        owner: _native.Endpoint,
         ordinal: int,
         kernels: Kernels | None = None,
         *,
-        command_kernel: Literal["serve", "carry"] | None = None,
+        command_kernel: Literal["run_one_batch", "run_all_batches"] | None = None,
     ) -> None:
         """With `command_kernel` the GPU reads commands from memory, if it may: streams can wait.
 
-        `serve` runs a batch of a collective's commands, `carry` all batches of messages.
+        `run_one_batch` is for collectives, `run_all_batches` for messages.
         """
         self.ordinal = ordinal
         self._reads_commands = command_kernel is not None and can_read_commands()
@@ -53,7 +53,7 @@ class Attachment:
         seal, open_ = self._load(None, ("seal", "open"))
         handle = 0
         if command_kernel and self._reads_commands:
-            (handle,) = self._load(None, (command_kernel,), serves=True)
+            (handle,) = self._load(None, (command_kernel,), runs_commands=True)
         try:
             owner.attach_cuda(ordinal, seal, open_, handle)
         except RuntimeError as problem:
@@ -64,9 +64,9 @@ class Attachment:
             ) from problem
 
     def _load(
-        self, reduction: Reduction | None, names: tuple[str, ...], *, serves: bool = False
+        self, reduction: Reduction | None, names: tuple[str, ...], *, runs_commands: bool = False
     ) -> list[int]:
-        defined = definitions(reduction, serves=serves)
+        defined = definitions(reduction, runs_commands=runs_commands)
         code = compiler.code_for(self.ordinal, defined, self._text.text())
         suffixed = [name + self._text.suffix if name in _ON_RECORDS else name for name in names]
         kernels = [Kernel(code, name) for name in suffixed]
@@ -86,7 +86,9 @@ class Gpu(Attachment):
         prelaunch: bool = False,
     ) -> None:
         """`prelaunch`: kernels may be launched before the collective is run."""
-        super().__init__(engine, ordinal, kernels, command_kernel="serve" if prelaunch else None)
+        super().__init__(
+            engine, ordinal, kernels, command_kernel="run_one_batch" if prelaunch else None
+        )
         self._engine = engine
         self._reductions: set[Reduction] = set()
         # What cannot be built is to show now, not at the first gradient.
@@ -101,6 +103,10 @@ class Gpu(Attachment):
         if self.has(dtype, kind):
             return
         kernels = self._load(reduction, _OF_A_REDUCTION)
-        (serve,) = self._load(reduction, ("serve",), serves=True) if self._reads_commands else (0,)
-        self._engine.add_reduction(dtype, kind, [*kernels, serve])
+        batches = (
+            self._load(reduction, ("run_one_batch",), runs_commands=True)
+            if self._reads_commands
+            else [0]
+        )
+        self._engine.add_reduction(dtype, kind, kernels + batches)
         self._reductions.add(reduction)

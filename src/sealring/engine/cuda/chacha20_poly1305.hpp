@@ -49,9 +49,7 @@ SEALRING_EVERYWHERE u32 add(u32 a, u32 b, u32) { return a + b; }
 SEALRING_EVERYWHERE u32 rotate(u32 x, int n) { return x << n | x >> (32 - n); }
 SEALRING_EVERYWHERE u32 rotate16(u32 x) { return rotate(x, 16); }
 SEALRING_EVERYWHERE u32 rotate8(u32 x) { return rotate(x, 8); }
-SEALRING_EVERYWHERE u32 join_right(u32 low, u32 high, int n) {
-  return low >> n | high << (32 - n);
-}
+SEALRING_EVERYWHERE u32 join_right(u32 low, u32 high, int n) { return low >> n | high << (32 - n); }
 #endif
 
 SEALRING_EVERYWHERE void quarter_round(u32& a, u32& b, u32& c, u32& d, u32 one) {
@@ -151,10 +149,14 @@ SEALRING_EVERYWHERE void add_product(Columns& sum, const Number& h, const Factor
   const u32(&a)[5] = h.limb;
   const u32(&b)[5] = r.limb;
   sum.at[0] += (u64)a[0] * b[0] + (u64)a[1] * s4 + (u64)a[2] * s3 + (u64)a[3] * s2 + (u64)a[4] * s1;
-  sum.at[1] += (u64)a[0] * b[1] + (u64)a[1] * b[0] + (u64)a[2] * s4 + (u64)a[3] * s3 + (u64)a[4] * s2;
-  sum.at[2] += (u64)a[0] * b[2] + (u64)a[1] * b[1] + (u64)a[2] * b[0] + (u64)a[3] * s4 + (u64)a[4] * s3;
-  sum.at[3] += (u64)a[0] * b[3] + (u64)a[1] * b[2] + (u64)a[2] * b[1] + (u64)a[3] * b[0] + (u64)a[4] * s4;
-  sum.at[4] += (u64)a[0] * b[4] + (u64)a[1] * b[3] + (u64)a[2] * b[2] + (u64)a[3] * b[1] + (u64)a[4] * b[0];
+  sum.at[1] +=
+      (u64)a[0] * b[1] + (u64)a[1] * b[0] + (u64)a[2] * s4 + (u64)a[3] * s3 + (u64)a[4] * s2;
+  sum.at[2] +=
+      (u64)a[0] * b[2] + (u64)a[1] * b[1] + (u64)a[2] * b[0] + (u64)a[3] * s4 + (u64)a[4] * s3;
+  sum.at[3] +=
+      (u64)a[0] * b[3] + (u64)a[1] * b[2] + (u64)a[2] * b[1] + (u64)a[3] * b[0] + (u64)a[4] * s4;
+  sum.at[4] +=
+      (u64)a[0] * b[4] + (u64)a[1] * b[3] + (u64)a[2] * b[2] + (u64)a[3] * b[1] + (u64)a[4] * b[0];
 }
 
 SEALRING_EVERYWHERE Number carried(Columns sum) {
@@ -270,7 +272,8 @@ template <class Power>
 SEALRING_EVERYWHERE void add_block(Columns& sum, const u32 (&w)[16], Power power) {
   SEALRING_UNROLL
   for (int i = 0; i < 4; ++i) {
-    add_product(sum, number_of(w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3], 1), power(3 - i));
+    add_product(sum, number_of(w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3], 1),
+                power(3 - i));
   }
 }
 
@@ -293,10 +296,10 @@ struct Tag {
 // The last step: the lengths, the reduction modulo 2^130 - 5, the pad.
 SEALRING_EVERYWHERE Tag tag_of(const Number& absorbed_all, const OneTimeKey& key, u64 associated,
                                u64 bytes) {
-  Number h = absorbed(absorbed_all,
-                      number_of((u32)associated, (u32)(associated >> 32), (u32)bytes,
-                                (u32)(bytes >> 32), 1),
-                      key.r);
+  Number h = absorbed(
+      absorbed_all,
+      number_of((u32)associated, (u32)(associated >> 32), (u32)bytes, (u32)(bytes >> 32), 1),
+      key.r);
   u32 carry = 0;
   // Twice: the first round can leave a carry out of the top, which comes back at the bottom.
   for (int round = 0; round < 2; ++round) {

@@ -1,4 +1,4 @@
-// Commands that kernels read from host memory, in batches (native/device/cuda/command_queue.hpp).
+// Commands that kernels read from host memory, in batches (native/device/cuda/command_batches.hpp).
 //
 // A batch's commands run together, each by so many thread blocks. A prelaunched kernel runs one batch
 // (prelaunched_kernel.hpp), the persistent kernel one after the other (persistent_kernel.hpp).
@@ -25,7 +25,7 @@ enum Action : u32 {
 struct Command {
   Launch launch;
   const u8* wire;  // where the records to open lie; they are copied to launch.in.records first
-  u64 argument;    // a byte to fill with, a world to divide by, the bits of a factor
+  u64 argument;  // a byte to fill with, a world to divide by, the bits of a factor
 };
 
 constexpr u32 kCommands = 8;
@@ -41,8 +41,8 @@ struct Batch {
 struct BatchArgument {
   const Batch* batch;
   u32* arrived;  // blocks of threads that are done; between batches 0
-  u32* done;     // in host memory: the last batch that is
-  u32 number;    // of its batch, or of its first
+  u32* done;  // in host memory: the last batch that is
+  u32 number;  // of its batch, or of its first
   u32 blocks;  // of threads, for each command
 };
 static_assert(sizeof(Command) == 256 && sizeof(Batch) == 64 + kCommands * 256);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void fetch_record(const Command& command, const Recor
 
 template <class Records>
 __device__ __forceinline__ void run_command(const Command& command, u32 index, u32 blocks,
-                                     Shared& shared) {
+                                            Shared& shared) {
   const Launch& launch = command.launch;
   switch (launch.action) {
     case kSeal:

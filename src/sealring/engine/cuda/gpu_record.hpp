@@ -25,7 +25,7 @@ struct Wire {
 struct Launch {
   Wire in, out;
   const u8* local;  // sealed, or reduced with what comes in
-  u8* result;       // where the plaintext goes, if anywhere
+  u8* result;  // where the plaintext goes, if anywhere
   u64 bytes;
   u64* failed;  // gets the number of a record that is not authentic
   u32 context[8];
@@ -45,7 +45,7 @@ struct Side {
   // Each by itself in 16 bytes or more, so that no wide load reaches into a neighbour.
   alignas(16) u32 key[8];
   alignas(16) u32 associated_words[kAssociatedBytes / 4];  // the header and the group's context
-  alignas(16) Number associated;                           // their hash
+  alignas(16) Number associated;  // their hash
   alignas(16) u32 header_tag[4];
   alignas(16) u32 tail[16];  // ciphertext past the last whole block, padded with zeros
 };
@@ -63,10 +63,10 @@ struct RecordPart {
   u64 record;
   u64 start;  // of the payload in the tensor
   u32 bytes;
-  int blocks;       // whole 64-byte blocks
-  u32 tail;         // bytes after the last
+  int blocks;  // whole 64-byte blocks
+  u32 tail;  // bytes after the last
   int first_place;  // of this part; negative where places in front of the first block are empty
-  int first_turn;   // the first one that has blocks
+  int first_turn;  // the first one that has blocks
   int turns;
   u32 part, parts;
 };
@@ -90,7 +90,8 @@ __device__ __forceinline__ RecordPart part_at(const Launch& launch, u32 index) {
   return at;
 }
 
-__device__ __forceinline__ u8* record_at(const Launch& launch, const Wire& wire, const RecordPart& at) {
+__device__ __forceinline__ u8* record_at(const Launch& launch, const Wire& wire,
+                                         const RecordPart& at) {
   return wire.records + at.record * ((u64)launch.record_bytes + kOverhead);
 }
 
@@ -106,11 +107,16 @@ __device__ __forceinline__ Nonce nonce_of(const Wire& wire, const RecordPart& at
 __device__ __forceinline__ u32 header_word(const Wire& wire, const RecordPart& at, u32 i) {
   const u64 count = count_of(wire, at);
   switch (i) {
-    case 1: return at.bytes;
-    case 2: return (u32)count;
-    case 3: return (u32)(count >> 32);
-    case 12: return wire.header[12] + (u32)at.record;
-    default: return wire.header[i];
+    case 1:
+      return at.bytes;
+    case 2:
+      return (u32)count;
+    case 3:
+      return (u32)(count >> 32);
+    case 12:
+      return wire.header[12] + (u32)at.record;
+    default:
+      return wire.header[i];
   }
 }
 
@@ -118,16 +124,20 @@ __device__ __forceinline__ u32 header_word(const Wire& wire, const RecordPart& a
 __device__ __noinline__ void slow_keystream(const u32* key, u32 counter, u32 n0, u32 n1, u32 n2,
                                             u32 one, u32* out) {
   u32 x[16];
-  keystream<1>([&](u32(&words)[8]) {
-    for (int i = 0; i < 8; ++i) words[i] = key[i];
-  }, counter, {{n0, n1, n2}}, one, x);
+  keystream<1>(
+      [&](u32(&words)[8]) {
+        for (int i = 0; i < 8; ++i) words[i] = key[i];
+      },
+      counter, {{n0, n1, n2}}, one, x);
   for (int i = 0; i < 16; ++i) out[i] = x[i];
 }
 
 __device__ __noinline__ OneTimeKey slow_one_time_key(const u32* key, const Nonce& nonce, u32 one) {
-  return one_time_key([&](u32(&words)[8]) {
-    for (int i = 0; i < 8; ++i) words[i] = key[i];
-  }, nonce, one);
+  return one_time_key(
+      [&](u32(&words)[8]) {
+        for (int i = 0; i < 8; ++i) words[i] = key[i];
+      },
+      nonce, one);
 }
 
 __device__ __noinline__ Number hash_associated(const Side& side, const Factor& r) {
@@ -136,8 +146,8 @@ __device__ __noinline__ Number hash_associated(const Side& side, const Factor& r
 }
 
 // By one warp of every part.
-__device__ __noinline__ void prepare_powers(const Launch& launch, const Wire& wire, const RecordPart& at,
-                                            Side& side) {
+__device__ __noinline__ void prepare_powers(const Launch& launch, const Wire& wire,
+                                            const RecordPart& at, Side& side) {
   if (threadIdx.x % kLanes == 0) {
     side.one_time = slow_one_time_key(side.key, nonce_of(wire, at, 0), launch.one);
     // What a short record does not need is not made.
@@ -158,8 +168,8 @@ __device__ __noinline__ void prepare_associated(const Launch& launch, const Wire
 }
 
 // By one thread of part 0: the tag of the header we expect or send.
-__device__ __noinline__ void prepare_header(const Launch& launch, const Wire& wire, const RecordPart& at,
-                                            Side& side) {
+__device__ __noinline__ void prepare_header(const Launch& launch, const Wire& wire,
+                                            const RecordPart& at, Side& side) {
   const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, kHeaderLane), launch.one);
   const Tag tag = tag_of(hash_associated(side, key.r), key, kAssociatedBytes, 0);
   for (int i = 0; i < 4; ++i) side.header_tag[i] = tag.word[i];
@@ -187,8 +197,8 @@ __device__ __noinline__ void open_tail(const Launch& launch, const RecordPart& a
   Side& side = shared.side[0];
   const Nonce nonce = nonce_of(launch.in, at, 0);
   load_tail(record + kPayloadAt + (u64)at.blocks * 64, at.tail, side.tail);
-  slow_keystream(side.key, at.blocks + 1, nonce.word[0], nonce.word[1], nonce.word[2],
-                 launch.one, shared.plain_tail);
+  slow_keystream(side.key, at.blocks + 1, nonce.word[0], nonce.word[1], nonce.word[2], launch.one,
+                 shared.plain_tail);
   for (int i = 0; i < 16; ++i) shared.plain_tail[i] ^= side.tail[i];
 }
 
@@ -220,7 +230,8 @@ __device__ __noinline__ Tag finish_tag(const Launch& launch, const RecordPart& a
     h = shared.part_sum;
 #pragma unroll 1
     for (u32 part = 1; part < at.parts; ++part) {
-      h = joined(h, side.powers.doubling[next_part(launch.log_turns)], remote(shared.part_sum, part));
+      h = joined(h, side.powers.doubling[next_part(launch.log_turns)],
+                 remote(shared.part_sum, part));
     }
   }
   h = absorb_padded(h, side.one_time.r, at.tail, [&](u32 i) { return side.tail[i]; });
@@ -234,8 +245,8 @@ struct Partial {
 };
 
 // Adds the block of this turn, which may be missing; `cipher` are its words.
-__device__ __forceinline__ void absorb_block(Partial& partial, const RecordPart& at, int turn, int block,
-                                             const u32 (&cipher)[16], const Side& side) {
+__device__ __forceinline__ void absorb_block(Partial& partial, const RecordPart& at, int turn,
+                                             int block, const u32 (&cipher)[16], const Side& side) {
   const int to_come = (at.turns - 1 - turn) % kGroup;  // turns of this group
   const Factor(&weight)[4] = side.powers.weight[to_come];
   if (block >= 0) {
@@ -253,15 +264,17 @@ __device__ __forceinline__ void absorb_block(Partial& partial, const RecordPart&
 
 __device__ __forceinline__ void block_keystream(const Side& side, int block, const Nonce& nonce,
                                                 u32 one, u32 (&x)[16]) {
-  keystream<SEALRING_ROUNDS>([&](u32(&words)[8]) {
-    fetch4(side.key, words);
-    fetch4(side.key + 4, words + 4);
-  }, (u32)block + 1, nonce, one, x);
+  keystream<SEALRING_ROUNDS>(
+      [&](u32(&words)[8]) {
+        fetch4(side.key, words);
+        fetch4(side.key + 4, words + 4);
+      },
+      (u32)block + 1, nonce, one, x);
 }
 
 // Checks the record; true if all of it is authentic. Called by all threads of all parts.
-__device__ __forceinline__ bool authentic(const Launch& launch, const RecordPart& at, const u8* record,
-                                          Shared& shared) {
+__device__ __forceinline__ bool authentic(const Launch& launch, const RecordPart& at,
+                                          const u8* record, Shared& shared) {
   const Side& side = shared.side[0];
   Partial partial;
 #pragma unroll 1

@@ -6,8 +6,8 @@
 // this worker can write; what comes from elsewhere is copied there first.
 //
 // The host compiles this once with SEALRING_REDUCES 0 for `seal` and `open`, and once per element
-// type and reduction for those that compute. The same again with SEALRING_SERVES 1 for `serve` and
-// `carry`, which do all of it (prelaunched_kernel.hpp, persistent_kernel.hpp).
+// type and reduction for those that compute. The same again with SEALRING_RUNS_COMMANDS 1 for `run_one_batch` and
+// `run_all_batches`, which do all of it (prelaunched_kernel.hpp, persistent_kernel.hpp).
 
 // What was found best on an H200 (docs/performance.md): double rounds written out at a time, and how
 // many blocks of threads a multiprocessor must have room for, which bounds their registers.
@@ -53,7 +53,8 @@ __device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& sha
       const int block = at.first_place + turn * kThreads + (int)t;
       const u64 offset = (u64)block * 64;
       u32 plain[16] = {}, x[16];
-      if (block >= 0) load(opens ? in + kPayloadAt + offset : local + offset, opens || local_aligned, plain);
+      if (block >= 0)
+        load(opens ? in + kPayloadAt + offset : local + offset, opens || local_aligned, plain);
       if constexpr (opens) {
         block_keystream(shared.side[0], block, nonce_in, launch.one, x);
 #pragma unroll
@@ -104,7 +105,8 @@ __device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& sha
       if (t == 0) store_tag(out + kPayloadAt + at.bytes, finish_tag(launch, at, side, shared));
       if (t >= kLanes && t < kLanes + kPayloadAt / 4) {
         const u32 i = t - kLanes;
-        reinterpret_cast<u32*>(out)[i] = i < 16 ? side.associated_words[i] : side.header_tag[i - 16];
+        reinterpret_cast<u32*>(out)[i] =
+            i < 16 ? side.associated_words[i] : side.header_tag[i - 16];
       }
     }
   }
@@ -114,7 +116,7 @@ __device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& sha
 
 }  // namespace
 
-#if SEALRING_SERVES
+#if SEALRING_RUNS_COMMANDS
 
 // ---- All of it, when the host asks for it ------------------------------------------------------
 
@@ -138,13 +140,13 @@ struct Sealing {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
-    serve(const __grid_constant__ BatchArgument argument) {
+    run_one_batch(const __grid_constant__ BatchArgument argument) {
   run_batch<Sealing>(argument);
 }
 
 #if !SEALRING_REDUCES
 extern "C" __global__ void __launch_bounds__(kThreads, SEALRING_BLOCKS)
-    carry(const __grid_constant__ BatchArgument argument) {
+    run_all_batches(const __grid_constant__ BatchArgument argument) {
   run_batches_until_stopped<Sealing>(argument);
 }
 #endif

@@ -247,19 +247,19 @@ class RecordKernels:
 
 
 def definitions(
-    reduction: Reduction | None, *, serves: bool = False
+    reduction: Reduction | None, *, runs_commands: bool = False
 ) -> tuple[tuple[str, int], ...]:
     """What kernels.cu is compiled with, for one element type and reduction or for none.
 
-    `serves`: for `serve` alone.
+    `runs_commands`: for the kernels that read commands (commands.hpp).
     """
-    serving = ("SERVES", int(serves))
+    command_kernels = ("RUNS_COMMANDS", int(runs_commands))
     if reduction is None:
-        return (("REDUCES", 0), serving)
+        return (("REDUCES", 0), command_kernels)
     dtype, kind = reduction
     if not supported(dtype, kind):
         raise Unsupported(f"{kind.name} of {dtype.name} is not defined")
-    return (("REDUCES", 1), ("DTYPE", dtype), ("KIND", kind), serving)
+    return (("REDUCES", 1), ("DTYPE", dtype), ("KIND", kind), command_kernels)
 
 
 def _packed(side: Side | None) -> bytes:

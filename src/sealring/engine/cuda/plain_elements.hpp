@@ -17,18 +17,16 @@ __device__ __forceinline__ void each(u64 count, u32 index, u32 blocks, Function 
 __device__ __forceinline__ void copy_bytes(u8* to, const u8* from, u64 bytes, u32 index,
                                            u32 blocks) {
   const u64 wide = is_aligned(to) && is_aligned(from) ? bytes / 16 : 0;
-  each(wide, index, blocks, [&](u64 i) {
-    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-  });
+  each(wide, index, blocks,
+       [&](u64 i) { reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i]; });
   each(bytes - wide * 16, index, blocks, [&](u64 i) { to[wide * 16 + i] = from[wide * 16 + i]; });
 }
 
 __device__ __forceinline__ void fill_bytes(u8* to, u8 with, u64 bytes, u32 index, u32 blocks) {
   const u32 word = with * 0x01010101u;
   const u64 wide = is_aligned(to) ? bytes / 16 : 0;
-  each(wide, index, blocks, [&](u64 i) {
-    reinterpret_cast<uint4*>(to)[i] = make_uint4(word, word, word, word);
-  });
+  each(wide, index, blocks,
+       [&](u64 i) { reinterpret_cast<uint4*>(to)[i] = make_uint4(word, word, word, word); });
   each(bytes - wide * 16, index, blocks, [&](u64 i) { to[wide * 16 + i] = with; });
 }
 

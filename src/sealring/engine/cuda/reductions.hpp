@@ -30,21 +30,66 @@ struct Complex {
 
 template <int dtype>
 struct ElementOf;
-template <> struct ElementOf<1> { using Type = Half; };
-template <> struct ElementOf<2> { using Type = Brain; };
-template <> struct ElementOf<3> { using Type = float; };
-template <> struct ElementOf<4> { using Type = double; };
-template <> struct ElementOf<5> { using Type = signed char; };
-template <> struct ElementOf<6> { using Type = short; };
-template <> struct ElementOf<7> { using Type = int; };
-template <> struct ElementOf<8> { using Type = long long; };
-template <> struct ElementOf<9> { using Type = unsigned char; };
-template <> struct ElementOf<10> { using Type = unsigned short; };
-template <> struct ElementOf<11> { using Type = u32; };
-template <> struct ElementOf<12> { using Type = u64; };
-template <> struct ElementOf<13> { using Type = Boolean; };
-template <> struct ElementOf<14> { using Type = Complex<float>; };
-template <> struct ElementOf<15> { using Type = Complex<double>; };
+template <>
+struct ElementOf<1> {
+  using Type = Half;
+};
+template <>
+struct ElementOf<2> {
+  using Type = Brain;
+};
+template <>
+struct ElementOf<3> {
+  using Type = float;
+};
+template <>
+struct ElementOf<4> {
+  using Type = double;
+};
+template <>
+struct ElementOf<5> {
+  using Type = signed char;
+};
+template <>
+struct ElementOf<6> {
+  using Type = short;
+};
+template <>
+struct ElementOf<7> {
+  using Type = int;
+};
+template <>
+struct ElementOf<8> {
+  using Type = long long;
+};
+template <>
+struct ElementOf<9> {
+  using Type = unsigned char;
+};
+template <>
+struct ElementOf<10> {
+  using Type = unsigned short;
+};
+template <>
+struct ElementOf<11> {
+  using Type = u32;
+};
+template <>
+struct ElementOf<12> {
+  using Type = u64;
+};
+template <>
+struct ElementOf<13> {
+  using Type = Boolean;
+};
+template <>
+struct ElementOf<14> {
+  using Type = Complex<float>;
+};
+template <>
+struct ElementOf<15> {
+  using Type = Complex<double>;
+};
 using Element = typename ElementOf<SEALRING_DTYPE>::Type;
 
 // The bits tell -0 from +0, which a comparison does not.

@@ -1,4 +1,5 @@
-#include "bindings/device.hpp"
+// The kernels of reductions, and the wires between GPUs.
+#include "bindings/endpoint.hpp"
 
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -25,65 +26,14 @@ CudaDevice& cuda_device(Engine& engine) {
   return *cuda;
 }
 
-const cuda::Driver& driver_or_default(const cuda::Driver* driver) {
-  return driver != nullptr ? *driver : cuda::driver();
-}
-
-template <typename Owner>
-void bind_attach(nb::class_<Owner>& owner) {
-  owner.def(
-      "attach", [](Owner& self, DetachedDevice& device) { self.attach(std::move(device.device)); },
-      "device"_a, nb::call_guard<nb::gil_scoped_release>());
-}
-
 }  // namespace
 
-void bind_device_of(nb::class_<Mailbox>& mailbox) {
-  bind_attach(mailbox);
-  mailbox
-      .def(
-          "release_gpu",
-          [](Mailbox& self, double patience_s) {
-            return self.release_device(std::chrono::duration<double>(patience_s));
-          },
-          "patience_s"_a, nb::call_guard<nb::gil_scoped_release>())
-      // With a kernel `carry`, streams can wait for messages.
-      .def(
-          "attach_cuda",
-          [](Mailbox& self, int ordinal, uint64_t seal, uint64_t open, uint64_t carry,
-             const cuda::Driver* driver) {
-            auto device = std::make_unique<CudaDevice>(driver_or_default(driver), ordinal,
-                                                       self.world(), seal, open);
-            if (carry != 0) device->enable_persistent_kernel(carry);
-            self.attach(std::move(device));
-          },
-          "ordinal"_a, "seal"_a, "open"_a, "carry"_a = 0, "driver"_a.none() = nb::none(),
-          nb::call_guard<nb::gil_scoped_release>())
-      .def("make_stream_wait", &Mailbox::make_stream_wait, "stream"_a, "number"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("is_done", &Mailbox::is_done, "number"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("persistent_kernel_runs", &Mailbox::persistent_kernel_runs);
-}
-
-void bind_device_of(nb::class_<Engine>& engine) {
-  bind_attach(engine);
-  engine.def("release_gpu", &Engine::release_device, nb::call_guard<nb::gil_scoped_release>());
-  // With a kernel `serve`, collectives can be prepared.
-  engine.def(
-      "attach_cuda",
-      [](Engine& self, int ordinal, uint64_t seal, uint64_t open, uint64_t serve,
-         const cuda::Driver* driver) {
-        auto device = std::make_unique<CudaDevice>(driver_or_default(driver), ordinal, self.world(),
-                                                   seal, open);
-        if (serve != 0) device->enable_prelaunch(serve);
-        self.attach(std::move(device));
-      },
-      "ordinal"_a, "seal"_a, "open"_a, "serve"_a = 0, "driver"_a.none() = nb::none(),
-      nb::call_guard<nb::gil_scoped_release>());
+void bind_wires_of(nb::class_<Engine, Endpoint>& engine) {
   engine.def(
       "add_reduction",
       [](Engine& self, DType dtype, ReduceKind kind, const std::array<uint64_t, 5>& functions) {
-        cuda_device(self).add_reduction(dtype, kind,
-                            {functions[0], functions[1], functions[2], functions[3], functions[4]});
+        cuda_device(self).add_reduction(
+            dtype, kind, {functions[0], functions[1], functions[2], functions[3], functions[4]});
       },
       "dtype"_a, "kind"_a, "functions"_a, nb::call_guard<nb::gil_scoped_release>());
   engine
@@ -146,25 +96,10 @@ void bind_device_of(nb::class_<Engine>& engine) {
       .def("use_wires", &Engine::use_wires, nb::call_guard<nb::gil_scoped_release>())
       .def("drop_wires", &Engine::drop_wires, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("wired", &Engine::wired)
-      .def_prop_ro("channelled", &Engine::channelled)
-      // The stream in which prepared collectives are done; 0 where none can be.
-      .def_prop_ro("prelaunch_stream",
-                   [](Engine& self) -> uint64_t {
-                     auto* const cuda = dynamic_cast<CudaDevice*>(self.device());
-                     return cuda == nullptr ? 0 : cuda->prelaunch_stream();
-                   })
-      .def("mark_end", [](Engine& self) { return cuda_device(self).mark_end(); },
-           nb::call_guard<nb::gil_scoped_release>())
-      .def("is_done", [](Engine& self, uint32_t over) { return cuda_device(self).is_done(over); },
-           "over"_a)
-      .def("make_stream_wait",
-           [](Engine& self, uint64_t stream, uint32_t over) { cuda_device(self).make_stream_wait(stream, over); },
-           "stream"_a, "over"_a, nb::call_guard<nb::gil_scoped_release>());
+      .def_prop_ro("channelled", &Engine::channelled);
 }
 
-void bind_devices(nb::module_& m) {
-  nb::class_<DetachedDevice>(m, "Device", "A device that belongs to no engine or mailbox yet.");
-  nb::class_<cuda::Driver>(m, "CudaDriver", "The table of CUDA driver functions that a GPU is driven with.");
+void bind_wires(nb::module_& m) {
   m.def(
       "wire_area_bytes",
       [](uint32_t slots, size_t payload) { return Wires::area_bytes(slots, payload); }, "slots"_a,

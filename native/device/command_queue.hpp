@@ -1,0 +1,65 @@
+// Operations of a device that streams wait for: collectives and messages.
+//
+// While a stream waits, a thread that calls CUDA may block until that stream goes on
+// (docs/performance.md). So a thread that runs an operation for waiting streams calls CUDA no more: it
+// writes commands to memory, and kernels that were launched before read them. There are two strategies:
+// a kernel per batch of commands, launched ahead, for collectives, and one kernel that reads batch after
+// batch, for messages (device/cuda/command_batches.hpp).
+//
+// An operation gets a number when it is submitted. The caller's stream writes it when it reaches the
+// call: from then on the operation's memory may be used. Streams wait for it until the operation is done.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace sealring {
+
+// What a device was given ahead for an operation.
+struct Submitted {
+  uint32_t number = 0;  // streams wait for it; 0 where they cannot
+  // Of prelaunched kernels: the first one, how many there are, and how many more for a failure's commands.
+  uint64_t first = 0;
+  uint32_t commands = 0;
+  uint32_t spare = 0;
+  uint8_t* scratch = nullptr;
+};
+
+class CommandQueue {
+ public:
+  virtual ~CommandQueue() = default;
+  // Operations that may be under way at once.
+  static constexpr uint32_t kNumbers = 4096;
+
+  // ---- for threads that submit operations, and for those that wait. CUDA may block them.
+  // The next operation's number, never 0; 0 when too many are under way.
+  virtual uint32_t take_number() = 0;
+  // Has the stream write the number when it reaches this point.
+  virtual void mark_reached(uint64_t stream, uint32_t number) const = 0;
+  // Later work in the stream waits until the operation is done.
+  virtual void wait_on_stream(uint64_t stream, uint32_t number) const = 0;
+  virtual bool done(uint32_t number) const = 0;
+  // The persistent kernel: launches it, when nothing is under way; from then on commands may be added.
+  virtual void launch() const {}
+  virtual void mark_running() {}
+  // Prelaunched kernels: launches the remaining ones of the last operation, and marks its end.
+  virtual void launch_rest() {}
+  virtual void mark_end(uint32_t /*number*/) {}
+
+  // ---- for the thread that runs operations
+  // Whether kernels read commands now.
+  virtual bool running() const = 0;
+  // Whether streams may still wait for kernels of this queue.
+  virtual bool busy() const = 0;
+  // Whether the caller's stream has reached the operation.
+  virtual bool reached(uint32_t number) const = 0;
+  virtual void release_waiters(uint32_t number) = 0;
+  // Releases the streams that wait for an operation which failed, or was never run. Its results are
+  // first overwritten with ones, which are NaN in every float type.
+  virtual void fail(const Submitted& operation,
+                    std::span<const std::span<uint8_t>> results) noexcept = 0;
+  // Ends the persistent kernel; does not wait for its end.
+  virtual void stop(bool /*wipe_keys*/) {}
+};
+
+}  // namespace sealring

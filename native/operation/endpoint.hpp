@@ -1,0 +1,133 @@
+// One rank's end of a group's links: what collectives (collective/engine.hpp) and messages
+// (mailbox/mailbox.hpp) have in common. Each has links, keys and a device of its own, so that neither
+// waits for the other.
+//
+// In a forked child every call throws ForkedProcess, but for those that end the group: these do nothing,
+// since the group and its connections are the parent's.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "device/device.hpp"
+#include "keys/secret_memory.hpp"
+#include "operation/completion.hpp"
+#include "record/first_failure.hpp"
+#include "record/lease.hpp"
+#include "transport/buffers.hpp"
+#include "transport/farewell.hpp"
+#include "transport/link.hpp"
+#include "transport/mapped_file.hpp"
+
+namespace sealring {
+
+class Endpoint {
+ public:
+  Endpoint(int rank, int world, const Context& context, size_t record_bytes,
+           size_t gpu_record_bytes, uint64_t rekey_bytes,
+           std::shared_ptr<FirstFailure> first_failure, Names names);
+  virtual ~Endpoint() = default;
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // With the peer's group key its published records can be opened.
+  void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
+                const KeyBytes& receive_key, const KeyBytes* peer_group_key = nullptr);
+  // Ends the group when the lease has ended. Before the first operation.
+  void use_lease(std::shared_ptr<const Lease> lease) { lease_ = std::move(lease); }
+  // What seals, opens and reduces the tensors that are not in the CPU's memory.
+  virtual void attach(std::unique_ptr<Device> device);
+  Device* device() const { return device_.get(); }
+  int world() const { return static_cast<int>(links_.size()); }
+  const ProcessMark& process() const { return process_; }
+
+  // Ends the group in order: says goodbye to every peer and wipes the keys.
+  virtual void close() = 0;
+  // Ends the group with a failure that was seen elsewhere, and tells the other ranks.
+  virtual void fail(const Failure& failure) = 0;
+  // Gives back what an ended group has of the device. False where that cannot be yet. This may take as
+  // long as the device is at work.
+  virtual bool release_device(std::chrono::duration<double> patience = std::chrono::hours(1)) = 0;
+
+ protected:
+  friend class Completion;
+  using Lock = std::unique_lock<std::mutex>;
+
+  virtual void wait_on_host(Completion& completion, const HostWait& how) = 0;
+  void wait_on_stream(uint64_t stream, uint32_t number);
+  bool done(uint32_t number) const;
+
+  void require_process() const { process_.require("this process group"); }
+  void require_alive() const;
+  void require_device() const;
+  const Names& names() const { return keyring_.names; }
+  CommandQueue* command_queue() const { return device_ ? device_->command_queue() : nullptr; }
+  // Makes a call to CUDA without the lock. CUDA may block the caller until the GPU has made progress, and
+  // the threads that run operations must not wait for that. The device stays until the call returns.
+  template <typename Call>
+  void call_without(Lock& lock, Call call);
+  // If the device fails in `work` the peers must be told, for they wait for this rank.
+  template <typename Work>
+  auto with_device(bool uses_device, Work work);
+  // The keys' destructors overwrite them.
+  void wipe();
+  size_t memory_bytes() const;
+
+  const ProcessMark process_;
+  const int rank_;
+  const uint64_t rekey_bytes_;
+  mutable std::mutex lock_;
+  std::condition_variable changed_;
+  size_t calling_ = 0;  // threads that call CUDA without the lock
+  const std::shared_ptr<FirstFailure> first_failure_;
+  std::shared_ptr<const Lease> lease_;
+  std::optional<Failure> failure_;
+  bool closed_ = false;
+  std::vector<MappedFile> mapped_;  // first: the device has it registered
+  std::unique_ptr<Device> device_;  // then this: buffers lie in its memory
+  BufferPool pool_;
+  BufferPool gpu_pool_;
+  Keyring keyring_;
+  Links links_;
+};
+
+template <typename Call>
+void Endpoint::call_without(Lock& lock, Call call) {
+  ++calling_;
+  const auto called = [this, &lock] {
+    lock.lock();
+    --calling_;
+    changed_.notify_all();
+  };
+  lock.unlock();
+  try {
+    call();
+  } catch (...) {
+    called();
+    throw;
+  }
+  called();
+}
+
+template <typename Work>
+auto Endpoint::with_device(bool uses_device, Work work) {
+  if (!uses_device) return work();
+  try {
+    return work();
+  } catch (const Failure&) {
+    throw;
+  } catch (const ForkedProcess&) {
+    throw;  // the parent's operation goes on
+  } catch (const std::exception& broken) {
+    throw Failure(FailureCode::closed, -1,
+                  "the GPU of " + names().rank(rank_) + " failed: " + broken.what());
+  }
+}
+
+}  // namespace sealring

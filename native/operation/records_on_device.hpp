@@ -1,0 +1,67 @@
+// Records that a device was given to seal or to open, in the order in which it will be done.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "device/device.hpp"
+#include "operation/completion.hpp"
+#include "transport/farewell.hpp"
+
+namespace sealring {
+
+struct RecordOnDevice {
+  Device::Ticket ticket;
+  BufferRef record;
+  int sender;              // whose record is opened; -1 for one that is sealed
+  std::vector<int> peers;  // where it goes when it is sealed, or found authentic
+  // Of a message.
+  std::shared_ptr<Completion> ends = nullptr;  // the message received whose last record it is
+  double timeout_s = 0;
+  std::chrono::steady_clock::time_point moved{};
+};
+
+class RecordsOnDevice {
+ public:
+  bool empty() const { return records_.empty(); }
+  const RecordOnDevice& oldest() const { return records_.front(); }
+  void clear() { records_.clear(); }
+
+  void push(Links& links, RecordOnDevice record) {
+    if (record.sender < 0) {
+      for (int peer : record.peers) ++links[peer]->promised;
+    }
+    records_.push_back(std::move(record));
+  }
+
+  // Sends on what the device has done, and calls `opened` for what it opened; true if anything was done.
+  // In order: so nothing that was made after a bad record was opened leaves this rank.
+  template <typename Opened>
+  bool settle(Device& device, Links& links, Opened opened) {
+    bool moved = false;
+    for (; !records_.empty(); moved = true) {
+      RecordOnDevice& record = records_.front();
+      const Device::State state = device.settle(record.ticket);
+      if (state == Device::State::pending) break;
+      if (state == Device::State::refused) {
+        throw Failure(FailureCode::tampered, record.sender,
+                      "a record's payload was changed on the way");
+      }
+      for (int peer : record.peers) {
+        if (record.sender < 0) --links[peer]->promised;
+        links[peer]->enqueue(record.record);
+      }
+      if (record.sender >= 0) opened(record);
+      records_.pop_front();
+    }
+    return moved;
+  }
+
+ private:
+  std::deque<RecordOnDevice> records_;
+};
+
+}  // namespace sealring

@@ -1,0 +1,75 @@
+"""What a group's collectives and its messages have in common: links, one GPU, an end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from sealring import _native
+from sealring.engine.failures import Names, error_from
+from sealring.engine.link_ends import LinkEnds, hand_over
+from sealring.errors import GroupError, Unsupported
+
+if TYPE_CHECKING:
+    from sealring.engine.cuda.attachment import Attachment
+
+Native = TypeVar("Native", _native.Engine, _native.Mailbox)
+
+
+class Endpoint(Generic[Native]):
+    """Ranks are numbered within the group; errors name them by their numbers in the job."""
+
+    def __init__(
+        self,
+        native: Native,
+        names: Names,
+        first_failure: _native.FirstFailure,
+        links: Iterable[tuple[int, LinkEnds]],
+        lease: _native.Lease | None,
+        *,
+        publishes: bool,
+    ) -> None:
+        """`publishes`: records of a group key are opened here."""
+        self._native: Native = native
+        self._names = names
+        self._first_failure = first_failure
+        self._gpu: Attachment | None = None
+        self._preparing = threading.Lock()
+        """Several threads may come with a first tensor."""
+        if lease is not None:
+            native.use_lease(lease)
+        for peer, link in links:
+            names.hosts[peer] = link.host
+            hand_over(native, peer, link, publishes=publishes)
+
+    def _require_gpu(self, ordinal: int, what: str) -> None:
+        if self._gpu is not None and self._gpu.ordinal != ordinal:
+            raise Unsupported(
+                f"this group's {what} have been on cuda:{self._gpu.ordinal}, this one is on "
+                f"cuda:{ordinal}: a rank uses one GPU per group"
+            )
+
+    @property
+    def has_gpu(self) -> bool:
+        return self._gpu is not None
+
+    def close(self) -> None:
+        """Says goodbye to every peer and wipes the keys. An operation under way is ended first."""
+        self._native.close()
+
+    def fail(self, failure: _native.Failure) -> None:
+        """Ends with a failure that the group saw elsewhere, and tells the other ranks."""
+        self._native.fail(failure)
+
+    def release_gpu(self, patience_s: float = 2.0) -> bool:
+        """Gives back what a closed group has of the GPU, without the GIL; False if not yet.
+
+        CUDA may wait until the GPU is idle, and other groups' threads must go on meanwhile. What
+        streams wait for is first overwritten with ones, which are NaN, but not before the caller's
+        stream has come to the call.
+        """
+        return self._native.release_gpu(patience_s)
+
+    def error_of(self, failure: _native.Failure) -> GroupError:
+        return error_from(failure, self._names)
