@@ -46,13 +46,11 @@ Mailbox::~Mailbox() {
   ::close(wake_);
 }
 
-void Mailbox::attach(std::unique_ptr<Device> device) {
-  Endpoint::attach(std::move(device));
-  if (command_queue() != nullptr) {
-    mover_is_done_ = false;
-    mover_ = std::thread([this] { move_for_streams(); });
-    ::pthread_setname_np(mover_.native_handle(), "sealring mover");
-  }
+void Mailbox::attached() {
+  if (command_queue() == nullptr) return;
+  mover_ = std::thread([this] { move_for_streams(); });
+  mover_is_done_ = false;
+  ::pthread_setname_np(mover_.native_handle(), "sealring mover");
 }
 
 // ---- what the caller sees ----------------------------------------------------------------------

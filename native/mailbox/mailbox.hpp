@@ -54,7 +54,6 @@ class Mailbox final : public Endpoint {
           Names names = {});
   ~Mailbox() override;
 
-  void attach(std::unique_ptr<Device> device) override;
   // False where it cannot be yet: a stream has not come to its call, and what streams wait for is still
   // to be overwritten.
   bool release_device(std::chrono::duration<double> patience = std::chrono::hours(1)) override;
@@ -142,6 +141,7 @@ class Mailbox final : public Endpoint {
   size_t piece_bytes(bool on_device) const {
     return (on_device ? gpu_pool_ : pool_).payload_bytes();
   }
+  void attached() override;
   void wait_on_host(Completion& message, const HostWait& how) override;
   template <typename Work>
   auto on_this_thread(Work work);

@@ -66,6 +66,7 @@ void Endpoint::attach(std::unique_ptr<Device> device) {
   put_keys(*device, sealing, opening);
   device_ = std::move(device);
   gpu_pool_.take_memory_of(device_.get());
+  attached();
 }
 
 void Endpoint::wait_on_stream(uint64_t stream, uint32_t number) {

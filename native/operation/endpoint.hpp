@@ -59,6 +59,8 @@ class Endpoint {
   friend class Completion;
   using Lock = std::unique_lock<std::mutex>;
 
+  // Called by `attach`, under the lock.
+  virtual void attached() {}
   virtual void wait_on_host(Completion& completion, const HostWait& how) = 0;
   void wait_on_stream(uint64_t stream, uint32_t number);
   bool done(uint32_t number) const;

@@ -78,6 +78,17 @@ bool has(const uint32_t* word, uint64_t value) {
 
 CommandBatches::CommandBatches(const gpu::Gpu& gpu, uint32_t ring, uint32_t ahead)
     : gpu_(gpu), ring_(ring), ahead_(ahead) {
+  try {
+    allocate();
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+CommandBatches::~CommandBatches() { release(); }
+
+void CommandBatches::allocate() {
   if (cuda_.wait_value == nullptr || cuda_.write_value == nullptr) {
     throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
   }
@@ -111,19 +122,19 @@ CommandBatches::CommandBatches(const gpu::Gpu& gpu, uint32_t ring, uint32_t ahea
   check(cuda_.synchronize(stream_), "cuStreamSynchronize");
 }
 
-CommandBatches::~CommandBatches() {
+void CommandBatches::release() noexcept {
   if (stream_ != nullptr) {
     cuda_.synchronize(stream_);
     cuda_.destroy_stream(stream_);
+  }
+  for (const uint32_t number : taken_) {
+    if (number != 0 && !done(number)) release_waiters(number);
   }
   if (arrived_ != 0) cuda_.release(arrived_);
   if (unwrapping_ != 0) cuda_.release(unwrapping_);
   wipe_wrapping_key();
   if (wrapped_ != nullptr) cuda_.release_host(wrapped_);
   if (words_ == nullptr) return;
-  for (const uint32_t number : taken_) {
-    if (number != 0 && !done(number)) release_waiters(number);
-  }
   const std::lock_guard<std::mutex> lock(unused_words().lock);
   unused_words().by_size.emplace(words_bytes(), UnusedWords{words_, last_number_, submitted()});
 }
@@ -244,7 +255,6 @@ void CommandBatches::abandon() {
 void CommandBatches::poison(std::span<const std::span<uint8_t>> results, bool wipe_keys) {
   uint64_t queue = kNoQueue;
   const auto fill = [&](cuda::Pointer at, size_t bytes, uint8_t with) {
-    for (; !has_room(); ::usleep(kGlanceUs)) submit();
     gpu::Command made{};
     made.launch.result = at;
     made.launch.bytes = bytes;

@@ -91,6 +91,8 @@ class CommandBatches : public CommandQueue {
   static constexpr size_t kWrappedStride = 256;
   static_assert(kRecordOverhead + kKeyBytes <= kWrappedStride);
 
+  void allocate();
+  void release() noexcept;
   size_t words_bytes() const;
   size_t wrapped_bytes() const { return static_cast<size_t>(keys_.slots) * kWrappedStride; }
   void wait_until_done(uint64_t batch) const;

@@ -51,6 +51,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
         self._gpu_record_bytes = min(gpu_record_bytes, largest_segment(world))
+        self._prelaunch_stream = 0
         self.shares_gpu: bool | None = None
         """Two of the group's ranks are on one GPU; None until the ranks have said."""
         names = Names(rank, tuple(members if members is not None else range(world)))
@@ -124,7 +125,9 @@ class CollectiveEngine(Endpoint[_native.Engine]):
     @property
     def prelaunch_stream(self) -> int:
         """The CUDA stream of the kernels that are launched ahead; 0 where none can be."""
-        return self._native.prelaunch_stream
+        # Asked for once: a group that ends gives its device back at any time.
+        self._prelaunch_stream = self._prelaunch_stream or self._native.prelaunch_stream
+        return self._prelaunch_stream
 
     def prelaunch(self, collective: Collective, stream: int) -> Collective | None:
         """Launches kernels for a collective, after the work of the caller's stream.

@@ -8,6 +8,7 @@ thread does the rest. What was called before comes first in that queue, and is d
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +18,7 @@ from sealring.engine.engine import CollectiveEngine
 from sealring.group.deferred_errors import DeferredError, end_process
 from sealring.group.dispatch import Dispatcher
 from sealring.group.gpu import GpuCalls
-from sealring.group.messages import Messages
+from sealring.group.messages import UNLIMITED_S, Messages
 from sealring.group.monitored import Arrivals
 
 
@@ -65,7 +66,10 @@ class Parts:
         self.messages.close(abort=abort)
         self.arrivals.close()
         self.gpu.close()
-        self.engine.release_gpu()
+        if not self.engine.release_gpu():
+            threading.Thread(
+                target=self.engine.release_gpu, args=(UNLIMITED_S,), daemon=True
+            ).start()
 
     def _tell(self, why: str) -> None:
         if (error := self.deferred.take()) is not None:

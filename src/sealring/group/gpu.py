@@ -48,14 +48,17 @@ class GpuCalls:
     def __init__(self, engine: CollectiveEngine, wait: CudaWait) -> None:
         self._engine = engine
         self._wait = wait
+        # Each has a side stream of its own: a future of one must not wait behind the other's.
         self._streams: Streams | None = None
+        self._message_streams: Streams | None = None
         self._attached = False
         self._attaching = threading.Lock()
 
     def close(self) -> None:
         """Called when the group's thread has ended."""
-        if isinstance(self._streams, CudaStreams):
-            self._streams.close()
+        for streams in (self._streams, self._message_streams):
+            if isinstance(streams, CudaStreams):
+                streams.close()
 
     def serves(self, device: torch.device) -> bool:
         return device.type == "cuda"
@@ -74,7 +77,7 @@ class GpuCalls:
             raise Unsupported(f"{device} cannot be used: {problem}") from problem
         with torch.cuda.device(device):
             self._engine.use_gpu(device.index, prelaunch=self._wait != "host")
-            self._use_streams(device)
+            self._streams = self._streams or CudaStreams(device)
 
     def prepare(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
         """The collective as the engine takes it, and what must live until it has been run."""
@@ -110,14 +113,10 @@ class GpuCalls:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             mailbox.use_gpu(device.index, streams_wait=self._wait != "host")
-        streams = self._use_streams(device)
+        streams = self._message_streams = self._message_streams or CudaStreams(device)
         streams_wait = self.streams_wait_for_messages and not driver_calls.any
         caller = _native.CallerStream(event.cuda_event, streams.current, streams_wait)
         return MessageCaller(caller, streams, streams_wait, event)
-
-    def _use_streams(self, device: torch.device) -> Streams:
-        self._streams = self._streams or CudaStreams(device)
-        return self._streams
 
     def prelaunch(
         self,

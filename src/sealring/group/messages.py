@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _RELEASE_GPU_WITHIN_S: Final = 2.0
-_UNLIMITED_S: Final = 1e9
+UNLIMITED_S: Final = 1e9
 
 
 class Messages:
@@ -221,7 +221,7 @@ class Messages:
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
         if not self._release_gpu(_RELEASE_GPU_WITHIN_S):
-            threading.Thread(target=self._release_gpu, args=(_UNLIMITED_S,), daemon=True).start()
+            threading.Thread(target=self._release_gpu, args=(UNLIMITED_S,), daemon=True).start()
 
     def _release_gpu(self, patience_s: float) -> bool:
         if not self._mailbox.release_gpu(patience_s):
