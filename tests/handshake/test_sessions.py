@@ -137,7 +137,8 @@ def test_a_stolen_session_does_not_open_what_was_before() -> None:
     """Who has the session's secret of a later step derives none of the keys of an earlier one."""
     pair = Pair()
     pair.meet()
-    (before,) = pair.one._by_id.values()
+    (session,) = pair.one._by_id.values()
+    before = session.opening
     first = bytes(before._secret)
     held = before._secret
     recorded = _recorded(pair)
@@ -152,15 +153,15 @@ def test_a_stolen_session_does_not_open_what_was_before() -> None:
 
 def _recorded(pair: Pair) -> dict[str, bytes]:
     taken: dict[str, bytes] = {}
-    plain = sessions.Session.take_step
+    plain = sessions.Chain.take_step
 
-    def take_step(self: sessions.Session, randomness: bytes, messages: bytes) -> _native.Secret:
+    def take_step(self: sessions.Chain, randomness: bytes, messages: bytes) -> _native.Secret:
         secret = plain(self, randomness, messages)
         taken.update(randomness=randomness, messages=messages, key=bytes(secret))
         return secret
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions.Session, "take_step", take_step)
+        patch.setattr(sessions.Chain, "take_step", take_step)
         pair.meet()
     return taken
 
@@ -269,14 +270,14 @@ def answered(pair: Pair, first: bytes) -> BaseException | SecureChannel:
 def test_a_changed_or_forged_opening_is_refused_and_does_no_harm() -> None:
     pair = Pair()
     pair.meet()
-    step = next(iter(pair.zero._by_id.values())).step
+    step = next(iter(pair.zero._by_id.values())).answering.step
     message = opening(pair)
     for at in (5, 20, 30, 60, 91):
         changed = bytearray(message)
         changed[at] ^= 1
         assert isinstance(answered(pair, bytes(changed)), PeerUnreachable)
     (session,) = pair.zero._by_id.values()
-    assert session.step == step, "no step without a proof"
+    assert session.answering.step == step, "no step without a proof"
 
 
 def test_a_replayed_opening_is_refused() -> None:
@@ -343,6 +344,23 @@ def test_a_frame_that_is_too_long_is_not_read() -> None:
         dialed.socket.send(b"\x1f\x00\x02\xff\xff")
         with pytest.raises(MalformedSetup, match="1f0002ffff"):
             answered.receive()
+
+
+def test_either_end_may_open() -> None:
+    pair = Pair()
+    keys = [*pair.meet()]
+    near, far = connected()
+    with in_background(lambda: accept(far, ONE, terms(1), soon(), sessions=pair.one)) as accepted:
+        dialed = dial(near, ZERO, terms(0), 1, soon(), pair.zero)
+    answered = accepted[0]
+    assert isinstance(answered, SecureChannel)
+    assert dialed.link_keys.send == answered.link_keys.receive
+    keys += [bytes(dialed.link_keys.send), bytes(dialed.link_keys.receive)]
+    dialed.close(until=0)
+    answered.close(until=0)
+    keys += pair.meet()
+    assert pair.counts == (1, 2)
+    assert len(set(keys)) == 6
 
 
 def test_many_connections_at_once_each_take_a_step_of_their_own() -> None:

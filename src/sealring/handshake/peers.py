@@ -96,7 +96,9 @@ def dial(
         keys = export_link_keys(connection, terms, peer, own, theirs, dialer=True)
         if sessions is not None and isinstance(connection, TlsConnection):
             context = pair_context(connection, terms, peer, own, theirs, dialer=True)
-            _keep_session(sessions, connection, credentials, certificate, peer, context)
+            _keep_session(
+                sessions, connection, credentials, certificate, peer, context, dialer=True
+            )
     return SecureChannel(connection, peer, hello, keys)
 
 
@@ -238,7 +240,13 @@ class Incoming:
         if self._sessions is not None and isinstance(connection, TlsConnection):
             context = pair_context(connection, terms, peer, own, theirs, dialer=False)
             _keep_session(
-                self._sessions, connection, self._credentials, self._certificate, peer, context
+                self._sessions,
+                connection,
+                self._credentials,
+                self._certificate,
+                peer,
+                context,
+                dialer=False,
             )
         return SecureChannel(connection, peer, hello, keys)
 
@@ -274,9 +282,13 @@ def _keep_session(
     certificate: x509.Certificate,
     peer: VerifiedPeer,
     context: bytes,
+    *,
+    dialer: bool,
 ) -> None:
     material = connection.export(EXPORTER_LABEL, EXPORTED_BYTES, context)
-    sessions.add(Session.exported(material, peer.rank, credentials.certificate, certificate))
+    sessions.add(
+        Session.exported(material, peer.rank, credentials.certificate, certificate, dialer=dialer)
+    )
 
 
 def _admitted(

@@ -6,9 +6,9 @@
 Each is in a frame, which has the form of a TLS record with a content type that TLS does not use:
 type (1), version (2), length (2), content. A tag is HMAC-SHA256 under a key of the session's
 present step, over all that was said before it and both certificates' digests. With the answer both
-ends take the session one step on. A dialer that gets no valid answer cannot know whether the
-acceptor has, so it ends the session, and the next attempt is a TLS handshake: an adversary that
-interferes causes handshakes and nothing else.
+ends take the opener's chain of the session one step on. A dialer that gets no valid answer cannot
+know whether the acceptor has, so it ends the session, and the next attempt is a TLS handshake: an
+adversary that interferes causes handshakes and nothing else.
 
 Set-up messages then travel in frames as well: AES-256-GCM ciphertext and tag, under one key for
 each direction, with a count as the nonce and the frame's header as associated data. No byte is read
@@ -30,7 +30,7 @@ from cryptography import x509
 from sealring import _native
 from sealring.errors import MalformedSetup, PeerUnreachable
 from sealring.handshake.connection import Connection
-from sealring.handshake.sessions import ID_BYTES, Session, SessionTable
+from sealring.handshake.sessions import ID_BYTES, Chain, Session, SessionTable
 from sealring.limits import KEY_BYTES, PROTOCOL_VERSION, SESSION_FRAME, TAG_BYTES
 
 FRAME: Final = bytes([SESSION_FRAME, 0, PROTOCOL_VERSION])
@@ -83,24 +83,25 @@ class SessionConnection(Connection):
         """As the dialer."""
         session = self._session
         assert session is not None
-        if not session.turn.acquire(timeout=max(0.0, self.deadline - time.monotonic())):
+        chain = session.opening
+        if not chain.turn.acquire(timeout=max(0.0, self.deadline - time.monotonic())):
             raise PeerUnreachable(f"{self.who} did not answer another connection in time")
         try:
-            self._open(session)
+            self._open(session, chain)
         except BaseException:
             self._sessions.discard(session)
             raise
         finally:
-            session.turn.release()
+            chain.turn.release()
         self._sessions.count_resumption()
         self.established = True
         return session.peer_certificate
 
-    def _open(self, session: Session) -> None:
+    def _open(self, session: Session, chain: Chain) -> None:
         fingerprints = session.own_fingerprint + session.peer_fingerprint
         ours = secrets.token_bytes(_RANDOM_BYTES)
-        message = _header(_OPEN_BYTES) + session.id + session.step.to_bytes(8, "big") + ours
-        message += session.open_tag(fingerprints + message)
+        message = _header(_OPEN_BYTES) + session.id + chain.step.to_bytes(8, "big") + ours
+        message += chain.open_tag(fingerprints + message)
         self._send_all(message)
         answer = bytes(self._receive_all(_HEADER_BYTES))
         if answer == _header(0):
@@ -108,11 +109,11 @@ class SessionConnection(Connection):
         if answer == _header(_ANSWER_BYTES):
             answer += bytes(self._receive_all(_ANSWER_BYTES))
         said, tag = answer[:-_MAC_BYTES], answer[-_MAC_BYTES:]
-        right = session.answer_tag(fingerprints + message + said)
+        right = chain.answer_tag(fingerprints + message + said)
         if not hmac.compare_digest(tag, right):
             raise MalformedSetup(f"{self.who} did not prove that it has the session")
         theirs = said[_HEADER_BYTES:]
-        self._take_keys(session, ours + theirs, fingerprints + message + answer, dialer=True)
+        self._take_keys(chain, ours + theirs, fingerprints + message + answer, dialer=True)
 
     def advance(self) -> x509.Certificate | None:
         """As the acceptor."""
@@ -144,25 +145,23 @@ class SessionConnection(Connection):
         said, tag = self._opening[:-_MAC_BYTES], self._opening[-_MAC_BYTES:]
         step = int.from_bytes(said[_HEADER_BYTES + ID_BYTES :][:8], "big")
         fingerprints = session.peer_fingerprint + session.own_fingerprint
-        # Only a dialer keeps its turn for long, and this end of a session never dials.
-        with session.turn:
-            if step != session.step:
+        chain = session.answering
+        with chain.turn:
+            if step != chain.step:
                 return False
-            if not hmac.compare_digest(tag, session.open_tag(fingerprints + said)):
+            if not hmac.compare_digest(tag, chain.open_tag(fingerprints + said)):
                 return False
             ours = secrets.token_bytes(_RANDOM_BYTES)
             answer = _header(_ANSWER_BYTES) + ours
-            answer += session.answer_tag(fingerprints + self._opening + answer)
+            answer += chain.answer_tag(fingerprints + self._opening + answer)
             theirs = said[-_RANDOM_BYTES:]
             messages = fingerprints + self._opening + answer
-            self._take_keys(session, theirs + ours, messages, dialer=False)
+            self._take_keys(chain, theirs + ours, messages, dialer=False)
         self._send_all(answer)
         return True
 
-    def _take_keys(
-        self, session: Session, randomness: bytes, messages: bytes, *, dialer: bool
-    ) -> None:
-        self._secret = session.take_step(randomness, messages)
+    def _take_keys(self, chain: Chain, randomness: bytes, messages: bytes, *, dialer: bool) -> None:
+        self._secret = chain.take_step(randomness, messages)
         keys = self._secret.derive(b"", _SETUP_KEYS, 2 * KEY_BYTES)
         forth, back = keys.part(0, KEY_BYTES), keys.part(KEY_BYTES, KEY_BYTES)
         keys.wipe()

@@ -1,10 +1,11 @@
 """Sessions: what two processes that proved themselves by TLS keep for their later connections.
 
-A session is a secret from TLS's exporter, the two certificates, and the number of the step that the
-secret has reached. Each connection made under it mixes fresh randomness of both ends into its own
-secret (resumption.py) and takes the session one step on: the next secret is derived and the old one
-overwritten. So no two connections share a key, whatever an adversary replays, and who gets hold of
-a session later cannot compute the keys of the connections before.
+A session is two secrets from TLS's exporter and the two certificates. Each secret is a chain: one
+for the connections that one end opens, one for those of the other end, so that both may open at
+once. A connection mixes fresh randomness of both ends into its own secret (resumption.py) and takes
+its chain one step on: the next secret is derived and the old one overwritten. So no two connections
+share a key, whatever an adversary replays, and who gets hold of a session later cannot compute the
+keys of the connections before.
 
 A session ends with either process, and with either certificate. Whether the peer is still admitted
 is judged anew for each connection (channel.py).
@@ -27,7 +28,7 @@ from sealring.limits import KEY_BYTES
 
 ID_BYTES: Final = 16
 EXPORTER_LABEL: Final = b"EXPORTER-sealring-2-session"
-EXPORTED_BYTES: Final = KEY_BYTES + ID_BYTES
+EXPORTED_BYTES: Final = 2 * KEY_BYTES + ID_BYTES
 
 _OPEN: Final = b"sealring 2 session open"
 _ANSWER: Final = b"sealring 2 session answer"
@@ -36,46 +37,16 @@ _NEXT: Final = b"sealring 2 session next"
 
 
 @dataclass(eq=False, slots=True)
-class Session:
-    """Of each pair the higher rank dials, so one end of a session always opens connections."""
+class Chain:
+    """The secret of the connections that one end opens, and the step that it has reached."""
 
-    peer_rank: int
-    own_certificate: x509.Certificate
-    peer_certificate: x509.Certificate
-    id: bytes
-    """Public. Known to the two ends and to the network between them."""
     _secret: _native.Secret = field(repr=False)
     step: int = 0
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    """Held by the thread that takes the session one step on, from its first message to the step."""
+    """Held by the thread that takes the chain one step on, from its first message to the step."""
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """Held while the secret is used: another thread may end the session meanwhile."""
     _ended: bool = False
-
-    @staticmethod
-    def exported(
-        material: _native.Secret,
-        peer_rank: int,
-        own_certificate: x509.Certificate,
-        peer_certificate: x509.Certificate,
-    ) -> Session:
-        """From what TLS's exporter gave both ends, which is wiped."""
-        ident = bytes(material.part(KEY_BYTES, ID_BYTES))
-        secret = material.part(0, KEY_BYTES)
-        material.wipe()
-        return Session(peer_rank, own_certificate, peer_certificate, ident, secret)
-
-    @property
-    def own_fingerprint(self) -> bytes:
-        return self.own_certificate.fingerprint(hashes.SHA256())
-
-    @property
-    def peer_fingerprint(self) -> bytes:
-        return self.peer_certificate.fingerprint(hashes.SHA256())
-
-    def in_date(self, now: datetime) -> bool:
-        ends = (self.own_certificate.not_valid_after_utc, self.peer_certificate.not_valid_after_utc)
-        return now <= min(ends)
 
     # In one's turn:
 
@@ -86,7 +57,7 @@ class Session:
         return self._tag(_ANSWER, messages)
 
     def take_step(self, randomness: bytes, messages: bytes) -> _native.Secret:
-        """The secret of one connection; the session's own is replaced and the old one wiped."""
+        """The secret of one connection; the chain's own is replaced and the old one wiped."""
         with self._guard:
             self._require_alive()
             connection = self._secret.derive(randomness, _CONNECTION + messages, KEY_BYTES)
@@ -110,7 +81,53 @@ class Session:
 
     def _require_alive(self) -> None:
         if self._ended:
-            raise PeerUnreachable(f"the session with rank {self.peer_rank} has ended")
+            raise PeerUnreachable("the session has ended")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Session:
+    peer_rank: int
+    own_certificate: x509.Certificate
+    peer_certificate: x509.Certificate
+    id: bytes
+    """Public. Known to the two ends and to the network between them."""
+    opening: Chain
+    """For the connections that this worker opens."""
+    answering: Chain
+    """For those that the peer opens."""
+
+    @staticmethod
+    def exported(
+        material: _native.Secret,
+        peer_rank: int,
+        own_certificate: x509.Certificate,
+        peer_certificate: x509.Certificate,
+        *,
+        dialer: bool,
+    ) -> Session:
+        """From what TLS's exporter gave both ends, which is wiped."""
+        ident = bytes(material.part(2 * KEY_BYTES, ID_BYTES))
+        dialers = Chain(material.part(0, KEY_BYTES))
+        acceptors = Chain(material.part(KEY_BYTES, KEY_BYTES))
+        material.wipe()
+        chains = (dialers, acceptors) if dialer else (acceptors, dialers)
+        return Session(peer_rank, own_certificate, peer_certificate, ident, *chains)
+
+    @property
+    def own_fingerprint(self) -> bytes:
+        return self.own_certificate.fingerprint(hashes.SHA256())
+
+    @property
+    def peer_fingerprint(self) -> bytes:
+        return self.peer_certificate.fingerprint(hashes.SHA256())
+
+    def in_date(self, now: datetime) -> bool:
+        ends = (self.own_certificate.not_valid_after_utc, self.peer_certificate.not_valid_after_utc)
+        return now <= min(ends)
+
+    def end(self) -> None:
+        self.opening.end()
+        self.answering.end()
 
 
 class SessionTable:
