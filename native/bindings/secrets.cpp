@@ -142,13 +142,27 @@ std::span<const uint8_t> span_of(const nb::bytes& bytes) {
   return {reinterpret_cast<const uint8_t*>(bytes.c_str()), bytes.size()};
 }
 
-nb::bytes seal(const SecretBytes& secret, const nb::bytes& nonce, const nb::bytes& plain,
+nb::bytes seal(const SecretBytes& secret, const nb::bytes& nonce, const nb::object& plain,
                const nb::bytes& associated) {
   const Aead aead(key_from(secret, "this secret"), Aead::Direction::seal);
-  std::vector<uint8_t> out(plain.size() + kTagBytes);
-  aead.seal(nonce_from(nonce), span_of(associated), span_of(plain).data(), plain.size(), out.data(),
-            out.data() + plain.size());
+  const View view(plain, false);
+  std::vector<uint8_t> out(view.size() + kTagBytes);
+  aead.seal(nonce_from(nonce), span_of(associated), view.data(), view.size(), out.data(),
+            out.data() + view.size());
   return nb::bytes(out.data(), out.size());
+}
+
+// False where the tag does not match; the buffer then holds zeros. Its owner can overwrite the plaintext.
+bool open_into(const SecretBytes& secret, const nb::bytes& nonce, const nb::bytes& sealed,
+               const nb::bytes& associated, const nb::object& into) {
+  const View view(into, true);
+  if (sealed.size() != view.size() + kTagBytes) return false;
+  const Aead aead(key_from(secret, "this secret"), Aead::Direction::open);
+  const uint8_t* const cipher = span_of(sealed).data();
+  const bool good = aead.open(nonce_from(nonce), span_of(associated), cipher, view.size(),
+                              cipher + view.size(), view.data());
+  if (!good) OPENSSL_cleanse(view.data(), view.size());
+  return good;
 }
 
 // None where the tag does not match.
@@ -220,6 +234,7 @@ void bind_secrets(nb::module_& m) {
       .def("hmac_sha256", &hmac_sha256, "data"_a)
       .def("seal", &seal, "nonce"_a, "plain"_a, "associated"_a)
       .def("open", &open, "nonce"_a, "sealed"_a, "associated"_a)
+      .def("open_into", &open_into, "nonce"_a, "sealed"_a, "associated"_a, "into"_a)
       .def("wipe", &SecretBytes::wipe)
       .def("__len__", &SecretBytes::size)
       .def("__repr__",

@@ -10,7 +10,13 @@ from typing import Final
 
 from sealring import _native
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+"""Of set-up: hellos, sessions, contexts."""
+SESSION_FRAME: Final = 31
+"""First byte of what set-up sends under a session; a content type that TLS has not assigned."""
+RECORD_VERSION: Final = 1
+STORED_VERSION: Final = 1
+"""Of a part of a value in a sealed store."""
 SUITE: Final = "AES-256-GCM"
 KEY_EXCHANGE: Final = "X25519MLKEM768"
 

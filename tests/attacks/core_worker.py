@@ -17,7 +17,7 @@ import torch.distributed as dist
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.group import create
-from sealring.handshake import tls
+from sealring.handshake import resumption, sessions, tls
 from tests.attacks.key_search import masked
 
 _PR_SET_DUMPABLE: Final = 4
@@ -73,6 +73,29 @@ def record_keys() -> None:
         made.set_keylog_callback(on_secret)
         return made
 
+    take_step, take_keys = sessions.Chain.take_step, resumption.SessionConnection._take_keys
+    by_session = resumption.SessionConnection.export
+
+    def recorded_step(self: Any, *arguments: Any) -> Any:
+        report(f"session {next(numbers)}", self._secret)
+        connection = take_step(self, *arguments)
+        report(f"session's connection {next(numbers)}", connection)
+        report(f"session {next(numbers)}", self._secret)
+        return connection
+
+    def recorded_keys(self: Any, *arguments: Any, **options: Any) -> None:
+        take_keys(self, *arguments, **options)
+        report(f"set-up key {next(numbers)}", self._sends._key)
+        report(f"set-up key {next(numbers)}", self._receives._key)
+
+    def recorded_by_session(self: Any, *arguments: Any) -> Any:
+        exported = by_session(self, *arguments)
+        report(f"session's exporter {next(numbers)}", exported)
+        return exported
+
+    sessions.Chain.take_step = recorded_step  # type: ignore[assignment, method-assign]
+    resumption.SessionConnection._take_keys = recorded_keys  # type: ignore[method-assign]
+    resumption.SessionConnection.export = recorded_by_session  # type: ignore[assignment, method-assign]
     tls.TlsConnection.export = recorded_export  # type: ignore[assignment, method-assign]
     tls.TlsConnection._context = recorded_context  # type: ignore[method-assign]
 

@@ -61,8 +61,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     rekeys = [int(line[1]) for line in lines if line[0] == "rekeys"]
     assert rekeys, f"rank 0 did not come to the end: {lines}"
     assert 0 < rekeys[0] < key_search.RATCHETS, "keys were replaced, and all are searched for"
+    # One TLS handshake, which gives the first link's keys and a session; then the second link's.
     assert len([name for name in keys if name.startswith("exporter")]) == 2
-    assert len([name for name in keys if "EXPORTER_SECRET" in name]) == 2
+    assert len([name for name in keys if "EXPORTER_SECRET" in name]) == 1
+    assert len([name for name in keys if name.startswith("session")]) == 4
+    assert len([name for name in keys if name.startswith("set-up")]) == 2
     yield Written(folder, key_search.patterns(keys))
     shutil.rmtree(folder)
 

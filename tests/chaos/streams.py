@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
+from sealring.limits import SESSION_FRAME
 from tests.chaos.history import History
 from tests.chaos.plan import Fault, FaultKind
 from tests.engine.attacker import Kind, Record, Splitter
@@ -21,7 +22,8 @@ _LONGEST_HOLD_S: Final = 0.3
 """A record that is held back for the next one is let go if none comes."""
 _SLOW_RECORDS: Final = 12
 _TLS_HEADER_BYTES: Final = 5
-_TLS_TYPES: Final = range(20, 25)
+_TLS_TYPES: Final = (*range(20, 25), SESSION_FRAME)
+"""TLS's own, and the one of set-up under a session, which has the form of a TLS record."""
 OF_MESSAGES: Final = (Kind.ANNOUNCE, Kind.ACCEPT, Kind.DATA)
 
 

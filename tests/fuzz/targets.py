@@ -73,7 +73,13 @@ from sealring.identity.attestation.tpm.structures import (
     parse_public,
     parse_quote,
 )
-from sealring.limits import HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, TAG_BYTES
+from sealring.limits import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    PROTOCOL_VERSION,
+    RECORD_VERSION,
+    TAG_BYTES,
+)
 from sealring.links.memory import offer_of, parse_offer
 from sealring.links.rendezvous import encode_addresses, parse_addresses
 from sealring.store.values import Kind as StoredKind
@@ -89,7 +95,7 @@ def record_header(data: bytes) -> None:
     fields = _native.parse_header(data)
     good = (
         len(data) >= HEADER_BYTES
-        and data[:3] == b"SR" + bytes([PROTOCOL_VERSION])
+        and data[:3] == b"SR" + bytes([RECORD_VERSION])
         and data[3] in list(Kind)
         and int.from_bytes(data[4:8], "little") <= MAX_PAYLOAD_BYTES
         and data[19] < 0x80

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from sealring.engine.engine import CollectiveEngine
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent
 from sealring.group import create
+from sealring.handshake import process_sessions
 from tests.workers import Workers
 
 
@@ -119,6 +120,26 @@ def test_every_group_has_keys_of_its_own(workers: Workers) -> None:
         assert zero["own"][1] == one["own"][1]
         assert zero["sent"][1] == one["received"][0]
         assert zero["theirs"][1] == one["own"][0]
+
+
+def handshakes_of_six_groups(rank: int, world: int) -> tuple[int, int]:
+    for _ in range(2):
+        dist.init_process_group("sealring")
+        for members in ([0, 1, 2], [0, 1]):
+            group = dist.new_group(members)
+            if rank in members:
+                assert total(group) == len(members)
+        dist.destroy_process_group()
+    sessions = process_sessions("sessions", rank)
+    return sessions.handshakes, sessions.resumptions
+
+
+def test_two_processes_shake_hands_once(workers: Workers) -> None:
+    """Each group of n has two links of each pair: for collectives and for messages."""
+    only_here = {"SEALRING_JOB": "sessions"}
+    results = workers.run(handshakes_of_six_groups, world=3, group=False, env=only_here)
+    # Ranks 0 and 1 are in six groups, rank 2 is in four of them.
+    assert results == [(2, 8 + 12 - 2), (2, 8 + 12 - 2), (2, 16 - 2)]
 
 
 def nested(rank: int, world: int) -> list[float]:

@@ -152,7 +152,7 @@ def test_a_peer_that_hangs_up() -> None:
 def test_a_message_that_is_too_long_is_not_read() -> None:
     with meeting((ONE, terms(1)), (ZERO, terms(0))) as met:
         dialer, acceptor = met.channels()
-        dialer._tls.send(b"\x7f\xff\xff\xff")
+        dialer._connection.send(b"\x7f\xff\xff\xff")
         with pytest.raises(MalformedSetup, match="2147483647") as caught:
             acceptor.receive()
         assert caught.value.proven

@@ -106,8 +106,8 @@ def test_values_out_of_bounds(field: str, value: object) -> None:
 
 
 def test_a_later_version_is_told_so_whatever_else_it_says() -> None:
-    with pytest.raises(ProtocolMismatch, match="version 2"):
-        parse_hello(b'{"type": "hello", "version": 2, "shape": "round"}')
+    with pytest.raises(ProtocolMismatch, match="version 3"):
+        parse_hello(b'{"type": "hello", "version": 3, "shape": "round"}')
 
 
 def test_a_message_that_is_too_long_is_not_written() -> None:

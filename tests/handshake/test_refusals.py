@@ -24,7 +24,7 @@ from sealring.errors import (
     WrongRank,
     WrongWorldSize,
 )
-from sealring.handshake import Hello, channel, messages
+from sealring.handshake import Hello, messages, peers
 from sealring.handshake.messages import encode_message, parse_message
 from sealring.handshake.refusals import error_of, refusal_of
 from sealring.identity import Credentials
@@ -178,7 +178,7 @@ def test_an_authoritys_certificate_names_no_worker() -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"version": 2, "new": "field"}, ProtocolMismatch),
+        ({"version": 3, "new": "field"}, ProtocolMismatch),
         ({"suites": ["ROT-13"]}, SuiteMismatch),
         ({"job": "other"}, WrongJob),
         ({"receiver": 3}, WrongRank),
@@ -197,7 +197,7 @@ def test_other_hellos(
         hello = messages.write_hello(own, receiver)
         return encode_message(parse_message(hello) | changes) if own.rank == side else hello
 
-    monkeypatch.setattr(channel, "write_hello", altered)
+    monkeypatch.setattr(peers, "write_hello", altered)
     with meeting((ONE, terms(1)), (ZERO, terms(0))) as met:
         assert_both(met, error)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sealring import _native
-from sealring.limits import HEADER_BYTES, TAG_BYTES
+from sealring.limits import HEADER_BYTES, SESSION_FRAME, TAG_BYTES
 from sealring.schedule import Operation
 
 SEALED_HEADER_BYTES: Final = HEADER_BYTES + TAG_BYTES
@@ -23,7 +23,8 @@ PAIR: Final[int] = _native.RecordKind.PAIR
 GROUP: Final[int] = _native.RecordKind.GROUP
 """The two kinds of record that carry data of collectives."""
 _TLS_HEADER_BYTES: Final = 5
-_TLS_TYPES: Final = range(20, 25)
+_TLS_TYPES: Final = (*range(20, 25), SESSION_FRAME)
+"""TLS's own, and the one of set-up under a session, which has the form of a TLS record."""
 _MAGIC: Final = ord("S")
 _SMALL_ALL_REDUCE: Final = 32 << 10
 """What is not larger is not a gradient, the wiretapper reckons."""

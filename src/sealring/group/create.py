@@ -20,7 +20,7 @@ from sealring.group.options import GroupOptions
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.group.torch_functions import pass_calls_to_groups
-from sealring.handshake import Terms, group_context
+from sealring.handshake import Terms, group_context, process_sessions
 from sealring.handshake.secrets import wiped
 from sealring.identity import load_credentials
 from sealring.identity.process import shut_out_debuggers
@@ -60,6 +60,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             timeout=max(0.0, deadline - time.monotonic()),
             transport=settings.transport,
             objection=objection,
+            sessions=process_sessions(credentials.job, rank),
         )
         return [(members.index(link.peer), link) for link in links]
 

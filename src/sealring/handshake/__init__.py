@@ -3,14 +3,20 @@
 terms      what the two must agree on, and the digests that bind it into keys and records
 messages   what they say over TLS; a pure parser
 refusals   how an error on one side becomes the same error on the other
-tls        one TLS 1.3 connection with a deadline, which never reads past its own records
-link_keys  the keys that both ends derive from it
-channel    dial, accept, and the channel that they give
+connection what both kinds of connection have in common: a deadline, an exporter
+tls        one TLS 1.3 connection, which never reads past its own records
+sessions   what two processes keep of it for later connections
+resumption one connection under a session, without TLS
+link_keys  the keys that both ends derive from a connection
+channel    the channel between two verified workers
+peers      dial and accept: from a socket to a channel
 """
 
-from sealring.handshake.channel import Incoming, SecureChannel, accept, dial
+from sealring.handshake.channel import SecureChannel
 from sealring.handshake.link_keys import LinkKeys
 from sealring.handshake.messages import Hello, parse_hello, parse_message
+from sealring.handshake.peers import Incoming, accept, dial
+from sealring.handshake.sessions import SessionTable, process_sessions
 from sealring.handshake.terms import Terms, group_context
 
 __all__ = [
@@ -18,10 +24,12 @@ __all__ = [
     "Incoming",
     "LinkKeys",
     "SecureChannel",
+    "SessionTable",
     "Terms",
     "accept",
     "dial",
     "group_context",
     "parse_hello",
     "parse_message",
+    "process_sessions",
 ]

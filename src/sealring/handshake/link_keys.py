@@ -1,4 +1,4 @@
-"""The keys of one link: TLS's exporter over both certificates and both hellos."""
+"""The keys of one link: the connection's exporter over both certificates and both hellos."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sealring import _native
+from sealring.handshake.connection import Connection
 from sealring.handshake.terms import Terms, link_context
-from sealring.handshake.tls import TlsConnection
-from sealring.identity.credentials import Credentials
 from sealring.identity.verification import VerifiedPeer
 from sealring.limits import KEY_BYTES
 
-_LABEL: Final = b"EXPORTER-sealring-1-link"
+_LABEL: Final = b"EXPORTER-sealring-2-link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,7 @@ class LinkKeys:
 
 
 def export_link_keys(
-    tls: TlsConnection,
-    credentials: Credentials,
+    connection: Connection,
     terms: Terms,
     peer: VerifiedPeer,
     own_hello: bytes,
@@ -37,12 +35,32 @@ def export_link_keys(
     *,
     dialer: bool,
 ) -> LinkKeys:
+    material = connection.export(
+        _LABEL,
+        2 * KEY_BYTES,
+        pair_context(connection, terms, peer, own_hello, peer_hello, dialer=dialer),
+    )
+    forth, back = material.part(0, KEY_BYTES), material.part(KEY_BYTES, KEY_BYTES)
+    material.wipe()
+    return LinkKeys(forth, back) if dialer else LinkKeys(back, forth)
+
+
+def pair_context(
+    connection: Connection,
+    terms: Terms,
+    peer: VerifiedPeer,
+    own_hello: bytes,
+    peer_hello: bytes,
+    *,
+    dialer: bool,
+) -> bytes:
+    """What both ends of this connection have said and proved, as 32 bytes."""
     ends = [
-        (terms.rank, credentials.fingerprint, own_hello),
+        (terms.rank, connection.own_fingerprint, own_hello),
         (peer.rank, peer.fingerprint, peer_hello),
     ]
     first, second = ends if dialer else reversed(ends)
-    context = link_context(
+    return link_context(
         terms,
         dialer=first[0],
         acceptor=second[0],
@@ -51,7 +69,3 @@ def export_link_keys(
         dialer_hello=first[2],
         acceptor_hello=second[2],
     )
-    material = tls.export(_LABEL, 2 * KEY_BYTES, context)
-    forth, back = material.part(0, KEY_BYTES), material.part(KEY_BYTES, KEY_BYTES)
-    material.wipe()
-    return LinkKeys(forth, back) if dialer else LinkKeys(back, forth)

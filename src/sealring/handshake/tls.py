@@ -11,7 +11,6 @@ import contextlib
 import functools
 import select
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -21,6 +20,7 @@ from OpenSSL._util import ffi, lib
 
 from sealring import _native
 from sealring.errors import MalformedSetup, PeerUnreachable, ProtocolMismatch, SuiteMismatch
+from sealring.handshake.connection import Connection
 from sealring.handshake.refusals import from_alert, from_reason, from_verify_code
 from sealring.identity.certificates import claims_of
 from sealring.identity.credentials import Credentials
@@ -34,15 +34,11 @@ _DATES: Final = (
 )
 _NO_AUTO_CHAIN: Final = 0x8  # SSL_MODE_NO_AUTO_CHAIN, which pyOpenSSL does not name
 _CLEANSE_PLAINTEXT: Final = 0x2  # SSL_OP_CLEANSE_PLAINTEXT: what was read is overwritten
-LINGER_SECONDS: Final = 1.0
-_LINGER_BYTES: Final = 64 << 10
 
 T = TypeVar("T")
 
 
-class TlsConnection:
-    """Blocking calls over a non-blocking socket; each ends by the deadline or raises."""
-
+class TlsConnection(Connection):
     def __init__(
         self,
         sock: socket.socket,
@@ -52,17 +48,11 @@ class TlsConnection:
         who: str,
         deadline: float,
     ) -> None:
-        self.who = who
-        """The peer in errors: its address, and its rank from the moment it is known."""
-        self.deadline = deadline
-        self.admitted_rank: int | None = None
-        """Set once the certificate that `handshake` returned is verified and passes the policy."""
-        self.established = False
-        self._socket = sock
+        super().__init__(sock, who, deadline)
+        self._own_fingerprint = credentials.fingerprint
         self._alert: int | None = None
         self._verify_code: int | None = None
         self._claimed_rank: int | None = None
-        sock.setblocking(False)
         # A context of its own per connection: its ticket keys go with it, so that no session can
         # ever be resumed, and its callbacks can write to this object without locks.
         self._tls = SSL.Connection(self._context(credentials, dialer=dialer), sock)
@@ -95,6 +85,10 @@ class TlsConnection:
         if certificate is None:  # VERIFY_FAIL_IF_NO_PEER_CERT makes this impossible
             raise MalformedSetup(f"{self.who} showed no certificate")
         return certificate
+
+    @property
+    def own_fingerprint(self) -> bytes:
+        return self._own_fingerprint
 
     def check_negotiated(self) -> None:
         """Refuse what TLS would have agreed to and we do not."""
@@ -138,11 +132,6 @@ class TlsConnection:
         self._tls._raise_ssl_error(self._tls._ssl, read)
         return read
 
-    def detach(self) -> socket.socket:
-        """The socket, without a word to the peer: no close_notify may precede the records."""
-        self._drop()
-        return self._socket
-
     def _drop(self) -> None:
         """Frees OpenSSL's state and keys; the descriptor is not its own.
 
@@ -151,28 +140,6 @@ class TlsConnection:
         overwritten = _native.FreedMemoryOverwritten()
         self.__dict__.pop("_tls", None)
         del overwritten
-
-    @property
-    def socket(self) -> socket.socket:
-        return self._socket
-
-    def close(self, until: float | None = None) -> None:
-        """Close so that the peer can still read what was sent last.
-
-        A socket closed with unread bytes in it sends a reset, which destroys a refusal or an alert
-        that the peer has not read yet. So: end our direction, then read on for a short while.
-        """
-        end = time.monotonic() + LINGER_SECONDS if until is None else until
-        budget = _LINGER_BYTES
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-            while budget > 0 and _ready(self._socket, select.POLLIN, end):
-                chunk = self._socket.recv(min(budget, 16 << 10))
-                if not chunk:
-                    break
-                budget -= len(chunk)
-        self._socket.close()
-        self._drop()
 
     def _run(self, call: Callable[[], T]) -> T:
         while True:
@@ -200,10 +167,6 @@ class TlsConnection:
             if self._alert is not None:
                 raise from_alert(self._alert, self.who) from None
             raise from_reason(_reason(problem), self.who) from problem
-
-    def _wait(self, event: int) -> None:
-        if not _ready(self._socket, event, self.deadline):
-            raise PeerUnreachable(f"{self.who} did not finish the set-up in time")
 
     def _context(self, credentials: Credentials, *, dialer: bool) -> SSL.Context:
         context = SSL.Context(SSL.TLS_METHOD)
@@ -257,13 +220,6 @@ class TlsConnection:
         # The low byte is the alert; 0 is close_notify, which is no failure.
         if where == SSL.SSL_CB_READ_ALERT and value & 0xFF:
             self._alert = value & 0xFF
-
-
-def _ready(sock: socket.socket, event: int, deadline: float) -> bool:
-    poll = select.poll()
-    poll.register(sock, event)
-    remaining = deadline - time.monotonic()
-    return remaining > 0 and bool(poll.poll(remaining * 1000))
 
 
 def _choose_protocol(

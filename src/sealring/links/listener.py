@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedSetup, PeerUnreachable, SealringError
-from sealring.handshake.channel import Incoming
+from sealring.handshake.peers import Incoming
 from sealring.links.link import send_without_delay
 from sealring.links.rendezvous import Address
 from sealring.links.unproven import (

@@ -32,8 +32,9 @@ from sealring.errors import (
     PeerUnreachable,
     SealringError,
 )
-from sealring.handshake.channel import Incoming, dial
 from sealring.handshake.messages import Hello, digest, exactly
+from sealring.handshake.peers import Incoming, dial
+from sealring.handshake.sessions import SessionTable
 from sealring.handshake.terms import Terms, workers_digest
 from sealring.identity.credentials import Credentials
 from sealring.limits import KEY_BYTES
@@ -66,9 +67,11 @@ def build_mesh(
     transport: Transport = "auto",
     environ: Mapping[str, str] | None = None,
     objection: SealringError | None = None,
+    sessions: SessionTable | None = None,
 ) -> list[Link]:
     """Connect this worker to every other member; returns its links in the order of their ranks.
 
+    With a member that `sessions` has a session with, no TLS handshake is made.
     A worker that cannot take part comes all the same, with its `objection`: so all fail with that.
     """
     if transport not in ("auto", "tcp", "shm"):
@@ -86,7 +89,9 @@ def build_mesh(
         return []
     addresses = own_addresses(os.environ if environ is None else environ)
     book = AddressBook(store, terms.epoch)
-    mesh = _Mesh(book, credentials, terms, group_key, timeout, transport, addresses, objection)
+    mesh = _Mesh(
+        book, credentials, terms, group_key, timeout, transport, addresses, objection, sessions
+    )
     return mesh.build()
 
 
@@ -103,8 +108,10 @@ class _Mesh:
         transport: Transport,
         addresses: list[str],
         objection: SealringError | None,
+        sessions: SessionTable | None,
     ) -> None:
         self._book = book
+        self._sessions = sessions
         self._objection = objection
         self._credentials = credentials
         self._terms = terms
@@ -124,7 +131,7 @@ class _Mesh:
             # No rank dials the highest one, so it does not listen.
             self._listener = Listener(
                 addresses if self._higher else [],
-                begin=lambda sock: Incoming(sock, credentials, terms),
+                begin=lambda sock: Incoming(sock, credentials, terms, sessions),
                 handle=self._on_admitted,
                 refuse=self._on_refused,
             )
@@ -312,7 +319,7 @@ class _Mesh:
     def _on_connected(self, sock: socket.socket, rank: int) -> HandOver:
         send_without_delay(sock)
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
-        channel = dial(sock, self._credentials, self._terms, rank, deadline)
+        channel = dial(sock, self._credentials, self._terms, rank, deadline, self._sessions)
         with channel.refusing():
             settled = settle_as_dialer(channel, self._group_key, self._transport, self._terms.host)
         return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))

@@ -21,7 +21,7 @@ from typing import Final
 
 from sealring import _native
 from sealring.errors import TamperedValue
-from sealring.limits import KEY_BYTES, PROTOCOL_VERSION, TAG_BYTES
+from sealring.limits import KEY_BYTES, STORED_VERSION, TAG_BYTES
 
 _SALT: Final = b"sealring-1 store"
 _MAGIC: Final = b"SV"
@@ -91,7 +91,7 @@ class StoreKeys:
         if len(value) > MAX_VALUE_BYTES:
             raise ValueError(f"a sealed value has at most {MAX_VALUE_BYTES} bytes")
         salt = os.urandom(32)
-        header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, len(value), writer, number, salt)
+        header = _HEADER.pack(_MAGIC, STORED_VERSION, kind, len(value), writer, number, salt)
         return header + self._part_key(salt, name).seal(_NONCE, value, header)
 
     def open(self, part: Part, name: str) -> bytes:
@@ -128,7 +128,7 @@ def _parse_part(raw: memoryview) -> Part:
         raise TamperedValue(f"the store holds {len(raw)} bytes where a sealed value has more")
     header = bytes(raw[: _HEADER.size])
     magic, version, kind, length, writer, number, salt = _HEADER.unpack(header)
-    if magic != _MAGIC or version != PROTOCOL_VERSION or kind not in list(Kind):
+    if magic != _MAGIC or version != STORED_VERSION or kind not in list(Kind):
         raise TamperedValue("the store holds a value that is not sealed")
     if length > MAX_VALUE_BYTES or len(raw) < PART_OVERHEAD + length:
         raise TamperedValue("the store holds a value that is cut short")

@@ -1,0 +1,107 @@
+"""What set-up messages travel through: a socket with a deadline, a peer's certificate, an exporter.
+
+Two kinds exist: a TLS 1.3 connection (tls.py), and a connection under the keys of a session that an
+earlier TLS connection made (resumption.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from abc import ABC, abstractmethod
+from typing import Final
+
+from cryptography import x509
+
+from sealring import _native
+from sealring.errors import PeerUnreachable
+
+LINGER_SECONDS: Final = 1.0
+_LINGER_BYTES: Final = 64 << 10
+
+
+class Connection(ABC):
+    """Blocking calls over a non-blocking socket; each ends by the deadline or raises."""
+
+    def __init__(self, sock: socket.socket, who: str, deadline: float) -> None:
+        self.who = who
+        """The peer in errors: its address, and its rank from the moment it is known."""
+        self.deadline = deadline
+        self.admitted_rank: int | None = None
+        """Set once the certificate that `handshake` returned is verified and passes the policy."""
+        self.established = False
+        self._socket = sock
+        sock.setblocking(False)
+
+    @abstractmethod
+    def handshake(self) -> x509.Certificate:
+        """Prove this worker and have the peer prove itself; returns the peer's certificate."""
+
+    @abstractmethod
+    def advance(self) -> x509.Certificate | None:
+        """The acceptor's handshake without waiting; None while bytes of the peer are missing."""
+
+    @property
+    @abstractmethod
+    def own_fingerprint(self) -> bytes:
+        """SHA-256 of the certificate with which this worker proved itself."""
+
+    @abstractmethod
+    def check_negotiated(self) -> None:
+        """Refuse what the handshake would have agreed to and we do not."""
+
+    @abstractmethod
+    def send(self, data: bytes | bytearray) -> None: ...
+
+    @abstractmethod
+    def receive(self, count: int) -> bytearray:
+        """Exactly `count` bytes, for the caller to overwrite if they are secret."""
+
+    @abstractmethod
+    def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
+        """A secret that both ends of this connection derive alike, and no one else."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Overwrite and free the connection's secrets."""
+
+    def detach(self) -> socket.socket:
+        """The socket, without a word to the peer: nothing may precede the records."""
+        self._drop()
+        return self._socket
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._socket
+
+    def close(self, until: float | None = None) -> None:
+        """Close so that the peer can still read what was sent last.
+
+        A socket closed with unread bytes in it sends a reset, which destroys a refusal or an alert
+        that the peer has not read yet. So: end our direction, then read on for a short while.
+        """
+        end = time.monotonic() + LINGER_SECONDS if until is None else until
+        budget = _LINGER_BYTES
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            while budget > 0 and is_ready(self._socket, select.POLLIN, end):
+                chunk = self._socket.recv(min(budget, 16 << 10))
+                if not chunk:
+                    break
+                budget -= len(chunk)
+        self._socket.close()
+        self._drop()
+
+    def _wait(self, event: int) -> None:
+        if not is_ready(self._socket, event, self.deadline):
+            raise PeerUnreachable(f"{self.who} did not finish the set-up in time")
+
+
+def is_ready(sock: socket.socket, event: int, deadline: float) -> bool:
+    """Wait for it until the deadline."""
+    poll = select.poll()
+    poll.register(sock, event)
+    remaining = deadline - time.monotonic()
+    return remaining > 0 and bool(poll.poll(remaining * 1000))

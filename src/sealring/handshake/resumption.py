@@ -1,0 +1,265 @@
+"""A connection under a session: two messages, then set-up messages as over TLS.
+
+    dialer   -> open:   session id (16) || step (8) || random (32) || tag (32)
+    acceptor -> answer: random (32) || tag (32)       or nothing: it has no such session
+
+Each is in a frame, which has the form of a TLS record with a content type that TLS does not use:
+type (1), version (2), length (2), content. A tag is HMAC-SHA256 under a key of the session's
+present step, over all that was said before it and both certificates' digests. With the answer both
+ends take the opener's chain of the session one step on. A dialer that gets no valid answer cannot
+know whether the acceptor has, so it ends the session, and the next attempt is a TLS handshake: an
+adversary that interferes causes handshakes and nothing else.
+
+Set-up messages then travel in frames as well: AES-256-GCM ciphertext and tag, under one key for
+each direction, with a count as the nonce and the frame's header as associated data. No byte is read
+past the last frame, because records follow it on the same socket.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cryptography import x509
+
+from sealring import _native
+from sealring.errors import MalformedSetup, PeerUnreachable
+from sealring.handshake.connection import Connection
+from sealring.handshake.sessions import ID_BYTES, Chain, Session, SessionTable
+from sealring.limits import KEY_BYTES, PROTOCOL_VERSION, SESSION_FRAME, TAG_BYTES
+
+FRAME: Final = bytes([SESSION_FRAME, 0, PROTOCOL_VERSION])
+"""How every frame begins: a content type that TLS has not assigned, and the version."""
+_HEADER_BYTES: Final = len(FRAME) + 2
+_RANDOM_BYTES: Final = 32
+_MAC_BYTES: Final = 32
+_OPEN_BYTES: Final = ID_BYTES + 8 + _RANDOM_BYTES + _MAC_BYTES
+_ANSWER_BYTES: Final = _RANDOM_BYTES + _MAC_BYTES
+_FRAME_BYTES: Final = 16 << 10
+"""Plaintext in one frame, at most."""
+_SETUP_KEYS: Final = b"sealring 2 set-up keys"
+_EXPORTER: Final = b"sealring 2 exporter"
+
+
+class SessionConnection(Connection):
+    def __init__(
+        self,
+        sock: socket.socket,
+        sessions: SessionTable,
+        *,
+        session: Session | None,
+        who: str,
+        deadline: float,
+        is_admitted: Callable[[x509.Certificate], bool] = lambda _: True,
+    ) -> None:
+        """With a session, this worker dialed; without one, the peer's first message names it.
+
+        An acceptor has no session with a peer that is not admitted any more: by TLS it learns why.
+        """
+        super().__init__(sock, who, deadline)
+        self._is_admitted = is_admitted
+        self._sessions = sessions
+        self._session = session
+        self._opening = b""
+        self._secret: _native.Secret | None = None
+        self._sends: _Direction | None = None
+        self._receives: _Direction | None = None
+        self._plain = bytearray()
+
+    @property
+    def own_fingerprint(self) -> bytes:
+        assert self._session is not None
+        return self._session.own_fingerprint
+
+    def check_negotiated(self) -> None:
+        """Nothing is negotiated: TLS was checked when the session was made."""
+
+    def handshake(self) -> x509.Certificate:
+        """As the dialer."""
+        session = self._session
+        assert session is not None
+        chain = session.opening
+        if not chain.turn.acquire(timeout=max(0.0, self.deadline - time.monotonic())):
+            raise PeerUnreachable(f"{self.who} did not answer another connection in time")
+        try:
+            self._open(session, chain)
+        except BaseException:
+            self._sessions.discard(session)
+            raise
+        finally:
+            chain.turn.release()
+        self._sessions.count_resumption()
+        self.established = True
+        return session.peer_certificate
+
+    def _open(self, session: Session, chain: Chain) -> None:
+        fingerprints = session.own_fingerprint + session.peer_fingerprint
+        ours = secrets.token_bytes(_RANDOM_BYTES)
+        message = _header(_OPEN_BYTES) + session.id + chain.step.to_bytes(8, "big") + ours
+        message += chain.open_tag(fingerprints + message)
+        self._send_all(message)
+        answer = bytes(self._receive_all(_HEADER_BYTES))
+        if answer == _header(0):
+            raise PeerUnreachable(f"{self.who} has no session with this worker any more")
+        if answer == _header(_ANSWER_BYTES):
+            answer += bytes(self._receive_all(_ANSWER_BYTES))
+        said, tag = answer[:-_MAC_BYTES], answer[-_MAC_BYTES:]
+        right = chain.answer_tag(fingerprints + message + said)
+        if not hmac.compare_digest(tag, right):
+            raise MalformedSetup(f"{self.who} did not prove that it has the session")
+        theirs = said[_HEADER_BYTES:]
+        self._take_keys(chain, ours + theirs, fingerprints + message + answer, dialer=True)
+
+    def advance(self) -> x509.Certificate | None:
+        """As the acceptor."""
+        whole = _HEADER_BYTES + _OPEN_BYTES
+        while len(self._opening) < whole:
+            try:
+                chunk = self._socket.recv(whole - len(self._opening))
+            except BlockingIOError:
+                return None
+            except OSError:
+                chunk = b""
+            if not chunk:
+                raise PeerUnreachable(f"{self.who} closed the connection during set-up")
+            self._opening += chunk
+        session = self._sessions.with_id(self._opening[_HEADER_BYTES:][:ID_BYTES])
+        if session is not None and not self._is_admitted(session.peer_certificate):
+            self._sessions.discard(session)
+            session = None
+        if session is None or not self._answer(session):
+            self._send_all(_header(0))
+            raise PeerUnreachable(f"{self.who} asked for a session that this worker does not have")
+        self._session = session
+        self._sessions.count_resumption()
+        self.established = True
+        return session.peer_certificate
+
+    def _answer(self, session: Session) -> bool:
+        """Whether the peer proved that it has the session, at the step at which it is here."""
+        said, tag = self._opening[:-_MAC_BYTES], self._opening[-_MAC_BYTES:]
+        step = int.from_bytes(said[_HEADER_BYTES + ID_BYTES :][:8], "big")
+        fingerprints = session.peer_fingerprint + session.own_fingerprint
+        chain = session.answering
+        with chain.turn:
+            if step != chain.step:
+                return False
+            if not hmac.compare_digest(tag, chain.open_tag(fingerprints + said)):
+                return False
+            ours = secrets.token_bytes(_RANDOM_BYTES)
+            answer = _header(_ANSWER_BYTES) + ours
+            answer += chain.answer_tag(fingerprints + self._opening + answer)
+            theirs = said[-_RANDOM_BYTES:]
+            messages = fingerprints + self._opening + answer
+            self._take_keys(chain, theirs + ours, messages, dialer=False)
+        self._send_all(answer)
+        return True
+
+    def _take_keys(self, chain: Chain, randomness: bytes, messages: bytes, *, dialer: bool) -> None:
+        self._secret = chain.take_step(randomness, messages)
+        keys = self._secret.derive(b"", _SETUP_KEYS, 2 * KEY_BYTES)
+        forth, back = keys.part(0, KEY_BYTES), keys.part(KEY_BYTES, KEY_BYTES)
+        keys.wipe()
+        first, second = (forth, back) if dialer else (back, forth)
+        self._sends, self._receives = _Direction(first), _Direction(second)
+
+    def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
+        assert self._secret is not None
+        info = _EXPORTER + len(label).to_bytes(4, "big") + label + context
+        return self._secret.derive(b"", info, length)
+
+    def send(self, data: bytes | bytearray) -> None:
+        assert self._sends is not None
+        with memoryview(data) as left:
+            for at in range(0, len(left), _FRAME_BYTES):
+                with left[at : at + _FRAME_BYTES] as part:
+                    self._send_all(self._sends.seal(part))
+
+    def receive(self, count: int) -> bytearray:
+        assert self._receives is not None
+        while len(self._plain) < count:
+            header = bytes(self._receive_all(_HEADER_BYTES))
+            length = int.from_bytes(header[len(FRAME) :], "big")
+            if header[: len(FRAME)] != FRAME or not TAG_BYTES < length <= _FRAME_BYTES + TAG_BYTES:
+                raise MalformedSetup(f"{self.who} sent what is no frame: {header.hex()}")
+            plain = self._receives.open(header, bytes(self._receive_all(length)))
+            if plain is None:
+                raise MalformedSetup(f"{self.who}: a set-up message was changed on its way")
+            before = self._plain
+            self._plain = before + plain
+            _native.erase(before)
+            _native.erase(plain)
+        taken, rest = self._plain[:count], self._plain[count:]
+        _native.erase(self._plain)
+        self._plain = rest
+        return taken
+
+    def _drop(self) -> None:
+        for secret in (self._secret, self._sends, self._receives):
+            if secret is not None:
+                secret.wipe()
+        _native.erase(self._plain)
+
+    def _send_all(self, data: bytes) -> None:
+        with memoryview(data) as left:
+            at = 0
+            while at < len(left):
+                try:
+                    at += self._socket.send(left[at:])
+                except BlockingIOError:
+                    self._wait(select.POLLOUT)
+                except OSError as problem:
+                    raise self._closed() from problem
+
+    def _receive_all(self, count: int) -> bytearray:
+        received = bytearray(count)
+        at = 0
+        with memoryview(received) as into:
+            while at < count:
+                try:
+                    got = self._socket.recv_into(into[at:])
+                except BlockingIOError:
+                    self._wait(select.POLLIN)
+                    continue
+                except OSError as problem:
+                    raise self._closed() from problem
+                if not got:
+                    raise self._closed()
+                at += got
+        return received
+
+    def _closed(self) -> PeerUnreachable:
+        return PeerUnreachable(f"{self.who} closed the connection during set-up")
+
+
+def _header(length: int) -> bytes:
+    return FRAME + length.to_bytes(2, "big")
+
+
+class _Direction:
+    """One key, and the number of its next frame."""
+
+    def __init__(self, key: _native.Secret) -> None:
+        self._key = key
+        self._count = 0
+
+    def seal(self, plain: memoryview) -> bytes:
+        header = _header(len(plain) + TAG_BYTES)
+        return header + self._key.seal(self._nonce(), plain, header)
+
+    def open(self, header: bytes, sealed: bytes) -> bytearray | None:
+        plain = bytearray(len(sealed) - TAG_BYTES)
+        return plain if self._key.open_into(self._nonce(), sealed, header, plain) else None
+
+    def wipe(self) -> None:
+        self._key.wipe()
+
+    def _nonce(self) -> bytes:
+        nonce = self._count.to_bytes(12, "big")
+        self._count += 1
+        return nonce

@@ -1,0 +1,379 @@
+"""Connections under a session: no TLS, no key twice, nothing for whoever comes later."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from sealring import _native
+from sealring.errors import (
+    HandshakeError,
+    MalformedSetup,
+    PeerUnreachable,
+    UnknownAuthority,
+    WrongGroup,
+    WrongWorldSize,
+)
+from sealring.handshake import (
+    SecureChannel,
+    SessionTable,
+    Terms,
+    accept,
+    dial,
+    resumption,
+    sessions,
+)
+from sealring.identity import Credentials
+from tests.handshake.meeting import connected, in_background, soon, terms
+from tests.identity.issuing import Issuer
+
+ISSUER = Issuer()
+ONE, ZERO = ISSUER.credentials(1), ISSUER.credentials(0)
+
+
+class Pair:
+    """Rank 1, which dials, and rank 0."""
+
+    def __init__(self) -> None:
+        self.one, self.zero = SessionTable(), SessionTable()
+
+    @contextlib.contextmanager
+    def connection(
+        self,
+        *,
+        one: tuple[Credentials, Terms] = (ONE, terms(1)),
+        zero: tuple[Credentials, Terms] = (ZERO, terms(0)),
+    ) -> Iterator[tuple[SecureChannel, SecureChannel]]:
+        near, far = connected()
+        with in_background(lambda: accept(far, *zero, soon(), sessions=self.zero)) as accepted:
+            dialed = dial(near, *one, 0, soon(), self.one)
+        answered = accepted[0]
+        assert isinstance(answered, SecureChannel), answered
+        try:
+            yield dialed, answered
+        finally:
+            dialed.close(until=0)
+            answered.close(until=0)
+
+    def meet(self, **ends: Any) -> tuple[bytes, bytes]:
+        """The keys of one more connection."""
+        with self.connection(**ends) as (dialed, answered):
+            assert dialed.link_keys.send == answered.link_keys.receive
+            assert dialed.link_keys.receive == answered.link_keys.send
+            return bytes(dialed.link_keys.send), bytes(dialed.link_keys.receive)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        assert (self.one.handshakes, self.one.resumptions) == (
+            self.zero.handshakes,
+            self.zero.resumptions,
+        )
+        return self.one.handshakes, self.one.resumptions
+
+
+def test_only_the_first_connection_makes_a_handshake() -> None:
+    pair = Pair()
+    for group in ("default", "row", "column"):
+        pair.meet(one=(ONE, terms(1, group=group)), zero=(ZERO, terms(0, group=group)))
+    assert pair.counts == (1, 2)
+
+
+def test_a_replayed_epoch_repeats_no_key() -> None:
+    """The store is untrusted: it may give two attempts one epoch, and one instance cannot help."""
+    pair = Pair()
+    same = {"one": (ONE, terms(1, instance="1" * 32)), "zero": (ZERO, terms(0, instance="0" * 32))}
+    keys = [key for _ in range(4) for key in pair.meet(**same)]
+    assert pair.counts == (1, 3)
+    assert len(set(keys)) == len(keys)
+
+
+def test_messages_of_any_length_go_both_ways() -> None:
+    pair = Pair()
+    pair.meet()
+    with pair.connection() as (dialed, answered):
+        long = {"type": "a", "s": "x" * 16000}
+        for sender, receiver in ((dialed, answered), (answered, dialed)):
+            sender.send(long)
+            sender.send({"type": "b"})
+            assert receiver.receive() == long
+            assert receiver.receive() == {"type": "b"}
+        key = _native.Secret.random(32)
+        dialed.send_key({"type": "k", "key": ""}, "key", key)
+        message, received = answered.receive_key("key")
+        assert received == key
+        assert bytes(key).hex() not in str(message)
+        # Records that follow the last frame are left for the bare socket.
+        dialed.send({"type": "last"})
+        dialed.detach().send(b"records")
+        assert answered.receive() == {"type": "last"}
+        assert answered.detach().recv(100) == b"records"
+    assert pair.counts == (1, 1)
+
+
+def test_what_two_workers_disagree_on_is_told_as_over_tls() -> None:
+    pair = Pair()
+    pair.meet()
+    near, far = connected()
+    answer = in_background(lambda: accept(far, ZERO, terms(0), soon(), sessions=pair.zero))
+    with answer as outcome, pytest.raises(WrongGroup) as raised:
+        dial(near, ONE, terms(1, epoch="other"), 0, soon(), pair.one)
+    assert raised.value.proven
+    assert isinstance(outcome[0], WrongGroup)
+    assert outcome[0].peer == 1
+    pair.meet()
+    assert pair.counts == (1, 2), "the session goes on"
+
+
+# ---- forward secrecy ----------------------------------------------------------------------------
+
+
+def test_a_stolen_session_does_not_open_what_was_before() -> None:
+    """Who has the session's secret of a later step derives none of the keys of an earlier one."""
+    pair = Pair()
+    pair.meet()
+    (session,) = pair.one._by_id.values()
+    before = session.opening
+    first = bytes(before._secret)
+    held = before._secret
+    recorded = _recorded(pair)
+    stolen = bytes(before._secret)
+    assert stolen != first
+    assert bytes(held) == bytes(32), "the old secret is overwritten"
+    # All that the adversary recorded is public; with the old secret it has the connection's ...
+    assert _set_up_key(first, recorded) == recorded["key"]
+    # ... and with the present one it does not, in any of the ways that a session is used.
+    assert _set_up_key(stolen, recorded) != recorded["key"]
+
+
+def _recorded(pair: Pair) -> dict[str, bytes]:
+    taken: dict[str, bytes] = {}
+    plain = sessions.Chain.take_step
+
+    def take_step(self: sessions.Chain, randomness: bytes, messages: bytes) -> _native.Secret:
+        secret = plain(self, randomness, messages)
+        taken.update(randomness=randomness, messages=messages, key=bytes(secret))
+        return secret
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions.Chain, "take_step", take_step)
+        pair.meet()
+    return taken
+
+
+def _set_up_key(secret: bytes, recorded: dict[str, bytes]) -> bytes:
+    info = b"sealring 2 session connection" + recorded["messages"]
+    return bytes(_native.Secret(secret).derive(recorded["randomness"], info, 32))
+
+
+# ---- the end of a session -----------------------------------------------------------------------
+
+
+def test_a_peer_that_was_started_again_is_met_by_tls() -> None:
+    pair = Pair()
+    pair.meet()
+    pair.zero = SessionTable()
+    near, far = connected()
+    answer = in_background(lambda: accept(far, ZERO, terms(0), soon(), sessions=pair.zero))
+    with answer as outcome, pytest.raises(PeerUnreachable, match="no session") as raised:
+        dial(near, ONE, terms(1), 0, soon(), pair.one)
+    assert not raised.value.proven, "so the dialer tries again"
+    assert isinstance(outcome[0], PeerUnreachable)
+    pair.meet()
+    assert (pair.one.handshakes, pair.zero.handshakes) == (2, 1)
+
+
+def test_a_session_ends_with_either_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    pair.meet()
+
+    later = datetime.now(UTC) + timedelta(days=400)
+    monkeypatch.setattr(sessions, "_now", lambda: later)
+    assert pair.one.with_rank(0) is None
+    assert pair.one._by_id == {}
+
+
+def test_a_peer_that_is_no_longer_admitted_gets_no_connection_by_its_session() -> None:
+    """Judged anew each time, by what the worker believes now."""
+    pair = Pair()
+    pair.meet()
+    other = Issuer("other").credentials(0)
+    near, far = connected()
+    answer = in_background(lambda: accept(far, other, terms(0), soon(), sessions=pair.zero))
+    with answer as outcome, pytest.raises(PeerUnreachable, match="no session"):
+        dial(near, ONE, terms(1), 0, soon(), pair.one)
+    assert isinstance(outcome[0], PeerUnreachable)
+    assert pair.zero.with_rank(1) is None
+    # By TLS it is told why.
+    near, far = connected()
+    answer = in_background(lambda: accept(far, other, terms(0), soon(), sessions=pair.zero))
+    with answer as outcome, pytest.raises(UnknownAuthority):
+        dial(near, ONE, terms(1), 0, soon(), pair.one)
+    assert isinstance(outcome[0], UnknownAuthority)
+    assert not outcome[0].proven
+
+
+def test_a_session_of_another_world() -> None:
+    pair = Pair()
+    pair.meet()
+    near, far = connected()
+    six: dict[str, Any] = {"world": 6, "members": tuple(range(6))}
+    answer = in_background(lambda: accept(far, ZERO, terms(0, **six), soon(), sessions=pair.zero))
+    with answer as outcome, pytest.raises(WrongWorldSize):
+        dial(near, ONE, terms(1, **six), 0, soon(), pair.one)
+    assert isinstance(outcome[0], HandshakeError)
+
+
+def test_sessions_of_a_parent_are_not_a_childs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_tables", {})
+    table = sessions.process_sessions("job", 0)
+    assert sessions.process_sessions("job", 0) is table
+    assert sessions.process_sessions("job", 1) is not table
+    monkeypatch.setattr(SessionTable, "here", property(lambda self: self is not table))
+    assert sessions.process_sessions("job", 0) is not table
+
+
+# ---- an adversary on the network ----------------------------------------------------------------
+
+
+def opening(pair: Pair, changed: Any = None) -> bytes:
+    """What rank 1 sends first; the answer never comes."""
+    near, far = connected()
+    with in_background(lambda: _first(far)) as said, contextlib.suppress(HandshakeError):
+        dial(near, ONE, terms(1), 0, soon(), pair.one)
+    assert isinstance(said[0], bytes)
+    return said[0]
+
+
+def _first(sock: socket.socket) -> bytes:
+    with sock:
+        sock.settimeout(10)
+        return sock.recv(1000)
+
+
+def answered(pair: Pair, first: bytes) -> BaseException | SecureChannel:
+    """What rank 0 makes of it."""
+    near, far = connected()
+    accepting = in_background(lambda: accept(far, ZERO, terms(0), soon(), sessions=pair.zero))
+    with accepting as outcome, near:
+        near.settimeout(10)
+        near.sendall(first)
+        assert near.recv(100) == bytes([31, 0, 2, 0, 0])
+    return outcome[0]
+
+
+def test_a_changed_or_forged_opening_is_refused_and_does_no_harm() -> None:
+    pair = Pair()
+    pair.meet()
+    step = next(iter(pair.zero._by_id.values())).answering.step
+    message = opening(pair)
+    for at in (5, 20, 30, 60, 91):
+        changed = bytearray(message)
+        changed[at] ^= 1
+        assert isinstance(answered(pair, bytes(changed)), PeerUnreachable)
+    (session,) = pair.zero._by_id.values()
+    assert session.answering.step == step, "no step without a proof"
+
+
+def test_a_replayed_opening_is_refused() -> None:
+    pair = Pair()
+    pair.meet()
+    near, far = connected()
+    heard: list[bytes] = []
+    plain = resumption.SessionConnection._send_all
+
+    def send_all(self: resumption.SessionConnection, data: bytes) -> None:
+        heard.append(data)
+        plain(self, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resumption.SessionConnection, "_send_all", send_all)
+        near.close()
+        far.close()
+        pair.meet()
+    first = next(data for data in heard if len(data) == 93)
+    assert isinstance(answered(pair, first), PeerUnreachable)
+    pair.meet()
+    assert pair.counts == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"\x1f\x00\x02\x00\x40" + bytes(64), b"\x1f\x00\x02\x00\x00", b"rubbish!" * 20, b""]
+)
+def test_a_server_without_the_session_is_not_believed(answer: bytes) -> None:
+    pair = Pair()
+    pair.meet()
+    near, far = connected()
+
+    def serve() -> None:
+        with far:
+            far.recv(1000)
+            far.sendall(answer)
+
+    with in_background(serve), pytest.raises((PeerUnreachable, MalformedSetup)) as raised:
+        dial(near, ONE, terms(1), 0, soon(), pair.one)
+    assert not raised.value.proven
+    assert pair.one.with_rank(0) is None, "the next attempt is a TLS handshake"
+    pair.meet()
+    assert (pair.one.handshakes, pair.zero.handshakes) == (2, 2)
+
+
+def test_a_frame_that_was_changed_is_refused() -> None:
+    pair = Pair()
+    pair.meet()
+    with pair.connection() as (dialed, answered):
+        dialed.send({"type": "a"})
+        answered.socket.settimeout(10)
+        frame = bytearray(answered.socket.recv(1000))
+        answered.socket.setblocking(False)
+        frame[-1] ^= 1
+        dialed.socket.send(frame)
+        with pytest.raises(MalformedSetup, match="changed on its way"):
+            answered.receive()
+
+
+def test_a_frame_that_is_too_long_is_not_read() -> None:
+    pair = Pair()
+    pair.meet()
+    with pair.connection() as (dialed, answered):
+        dialed.socket.send(b"\x1f\x00\x02\xff\xff")
+        with pytest.raises(MalformedSetup, match="1f0002ffff"):
+            answered.receive()
+
+
+def test_either_end_may_open() -> None:
+    pair = Pair()
+    keys = [*pair.meet()]
+    near, far = connected()
+    with in_background(lambda: accept(far, ONE, terms(1), soon(), sessions=pair.one)) as accepted:
+        dialed = dial(near, ZERO, terms(0), 1, soon(), pair.zero)
+    answered = accepted[0]
+    assert isinstance(answered, SecureChannel)
+    assert dialed.link_keys.send == answered.link_keys.receive
+    keys += [bytes(dialed.link_keys.send), bytes(dialed.link_keys.receive)]
+    dialed.close(until=0)
+    answered.close(until=0)
+    keys += pair.meet()
+    assert pair.counts == (1, 2)
+    assert len(set(keys)) == 6
+
+
+def test_many_connections_at_once_each_take_a_step_of_their_own() -> None:
+    pair = Pair()
+    pair.meet()
+    keys: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: keys.extend(pair.meet()), name=f"meet-{number}")
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert pair.counts == (1, 8)
+    assert len(set(keys)) == 16
