@@ -10,3 +10,4 @@ void bind_devices(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_mailbox(nanobind::module_& m);
 void bind_pieces(nanobind::module_& m);
+void bind_vault(nanobind::module_& m);
