@@ -11,3 +11,4 @@ void bind_engine(nanobind::module_& m);
 void bind_mailbox(nanobind::module_& m);
 void bind_wires(nanobind::module_& m);
 void bind_pieces(nanobind::module_& m);
+void bind_vault(nanobind::module_& m);

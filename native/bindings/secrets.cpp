@@ -1,6 +1,7 @@
 #include "bindings/secrets.hpp"
 
 #include "bindings/bind.hpp"
+#include "bindings/buffer.hpp"
 
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
@@ -17,24 +18,6 @@ using namespace nb::literals;
 using namespace sealring;
 
 namespace {
-
-// A Python object's memory, for as long as this exists.
-class View {
- public:
-  View(const nb::object& object, bool writable) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
-      throw nb::python_error();
-    }
-  }
-  ~View() { PyBuffer_Release(&buffer_); }
-  View(const View&) = delete;
-  View& operator=(const View&) = delete;
-  uint8_t* data() const { return static_cast<uint8_t*>(buffer_.buf); }
-  size_t size() const { return static_cast<size_t>(buffer_.len); }
-
- private:
-  Py_buffer buffer_;
-};
 
 const SecretBytes& here(const SecretBytes& secret) {
   secret.process().require("this secret");

@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import TypedDict
@@ -399,3 +399,56 @@ OPENSSL_BUILT_IN: bool
 """Whether libcrypto is a part of this module, not the system's."""
 
 def wire_area_bytes(slots: int, payload: int) -> int: ...
+
+class SealedFileWriter:
+    """Writes C2SP's chunked encryption to a file, or to memory where `file` is -1."""
+    def __init__(
+        self, file: int, key: Secret, suite: str, context: bytes, name: str, threads: int = 0
+    ) -> None: ...
+    def write(self, pieces: Sequence[Buffer]) -> None: ...
+    def finish(self) -> None: ...
+    def take(self) -> bytes:
+        """The ciphertext since the last call, where it goes to memory."""
+    @property
+    def commitment(self) -> bytes: ...
+    @property
+    def length(self) -> int:
+        """Bytes of plaintext so far."""
+
+class SealedFileReader:
+    """Opens a file, or what read(offset, size) returns, if the commitment and the length hold."""
+    def __init__(
+        self,
+        source: int | Callable[[int, int], Buffer],
+        key: Secret,
+        suite: str,
+        context: bytes,
+        name: str,
+        threads: int = 0,
+        size: int = 0,
+    ) -> None: ...
+    def read_boxes(
+        self,
+        wanted: Sequence[tuple[Buffer, int, int, Sequence[int], Sequence[int], Sequence[int]]],
+    ) -> None:
+        """Fills each buffer with a box (offsets, lengths) of an array (start, item size, shape)."""
+    def read_into(self, offset: int, into: Buffer) -> None: ...
+    def verify(self, first: int, count: int) -> int:
+        """Opens chunks and keeps nothing; returns the number of the next one."""
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def commitment(self) -> bytes: ...
+
+def sealed_length(plain: int) -> int:
+    """The length of a sealed file that holds so many bytes."""
+
+def wrap_key(wrapping: Secret, key: Secret) -> bytes:
+    """AES-256 key wrap with padding (RFC 5649)."""
+
+def unwrap_key(wrapping: Secret, wrapped: bytes) -> Secret | None:
+    """None where it was not wrapped under this key."""

@@ -9,6 +9,7 @@
     │   ├── MissingExtra
     │   ├── Unsupported
     │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
+    │   ├── BadKeyFile                a vault's key file cannot be read, or others can read it
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
     │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
@@ -75,6 +76,17 @@
     │   ├── StoreUnavailable          the broker's own store does not answer
     │   ├── TamperedStore             an attacker's: something else than a broker wrote there
     │   └── BrokenAuditLog            an attacker's: the log was changed
+    ├── VaultError                    a vault refused; nothing that failed was given out
+    │   ├── NotAVault                 yours: there is no vault, or one that cannot be read
+    │   ├── LaterVersion              yours: a later sealring wrote it
+    │   ├── NotGranted                yours: the vault is not open to this key
+    │   ├── NoSuchObject              yours: the vault holds nothing under that name
+    │   ├── OutputExists              yours: something is where the output should go
+    │   ├── UnsafePath                a path that leaves its directory, or a symlink
+    │   ├── TamperedHeader            an attacker's: the list of grants was changed
+    │   ├── TruncatedFile             an attacker's, or the disk's: a file was cut or extended
+    │   ├── TamperedChunk             an attacker's, or the disk's: a chunk is not authentic
+    │   └── WrongKey                  sealed under another key, or as another object or part
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -122,6 +134,10 @@ class BadCertificate(ConfigurationError):
 
 class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
+
+
+class BadKeyFile(ConfigurationError):
+    """A vault's key file cannot be read, is not one, or others can read it."""
 
 
 class Unsupported(ConfigurationError):
@@ -415,6 +431,50 @@ class TamperedStore(BrokerError):
 
 class BrokenAuditLog(BrokerError):
     """An entry of the audit log is missing, changed, or not signed by this broker."""
+
+
+class VaultError(SealringError):
+    """A vault could not be opened or written. Nothing that failed a check was given out."""
+
+
+class NotAVault(VaultError):
+    """There is no vault in that directory, or its files cannot be read as a vault's."""
+
+
+class LaterVersion(VaultError):
+    """A later version of sealring wrote this; it must be opened with that version."""
+
+
+class NotGranted(VaultError):
+    """The vault is not open to the key that was given."""
+
+
+class NoSuchObject(VaultError):
+    """The vault holds nothing under that name, or not that version of it."""
+
+
+class OutputExists(VaultError):
+    """Something lies where the output should go; nothing is overwritten."""
+
+
+class UnsafePath(VaultError):
+    """A path leads out of its directory, or is a symlink or no regular file."""
+
+
+class TamperedHeader(VaultError):
+    """The vault's header was changed by something that does not hold the vault's key."""
+
+
+class TruncatedFile(VaultError):
+    """A sealed file was cut or extended: an attack, or a copy that was not finished."""
+
+
+class TamperedChunk(VaultError):
+    """A chunk of a sealed file is not authentic: changed, exchanged, or damaged by the disk."""
+
+
+class WrongKey(VaultError):
+    """A file was sealed under another key or as another part, or its first bytes were changed."""
 
 
 class GroupError(SealringError):

@@ -1,0 +1,56 @@
+// C2SP's chunked encryption (c2sp.org/chunked-encryption): the format, without input or output.
+//
+//   file = salt(24) || commitment(32) || chunk || chunk || ... || last chunk
+//
+// Each chunk is 16 KiB of plaintext, sealed, and its tag. The last one is always shorter, and may be
+// empty: so a file that was cut between two chunks ends with a full one and is seen to be cut.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "keys/keys.hpp"
+
+namespace sealring {
+
+inline constexpr size_t kSaltBytes = 24;
+inline constexpr size_t kCommitmentBytes = 32;
+inline constexpr size_t kFileHeaderBytes = kSaltBytes + kCommitmentBytes;
+inline constexpr size_t kChunkBytes = 16384;
+inline constexpr size_t kSealedChunkBytes = kChunkBytes + kTagBytes;
+inline constexpr uint64_t kMaxChunks = 1ull << 38;
+
+using Salt = std::array<uint8_t, kSaltBytes>;
+using Commitment = std::array<uint8_t, kCommitmentBytes>;
+
+// What a file's chunks are sealed with.
+struct FileKey {
+  KeyBytes key;
+  Nonce base;
+  Commitment commitment;
+  Suite suite;
+};
+
+// HKDF-Expand with SHA-512 of the input key over the suite's name, the salt and the context.
+FileKey derive_file_key(const KeyBytes& input, Suite suite, const Salt& salt,
+                        std::span<const uint8_t> context);
+
+// The base nonce XOR the chunk's number as a big-endian integer.
+Nonce chunk_nonce(const Nonce& base, uint64_t chunk);
+
+constexpr uint64_t chunk_offset(uint64_t chunk) {
+  return kFileHeaderBytes + chunk * kSealedChunkBytes;
+}
+
+// The length of a sealed file that holds so many bytes of plaintext.
+constexpr uint64_t sealed_length(uint64_t plain) {
+  return kFileHeaderBytes + plain + (plain / kChunkBytes + 1) * kTagBytes;
+}
+
+// The length of the plaintext, or nothing where no sealed file has this length.
+std::optional<uint64_t> plain_length(uint64_t sealed);
+
+}  // namespace sealring

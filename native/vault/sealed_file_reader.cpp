@@ -1,0 +1,175 @@
+#include "vault/sealed_file_reader.hpp"
+
+#include <openssl/crypto.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "vault/parallel.hpp"
+#include "vault/problem.hpp"
+
+namespace sealring {
+namespace {
+
+constexpr size_t kBlockChunks = 16;  // as the writer's
+constexpr uint8_t kNoAssociatedData = 0;
+
+}  // namespace
+
+struct SealedFileReader::Piece {
+  uint64_t chunk;
+  size_t inside;  // offset in the chunk
+  size_t bytes;
+  uint8_t* into;
+};
+
+struct SealedFileReader::Block {
+  uint64_t first;
+  size_t count;
+  size_t piece;  // the first of its pieces
+};
+
+SealedFileReader::Source SealedFileReader::from_file(int file, const std::string& name) {
+  return [file, name](uint64_t offset, uint8_t* into, size_t bytes) {
+    while (bytes != 0) {
+      const ssize_t done = ::pread(file, into, bytes, static_cast<off_t>(offset));
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0) {
+        throw std::system_error(errno, std::generic_category(), name + " cannot be read");
+      }
+      if (done == 0) {
+        throw SealedFileError(FileProblem::truncated,
+                              name + " became shorter while it was read: restore it from a copy");
+      }
+      into += done;
+      offset += static_cast<uint64_t>(done);
+      bytes -= static_cast<size_t>(done);
+    }
+  };
+}
+
+SealedFileReader::SealedFileReader(Source source, uint64_t sealed_bytes, const KeyBytes& key,
+                                   Suite suite, std::span<const uint8_t> context, std::string name,
+                                   size_t threads)
+    : source_(std::move(source)),
+      sealed_bytes_(sealed_bytes),
+      key_{},
+      name_(std::move(name)),
+      threads_(threads) {
+  const auto length = plain_length(sealed_bytes);
+  if (!length) {
+    throw SealedFileError(FileProblem::truncated,
+                          name_ + " was cut or extended: no sealed file has " +
+                              std::to_string(sealed_bytes) + " bytes. Restore it from a copy");
+  }
+  length_ = *length;
+  uint8_t header[kFileHeaderBytes];
+  fetch(0, header, sizeof header);
+  Salt salt;
+  std::copy_n(header, kSaltBytes, salt.begin());
+  key_ = derive_file_key(key, suite, salt, context);
+  if (CRYPTO_memcmp(header + kSaltBytes, key_.commitment.data(), kCommitmentBytes) != 0) {
+    throw SealedFileError(FileProblem::wrong_key,
+                          name_ +
+                              " was sealed under another key or as something else, or its first 56 "
+                              "bytes were changed: use the key and the place it was sealed for");
+  }
+  verify(chunks() - 1, 1);
+}
+
+void SealedFileReader::read(std::span<const WantedRun> runs) {
+  std::vector<Piece> pieces;
+  for (const WantedRun& run : runs) {
+    if (run.offset > length_ || run.bytes > length_ - run.offset) {
+      throw SealedFileError(FileProblem::out_of_range,
+                            name_ + " holds " + std::to_string(length_) + " bytes, and " +
+                                std::to_string(run.bytes) + " from " + std::to_string(run.offset) +
+                                " on were asked for");
+    }
+    for (size_t done = 0; done < run.bytes;) {
+      const uint64_t at = run.offset + done;
+      const size_t inside = at % kChunkBytes;
+      const size_t bytes = std::min(run.bytes - done, kChunkBytes - inside);
+      pieces.push_back({at / kChunkBytes, inside, bytes, run.into + done});
+      done += bytes;
+    }
+  }
+  std::stable_sort(pieces.begin(), pieces.end(),
+                   [](const Piece& a, const Piece& b) { return a.chunk < b.chunk; });
+  std::vector<Block> blocks;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const uint64_t chunk = pieces[i].chunk;
+    if (!blocks.empty() && chunk < blocks.back().first + blocks.back().count) continue;
+    if (!blocks.empty() && chunk == blocks.back().first + blocks.back().count &&
+        blocks.back().count < kBlockChunks) {
+      ++blocks.back().count;
+    } else {
+      blocks.push_back({chunk, 1, i});
+    }
+  }
+  share_work(blocks.size(), threads_, [&](size_t number) {
+    const Block& block = blocks[number];
+    size_t next = block.piece;
+    open_chunks(block.first, block.count, [&](uint64_t chunk, const uint8_t* plain) {
+      for (; next < pieces.size() && pieces[next].chunk == chunk; ++next) {
+        std::memcpy(pieces[next].into, plain + pieces[next].inside, pieces[next].bytes);
+      }
+    });
+  });
+}
+
+uint64_t SealedFileReader::verify(uint64_t first, uint64_t count) {
+  const uint64_t end = first + std::min(count, chunks() - std::min(first, chunks()));
+  const auto blocks = static_cast<size_t>((end - first + kBlockChunks - 1) / kBlockChunks);
+  share_work(blocks, threads_, [&](size_t block) {
+    const uint64_t start = first + block * kBlockChunks;
+    open_chunks(start, static_cast<size_t>(std::min<uint64_t>(kBlockChunks, end - start)),
+                [](uint64_t, const uint8_t*) {});
+  });
+  return end;
+}
+
+void SealedFileReader::fetch(uint64_t offset, uint8_t* into, size_t bytes) {
+  source_(offset, into, bytes);
+  bytes_read_.fetch_add(bytes);
+}
+
+size_t SealedFileReader::chunk_bytes(uint64_t chunk) const {
+  return chunk + 1 < chunks() ? kChunkBytes : length_ % kChunkBytes;
+}
+
+void SealedFileReader::open_chunks(uint64_t first, size_t count, const Use& use) {
+  thread_local std::vector<uint8_t> room(kBlockChunks * kSealedChunkBytes);
+  const uint64_t end =
+      chunk_offset(first + count - 1) + chunk_bytes(first + count - 1) + kTagBytes;
+  fetch(chunk_offset(first), room.data(), static_cast<size_t>(end - chunk_offset(first)));
+  uint64_t failed = kMaxChunks;
+  {
+    const Aead aead(key_.key, Aead::Direction::open, key_.suite);
+    Aead::Use opening(aead);
+    for (size_t i = 0; i < count && failed == kMaxChunks; ++i) {
+      uint8_t* const chunk = room.data() + i * kSealedChunkBytes;
+      const size_t bytes = chunk_bytes(first + i);
+      // In place: the next copy is the only one of the plaintext.
+      if (opening.open(chunk_nonce(key_.base, first + i), {&kNoAssociatedData, 0}, chunk, bytes,
+                       chunk + bytes, chunk)) {
+        use(first + i, chunk);
+      } else {
+        failed = first + i;
+      }
+    }
+  }
+  OPENSSL_cleanse(room.data(), failed == kMaxChunks ? 0 : room.size());
+  if (failed == kMaxChunks) return;
+  throw SealedFileError(
+      FileProblem::tampered,
+      name_ + ": chunk " + std::to_string(failed) + " of " + std::to_string(chunks()) +
+          (failed + 1 == chunks() ? " (the last: the file may have been cut or extended)" : "") +
+          " is not authentic: it was changed or exchanged. Restore the file from a copy");
+}
+
+}  // namespace sealring

@@ -1,0 +1,66 @@
+// Reads any bytes of a sealed file. Nothing is given out that was not found authentic.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "vault/chunks.hpp"
+
+namespace sealring {
+
+// Bytes of the plaintext, and where they are wanted.
+struct WantedRun {
+  uint64_t offset;
+  size_t bytes;
+  uint8_t* into;
+};
+
+class SealedFileReader {
+ public:
+  // Copies `bytes` of the file from `offset` on into private memory. May be called by several threads.
+  using Source = std::function<void(uint64_t offset, uint8_t* into, size_t bytes)>;
+
+  // Reads from a file descriptor, which stays the caller's.
+  static Source from_file(int file, const std::string& name);
+
+  // Checks the commitment, and the length by opening the last chunk.
+  SealedFileReader(Source source, uint64_t sealed_bytes, const KeyBytes& key, Suite suite,
+                   std::span<const uint8_t> context, std::string name, size_t threads);
+
+  // Reads every chunk that holds wanted bytes once, opens it in private memory and copies out what is
+  // wanted of it. Runs may overlap. If it throws, some runs may have been filled; never with bytes that
+  // are not authentic.
+  void read(std::span<const WantedRun> runs);
+  // Opens all chunks from `first` on, at most `count`, and keeps nothing. Returns the next to check.
+  uint64_t verify(uint64_t first, uint64_t count);
+
+  uint64_t length() const { return length_; }
+  uint64_t chunks() const { return length_ / kChunkBytes + 1; }
+  const Commitment& commitment() const { return key_.commitment; }
+  // Bytes of the sealed file that were read, its header included.
+  uint64_t bytes_read() const { return bytes_read_.load(); }
+
+ private:
+  struct Piece;  // what one run wants of one chunk
+  struct Block;  // chunks that lie behind each other and are read together
+  using Use = std::function<void(uint64_t chunk, const uint8_t* plain)>;
+
+  void fetch(uint64_t offset, uint8_t* into, size_t bytes);
+  size_t chunk_bytes(uint64_t chunk) const;
+  void open_chunks(uint64_t first, size_t count, const Use& use);
+
+  Source source_;
+  uint64_t sealed_bytes_;
+  uint64_t length_ = 0;
+  FileKey key_;
+  std::string name_;
+  size_t threads_;
+  std::atomic<uint64_t> bytes_read_{0};
+};
+
+}  // namespace sealring

@@ -1,0 +1,191 @@
+#include "vault/sealed_file_writer.hpp"
+
+#include <openssl/rand.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "vault/parallel.hpp"
+#include "vault/problem.hpp"
+
+namespace sealring {
+namespace {
+
+// So many chunks are sealed with one expanded key and written with one call: the ciphertext stays in
+// the core's own cache until the kernel has copied it, and fork() waits for no more than this.
+constexpr size_t kBlockChunks = 16;
+constexpr uint8_t kNoAssociatedData = 0;
+
+Salt random_salt() {
+  Salt salt;
+  if (RAND_bytes(salt.data(), static_cast<int>(salt.size())) != 1) {
+    throw std::runtime_error("OpenSSL has no random bytes");
+  }
+  return salt;
+}
+
+void write_whole(int file, uint64_t offset, const uint8_t* bytes, size_t count,
+                 const std::string& name) {
+  while (count != 0) {
+    const ssize_t done = ::pwrite(file, bytes, count, static_cast<off_t>(offset));
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) {
+      throw std::system_error(done < 0 ? errno : ENOSPC, std::generic_category(),
+                              name + " cannot be written");
+    }
+    bytes += done;
+    offset += static_cast<uint64_t>(done);
+    count -= static_cast<size_t>(done);
+  }
+}
+
+// A sequence of pieces as one stream of bytes.
+class Stream {
+ public:
+  explicit Stream(std::span<const SealedFileWriter::Plain> pieces) : pieces_(pieces) {
+    starts_.reserve(pieces.size());
+    for (const auto& piece : pieces) {
+      starts_.push_back(total_);
+      total_ += piece.size();
+    }
+  }
+
+  // `bytes` of it from `offset` on: where they lie, or gathered in `room` if they lie apart.
+  const uint8_t* at(size_t offset, size_t bytes, uint8_t* room) const {
+    auto index = static_cast<size_t>(
+        std::upper_bound(starts_.begin(), starts_.end(), offset) - starts_.begin() - 1);
+    size_t inside = offset - starts_[index];
+    if (pieces_[index].size() - inside >= bytes) return pieces_[index].data() + inside;
+    for (size_t done = 0; done < bytes; ++index, inside = 0) {
+      const size_t part = std::min(bytes - done, pieces_[index].size() - inside);
+      if (part != 0) std::memcpy(room + done, pieces_[index].data() + inside, part);
+      done += part;
+    }
+    return room;
+  }
+
+  size_t total() const { return total_; }
+
+ private:
+  std::span<const SealedFileWriter::Plain> pieces_;
+  std::vector<size_t> starts_;
+  size_t total_ = 0;
+};
+
+}  // namespace
+
+SealedFileWriter::SealedFileWriter(int file, const KeyBytes& key, Suite suite,
+                                   std::span<const uint8_t> context, std::string name,
+                                   size_t threads)
+    : file_(file), key_{}, name_(std::move(name)), threads_(threads) {
+  const Salt salt = random_salt();
+  key_ = derive_file_key(key, suite, salt, context);
+  rest_.reserve(kChunkBytes);
+  put(0, salt.data(), salt.size());
+  put(kSaltBytes, key_.commitment.data(), key_.commitment.size());
+}
+
+void SealedFileWriter::require_usable() const {
+  if (state_ == State::failed) throw std::logic_error(name_ + ": writing failed before");
+  if (state_ == State::finished) throw std::logic_error(name_ + " is finished");
+}
+
+uint64_t SealedFileWriter::length() const {
+  const std::lock_guard<std::mutex> lock(lock_);
+  return sealed_chunks_ * kChunkBytes + rest_.size();
+}
+
+void SealedFileWriter::write(std::span<const Plain> pieces) {
+  const std::lock_guard<std::mutex> lock(lock_);
+  require_usable();
+  state_ = State::failed;  // until this call has succeeded
+  std::vector<Plain> stream;
+  stream.reserve(pieces.size() + 1);
+  stream.emplace_back(rest_);
+  // Empty pieces are left out: an address is then always found in a piece that has it.
+  for (const Plain& piece : pieces) {
+    if (!piece.empty()) stream.push_back(piece);
+  }
+  if (rest_.empty()) stream.erase(stream.begin());
+  const Stream whole(stream);
+  const size_t chunks = whole.total() / kChunkBytes;
+  if (sealed_chunks_ + chunks >= kMaxChunks) {
+    throw SealedFileError(FileProblem::too_long, name_ + " would be longer than 4 PiB");
+  }
+  seal_full_chunks(stream, chunks);
+  const size_t left = whole.total() - chunks * kChunkBytes;
+  std::vector<uint8_t> rest(left);
+  if (left != 0) {
+    const uint8_t* const from = whole.at(chunks * kChunkBytes, left, rest.data());
+    if (from != rest.data()) std::memcpy(rest.data(), from, left);
+  }
+  rest_ = std::move(rest);
+  sealed_chunks_ += chunks;
+  state_ = State::writing;
+}
+
+void SealedFileWriter::finish() {
+  const std::lock_guard<std::mutex> lock(lock_);
+  require_usable();
+  state_ = State::failed;
+  uint8_t sealed[kSealedChunkBytes];
+  {
+    const Aead aead(key_.key, Aead::Direction::seal, key_.suite);
+    Aead::Use use(aead);
+    seal_chunk(use, sealed_chunks_, rest_.data(), rest_.size(), sealed);
+  }
+  put(chunk_offset(sealed_chunks_), sealed, rest_.size() + kTagBytes);
+  state_ = State::finished;
+}
+
+std::vector<uint8_t> SealedFileWriter::take() {
+  const std::lock_guard<std::mutex> lock(lock_);
+  memory_start_ += memory_.size();
+  return std::exchange(memory_, {});
+}
+
+void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t chunks) {
+  const Stream whole(stream);
+  if (file_ == kToMemory) {
+    memory_.resize(chunk_offset(sealed_chunks_ + chunks) - memory_start_);
+  }
+  const size_t blocks = (chunks + kBlockChunks - 1) / kBlockChunks;
+  share_work(blocks, threads_, [&](size_t block) {
+    thread_local std::vector<uint8_t> sealed(kBlockChunks * kSealedChunkBytes);
+    thread_local std::vector<uint8_t> gathered(kChunkBytes);
+    const size_t first = block * kBlockChunks;
+    const size_t count = std::min(kBlockChunks, chunks - first);
+    {
+      const Aead aead(key_.key, Aead::Direction::seal, key_.suite);
+      Aead::Use use(aead);
+      for (size_t i = 0; i < count; ++i) {
+        const uint8_t* const plain =
+            whole.at((first + i) * kChunkBytes, kChunkBytes, gathered.data());
+        seal_chunk(use, sealed_chunks_ + first + i, plain, kChunkBytes,
+                   sealed.data() + i * kSealedChunkBytes);
+      }
+    }
+    put(chunk_offset(sealed_chunks_ + first), sealed.data(), count * kSealedChunkBytes);
+  });
+}
+
+void SealedFileWriter::seal_chunk(Aead::Use& use, uint64_t number, const uint8_t* plain,
+                                  size_t bytes, uint8_t* out) const {
+  use.seal(chunk_nonce(key_.base, number), {&kNoAssociatedData, 0}, plain, bytes, out, out + bytes);
+}
+
+void SealedFileWriter::put(uint64_t offset, const uint8_t* bytes, size_t count) {
+  if (file_ != kToMemory) {
+    write_whole(file_, offset, bytes, count, name_);
+    return;
+  }
+  const uint64_t at = offset - memory_start_;
+  if (memory_.size() < at + count) memory_.resize(at + count);
+  std::memcpy(memory_.data() + at, bytes, count);
+}
+
+}  // namespace sealring

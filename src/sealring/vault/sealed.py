@@ -1,0 +1,88 @@
+"""Sealed files: C2SP's chunked encryption, by the native core.
+
+The context is part of a file's key. It says what the file is, so that no other file opens in its
+place: another part of the same object, another version, another object, another vault.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import Buffer
+
+from sealring import _native
+from sealring.errors import NotAVault, TruncatedFile
+
+AES: Final = "AEAD_AES_256_GCM"
+CHACHA: Final = "AEAD_CHACHA20_POLY1305"
+"""For files that a GPU opens: GPUs have no instructions for AES."""
+SUITES: Final = (AES, CHACHA)
+ID_BYTES: Final = 16
+_PREFIX: Final = b"sealring vault 1"
+_LARGEST_DOCUMENT: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a sealed file is, and what it is sealed with."""
+
+    vault: bytes
+    object: bytes
+    version: int
+    suite: str
+    key: _native.Secret
+
+    def context(self, part: str) -> bytes:
+        """Fields of fixed length and then the part's name, so that no two places look alike."""
+        assert len(self.vault) == len(self.object) == ID_BYTES
+        fixed = struct.pack(f">{ID_BYTES}s{ID_BYTES}sQ", self.vault, self.object, self.version)
+        return _PREFIX + fixed + part.encode()
+
+    def writer(self, file: int, part: str, threads: int = 0) -> _native.SealedFileWriter:
+        """Seals to a file descriptor; to memory where that is -1."""
+        return _native.SealedFileWriter(
+            file, self.key, self.suite, self.context(part), f"part {part}", threads
+        )
+
+    def reader(self, file: int, part: str, name: str, threads: int = 0) -> _native.SealedFileReader:
+        return _native.SealedFileReader(
+            file, self.key, self.suite, self.context(part), name, threads
+        )
+
+    def seal(self, part: str, plain: Buffer) -> bytes:
+        writer = self.writer(-1, part, 1)
+        writer.write([plain])
+        writer.finish()
+        return writer.take()
+
+    def open(self, part: str, sealed: bytes, name: str) -> bytes:
+        """The plaintext, whole."""
+        if not sealed:
+            raise TruncatedFile(f"{name} is empty: restore it from a copy")
+
+        def read(offset: int, size: int) -> bytes:
+            return sealed[offset : offset + size]
+
+        reader = _native.SealedFileReader(
+            read, self.key, self.suite, self.context(part), name, 1, len(sealed)
+        )
+        plain = bytearray(reader.length)
+        reader.read_into(0, plain)
+        return bytes(plain)
+
+
+def read_small(path: Path, what: str) -> bytes:
+    """A file of the vault that is read whole. It may be the work of an attacker: not endless."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            content = file.read(_LARGEST_DOCUMENT + 1)
+    except OSError as problem:
+        raise NotAVault(f"{what} {path} cannot be read: {problem.strerror}") from problem
+    if len(content) > _LARGEST_DOCUMENT:
+        raise NotAVault(f"{what} {path} is larger than {_LARGEST_DOCUMENT} bytes")
+    return content
