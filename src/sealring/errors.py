@@ -9,7 +9,6 @@
     │   ├── MissingExtra
     │   ├── Unsupported
     │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
-    │   ├── BadKeyFile                a vault's key file cannot be read, or others can read it
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
     │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
@@ -78,12 +77,6 @@
     │   └── BrokenAuditLog            an attacker's: the log was changed
     ├── VaultError                    a vault refused; nothing that failed was given out
     │   ├── NotAVault                 yours: there is no vault, or one that cannot be read
-    │   ├── LaterVersion              yours: a later sealring wrote it
-    │   ├── NotGranted                yours: the vault is not open to this key
-    │   ├── NoSuchObject              yours: the vault holds nothing under that name
-    │   ├── OutputExists              yours: something is where the output should go
-    │   ├── UnsafePath                a path that leaves its directory, or a symlink
-    │   ├── TamperedHeader            an attacker's: the list of grants was changed
     │   ├── TruncatedFile             an attacker's, or the disk's: a file was cut or extended
     │   ├── TamperedChunk             an attacker's, or the disk's: a chunk is not authentic
     │   └── WrongKey                  sealed under another key, or as another object or part
@@ -134,10 +127,6 @@ class BadCertificate(ConfigurationError):
 
 class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
-
-
-class BadKeyFile(ConfigurationError):
-    """A vault's key file cannot be read, is not one, or others can read it."""
 
 
 class Unsupported(ConfigurationError):
@@ -439,30 +428,6 @@ class VaultError(SealringError):
 
 class NotAVault(VaultError):
     """There is no vault in that directory, or its files cannot be read as a vault's."""
-
-
-class LaterVersion(VaultError):
-    """A later version of sealring wrote this; it must be opened with that version."""
-
-
-class NotGranted(VaultError):
-    """The vault is not open to the key that was given."""
-
-
-class NoSuchObject(VaultError):
-    """The vault holds nothing under that name, or not that version of it."""
-
-
-class OutputExists(VaultError):
-    """Something lies where the output should go; nothing is overwritten."""
-
-
-class UnsafePath(VaultError):
-    """A path leads out of its directory, or is a symlink or no regular file."""
-
-
-class TamperedHeader(VaultError):
-    """The vault's header was changed by something that does not hold the vault's key."""
 
 
 class TruncatedFile(VaultError):
