@@ -4,7 +4,8 @@
 NB_MODULE(_native, m) {
   // A script may end without destroying its group; what it held is not a leak worth a message.
   nanobind::set_leak_warnings(false);
-  m.doc() = "sealring's native core: records, links, reductions, collectives, messages and sealed files.";
+  m.doc() =
+      "sealring's native core: records, links, reductions, collectives, messages and sealed files.";
   bind_codes(m);
   bind_secrets(m);
   bind_failures(m);

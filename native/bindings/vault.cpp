@@ -207,8 +207,7 @@ void bind_vault(nb::module_& m) {
             const int descriptor = file ? nb::cast<int>(source) : -1;
             auto read = file ? SealedFileReader::from_file(descriptor, name)
                              : from_python(nb::cast<nb::callable>(source), name);
-            const uint64_t bytes =
-                file ? file_size(descriptor, name) : static_cast<uint64_t>(size);
+            const uint64_t bytes = file ? file_size(descriptor, name) : static_cast<uint64_t>(size);
             const KeyBytes input = key_from(key, "a sealed file's key");
             const Suite chosen = suite_named(suite);
             const auto associated = span_of(context);

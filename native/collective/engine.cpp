@@ -306,7 +306,8 @@ bool Engine::release_device(std::chrono::duration<double> patience) {
   if (!changed_.wait_for(lock, patience, [this] { return calling_ == 0; })) return false;
   wires_.reset();
   gpu_pool_.clear();
-  const std::vector<MappedFile> mapped = std::exchange(mapped_, {});  // the device has it registered
+  const std::vector<MappedFile> mapped =
+      std::exchange(mapped_, {});  // the device has it registered
   std::unique_ptr<Device> device = std::move(device_);
   // CUDA may wait until the GPU is idle. Threads that ask for a completion must not wait for that.
   lock.unlock();

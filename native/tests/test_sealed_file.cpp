@@ -35,7 +35,12 @@ SealedFileReader reader_of(const std::vector<uint8_t>& sealed, Suite suite, size
   return {[&sealed](uint64_t offset, uint8_t* into, size_t bytes) {
             std::memcpy(into, sealed.data() + offset, bytes);
           },
-          sealed.size(), kKey, suite, kContext, "file", threads};
+          sealed.size(),
+          kKey,
+          suite,
+          kContext,
+          "file",
+          threads};
 }
 
 template <typename Call>
@@ -75,10 +80,10 @@ TEST(several_threads_read_what_several_threads_wrote) {
     auto reader = reader_of(sealed, suite, 3);
     std::vector<uint8_t> out(plain.size());
     // Runs that overlap, the second before the first.
-    const WantedRun runs[] = {{plain.size() / 2, plain.size() - plain.size() / 2,
-                               out.data() + plain.size() / 2},
-                              {0, plain.size() / 2, out.data()},
-                              {5, 10, out.data() + 5}};
+    const WantedRun runs[] = {
+        {plain.size() / 2, plain.size() - plain.size() / 2, out.data() + plain.size() / 2},
+        {0, plain.size() / 2, out.data()},
+        {5, 10, out.data() + 5}};
     reader.read(runs);
     CHECK(out == plain);
     CHECK(reader.verify(0, reader.chunks()) == reader.chunks());

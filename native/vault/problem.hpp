@@ -15,7 +15,8 @@ enum class FileProblem {
 };
 
 struct SealedFileError : std::runtime_error {
-  SealedFileError(FileProblem what, const std::string& text) : std::runtime_error(text), problem(what) {}
+  SealedFileError(FileProblem what, const std::string& text)
+      : std::runtime_error(text), problem(what) {}
   FileProblem problem;
 };
 

@@ -144,8 +144,7 @@ size_t SealedFileReader::chunk_bytes(uint64_t chunk) const {
 
 void SealedFileReader::open_chunks(uint64_t first, size_t count, const Use& use) {
   thread_local std::vector<uint8_t> room(kBlockChunks * kSealedChunkBytes);
-  const uint64_t end =
-      chunk_offset(first + count - 1) + chunk_bytes(first + count - 1) + kTagBytes;
+  const uint64_t end = chunk_offset(first + count - 1) + chunk_bytes(first + count - 1) + kTagBytes;
   fetch(chunk_offset(first), room.data(), static_cast<size_t>(end - chunk_offset(first)));
   uint64_t failed = kMaxChunks;
   {

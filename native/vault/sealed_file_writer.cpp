@@ -56,8 +56,8 @@ class Stream {
 
   // `bytes` of it from `offset` on: where they lie, or gathered in `room` if they lie apart.
   const uint8_t* at(size_t offset, size_t bytes, uint8_t* room) const {
-    auto index = static_cast<size_t>(
-        std::upper_bound(starts_.begin(), starts_.end(), offset) - starts_.begin() - 1);
+    auto index = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), offset) -
+                                     starts_.begin() - 1);
     size_t inside = offset - starts_[index];
     if (pieces_[index].size() - inside >= bytes) return pieces_[index].data() + inside;
     for (size_t done = 0; done < bytes; ++index, inside = 0) {
