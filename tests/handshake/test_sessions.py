@@ -1,4 +1,4 @@
-"""Connections under a session: no TLS, no key twice, nothing for whoever comes later."""
+"""Connections under a session: no TLS, no key twice, nothing for an attacker who comes later."""
 
 from __future__ import annotations
 
