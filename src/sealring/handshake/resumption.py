@@ -8,7 +8,7 @@ type (1), version (2), length (2), content. A tag is HMAC-SHA256 under a key of 
 present step, over all that was said before it and both certificates' digests. With the answer both
 ends take the opener's chain of the session one step on. A dialer that gets no valid answer cannot
 know whether the acceptor has, so it ends the session, and the next attempt is a TLS handshake: an
-adversary that interferes causes handshakes and nothing else.
+adversary that interferes with these two causes handshakes and nothing else.
 
 Set-up messages then travel in frames as well: AES-256-GCM ciphertext and tag, under one key for
 each direction, with a count as the nonce and the frame's header as associated data. No byte is read
@@ -129,9 +129,6 @@ class SessionConnection(Connection):
                 raise PeerUnreachable(f"{self.who} closed the connection during set-up")
             self._opening += chunk
         session = self._sessions.with_id(self._opening[_HEADER_BYTES:][:ID_BYTES])
-        if session is not None and not self._is_admitted(session.peer_certificate):
-            self._sessions.discard(session)
-            session = None
         if session is None or not self._answer(session):
             self._send_all(_header(0))
             raise PeerUnreachable(f"{self.who} asked for a session that this worker does not have")
@@ -150,6 +147,10 @@ class SessionConnection(Connection):
             if step != chain.step:
                 return False
             if not hmac.compare_digest(tag, chain.open_tag(fingerprints + said)):
+                return False
+            # After the tag: the id is public, and a stranger must not cause this work.
+            if not self._is_admitted(session.peer_certificate):
+                self._sessions.discard(session)
                 return False
             ours = secrets.token_bytes(_RANDOM_BYTES)
             answer = _header(_ANSWER_BYTES) + ours
