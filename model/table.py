@@ -42,7 +42,15 @@ BROKER: Final = Model(
     ),
     ("leaked", "group"),
 )  # fmt: skip
-MODELS: Final = (SETUP, BROKER)
+FORMING: Final = Model(
+    "forming",
+    "forming.maude",
+    "FORMING-SCENARIOS",
+    "forming",
+    ("changed-words", "own-certificate", "two-accounts"),
+    (),
+)
+MODELS: Final = (SETUP, BROKER, FORMING)
 
 
 def _all_done(*sessions: str) -> str:
@@ -54,6 +62,10 @@ def _all_done(*sessions: str) -> str:
     return f"{{ CS:Checks | {shown} OBJ:Objects }} := ST:State"
 
 
+_FORMED = (
+    "{ CS:Checks | member(0, S:Statement, 'done) member(2, X:Statement, 'done) OBJ:Objects } "
+    ":= ST:State"
+)
 _CERTIFIED = "{ CS:Checks | pub(cert('k1, 1, U:Nat, N:Nonce, T:Nat)) OBJ:Objects } := ST:State"
 _EVICTED = "{ CS:Checks | evicted('k1, M:Qid, 1, T:Nat) OBJ:Objects } := ST:State"
 
@@ -72,6 +84,7 @@ GOALS: Final[dict[Model, dict[str, str]]] = {
         "evicted": _EVICTED,
         "evicted-unnamed": _EVICTED,
     },
+    FORMING: dict.fromkeys(FORMING.scenarios, _FORMED),
 }
 
 
@@ -168,6 +181,15 @@ REMOVALS: Final = [
         nonce-session           join              none
         barred-at-admission     evicted           none
         holder                  rejoin            none
+        """,
+    ),
+    *_removals(
+        FORMING,
+        """
+        signatures              changed-words     identity
+        signatures              two-accounts      agreement
+        certificates            own-certificate   identity
+        own-entry               changed-words     identity
         """,
     ),
 ]

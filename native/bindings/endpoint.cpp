@@ -101,6 +101,23 @@ void bind_endpoint(nb::module_& m) {
           "peer"_a, "socket"_a, "own"_a, "theirs"_a, "send_key"_a, "receive_key"_a,
           "peer_group_key"_a.none() = nb::none())
       .def(
+          "add_member",
+          [](Endpoint& self, int peer, const SecretBytes& group_key) {
+            self.add_member(peer, key_from(group_key, "group_key"));
+          },
+          "peer"_a, "group_key"_a)
+      .def(
+          "add_late_link",
+          [](Endpoint& self, int peer, int socket, LinkMemory* own, LinkMemory* theirs,
+             const SecretBytes& send_key, const SecretBytes& receive_key) {
+            auto pipe = own == nullptr || theirs == nullptr
+                            ? make_tcp_pipe(socket)
+                            : make_shm_pipe(socket, std::move(*own), std::move(*theirs));
+            return self.add_late_link({peer, std::move(pipe), key_from(send_key, "send_key"),
+                                       key_from(receive_key, "receive_key")});
+          },
+          "peer"_a, "socket"_a, "own"_a.none(), "theirs"_a.none(), "send_key"_a, "receive_key"_a)
+      .def(
           "attach",
           [](Endpoint& self, DetachedDevice& device) { self.attach(std::move(device.device)); },
           "device"_a, nb::call_guard<nb::gil_scoped_release>())

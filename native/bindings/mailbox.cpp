@@ -28,7 +28,8 @@ void bind_mailbox(nb::module_& m) {
                 Message{sends,         peer,     tag, reinterpret_cast<uint8_t*>(memory.first),
                         memory.second, timeout_s};
           },
-          "sends"_a, "peer"_a, "tag"_a, "memory"_a, "timeout_s"_a);
+          "sends"_a, "peer"_a, "tag"_a, "memory"_a, "timeout_s"_a)
+      .def_ro("peer", &Message::peer);
 
   nb::class_<Mailbox, Endpoint>(m, "Mailbox")
       .def(nb::new_([](int rank, int world, const nb::bytes& context, size_t record_bytes,
@@ -44,6 +45,7 @@ void bind_mailbox(nb::module_& m) {
            }),
            "rank"_a, "world"_a, "context"_a, "record_bytes"_a, "rekey_bytes"_a,
            "gpu_record_bytes"_a, "first_failure"_a, "names"_a)
+      .def("expect_late_links", &Mailbox::expect_late_links)
       .def(
           "submit",
           [](Mailbox& self, const Message& message, const CallerStream* caller) {

@@ -18,7 +18,7 @@ constexpr unsigned kRoundsPerLook = 64;
 Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
                        Device* device, Wires* wires, Stats& stats, Backoff& patience,
                        const History& history, const std::atomic<bool>& interrupted,
-                       const Lease* lease)
+                       const Lease* lease, const Latecomers& latecomers)
     : call_(call),
       program_(*call.program),
       cut_(call, wires),
@@ -31,6 +31,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
       backoff_(patience),
       history_(history),
       interrupted_(interrupted),
+      latecomers_(latecomers),
       lease_(lease),
       reduce_(reduce_function(call.dtype, call.reduction)),
       records_per_segment_(device == nullptr ? 1 : records_in_run(call.segment_bytes)),
@@ -49,7 +50,9 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
     device->begin({call.ready, call.dtype, call.reduction, static_cast<uint32_t>(program_.world),
                    call.factor, call.segment_bytes, cut_.scratch_bytes(), call.submitted});
   }
-  for (int peer : program_.sources) links_[peer]->expecting = true;
+  for (int peer : program_.sources) {
+    if (links_[peer]) links_[peer]->expecting = true;
+  }
 }
 
 Collective::~Collective() {
@@ -67,7 +70,8 @@ void Collective::run() {
   open_segments();
   for (;;) {
     // Seal one, send, take one per link: so every link and both directions are kept moving.
-    bool moved = run_tasks();
+    bool moved = latecomers_.links.waiting() && take_latecomers();
+    moved |= run_tasks();
     moved |= flush_all();
     moved |= receive_all();
     if (device_ != nullptr) moved |= settle();
@@ -168,7 +172,7 @@ bool Collective::run_tasks() {
   blocked_.assign(links_.size(), false);
   const auto runnable = [&](const Task& task) {
     const Step& step = program_.steps[task.step];
-    const auto has_room = [this](int peer) { return links_[peer]->has_room(); };
+    const auto has_room = [this](int peer) { return links_[peer] && links_[peer]->has_room(); };
     const bool in_turn = std::none_of(step.peers.begin(), step.peers.end(),
                                       [this](int peer) { return blocked_[peer]; });
     if (in_turn &&
@@ -271,7 +275,7 @@ void Collective::publish(Header& header, const uint8_t* plain, const std::vector
 bool Collective::receive_all() {
   bool moved = false;
   for (int peer : program_.sources) {
-    if (expected_[peer] != 0) moved |= receive(*links_[peer]);
+    if (expected_[peer] != 0 && links_[peer]) moved |= receive(*links_[peer]);
   }
   for (int peer : area_readers_) {
     if (expected_[peer] == 0 && wires_->lent_to(peer)) moved |= receive(*links_[peer]);
@@ -359,6 +363,11 @@ bool Collective::take_data(Link& link) {
   // A forward never waits for room: in a ring all ranks could then wait for each other. What
   // queues up is bounded by the window instead.
   const std::vector<int>& forwards = program_.forwards[index];
+  const auto linked = [this](int peer) { return links_[peer] != nullptr; };
+  for (int forward : forwards) {
+    const std::vector<int>& peers = program_.steps[forward].peers;
+    if (!std::all_of(peers.begin(), peers.end(), linked)) return false;  // until that link is made
+  }
   // Opened where only we can see it, and checked, before anything is made of it.
   uint8_t* plain = link.arrived_payload();
   if (!forwards.empty()) {
@@ -393,6 +402,15 @@ void Collective::apply(Segment& segment, int index, const uint8_t* plain) {
   } else {
     std::memcpy(at(segment, step.slot), plain, bytes);
   }
+}
+
+bool Collective::take_latecomers() {
+  latecomers_.place(latecomers_.links.take());
+  status_sent_ = false;  // not to these
+  for (int peer : program_.sources) {
+    if (links_[peer] && expected_[peer] != 0) links_[peer]->expecting = true;
+  }
+  return true;
 }
 
 bool Collective::flush_all() {

@@ -19,6 +19,7 @@
 #include "reduce/reduce.hpp"
 #include "transport/buffers.hpp"
 #include "transport/farewell.hpp"
+#include "transport/late_links.hpp"
 #include "transport/link.hpp"
 #include "transport/waiting.hpp"
 
@@ -102,10 +103,17 @@ View view_of(const Call& call);
 
 class Collective {
  public:
+  // Links that come while it runs, and what gives them their place among the links.
+  struct Latecomers {
+    LateLinks& links;
+    std::function<void(std::vector<LateLink>)> place;
+  };
+
   // Without a device the slots are in this process's own memory.
   Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Device* device,
              Wires* wires, Stats& stats, Backoff& patience, const History& history,
-             const std::atomic<bool>& interrupted, const Lease* lease);
+             const std::atomic<bool>& interrupted, const Lease* lease,
+             const Latecomers& latecomers);
   ~Collective();
 
   // Returns when this rank's part is done and everything it had to send has left.
@@ -138,6 +146,8 @@ class Collective {
   bool take_data(Link& link);
   void apply(Segment& segment, int step, const uint8_t* plain);
   bool flush_all();
+  bool take_latecomers();
+  bool sees_who_is_late() const;
   // With a device (on_device.cpp).
   uint64_t queue_of(uint64_t segment) const { return segment % window_.size(); }
   void compute_on_device(Segment& segment, const Step& step);
@@ -185,6 +195,7 @@ class Collective {
   Backoff& backoff_;
   const History& history_;
   const std::atomic<bool>& interrupted_;
+  const Latecomers& latecomers_;
   const Lease* const lease_;  // null where no broker admits this worker
   unsigned rounds_ = 0;
   const ReduceFn reduce_;

@@ -35,8 +35,25 @@ Engine::Engine(int rank, int world, const Context& context, const KeyBytes& grou
 
 Engine::~Engine() { close(); }
 
+bool Engine::add_late_link(LateLink link) {
+  require_process();
+  require_rank(link.peer);
+  return late_.add(std::move(link));
+}
+
+void Engine::place_late_links(std::vector<LateLink> links) {
+  for (LateLink& late : links) {
+    if (keyring_.groups[late.peer]) place(std::move(late));  // else it is no member
+  }
+}
+
 void Engine::attach(std::unique_ptr<Device> device) {
   const std::lock_guard<std::mutex> lock(running_);
+  place_late_links(late_.take());
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    if (!links_[peer] && keyring_.groups[peer])
+      throw std::invalid_argument("a device needs all links");
+  }
   Endpoint::attach(std::move(device));
 }
 
@@ -192,6 +209,7 @@ void Engine::release_streams(const Completion& collective) {
 void Engine::run(const Call& call) {
   require_process();
   const std::lock_guard<std::mutex> lock(running_);
+  if (late_.waiting()) place_late_links(late_.take());
   require_possible(call);
   if (call.on_device && call.submitted.number == 0) {
     most_replaced_keys(cut_of(call));
@@ -231,7 +249,9 @@ void Engine::require_possible(const Call& call) {
   }
   for (const Step& step : program.steps) {
     for (int peer : step.peers) {
-      if (!links_[peer]) throw std::invalid_argument("the program needs a link that is not there");
+      if (!links_[peer] && (call.on_device || !keyring_.groups[peer])) {
+        throw std::invalid_argument("the program needs a link that is not there");
+      }
     }
     const bool reduces = step.action == Action::reduce || step.action == Action::receive_reduce;
     if (reduces && reduce_function(call.dtype, call.reduction) == nullptr) {
@@ -244,8 +264,10 @@ void Engine::run_collective(const Call& call, BufferPool& pool) {
   with_device(call.on_device, [&] {
     Device* const device = call.on_device ? device_.get() : nullptr;
     Wires* const wires = call.wired ? wires_.get() : nullptr;
+    const Collective::Latecomers latecomers{
+        late_, [this](std::vector<LateLink> links) { place_late_links(std::move(links)); }};
     Collective(call, links_, keyring_, pool, device, wires, stats_, backoff_, history_,
-               interrupted_, lease_.get())
+               interrupted_, lease_.get(), latecomers)
         .run();
   });
 }
@@ -276,6 +298,7 @@ void Engine::say_where_last_seen(Failure& failure) const {
 }
 
 void Engine::end_with(Failure& failure, const View& view) {
+  place_late_links(late_.close());  // their peers are told as well
   send_last_records(links_, Kind::alert, encode_alert(failure, rank_), view);
   if (failure.code == FailureCode::out_of_step) {
     if (view.number != 0) failure.views[rank_] = names().rank(rank_) + ": " + names().view(view);
@@ -293,6 +316,7 @@ void Engine::close() {
   const std::lock_guard<std::mutex> lock(running_);
   if (closed_ || failure_) return;
   closed_ = true;
+  place_late_links(late_.close());
   send_last_records(links_, Kind::bye, {}, {});
   wipe();
 }

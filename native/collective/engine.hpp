@@ -29,6 +29,7 @@ class Engine final : public Endpoint {
                 const KeyBytes& receive_key, const KeyBytes& peer_group_key) {
     Endpoint::add_link(peer, std::move(pipe), send_key, receive_key, &peer_group_key);
   }
+  bool add_late_link(LateLink link) override;
   void attach(std::unique_ptr<Device> device) override;
   // Wires between its memory and the peers' devices: offered, opened and, when all ranks have, used.
   void offer_wires(uint32_t slots, size_t payload, const std::function<Device::Area(size_t)>& make);
@@ -89,7 +90,10 @@ class Engine final : public Endpoint {
   void end_with(Failure& failure, const View& view);
   void say_where_last_seen(Failure& failure) const;
   void update_account();
+  // Gives the links that came late their place. By the thread that has `running_`.
+  void place_late_links(std::vector<LateLink> links);
 
+  LateLinks late_;
   std::unique_ptr<Wires> wires_;
   std::mutex running_;  // held while a collective runs
   std::atomic<bool> interrupted_{false};

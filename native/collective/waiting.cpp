@@ -14,6 +14,10 @@ namespace {
 // How long a rank waits before it tells the others what it waits in.
 constexpr double kStatusAfterS = 0.5;
 
+// A rank without a link to every other may not see which one is late. Those that do see it have so much more
+// time to say so before this rank names the one that it waits for.
+constexpr double kWitnessS = 2.0;
+
 }  // namespace
 
 // ---- in step -----------------------------------------------------------------------------------
@@ -109,19 +113,20 @@ void Collective::require_lease() const {
 
 void Collective::sleep() {
   const double silent = backoff_.idle_s();
-  if (silent > call_.timeout_s) throw_timeout();
+  const double patience = call_.timeout_s + (sees_who_is_late() ? 0.0 : kWitnessS);
+  if (silent > patience) throw_timeout();
   if (silent > kStatusAfterS) send_status();
   std::vector<Link*> sleepers;
   for (const auto& link : links_) {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
-  const double left_ms = (call_.timeout_s - silent) * 1e3;
+  const double left_ms = (patience - silent) * 1e3;
   const int longest_ms = on_device_.empty() ? kNapMs : kPollDeviceMs;
   const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, longest_ms));
   std::chrono::nanoseconds slept{0};
   {
     const Stopwatch waiting(stats_.wait_ns);
-    slept = sleep_on(sleepers, -1, nap_ms);
+    slept = sleep_on(sleepers, latecomers_.links.wake(), nap_ms);
   }
   if (slept.count() != 0) ++stats_.sleeps;
   for (Link* link : sleepers) {
@@ -131,6 +136,18 @@ void Collective::sleep() {
   for (Link* link : sleepers) {
     if (receive(*link)) backoff_.progressed();
   }
+}
+
+// Whether throw_timeout() could name a rank that has not come to this collective.
+bool Collective::sees_who_is_late() const {
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    if (expected_[peer] == 0) continue;
+    if (!links_[peer]) return true;
+    if (!links_[peer]->ready() && links_[peer]->waits_in < call_.number) return true;
+  }
+  const auto there = [](const auto& link) { return link != nullptr; };
+  const auto count = std::count_if(links_.begin(), links_.end(), there);
+  return static_cast<size_t>(count) + 1 == links_.size();
 }
 
 // Names the peer that this rank waits for, or the one that peer waits for in turn. A peer that waits in
@@ -144,7 +161,13 @@ void Collective::throw_timeout() {
   };
   const auto owes = [&](const Link& link) { return expected_[link.peer] != 0 && !link.ready(); };
   const auto waits = [&](const Link& link) { return link.waits_in >= call_.number; };
-  const char* what = "nothing came from the peer";
+  const char* what = "the peer did not connect";
+  for (const Step& step : program_.steps) {
+    for (int peer : step.peers) {
+      if (blamed < 0 && !links_[peer]) blamed = peer;
+    }
+  }
+  if (blamed < 0) what = "nothing came from the peer";
   blame([&](const Link& link) { return owes(link) && !waits(link); });
   if (blamed < 0 &&
       std::any_of(

@@ -68,8 +68,21 @@ void Mailbox::require_lease(Lock& lock) {
   }
 }
 
+// The thread that moves messages reads the vector under the lock, and keeps no reference to an empty place.
+bool Mailbox::add_late_link(LateLink link) {
+  require_process();
+  const Lock lock(lock_);
+  if (closed_ || failure_) return false;
+  if (device_) throw std::invalid_argument("a device needs all links from the start");
+  require_rank(link.peer);
+  place(std::move(link));
+  wake();
+  return true;
+}
+
 void Mailbox::require_link(int peer) const {
-  if (peer < 0 || static_cast<size_t>(peer) >= links_.size() || !links_[peer]) {
+  const bool exists = peer >= 0 && peer < world() && peer != rank_;
+  if (!exists || (!links_[peer] && !expects_late_links_)) {
     throw std::invalid_argument("a message to or from a rank that is not there");
   }
 }
@@ -101,7 +114,7 @@ std::shared_ptr<Completion> Mailbox::submit(const Message& message,
   }
   try {
     // A short message is gone before the call returns, if its link has room.
-    if (!driving_)
+    if (!driving_ && (!message.sends || links_[message.peer]))
       on_this_thread(
           [&] { message.sends ? void(write(*links_[message.peer])) : match_arrivals(); });
   } catch (const Failure& failure) {

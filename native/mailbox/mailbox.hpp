@@ -58,6 +58,10 @@ class Mailbox final : public Endpoint {
   // to be overwritten.
   bool release_device(std::chrono::duration<double> patience = std::chrono::hours(1)) override;
 
+  // Members without a link may be linked later; messages to them wait for it.
+  void expect_late_links() { expects_late_links_ = true; }
+  bool add_late_link(LateLink link) override;
+
   // With `caller` the memory is on the device. CUDA may then block the calling thread.
   std::shared_ptr<Completion> submit(const Message& message,
                                      const std::optional<CallerStream>& caller = std::nullopt);
@@ -172,6 +176,7 @@ class Mailbox final : public Endpoint {
   void wake();
 
   bool driving_ = false;
+  bool expects_late_links_ = false;
   int wake_;  // an eventfd
   std::vector<Peer> peers_;
   std::list<UnderWay> waiting_;  // for an announcement, in the order of their calls

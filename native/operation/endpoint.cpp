@@ -34,17 +34,31 @@ Endpoint::Endpoint(int rank, int world, const Context& context, size_t record_by
 void Endpoint::add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                         const KeyBytes& receive_key, const KeyBytes* peer_group_key) {
   require_process();
-  if (peer < 0 || peer >= world() || peer == rank_ || links_[peer]) {
+  require_rank(peer);
+  if (links_[peer]) throw std::invalid_argument("a second link to a rank");
+  if (peer_group_key != nullptr) add_member(peer, *peer_group_key);
+  place({peer, std::move(pipe), send_key, receive_key});
+}
+
+void Endpoint::add_member(int peer, const KeyBytes& group_key) {
+  require_process();
+  require_rank(peer);
+  keyring_.groups[peer] = std::make_unique<OpeningKey>(group_key);
+  keyring_.groups_gpu[peer] =
+      std::make_unique<OpeningKey>(gpu_key(group_key), Suite::chacha20_poly1305);
+}
+
+void Endpoint::require_rank(int peer) const {
+  if (peer < 0 || peer >= world() || peer == rank_) {
     throw std::invalid_argument("a link to a rank that cannot have one");
   }
-  if (peer_group_key != nullptr) {
-    keyring_.groups[peer] = std::make_unique<OpeningKey>(*peer_group_key);
-    keyring_.groups_gpu[peer] =
-        std::make_unique<OpeningKey>(gpu_key(*peer_group_key), Suite::chacha20_poly1305);
-  }
-  links_[peer] = std::make_unique<Link>(peer, std::move(pipe), send_key, receive_key, rekey_bytes_,
-                                        keyring_, pool_);
-  close_in_children(links_[peer]->socket());
+}
+
+void Endpoint::place(LateLink link) {
+  if (links_[link.peer]) return;  // the second of two that were made at once is closed
+  links_[link.peer] = std::make_unique<Link>(link.peer, std::move(link.pipe), link.send_key,
+                                             link.receive_key, rekey_bytes_, keyring_, pool_);
+  close_in_children(links_[link.peer]->socket());
 }
 
 void Endpoint::attach(std::unique_ptr<Device> device) {

@@ -22,6 +22,7 @@
 #include "record/lease.hpp"
 #include "transport/buffers.hpp"
 #include "transport/farewell.hpp"
+#include "transport/late_links.hpp"
 #include "transport/link.hpp"
 #include "transport/mapped_file.hpp"
 
@@ -39,6 +40,11 @@ class Endpoint {
   // With the peer's group key its published records can be opened.
   void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                 const KeyBytes& receive_key, const KeyBytes* peer_group_key = nullptr);
+  // What this member seals for all is opened with it, whether or not a link leads to the member. A member
+  // whose key is known may be linked late.
+  void add_member(int peer, const KeyBytes& group_key);
+  // From any thread, also while an operation runs. False once the group has ended. Not with a device.
+  virtual bool add_late_link(LateLink link) = 0;
   // Ends the group when the lease has ended. Before the first operation.
   void use_lease(std::shared_ptr<const Lease> lease) { lease_ = std::move(lease); }
   // What seals, opens and reduces the tensors that are not in the CPU's memory.
@@ -65,6 +71,9 @@ class Endpoint {
   void wait_on_stream(uint64_t stream, uint32_t number);
   bool done(uint32_t number) const;
 
+  // Gives a link its place; the caller holds what protects the links.
+  void place(LateLink link);
+  void require_rank(int peer) const;
   void require_process() const { process_.require("this process group"); }
   void require_alive() const;
   void require_device() const;

@@ -278,6 +278,18 @@ class Endpoint:
         receive_key: Secret,
         peer_group_key: Secret | None = None,
     ) -> None: ...
+    def add_member(self, peer: int, group_key: Secret) -> None:
+        """A member that may be linked late; what it seals for all is opened with this key."""
+    def add_late_link(
+        self,
+        peer: int,
+        socket: int,
+        own: LinkMemory | None,
+        theirs: LinkMemory | None,
+        send_key: Secret,
+        receive_key: Secret,
+    ) -> bool:
+        """From any thread. False, and the socket is closed, where the group has ended."""
     def attach(self, device: Device) -> None: ...
     def attach_cuda(
         self,
@@ -355,6 +367,8 @@ class Message:
     def __init__(
         self, sends: bool, peer: int, tag: int, memory: tuple[int, int], timeout_s: float
     ) -> None: ...
+    @property
+    def peer(self) -> int: ...
 
 class Mailbox(Endpoint):
     def __init__(
@@ -368,6 +382,7 @@ class Mailbox(Endpoint):
         first_failure: FirstFailure,
         names: Names,
     ) -> None: ...
+    def expect_late_links(self) -> None: ...
     def submit(self, message: Message, caller: CallerStream | None) -> Completion | Failure: ...
     def finished(self) -> list[Completion] | Failure:
         """Those that are done and that no thread waited for; none once the mailbox is closed."""

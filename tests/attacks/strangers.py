@@ -151,22 +151,18 @@ def _join(rank: int, port: int, begin: Any, joined: Any) -> None:
     """One worker, in a process of its own."""
     from torch.distributed import TCPStore
 
-    from sealring import _native
     from sealring.links import build_mesh
     from tests.handshake.meeting import terms
     from tests.links.worlds import ISSUER, LOOPBACK
 
     logging.getLogger("sealring").setLevel(logging.ERROR)
     store = TCPStore("127.0.0.1", port, is_master=False)
-    key = _native.Secret.random(32)
     joined.wait()
     if rank != 0:
         begin.wait()
-    links = build_mesh(
-        store, ISSUER.credentials(rank), terms(rank), key, timeout=100.0, environ=LOOPBACK
-    )
+    mesh = build_mesh(store, ISSUER.credentials(rank), terms(rank), timeout=100.0, environ=LOOPBACK)
     joined.wait()
-    for link in links:
+    for link in mesh.links:
         link.socket.close()
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from sealring import _native, _stand_ins, limits
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.handshake import Terms, group_context
-from sealring.handshake.terms import members_digest, workers_digest
+from sealring.handshake.terms import members_digest
 from sealring.identity.secret import derive_authority
 from sealring.schedule import Algorithm, Operation
 
@@ -128,10 +128,6 @@ def test_contexts(vector: dict[str, str]) -> None:
     group = (integer(2), b"AES-256-GCM", b"demo", b"default", b"0.1", integer(4), ranks)
     assert digest(ranks) == vector["members-digest"]
     assert digest(*group) == vector["group-context"]
-
-    instances = {10: "a" * 32, 2: "b" * 32}
-    by_rank = (integer(2), b"b" * 32, integer(10), b"a" * 32)
-    assert workers_digest(instances) == digest(*by_rank)
 
     terms = Terms("demo", "default", "0.1", world=4, members=(0, 1, 2, 3), rank=2, settings={})
     assert members_digest(terms.members) == vector["members-digest"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -50,3 +52,36 @@ def test_a_connection_without_a_thread_does_not_end_the_listener() -> None:
                     assert stranger.recv(1) == b""
     finally:
         listener.stop()
+
+
+FORKED = """
+import os, socket
+from sealring.links.listener import Listener
+
+listener = Listener(["127.0.0.1"], None, None, None)
+(address,) = listener.addresses
+start, ended = os.pipe()
+if os.fork() == 0:
+    os.read(start, 1)  # until the parent has stopped listening
+    try:
+        socket.create_connection(address, timeout=5).close()
+        print("the child keeps the port open")
+    except ConnectionRefusedError:
+        print("refused")
+    os._exit(0)
+listener.stop()
+os.write(ended, b"!")
+os.wait()
+"""
+
+
+def test_a_forked_child_does_not_keep_the_port_open() -> None:
+    """Peers that dial a worker which has died must be refused, not left in a queue."""
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert out.stdout == "refused\n"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sealring import _native
 from sealring.errors import (
     CertificateExpired,
     ConfigurationError,
@@ -24,7 +23,7 @@ from sealring.errors import (
     WrongRank,
     WrongWorldSize,
 )
-from sealring.links import Link, build_mesh
+from sealring.links import Link, Mesh, build_mesh
 from tests.handshake.meeting import terms
 from tests.identity.issuing import HOUR, NOW, Issuer
 from tests.links.worlds import ISSUER, DictStore, World, address_key, world
@@ -41,7 +40,7 @@ def assert_linked(mesh: World) -> None:
 def assert_pair(mesh: World, rank: int, link: Link) -> None:
     back = next(one for one in mesh.links(link.peer) if one.peer == rank)
     assert link.send_key == back.receive_key != link.receive_key
-    assert link.peer_group_key == mesh.group_keys[link.peer]
+    assert link.peer_group_key == mesh.mesh(link.peer).agreed.group_key(link.peer)
     assert link.host == f"host-{link.peer}"
     assert link.dialer is (rank > link.peer)
     assert (link.memory is None) == (back.memory is None)
@@ -75,10 +74,18 @@ def test_four_workers(options: dict[str, Any]) -> None:
 
 
 def test_sixteen_workers() -> None:
+    """A large group begins with a tree of links; the others are made when they are wanted."""
     with world(16) as mesh:
         mesh.start_all()
         mesh.join()
-        assert_linked(mesh)
+        assert [link.peer for link in mesh.links(0)] == [1, 2, 4, 8]
+        assert [link.peer for link in mesh.links(6)] == [4, 7]
+        assert sum(len(mesh.links(rank)) for rank in range(16)) == 2 * 15
+        for rank in range(16):
+            for link in mesh.links(rank):
+                assert_pair(mesh, rank, link)
+        agreed = {mesh.mesh(rank).agreed.transcript for rank in range(16)}
+        assert len(agreed) == 1
 
 
 def test_a_group_of_some() -> None:
@@ -109,7 +116,6 @@ def test_a_group_of_one_hears_its_own_objection() -> None:
             DictStore(),
             ISSUER.credentials(2),
             terms(2, members=(2,)),
-            _native.Secret.random(32),
             timeout=1,
             objection=Unsupported("my GPU is old"),
         )
@@ -117,8 +123,9 @@ def test_a_group_of_one_hears_its_own_objection() -> None:
 
 def test_a_group_of_one_needs_no_peer() -> None:
     store = DictStore()
-    key = _native.Secret.random(32)
-    assert build_mesh(store, ISSUER.credentials(2), terms(2, members=(2,)), key, timeout=1) == []
+    mesh = build_mesh(store, ISSUER.credentials(2), terms(2, members=(2,)), timeout=1)
+    assert mesh.links == []
+    assert len(mesh.agreed.group_key(2)) == 32
     assert store.values == {}
 
 
@@ -272,7 +279,7 @@ def test_a_worker_that_reached_another_rank() -> None:
         mesh.start(2)
         mesh.join()
         assert WrongRank in set(mesh.errors().values())
-        assert not any(isinstance(outcome, list) for outcome in mesh.outcomes.values())
+        assert not any(isinstance(outcome, Mesh) for outcome in mesh.outcomes.values())
 
 
 # ---- what is refused before anything starts -----------------------------------------------------
@@ -282,7 +289,6 @@ def test_a_worker_that_reached_another_rank() -> None:
     "options",
     [
         {"transport": "udp"},
-        {"group_key": _native.Secret.random(16)},
         {"terms": terms(1)},
         {"environ": {"SEALRING_ADDRESS": "0.0.0.0"}},
         {"environ": {"SEALRING_ADDRESS": "192.0.2.1"}},
@@ -294,7 +300,6 @@ def test_a_call_that_cannot_work(options: dict[str, Any]) -> None:
         "store": DictStore(),
         "credentials": ISSUER.credentials(0),
         "terms": terms(0),
-        "group_key": _native.Secret.random(32),
         "timeout": 1.0,
         "environ": {},
     } | options

@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sealring import _native
 from sealring.handshake import Terms
 from sealring.identity import Credentials
-from sealring.links import Link, build_mesh
+from sealring.links import Link, Mesh, build_mesh
 from tests.handshake.meeting import terms
 from tests.identity.issuing import Issuer
 
@@ -67,8 +66,7 @@ class World:
             "timeout": 20.0,
             "environ": LOOPBACK,
         } | options
-        self.group_keys = [_native.Secret.random(32) for _ in range(size)]
-        self.outcomes: dict[object, list[Link] | BaseException] = {}
+        self.outcomes: dict[object, Mesh | BaseException] = {}
         self._threads: list[threading.Thread] = []
 
     def terms(self, rank: int, **changes: Any) -> Terms:
@@ -92,7 +90,6 @@ class World:
                     self.store,
                     credentials or ISSUER.credentials(rank, world=self.size),
                     own_terms or self.terms(rank),
-                    self.group_keys[rank],
                     **(self.options | options),
                 )
             except BaseException as error:
@@ -111,11 +108,14 @@ class World:
         for thread in self._threads:
             thread.join()
 
-    def links(self, rank: int) -> list[Link]:
+    def mesh(self, rank: int) -> Mesh:
         outcome = self.outcomes[rank]
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    def links(self, rank: int) -> list[Link]:
+        return self.mesh(rank).links
 
     def errors(self) -> dict[object, type]:
         return {name: type(outcome) for name, outcome in self.outcomes.items()}
@@ -123,9 +123,11 @@ class World:
     def close(self) -> None:
         self.join()
         for outcome in self.outcomes.values():
-            if isinstance(outcome, list):
-                for link in outcome:
+            if isinstance(outcome, Mesh):
+                for link in outcome.links:
                     link.socket.close()
+                if outcome.late is not None:
+                    outcome.late.stop()
 
 
 @contextlib.contextmanager

@@ -114,6 +114,12 @@ class Enrolment:
         """For a new group: the newest certificate, and who is out by now."""
         self._process.require("this worker's enrolment")
         self._ask_who_is_out(min(_ASK_SECONDS, max(0.0, deadline - time.monotonic())))
+        return self.renewed_credentials()
+
+    def renewed_credentials(self) -> Credentials:
+        """For a link of a group that lives: the newest certificate, and who was out at the last
+        renewal. A member that is out since then ends the group at the next one."""
+        self._process.require("this worker's enrolment")
         with self._lock:
             if self._failure is not None:
                 raise self._failure

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from sealring import _native
 from sealring.engine.failures import Names, error_from
-from sealring.engine.link_ends import LinkEnds, hand_over
+from sealring.engine.link_ends import LateEnds, LinkEnds, hand_over, hand_over_late
 from sealring.errors import GroupError, Unsupported
+from sealring.links.late import LinksOfAKind
+from sealring.links.link import Link
 
 if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Attachment
+
+_LINK_SECONDS: Final = 120.0
+"""How long all links of a group may take to be made when a GPU is first used."""
 
 Native = TypeVar("Native", _native.Engine, _native.Mailbox)
 
@@ -29,8 +35,14 @@ class Endpoint(Generic[Native]):
         lease: _native.Lease | None,
         *,
         publishes: bool,
+        hosts: Mapping[int, str] | None = None,
+        late: LinksOfAKind | None = None,
     ) -> None:
-        """`publishes`: records of a group key are opened here."""
+        """`publishes`: records of a group key are opened here.
+
+        `late` makes the links with members that are not in `links`, when they are needed; `hosts`
+        has the hosts of all members, by rank in the group.
+        """
         self._native: Native = native
         self._names = names
         self._first_failure = first_failure
@@ -39,9 +51,20 @@ class Endpoint(Generic[Native]):
         """Several threads may come with a first tensor."""
         if lease is not None:
             native.use_lease(lease)
+        names.hosts.update(hosts or {})
         for peer, link in links:
             names.hosts[peer] = link.host
             hand_over(native, peer, link, publishes=publishes)
+        self._late = None if late is None else LateEnds(self, late, names.members)
+
+    def add_late_link(self, peer: int, link: Link) -> bool:
+        """From any thread; False where the group has ended."""
+        return hand_over_late(self._native, peer, link)
+
+    def _link_all(self) -> None:
+        """Before a device is attached, which is given all links' keys at once."""
+        if self._late is not None:
+            self._late.want_all(time.monotonic() + _LINK_SECONDS)
 
     def _require_gpu(self, ordinal: int, what: str) -> None:
         if self._gpu is not None and self._gpu.ordinal != ordinal:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+import weakref
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,6 +15,7 @@ from sealring.engine.endpoint import Endpoint
 from sealring.engine.failures import Names, error_from, failure_of
 from sealring.engine.link_ends import LinkEnds
 from sealring.errors import GroupError
+from sealring.links.late import LateLinks
 from sealring.schedule import (
     Algorithm,
     Operation,
@@ -45,8 +47,15 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
         first_failure: _native.FirstFailure | None = None,
         lease: _native.Lease | None = None,
+        hosts: Mapping[int, str] | None = None,
+        unlinked: Mapping[int, _native.Secret] | None = None,
+        late: LateLinks | None = None,
     ) -> None:
-        """`first_failure` and `lease` are shared with the group's mailbox, if it has one."""
+        """`first_failure` and `lease` are shared with the group's mailbox, if it has one.
+
+        `unlinked` are the members that `late` makes links with when they are needed, and their
+        group keys; `hosts` has the hosts of all members. Both by rank in the group.
+        """
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
@@ -67,7 +76,22 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             first_failure,
             names.for_native(),
         )
-        super().__init__(native, names, first_failure, links, lease, publishes=True)
+        for peer, key in (unlinked or {}).items():
+            native.add_member(peer, key)
+            key.wipe()
+        super().__init__(
+            native,
+            names,
+            first_failure,
+            links,
+            lease,
+            publishes=True,
+            hosts=hosts,
+            late=None if late is None else late.collectives,
+        )
+        self._late_links = late
+        if late is not None:
+            weakref.finalize(self, late.stop_soon)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
 
     def use_gpu(
@@ -87,6 +111,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         with self._preparing:
             self._require_gpu(ordinal, "tensors")
             if self._gpu is None:
+                self._link_all()
                 self._gpu = Gpu(self._native, ordinal, prelaunch=prelaunch)
             assert isinstance(self._gpu, Gpu)
             self._gpu.prepare(dtype, reduction)
@@ -165,7 +190,21 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             completion = self._native.submit(self._call(collective), caller)
         failure = completion.wait_on_host(number, timeout_s)
         if failure is not None:
+            self._stop_linking()
             raise error_from(failure, self._names, number, collective.operation)
+
+    def close(self) -> None:
+        super().close()
+        if self._late_links is not None:
+            self._late_links.stop()
+
+    def fail(self, failure: _native.Failure) -> None:
+        super().fail(failure)
+        self._stop_linking()
+
+    def _stop_linking(self) -> None:
+        if self._late_links is not None:
+            self._late_links.stop_soon()
 
     def _call(self, collective: Collective) -> _native.Call:
         wired = self._goes_by_wires(collective)
@@ -240,7 +279,12 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         key = (collective.operation, collective.algorithm, collective.root, average, premultiply)
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = to_native(self._plan(collective))
+            plan = self._plan(collective)
+            if self._late is not None:
+                # The rank at the other end runs its part of this program: one of the two dials.
+                peers = {peer for step in plan.steps for peer in step.peers}
+                self._late.want(peers, lower_only=True)
+            program = self._programs[key] = to_native(plan)
         return program
 
 

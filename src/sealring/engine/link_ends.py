@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import socket
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from sealring import _native
+from sealring.errors import SealringError
+from sealring.links.late import LinksOfAKind
+from sealring.links.link import Link
 from sealring.links.memory import SharedMemory
 
 
@@ -21,7 +26,7 @@ class LinkEnds(Protocol):
     @property
     def receive_key(self) -> _native.Secret: ...
     @property
-    def peer_group_key(self) -> _native.Secret: ...
+    def peer_group_key(self) -> _native.Secret | None: ...
     @property
     def socket(self) -> socket.socket: ...
 
@@ -35,4 +40,57 @@ def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes:
     else:
         native.add_shm_link(peer, link.socket.detach(), *link.memory, *keys, group_key)
     for key in (*keys, link.peer_group_key):
-        key.wipe()
+        if key is not None:
+            key.wipe()
+
+
+class Owner(Protocol):
+    """An engine or a mailbox, as far as late links matter to it."""
+
+    def add_late_link(self, peer: int, link: Link) -> bool: ...
+    def fail(self, failure: _native.Failure) -> None: ...
+
+
+class LateEnds:
+    """Asks for the links that an engine or a mailbox needs, and gives them to it when they come.
+
+    Threads that make links refer to the owner weakly: a group that the script has dropped ends.
+    """
+
+    def __init__(self, owner: Owner, links: LinksOfAKind, members: Sequence[int]) -> None:
+        self._links = links
+        self._members = tuple(members)
+        own = weakref.ref(owner)
+
+        def deliver(link: Link) -> bool:
+            alive = own()
+            if alive is None:
+                link.socket.close()
+                return False
+            return alive.add_late_link(self._members.index(link.peer), link)
+
+        def fail(rank: int, error: SealringError) -> None:
+            peer = self._members.index(rank) if rank in self._members else -1
+            code = _native.FailureCode.PEER_LOST
+            if (alive := own()) is not None:
+                alive.fail(_native.Failure(code, f"no link could be made: {error}"[:500], peer))
+
+        links.attach(deliver, fail)
+
+    def want(self, peers: Iterable[int], *, lower_only: bool = False) -> None:
+        """Have links made with these ranks of the group; returns at once."""
+        own = self._links.terms.rank
+        ranks = [self._members[peer] for peer in peers]
+        self._links.want(rank for rank in ranks if rank < own or (rank != own and not lower_only))
+
+    def want_all(self, deadline: float) -> None:
+        self._links.want_all(deadline)
+
+
+def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> bool:
+    own, theirs = (None, None) if link.memory is None else link.memory
+    keys = (link.send_key, link.receive_key)
+    taken = native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
+    link.send_key.wipe()
+    link.receive_key.wipe()
+    return taken

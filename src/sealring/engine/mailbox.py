@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sealring import _native, limits
 from sealring.engine.endpoint import Endpoint
 from sealring.engine.engine import largest_segment
 from sealring.engine.failures import Names
 from sealring.engine.link_ends import LinkEnds
+from sealring.links.late import LateLinks
 
 ANYONE = _native.ANYONE
 
@@ -32,8 +33,13 @@ class Mailbox(Endpoint[_native.Mailbox]):
         gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
         first_failure: _native.FirstFailure | None = None,
         lease: _native.Lease | None = None,
+        hosts: Mapping[int, str] | None = None,
+        late: LateLinks | None = None,
     ) -> None:
-        """`first_failure` and `lease` are shared with the group's engine, if it has one."""
+        """`first_failure` and `lease` are shared with the group's engine, if it has one.
+
+        `late` makes links with the other members when they are needed; `hosts` has all members'.
+        """
         names = Names(rank, tuple(range(world) if members is None else members))
         first_failure = first_failure or _native.FirstFailure()
         native = _native.Mailbox(
@@ -46,7 +52,19 @@ class Mailbox(Endpoint[_native.Mailbox]):
             first_failure,
             names.for_native(),
         )
-        super().__init__(native, names, first_failure, links, lease, publishes=False)
+        self._wanted: set[int] = set()
+        if late is not None:
+            native.expect_late_links()
+        super().__init__(
+            native,
+            names,
+            first_failure,
+            links,
+            lease,
+            publishes=False,
+            hosts=hosts,
+            late=None if late is None else late.messages,
+        )
 
     def use_gpu(self, ordinal: int, *, streams_wait: bool = False) -> None:
         """Makes ready what this GPU's messages need; raises Unsupported if it cannot be.
@@ -59,6 +77,7 @@ class Mailbox(Endpoint[_native.Mailbox]):
         with self._preparing:
             self._require_gpu(ordinal, "messages")
             if self._gpu is None:
+                self._link_all()
                 self._gpu = Attachment(
                     self._native,
                     ordinal,
@@ -72,10 +91,18 @@ class Mailbox(Endpoint[_native.Mailbox]):
 
         With `caller` the memory is a GPU's. This may then block until the GPU has made progress.
         """
+        self._want(message.peer)
         submitted = self._native.submit(message, caller)
         if isinstance(submitted, _native.Failure):
             raise self.error_of(submitted)
         return submitted
+
+    def _want(self, peer: int) -> None:
+        """Have the link made; a receive from anyone needs all of them."""
+        if self._late is None or peer in self._wanted:
+            return
+        self._wanted.add(peer)
+        self._late.want(range(len(self._names.members)) if peer == ANYONE else [peer])
 
     def wait(self, message: _native.Completion) -> int:
         """Moves messages until this one is done; returns the rank at its other end."""

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sealring import _native, limits
+from sealring import _native
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import SealringError, Unsupported
@@ -21,10 +21,9 @@ from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.group.torch_functions import pass_calls_to_groups
 from sealring.handshake import Terms, group_context, process_sessions
-from sealring.handshake.secrets import wiped
 from sealring.identity import load_credentials
 from sealring.identity.process import shut_out_debuggers
-from sealring.links import Link, agreed_epoch, build_mesh
+from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh
 from sealring.recorder.start import start_recorder
 from sealring.schedule import Selection
 
@@ -48,23 +47,25 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
 
     lease = None if enrolment is None else enrolment.lease
 
-    # Fresh for every group, so its nonces may start at zero.
-    group_key = _native.Secret.random(limits.KEY_BYTES)
-
-    def links_for(terms: Terms, objection: SealringError | None = None) -> list[tuple[int, Link]]:
-        links = build_mesh(
+    def mesh_for(
+        terms: Terms, objection: SealringError | None = None, agreed: Agreed | None = None
+    ) -> Mesh:
+        return build_mesh(
             options.store,
             credentials,
             terms,
-            group_key,
             timeout=max(0.0, deadline - time.monotonic()),
             transport=settings.transport,
             objection=objection,
             sessions=process_sessions(credentials.job, rank),
+            agreed=agreed,
+            later=None if enrolment is None else enrolment.renewed_credentials,
         )
-        return [(members.index(link.peer), link) for link in links]
 
-    with wiped(group_key), agreed_epoch(options.store, members, rank, deadline) as epoch:
+    def by_group_rank(mesh: Mesh) -> list[tuple[int, Link]]:
+        return [(members.index(link.peer), link) for link in mesh.links]
+
+    with agreed_epoch(options.store, members, rank, deadline) as epoch:
         terms = Terms(
             job=credentials.job,
             group=options.name or "default",
@@ -78,20 +79,30 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         # Messages between two ranks must not wait behind a collective, nor the other way round:
         # they have links and keys of their own.
         message_terms = replace(terms, epoch=f"{epoch}.messages")
-        links = links_for(terms)
+        mesh = mesh_for(terms)
+        agreed, late = mesh.agreed, mesh.late
+        linked = {link.peer for link in mesh.links} | {rank}
+        hosts = {members.index(each): member.host for each, member in agreed.members.items()}
         first_failure = _native.FirstFailure()
         engine = CollectiveEngine(
             group_rank,
             group_world,
             context=group_context(terms),
-            group_key=group_key,
-            links=links,
+            group_key=agreed.group_key(rank),
+            links=by_group_rank(mesh),
             host=terms.host,
             members=members,
             record_bytes=settings.record_bytes,
             rekey_bytes=settings.rekey_bytes,
             first_failure=first_failure,
             lease=lease,
+            hosts=hosts,
+            unlinked={
+                members.index(each): agreed.group_key(each)
+                for each in members
+                if each not in linked
+            },
+            late=late,
         )
         gpu = GpuCalls(engine, settings.cuda_wait)
         try:
@@ -99,16 +110,24 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
                 group_rank,
                 group_world,
                 context=group_context(message_terms),
-                links=links_for(message_terms, _problem_of(gpu)),
+                links=(
+                    by_group_rank(mesh_for(message_terms, _problem_of(gpu), agreed))
+                    if late is None
+                    else []
+                ),
                 members=members,
                 record_bytes=settings.record_bytes,
                 rekey_bytes=settings.rekey_bytes,
                 first_failure=first_failure,
                 lease=lease,
+                hosts=hosts,
+                late=late,
             )
         except BaseException:
             engine.close()  # the error's traceback may keep it, with its links and keys
             raise
+        finally:
+            agreed.wipe()
     recorder = start_recorder(
         engine,
         mailbox,
@@ -136,7 +155,10 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
     pass_calls_to_groups(SealedProcessGroup)
     interrupt_on_signal(engine)
     if enrolment is not None:
-        enrolment.watch(group, {member: link.fingerprint for member, link in links})
+        # Every other member, also those that this worker has no session and no link with.
+        keys = {members.index(each): member.key for each, member in agreed.members.items()}
+        keys.pop(group_rank)
+        enrolment.watch(group, keys)
     return group
 
 

@@ -57,6 +57,11 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
             f"{who} and rank {terms.rank} list different members of group {terms.group!r}: call "
             "new_group with the same ranks everywhere"
         )
+    if hello.transcript != terms.transcript:
+        raise WrongGroup(
+            f"{who} and rank {terms.rank} formed group {terms.group!r} with different members or "
+            "settings: one of them is of another attempt, or a member told them different things"
+        )
     if hello.settings != dict(terms.settings):
         raise SettingsMismatch(
             f"{who} runs with {_listed(hello.settings, terms.settings)} and rank {terms.rank} with "

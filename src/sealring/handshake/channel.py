@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-from sealring import _native
 from sealring.errors import HandshakeError, MalformedSetup, SealringError
 from sealring.handshake.connection import LINGER_SECONDS, Connection
 from sealring.handshake.link_keys import LinkKeys
 from sealring.handshake.messages import Hello, Message, encode_message, parse_message
 from sealring.handshake.refusals import error_of, refusal_of
-from sealring.handshake.secrets import erased, take_key, write_key
+from sealring.handshake.secrets import erased
 from sealring.identity.verification import VerifiedPeer
 from sealring.limits import MAX_SETUP_BYTES
 
@@ -39,9 +38,10 @@ class SecureChannel:
         with attributed(self._connection):
             send_message(self._connection, encode_message(message))
 
-    def send_key(self, message: Mapping[str, Any], field: str, key: _native.Secret) -> None:
-        """The message with `key` in this field, in hexadecimal."""
-        with attributed(self._connection), erased(write_key(message, field, key)) as raw:
+    def send_raw(self, message: bytearray, deadline: float) -> None:
+        """A message that is no JSON, which is overwritten."""
+        self._connection.deadline = deadline
+        with attributed(self._connection), erased(message) as raw:
             send_message(self._connection, raw)
 
     def receive(self, deadline: float | None = None) -> Message:
@@ -51,11 +51,14 @@ class SecureChannel:
             raw = receive_message(self._connection)
             return understood(raw, self._connection.who, self.peer.rank)
 
-    def receive_key(self, field: str) -> tuple[Message, _native.Secret | None]:
-        """The next message and the key in this field, which the message itself has no more."""
-        with attributed(self._connection), erased(receive_message(self._connection)) as raw:
-            key = take_key(raw, field)
-            return understood(raw, self._connection.who, self.peer.rank), key
+    def receive_any(self, deadline: float, most: int) -> Message | bytearray:
+        """The same, or a message that is no JSON: those begin with a byte below 0x20."""
+        self._connection.deadline = deadline
+        with attributed(self._connection):
+            raw = receive_message(self._connection, max(most, MAX_SETUP_BYTES))
+            if raw and raw[0] < 0x20:
+                return raw
+            return understood(raw, self._connection.who, self.peer.rank)
 
     def refusing(self) -> AbstractContextManager[None]:
         """In it, whatever goes wrong is laid to this peer and told to it; the channel is closed."""

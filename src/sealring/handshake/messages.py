@@ -41,6 +41,8 @@ class Hello:
     instance: str
     settings: Mapping[str, int]
     host: str
+    transcript: str
+    """Of the group, if it was formed before; else nothing."""
 
 
 _HELLO_FIELDS: Final = frozenset({"type", "version", *Hello.__dataclass_fields__})
@@ -62,6 +64,7 @@ def write_hello(terms: Terms, receiver: int) -> bytes:
             "instance": terms.instance,
             "settings": dict(terms.settings),
             "host": terms.host,
+            "transcript": terms.transcript,
         }
     )
 
@@ -117,6 +120,7 @@ def parse_hello(raw: bytes) -> Hello:
         instance=instance,
         settings=_settings(message["settings"]),
         host=_name(message, "host"),
+        transcript=text(message, "transcript") and digest(message, "transcript"),
     )
 
 
@@ -146,6 +150,22 @@ def digest(message: Message, field: str) -> str:
     if len(value) != 64 or not set(value) <= set("0123456789abcdef"):
         raise MalformedSetup(f"{field} is not 32 bytes in hexadecimal")
     return value
+
+
+def instances(message: Message, field: str) -> dict[int, str]:
+    """Workers' instances by rank."""
+    value = message.get(field)
+    if type(value) is not dict or not value:
+        raise MalformedSetup(f"{field} is no object of instances")
+    found: dict[int, str] = {}
+    for rank in value:
+        if not (rank.isascii() and rank.isdigit() and str(int(rank)) == rank):
+            raise MalformedSetup(f"{field} holds something that is no rank")
+        instance = text(value, rank)
+        if not is_instance(instance):
+            raise MalformedSetup(f"{field} holds something that is no instance")
+        found[int(rank)] = instance
+    return found
 
 
 def _name(message: Message, field: str) -> str:

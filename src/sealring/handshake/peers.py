@@ -88,7 +88,8 @@ def dial(
         peer, judged = _admitted(connection, certificate, credentials, terms, peer_rank)
         own = write_hello(terms, peer.rank)
         send_message(connection, own)
-        theirs, hello = _receive_hello(connection, terms, peer)
+        theirs, hello = _receive_hello(connection, peer)
+        check_hello(hello, terms, peer, connection.who)
         send_message(connection, encode_message({"type": "accept"}))
         if judged is not None and judged.shows_evidence:
             send_message(connection, judged.admission.evidence)
@@ -138,10 +139,13 @@ class Incoming:
         credentials: Credentials,
         terms: Terms,
         sessions: SessionTable | None = None,
+        terms_for: Callable[[Hello], Terms] | None = None,
     ) -> None:
+        """`terms_for` chooses by the hello what it must agree with, in the same job and world."""
         self._socket = sock
         self._credentials = credentials
         self._terms = terms
+        self._terms_for = terms_for
         self._sessions = sessions
         self._connection: Connection | None = None
         self._certificate: x509.Certificate | None = None
@@ -225,7 +229,10 @@ class Incoming:
         assert self._peer is not None
         assert self._certificate is not None
         (peer, judged), terms = self._peer, self._terms
-        theirs, hello = _receive_hello(connection, terms, peer)
+        theirs, hello = _receive_hello(connection, peer)
+        if self._terms_for is not None:
+            terms = self._terms_for(hello)
+        check_hello(hello, terms, peer, connection.who)
         if admit is not None:
             admit(hello)
         own = write_hello(terms, peer.rank)
@@ -299,7 +306,7 @@ def _admitted(
     rank: int | None,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
     address = address_of(connection.socket)
-    peer, judged = _verified(certificate, credentials, terms, rank, address)
+    peer, judged = verified(certificate, credentials, terms, rank, address)
     connection.admitted_rank = peer.rank
     connection.who = f"rank {peer.rank} at {address}"
     connection.check_negotiated()
@@ -315,13 +322,13 @@ def _passes(
 ) -> bool:
     """Whether a session's peer would be admitted if it came by TLS now."""
     try:
-        _verified(certificate, credentials, terms, rank, address)
+        verified(certificate, credentials, terms, rank, address)
     except SealringError:
         return False
     return True
 
 
-def _verified(
+def verified(
     certificate: x509.Certificate,
     credentials: Credentials,
     terms: Terms,
@@ -348,7 +355,7 @@ def _verified(
     return peer, judged
 
 
-def _receive_hello(connection: Connection, terms: Terms, peer: VerifiedPeer) -> tuple[bytes, Hello]:
+def _receive_hello(connection: Connection, peer: VerifiedPeer) -> tuple[bytes, Hello]:
     raw = bytes(receive_message(connection))
     try:
         message = parse_message(raw)
@@ -358,7 +365,6 @@ def _receive_hello(connection: Connection, terms: Terms, peer: VerifiedPeer) -> 
     except (MalformedSetup, ProtocolMismatch) as error:
         # The parser knows no peers.
         raise type(error)(f"{connection.who}: {error}") from None
-    check_hello(hello, terms, peer, connection.who)
     return raw, hello
 
 

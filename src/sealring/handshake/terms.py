@@ -47,6 +47,8 @@ class Terms:
     """What all members must have set alike."""
     instance: str = field(default_factory=lambda: secrets.token_hex(16))
     """Random per attempt: tells a worker that reconnects from a second one with its rank."""
+    transcript: str = ""
+    """Of the group as it was formed, in hexadecimal: for links that are made afterwards."""
     host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
     """For people to read, and for the choice of algorithm: who shares a host with whom."""
 
@@ -71,18 +73,12 @@ class Terms:
 
 
 def members_digest(members: tuple[int, ...]) -> str:
-    return _digest([_ranks(members)]).hex()
-
-
-def workers_digest(instances: Mapping[int, str]) -> str:
-    """Which process holds each rank, as one worker sees it: rank -> instance."""
-    fields = [(_integer(rank), instances[rank].encode()) for rank in sorted(instances)]
-    return _digest([part for field in fields for part in field]).hex()
+    return digest_of([_ranks(members)]).hex()
 
 
 def group_context(terms: Terms) -> bytes:
     """32 bytes that every member computes alike; records carry them as associated data."""
-    return _digest(_group_fields(terms))
+    return digest_of(group_fields(terms))
 
 
 def link_context(
@@ -96,11 +92,11 @@ def link_context(
     acceptor_hello: bytes,
 ) -> bytes:
     """32 bytes that both ends of one connection compute alike; the exporter's context."""
-    return _digest(
+    return digest_of(
         [
-            *_group_fields(terms),
-            _integer(dialer),
-            _integer(acceptor),
+            *group_fields(terms),
+            integer_field(dialer),
+            integer_field(acceptor),
             dialer_fingerprint,
             acceptor_fingerprint,
             dialer_hello,
@@ -109,19 +105,19 @@ def link_context(
     )
 
 
-def _group_fields(terms: Terms) -> list[bytes]:
+def group_fields(terms: Terms) -> list[bytes]:
     return [
-        _integer(PROTOCOL_VERSION),
+        integer_field(PROTOCOL_VERSION),
         SUITE.encode(),
         terms.job.encode(),
         terms.group.encode(),
         terms.epoch.encode(),
-        _integer(terms.world),
+        integer_field(terms.world),
         _ranks(terms.members),
     ]
 
 
-def _digest(fields: Iterable[bytes]) -> bytes:
+def digest_of(fields: Iterable[bytes]) -> bytes:
     digest = hashlib.sha256()
     for value in fields:
         digest.update(len(value).to_bytes(4, "big"))
@@ -130,8 +126,8 @@ def _digest(fields: Iterable[bytes]) -> bytes:
 
 
 def _ranks(members: tuple[int, ...]) -> bytes:
-    return b"".join(_integer(rank) for rank in members)
+    return b"".join(integer_field(rank) for rank in members)
 
 
-def _integer(value: int) -> bytes:
+def integer_field(value: int) -> bytes:
     return value.to_bytes(8, "big")

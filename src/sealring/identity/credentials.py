@@ -11,9 +11,11 @@ There is no fourth way, and none without a proof.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -24,7 +26,13 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_der_private_key,
+    load_pem_private_key,
+)
 
 from sealring import _native
 from sealring.errors import BadCertificate, ConfigurationError, NoIdentity
@@ -41,6 +49,8 @@ PrivateKey: TypeAlias = (
     Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
 )
 
+_RENEWAL = timedelta(hours=1)
+"""A certificate that ends sooner is replaced before it is used again."""
 _FILES = ("SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY")
 
 
@@ -68,10 +78,43 @@ class Credentials:
         return self.certificate.fingerprint(hashes.SHA256())
 
 
+def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credentials]:
+    """The same identity whenever it is needed while a group lives, with a certificate in date.
+
+    Between two uses the private key lies in the memory for keys, not in OpenSSL's.
+    """
+    der = credentials.private_key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    kept = _native.Secret(der)
+    job, rank, authorities = credentials.job, credentials.rank, credentials.authorities
+    certificate, admission = credentials.certificate, credentials.admission
+
+    def now() -> Credentials:
+        nonlocal certificate
+        key = load_der_private_key(memoryview(kept), password=None)
+        assert isinstance(
+            key, Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
+        )
+        if datetime.now(UTC) > certificate.not_valid_after_utc - _RENEWAL:
+            # Where that cannot be, the old one serves until the peers refuse it by its dates.
+            with contextlib.suppress(ConfigurationError):
+                renewed = load_credentials(rank, world, key=key)
+                if renewed.certificate.public_key() == key.public_key():
+                    certificate = renewed.certificate
+        return Credentials(job, rank, certificate, authorities, key, admission)
+
+    return now
+
+
 def load_credentials(
-    rank: int, world: int, environ: Mapping[str, str] | None = None
+    rank: int,
+    world: int,
+    environ: Mapping[str, str] | None = None,
+    *,
+    key: PrivateKey | None = None,
 ) -> Credentials:
     """This worker's identity, or the ConfigurationError that says what to set.
+
+    With a `key` of an earlier call, the certificate is again for this key, where it is made here.
 
     Dates are left to the peers: they refuse an expired certificate, and then every rank learns of
     it by name, where an exit here would leave the others waiting.
@@ -90,7 +133,8 @@ def load_credentials(
             "unset one or the other"
         )
     if secret is not None:
-        return _from_secret(secret, job, rank, world)
+        own = key if isinstance(key, Ed25519PrivateKey) else None
+        return _from_secret(secret, job, rank, world, own)
     if environ.get("SEALRING_BROKER"):
         raise ConfigurationError(
             "with SEALRING_BROKER a worker's identity comes from there: it is given to process "
@@ -107,10 +151,16 @@ def load_credentials(
     )
 
 
-def _from_secret(secret: _native.Secret, job: str | None, rank: int, world: int) -> Credentials:
+def _from_secret(
+    secret: _native.Secret,
+    job: str | None,
+    rank: int,
+    world: int,
+    key: Ed25519PrivateKey | None,
+) -> Credentials:
     authority = derive_authority(secret)
     name = WorkerName(job or authority.default_job, rank)
-    certificate, key = authority.issue_to_self(name, world)
+    certificate, key = authority.issue_to_self(name, world, key=key)
     return Credentials(name.job, rank, certificate, (authority.certificate,), key)
 
 

@@ -66,9 +66,13 @@ class JobAuthority:
     key: Ed25519PrivateKey = field(repr=False)
 
     def issue_to_self(
-        self, name: WorkerName, world: int, now: datetime | None = None
+        self,
+        name: WorkerName,
+        world: int,
+        now: datetime | None = None,
+        key: Ed25519PrivateKey | None = None,
     ) -> tuple[x509.Certificate, Ed25519PrivateKey]:
-        key = Ed25519PrivateKey.generate()
+        key = Ed25519PrivateKey.generate() if key is None else key
         lifetime = timedelta(hours=CERTIFICATE_HOURS)
         certificate = issue(
             self.certificate, self.key, key.public_key(), name, world, lifetime, now

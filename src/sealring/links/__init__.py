@@ -4,18 +4,22 @@ addresses   where this worker listens: one address, never all of them
 epoch       one name for one attempt to make a group
 rendezvous  addresses through the store, which is the adversary's
 memory      a link's shared memory: made, offered, checked
-agreement   what two verified workers settle over TLS: group keys and transport
+agreement   what two verified workers settle before records flow: the transport
 listener    takes connections from anybody, a bounded number at a time
 dialer      reaches the lower ranks, and tries again
 waiting     links that have their keys and wait for the others; shared between threads
-mesh        all links of a group or none: build_mesh
+forming     what all members agree on, along a tree
+settling    what neighbours say until the group exists
+late        links that are made when they are first needed
+mesh        a group forms, or does not: build_mesh
 diagnosis   why it is not complete when its time is up
 link        what comes out
 """
 
 from sealring.links.epoch import agreed_epoch
+from sealring.links.forming import Agreed
 from sealring.links.link import Link
-from sealring.links.mesh import build_mesh
+from sealring.links.mesh import Mesh, build_mesh
 from sealring.links.rendezvous import Store
 
-__all__ = ["Link", "Store", "agreed_epoch", "build_mesh"]
+__all__ = ["Agreed", "Link", "Mesh", "Store", "agreed_epoch", "build_mesh"]

@@ -1,8 +1,8 @@
-"""What two verified workers settle over TLS before their records flow: group keys and transport.
+"""What two verified workers settle over TLS before their records flow: the transport.
 
-dialer    -> {"type": "link", "group_key", "shm": null or where the acceptor may leave its memory}
+dialer    -> {"type": "link", "shm": null or where the acceptor may leave its memory}
              the acceptor leaves it there
-acceptor  -> {"type": "link", "group_key", "shm": null or where the dialer may leave its memory}
+acceptor  -> {"type": "link", "shm": null or where the dialer may leave its memory}
              the dialer takes the acceptor's memory and leaves its own
 dialer    -> {"type": "transport", "transport": "shm" or "tcp"}
              the acceptor takes the dialer's memory
@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from sealring import _native
 from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.channel import SecureChannel
-from sealring.handshake.messages import Message, digest, exactly
-from sealring.handshake.secrets import NO_KEY
+from sealring.handshake.messages import Message, exactly
 from sealring.links.descriptors import Address, leave
 from sealring.links.memory import (
     OwnMemory,
@@ -35,7 +33,7 @@ from sealring.links.memory import (
 
 Transport = Literal["auto", "tcp", "shm"]
 
-_LINK: Final = frozenset({"type", "group_key", "shm"})
+_LINK: Final = frozenset({"type", "shm"})
 _TRANSPORT: Final = frozenset({"type", "transport"})
 _REFUSED: Final = "the peer could not open, or refused, our memory"
 
@@ -43,16 +41,13 @@ _REFUSED: Final = "the peer could not open, or refused, our memory"
 @dataclass(frozen=True, slots=True)
 class Settled:
     memory: SharedMemory | None
-    peer_group_key: _native.Secret = field(repr=False)
 
 
-def settle_as_dialer(
-    channel: SecureChannel, group_key: _native.Secret, transport: Transport, own_host: str
-) -> Settled:
+def settle_as_dialer(channel: SecureChannel, transport: Transport, own_host: str) -> Settled:
     wanted = transport == "shm" or (transport == "auto" and _near(channel, own_host))
     with _own_memory(channel, transport, wanted) as own:
-        _send_link(channel, group_key, own)
-        peer_group_key, offer = _receive_link(channel)
+        _send_link(channel, own)
+        offer = _receive_link(channel)
         if offer is not None and own is None:
             raise _malformed(channel, "offered memory that it was not asked for")
         memory, reason = None, _REFUSED
@@ -69,13 +64,11 @@ def settle_as_dialer(
             memory = None
             if transport == "shm":
                 raise _no_shared_memory(channel, _REFUSED)
-    return Settled(memory, peer_group_key)
+    return Settled(memory)
 
 
-def settle_as_acceptor(
-    channel: SecureChannel, group_key: _native.Secret, transport: Transport
-) -> Settled:
-    peer_group_key, offer = _receive_link(channel)
+def settle_as_acceptor(channel: SecureChannel, transport: Transport) -> Settled:
+    offer = _receive_link(channel)
     with _own_memory(channel, transport, offer is not None and transport != "tcp") as own:
         left, reason = False, "the peer offered none"
         if offer is not None and own is not None:
@@ -86,7 +79,7 @@ def settle_as_acceptor(
                 reason = str(problem)
         if not left and transport == "shm":
             raise _no_shared_memory(channel, reason)
-        _send_link(channel, group_key, own if left else None)
+        _send_link(channel, own if left else None)
         chosen = _receive_transport(channel)
         if chosen and not left:
             raise _malformed(channel, "chose a transport that it was not offered")
@@ -100,7 +93,7 @@ def settle_as_acceptor(
             raise _no_shared_memory(channel, reason)
         if chosen:
             _send_transport(channel, memory)
-    return Settled(memory, peer_group_key)
+    return Settled(memory)
 
 
 @contextmanager
@@ -122,18 +115,14 @@ def _own_memory(
             own.close()
 
 
-def _send_link(channel: SecureChannel, group_key: _native.Secret, own: OwnMemory | None) -> None:
+def _send_link(channel: SecureChannel, own: OwnMemory | None) -> None:
     offer = None if own is None else offer_of(own.inbox.address)
-    channel.send_key({"type": "link", "group_key": "", "shm": offer}, "group_key", group_key)
+    channel.send({"type": "link", "shm": offer})
 
 
-def _receive_link(channel: SecureChannel) -> tuple[_native.Secret, Address | None]:
-    message, key = channel.receive_key("group_key")
-    _check(channel, message, "link", _LINK)
-    offer = None if message["shm"] is None else parse_offer(message["shm"])
-    if digest(message, "group_key") != NO_KEY or key is None or key == _native.Secret.zeros(32):
-        raise _malformed(channel, "sent no group key where it belongs")
-    return key, offer
+def _receive_link(channel: SecureChannel) -> Address | None:
+    message = _receive(channel, "link", _LINK)
+    return None if message["shm"] is None else parse_offer(message["shm"])
 
 
 def _send_transport(channel: SecureChannel, memory: SharedMemory | None) -> None:
@@ -150,14 +139,10 @@ def _receive_transport(channel: SecureChannel) -> bool:
 
 def _receive(channel: SecureChannel, kind: str, fields: frozenset[str]) -> Message:
     message = channel.receive()
-    _check(channel, message, kind, fields)
-    return message
-
-
-def _check(channel: SecureChannel, message: Message, kind: str, fields: frozenset[str]) -> None:
     if message["type"] != kind:
         raise _malformed(channel, "did not say how to link")
     exactly(message, fields)
+    return message
 
 
 def _malformed(channel: SecureChannel, what: str) -> MalformedSetup:

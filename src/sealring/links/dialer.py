@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import queue
 import select
@@ -20,11 +21,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
 from sealring.links.diagnosis import NOT_ADMITTED
-from sealring.links.rendezvous import Address, AddressBook
+from sealring.links.rendezvous import Address
 
 _LOG = logging.getLogger("sealring")
 
@@ -44,6 +45,12 @@ def is_definitive(error: SealringError) -> bool:
     return error.proven and not isinstance(error, PeerUnreachable)
 
 
+class Book(Protocol):
+    def lookup(self, rank: int, /) -> tuple[Address, ...]:
+        """Where this rank is said to listen; nothing if that is not known yet."""
+        ...
+
+
 class Dialer:
     """`attempt` sets up one link on a connected socket and raises if it cannot.
 
@@ -52,10 +59,13 @@ class Dialer:
 
     def __init__(
         self,
-        book: AddressBook,
+        book: Book,
         attempt: Callable[[socket.socket, int], Callable[[], None]],
         fail: Callable[[SealringError], None],
+        patience: float = math.inf,
     ) -> None:
+        """A rank that is not reached after `patience` seconds is given up."""
+        self._patience = patience
         self._book = book
         self._attempt = attempt
         self._fail = fail
@@ -111,7 +121,7 @@ class Dialer:
         pause = _FIRST_PAUSE_SECONDS
         invalid: SealringError | None = None
         latest: tuple[Address, ...] = ()
-        since = time.monotonic()
+        began = since = time.monotonic()
         while not self._stopping.is_set():
             try:
                 addresses = self._book.lookup(rank)
@@ -129,6 +139,13 @@ class Dialer:
                 self.problems[rank] = invalid
                 if time.monotonic() >= since + _INVALID_SECONDS:
                     raise invalid
+            if time.monotonic() >= began + self._patience:
+                problem = self.problems.get(rank, "it has no address")
+                raise PeerUnreachable(
+                    f"rank {rank} was not reached within {self._patience:g} s; the last attempt: "
+                    f"{problem}",
+                    peer=rank,
+                )
             self._stopping.wait(pause)
             pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 

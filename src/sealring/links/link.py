@@ -32,7 +32,8 @@ class Link:
     """Whether this side dialed."""
     send_key: _native.Secret = field(repr=False)
     receive_key: _native.Secret = field(repr=False)
-    peer_group_key: _native.Secret = field(repr=False)
+    peer_group_key: _native.Secret | None = field(repr=False)
+    """Of a first link; the engine has every member's by the time the others are made."""
     fingerprint: str
     """SHA-256 of the peer's public key, by which a broker would take it out of the job."""
 

@@ -19,6 +19,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -49,6 +50,17 @@ _DISCARDED_BYTES: Final = 64 << 10
 _FEW: Final = 64
 """Silent connections for which there is room however few descriptors are left: with fewer,
 strangers who come again and again would displace workers before they are served."""
+
+_open: Final[weakref.WeakSet[Listener]] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A child that outlives its parent must not keep the parent's port open: peers would wait."""
+    for listener in list(_open):
+        listener.close_descriptors()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 HandOver = Callable[[], None]
 """What a handler gives back when its socket is to outlive the listener."""
@@ -97,6 +109,13 @@ class Listener:
         except BaseException:
             self.stop()
             raise
+        _open.add(self)
+
+    def close_descriptors(self) -> None:
+        """In a forked child, where none of the threads exists."""
+        self._stopping.set()
+        for sock in self._sockets:
+            sock.close()
 
     @property
     def addresses(self) -> list[Address]:

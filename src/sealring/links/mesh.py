@@ -1,10 +1,10 @@
-"""All links of a group, or none: every pair connected, verified and ready.
+"""A group forms, or does not: its first links, and what all members agree on.
 
-Of each pair the higher rank dials. A link that has its keys waits under TLS until all of this
-worker's links have; then each end says "ready" and to which processes it is linked. When it has
-heard the same from all, the TLS connections are dropped and the bare sockets handed out. If
-anything fails before, it is told over the links there are, and every worker that hears of it passes
-it on: so all fail with one error.
+Of each pair the higher rank dials. A link that has its keys waits until all of this worker's first
+links have; then the members agree along a tree over them (forming.py), and each end of a link says
+"ready" with the transcript of that. When it has heard the same from all, the bare sockets are
+handed out. If anything fails before, it is told over the links there are, and every worker that
+hears of it passes it on: so all fail with one error. Further links are made later (late.py).
 
 Strangers cannot make it fail, nor can workers that are no longer admitted. What a connection does
 whose peer is not admitted is logged, and remembered only to explain what is missing when the time
@@ -19,32 +19,41 @@ import logging
 import os
 import select
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
-from sealring import _native
 from sealring.errors import (
     ConfigurationError,
-    DuplicateRank,
     HandshakeError,
     MalformedSetup,
     PeerUnreachable,
     SealringError,
 )
-from sealring.handshake.messages import Hello, digest, exactly
+from sealring.handshake.messages import Hello
 from sealring.handshake.peers import Incoming, dial
 from sealring.handshake.sessions import SessionTable
-from sealring.handshake.terms import Terms, workers_digest
-from sealring.identity.credentials import Credentials
-from sealring.limits import KEY_BYTES
+from sealring.handshake.terms import Terms
+from sealring.identity.credentials import Credentials, kept_for_later
 from sealring.links.addresses import own_addresses
 from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
 from sealring.links.diagnosis import time_is_up
 from sealring.links.dialer import Dialer
+from sealring.links.forming import (
+    Agreed,
+    Conversation,
+    TreeExchange,
+    agree,
+    confirm,
+    first_links,
+)
+from sealring.links.late import LateLinks, link_of
 from sealring.links.link import Link, prepare_socket, send_without_delay
 from sealring.links.listener import HandOver, Listener
-from sealring.links.rendezvous import Address, AddressBook, Store
+from sealring.links.rendezvous import Address, AddressBook, Store, encode_addresses
+from sealring.links.settling import Settling
 from sealring.links.waiting import FAREWELL_SECONDS, WaitingLink, WaitingLinks
 
 _LOG = logging.getLogger("sealring")
@@ -54,30 +63,38 @@ _ACCEPT_SECONDS: Final = 10.0
 _DIAL_SECONDS: Final = 30.0
 """Longer: a worker that many dial at once serves them in turn."""
 _OWN_ADDRESS_SECONDS: Final = 1.0
-_READY: Final = frozenset({"type", "workers"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    links: list[Link]
+    """The first ones, in the order of their ranks."""
+    agreed: Agreed
+    late: LateLinks | None
+    """Makes the others; None where all pairs are linked."""
 
 
 def build_mesh(
     store: Store,
     credentials: Credentials,
     terms: Terms,
-    group_key: _native.Secret,
     *,
     timeout: float,
     transport: Transport = "auto",
     environ: Mapping[str, str] | None = None,
     objection: SealringError | None = None,
     sessions: SessionTable | None = None,
-) -> list[Link]:
-    """Connect this worker to every other member; returns its links in the order of their ranks.
+    agreed: Agreed | None = None,
+    later: Callable[[], Credentials] | None = None,
+) -> Mesh:
+    """Form the group, or, with what it has `agreed` on already, more links of all its pairs.
 
-    With a member that `sessions` has a session with, no TLS handshake is made.
+    `later` gives the credentials for links that are made later. With a member that `sessions` has a
+    session with, no TLS handshake is made.
     A worker that cannot take part comes all the same, with its `objection`: so all fail with that.
     """
     if transport not in ("auto", "tcp", "shm"):
         raise ConfigurationError(f"the transport {transport!r} is none of auto, tcp and shm")
-    if len(group_key) != KEY_BYTES:
-        raise ConfigurationError(f"a group key has {KEY_BYTES} bytes")
     if (credentials.job, credentials.rank) != (terms.job, terms.rank):
         raise ConfigurationError(
             f"the credentials are for rank {credentials.rank} of {credentials.job} and the terms "
@@ -86,13 +103,34 @@ def build_mesh(
     if len(terms.members) == 1:
         if objection is not None:
             raise objection
-        return []
+        return Mesh([], agreed or _alone(credentials, terms), None)
+    if agreed is not None:
+        terms = replace(terms, transcript=agreed.transcript.hex())
     addresses = own_addresses(os.environ if environ is None else environ)
     book = AddressBook(store, terms.epoch)
     mesh = _Mesh(
-        book, credentials, terms, group_key, timeout, transport, addresses, objection, sessions
+        book,
+        credentials,
+        terms,
+        timeout,
+        transport,
+        addresses,
+        objection,
+        SessionTable() if sessions is None else sessions,
+        agreed,
+        later or kept_for_later(credentials, terms.world),
     )
     return mesh.build()
+
+
+def _alone(credentials: Credentials, terms: Terms) -> Agreed:
+    """A group of one agrees with itself."""
+    exchange = TreeExchange(
+        terms.members, terms.rank, agree(credentials, terms, b"", {}), lambda *_: None
+    )
+    exchange.start()
+    assert exchange.result is not None
+    return exchange.result
 
 
 class _Mesh:
@@ -103,58 +141,90 @@ class _Mesh:
         book: AddressBook,
         credentials: Credentials,
         terms: Terms,
-        group_key: _native.Secret,
         timeout: float,
         transport: Transport,
         addresses: list[str],
         objection: SealringError | None,
-        sessions: SessionTable | None,
+        sessions: SessionTable,
+        agreed: Agreed | None,
+        later: Callable[[], Credentials],
     ) -> None:
         self._book = book
         self._sessions = sessions
         self._objection = objection
-        self._credentials = credentials
+        self._credentials: Credentials | None = credentials
         self._terms = terms
-        self._group_key = group_key
         self._timeout = timeout
         self._transport: Transport = transport
         self._deadline = time.monotonic() + timeout
-        self._lower = sorted(rank for rank in terms.members if rank < terms.rank)
-        self._higher = sorted(rank for rank in terms.members if rank > terms.rank)
+        self._settling = Settling(terms, self._deadline)
+        # Where peers show evidence, each member must see every other's.
+        everybody = agreed is not None or bool(terms.settings.get("peer_evidence"))
+        first = first_links(terms.members, terms.rank, everybody=everybody)
+        self._lower = sorted(rank for rank in first if rank < terms.rank)
+        self._higher = sorted(rank for rank in first if rank > terms.rank)
+        self._sparse = len(first) < len(terms.members) - 1
+        self._agreed = agreed
+        self._later = later
+        self._late: LateLinks | None = None
+        self._formed = threading.Event()
+        """It is decided whether the group exists."""
         self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
         self._probing = False
         self._waiting = WaitingLinks(terms)
-        self._workers = ""
-        """Digest of the process of every rank, once no link is replaced any more."""
         self._dialer = Dialer(book, self._on_connected, self._waiting.fail)
         try:
-            # No rank dials the highest one, so it does not listen.
+            # A member that no other dials does not listen.
             self._listener = Listener(
-                addresses if self._higher else [],
-                begin=lambda sock: Incoming(sock, credentials, terms, sessions),
+                addresses if self._higher or self._sparse else [],
+                begin=self._begin,
                 handle=self._on_admitted,
                 refuse=self._on_refused,
             )
         except BaseException:
-            os.close(self._waiting.wake)
+            self._waiting.release()
             raise
 
-    def build(self) -> list[Link]:
+    def build(self) -> Mesh:
         try:
-            self._run()
-            self._stop()
+            agreed = self._run()
+            if not self._sparse:
+                self._stop()
             links = self._waiting.present()
             # All that can fail comes before the first socket is handed out.
             for link in links:
                 self._prepare(link)
-            return [link.link() for link in links]
+            if self._sparse:
+                self._dialer.stop()
+                self._late = LateLinks(
+                    self._later,
+                    self._terms,
+                    agreed,
+                    [link.rank for link in links],
+                    self._listener,
+                    self._transport,
+                    self._sessions,
+                )
+            made = [
+                link_of(
+                    link.channel,
+                    link.settled.memory,
+                    agreed.group_key(link.rank),
+                    dialer=link.dialer,
+                )
+                for link in links
+            ]
+            return Mesh(made, agreed, self._late)
         except BaseException as error:
+            self._formed.set()
             self._abort(error)
             raise
         finally:
-            os.close(self._waiting.wake)
+            self._formed.set()
+            self._waiting.release()
+            self._credentials = None  # its private key is in OpenSSL's memory
 
-    def _run(self) -> None:
+    def _run(self) -> Agreed:
         self._listener.start()
         if self._higher:
             self._book.publish(self._terms.rank, self._listener.addresses)
@@ -162,20 +232,16 @@ class _Mesh:
             self._dialer.dial(rank)
         while True:
             links = self._waiting.present()
-            complete = len(links) == len(self._terms.members) - 1
+            complete = len(links) == len(self._lower) + len(self._higher)
             # Once this is said it holds: no link is replaced any more.
             if complete and self._waiting.close():
                 if self._objection is not None:
                     raise self._objection
                 links = self._waiting.present()
-                self._workers = self._digest_of(links)
-                for link in links:
-                    ready = {"type": "ready", "workers": self._workers}
-                    link.channel.send(ready, self._deadline)
-            if complete:
-                self._check_workers(links)
-                if all(link.ready for link in links):
-                    return
+                self._settling.say_linked(links)
+                self._settling.start(links, self._conversation())
+            if complete and (agreed := self._settling.outcome(links)) is not None:
+                return agreed
             if time.monotonic() >= self._deadline:
                 raise self._time_is_up(links)
             for link in self._readable([link for link in links if not link.ready]):
@@ -200,33 +266,14 @@ class _Mesh:
         if has_bytes is None:
             self._lost(link)
         elif has_bytes:
-            message = link.channel.receive(self._deadline)
-            if message["type"] != "ready":
-                raise MalformedSetup(
-                    f"rank {link.rank} is out of step in set-up", peer=link.rank, proven=True
-                )
-            exactly(message, _READY)
-            link.ready = digest(message, "workers")
+            self._settling.hear(link)
 
-    def _digest_of(self, links: list[WaitingLink]) -> str:
-        instances = {link.rank: link.channel.peer_hello.instance for link in links}
-        return workers_digest({self._terms.rank: self._terms.instance, **instances})
-
-    def _check_workers(self, links: list[WaitingLink]) -> None:
-        """That all are linked to the same processes.
-
-        Where two workers hold one rank and connections are cut, a rank can be linked to one of them
-        and the next rank to the other.
-        """
-        for link in links:
-            if link.ready and link.ready != self._workers:
-                raise DuplicateRank(
-                    f"rank {link.rank} and rank {self._terms.rank} are linked to different workers "
-                    "of one rank: two workers were started with one RANK, or an earlier run is "
-                    "still alive",
-                    peer=link.rank,
-                    proven=True,
-                )
+    def _conversation(self) -> Conversation:
+        if self._agreed is not None:
+            return confirm(self._agreed)
+        addresses = encode_addresses(self._listener.addresses).encode() if self._sparse else b""
+        credentials = self._known(self._credentials)
+        return agree(credentials, self._terms, addresses, self._settling.linked)
 
     def _lost(self, link: WaitingLink) -> None:
         if not self._waiting.remove(link):
@@ -319,9 +366,10 @@ class _Mesh:
     def _on_connected(self, sock: socket.socket, rank: int) -> HandOver:
         send_without_delay(sock)
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
-        channel = dial(sock, self._credentials, self._terms, rank, deadline, self._sessions)
+        credentials = self._known(self._credentials)
+        channel = dial(sock, credentials, self._terms, rank, deadline, self._sessions)
         with channel.refusing():
-            settled = settle_as_dialer(channel, self._group_key, self._transport, self._terms.host)
+            settled = settle_as_dialer(channel, self._transport, self._terms.host)
         return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
 
     def _on_admitted(self, incoming: Incoming) -> HandOver | None:
@@ -329,13 +377,20 @@ class _Mesh:
         admitted: list[Hello] = []
 
         def admit(hello: Hello) -> None:
+            if self._late is not None:
+                if not hello.transcript:
+                    raise PeerUnreachable("the group has formed without this connection")
+                self._late.kind_of(hello).admit(hello)
+                return
             self._waiting.admit(hello)
             admitted.append(hello)
 
         try:
             channel = incoming.finish(deadline, admit)
+            if self._late is not None:
+                return self._late.kind_of(channel.peer_hello).take(channel)
             with channel.refusing():
-                settled = settle_as_acceptor(channel, self._group_key, self._transport)
+                settled = settle_as_acceptor(channel, self._transport)
             return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=False))
         except SealringError as error:
             self._on_refused(error)
@@ -347,11 +402,34 @@ class _Mesh:
             self._waiting.forget(hello)
         return None
 
+    @staticmethod
+    def _known(credentials: Credentials | None) -> Credentials:
+        assert credentials is not None
+        return credentials
+
+    def _begin(self, sock: socket.socket) -> Incoming:
+        credentials = self._credentials or self._later()
+        return Incoming(sock, credentials, self._terms, self._sessions, self._terms_for)
+
+    def _terms_for(self, hello: Hello) -> Terms:
+        """Of a link for the group's formation, or of one that is made later.
+
+        A member for which the group exists already may be a moment ahead of this one.
+        """
+        if self._agreed is not None or not hello.transcript:
+            return self._terms
+        self._formed.wait(_ACCEPT_SECONDS)
+        if self._late is None:
+            raise PeerUnreachable(f"for rank {self._terms.rank} the group does not exist")
+        return self._late.kind_of(hello).terms
+
     def _on_refused(self, error: SealringError) -> None:
         """Only a disagreement with an admitted member ends the set-up."""
-        if isinstance(error, HandshakeError) and (
-            not error.proven or isinstance(error, PeerUnreachable)
-        ):
+        harmless = self._formed.is_set() or (
+            isinstance(error, HandshakeError)
+            and (not error.proven or isinstance(error, PeerUnreachable))
+        )
+        if harmless:
             self._waiting.note_stranger(error)
         else:
             self._waiting.fail(error)

@@ -8,16 +8,15 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError, WrongRank
-from sealring.handshake.channel import SecureChannel, address_of
+from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Hello
 from sealring.handshake.terms import Terms
 from sealring.links.agreement import Settled
 from sealring.links.diagnosis import NOT_ADMITTED
-from sealring.links.link import Link
 
 _LOG = logging.getLogger("sealring")
 
@@ -31,9 +30,11 @@ class WaitingLink:
     channel: SecureChannel
     settled: Settled
     dialer: bool
+    linked: dict[int, str] = field(default_factory=dict)
+    """The instances that the peer said it is linked with, by rank."""
     ready: str = ""
-    """The digest in the peer's "ready": it has all its links too, to those workers. Its next bytes
-    are records, so TLS must not read again."""
+    """The transcript in the peer's "ready": for it the group exists. Its next bytes are records, so
+    the channel must not be read again."""
 
     @property
     def rank(self) -> int:
@@ -49,26 +50,10 @@ class WaitingLink:
             return None
 
     def discard(self, until: float) -> None:
-        # The error's traceback may keep the link: not its memory, nor its peer's key.
-        self.settled.peer_group_key.wipe()
-        self.settled = Settled(None, self.settled.peer_group_key)
+        # The error's traceback may keep the link, but not its memory.
+        self.settled = Settled(None)
         self.channel.link_keys.wipe()
         self.channel.close(until)
-
-    def link(self) -> Link:
-        channel = self.channel
-        return Link(
-            peer=channel.peer.rank,
-            host=channel.peer_hello.host,
-            address=address_of(channel.socket),
-            socket=channel.detach(),
-            memory=self.settled.memory,
-            dialer=self.dialer,
-            send_key=channel.link_keys.send,
-            receive_key=channel.link_keys.receive,
-            peer_group_key=self.settled.peer_group_key,
-            fingerprint=channel.peer.key,
-        )
 
 
 class WaitingLinks:
@@ -129,7 +114,7 @@ class WaitingLinks:
         if closed:
             self.tell(link)
             link.discard(until=time.monotonic() + FAREWELL_SECONDS)
-        os.eventfd_write(self.wake, 1)
+        self._wake()
 
     def remove(self, link: WaitingLink) -> bool:
         """Take out a link whose connection is cut; False if it is too late to do without it."""
@@ -154,11 +139,24 @@ class WaitingLinks:
             and not isinstance(error, DuplicateRank | PeerUnreachable)
         ):
             self.mark_informed(error.peer)
-        os.eventfd_write(self.wake, 1)
+        self._wake()
 
-    def note_stranger(self, error: HandshakeError) -> None:
+    def release(self) -> None:
+        """Nothing waits for a change any more."""
         with self._lock:
-            self._strangers.append(error)
+            wake, self.wake = self.wake, -1
+        if wake >= 0:
+            os.close(wake)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self.wake >= 0:
+                os.eventfd_write(self.wake, 1)
+
+    def note_stranger(self, error: SealringError) -> None:
+        with self._lock:
+            if isinstance(error, HandshakeError):
+                self._strangers.append(error)
             # Kept by rank, so that a flood of others does not hide why a rank is missing.
             if isinstance(error, NOT_ADMITTED) and error.peer in (None, *self._terms.members):
                 self._not_admitted[error.peer] = error
@@ -199,7 +197,7 @@ class WaitingLinks:
     def mark_informed(self, rank: int) -> None:
         with self._lock:
             self._informed.add(rank)
-        os.eventfd_write(self.wake, 1)
+        self._wake()
 
     def all_informed(self) -> bool:
         with self._lock:

@@ -184,7 +184,7 @@ def handshake(
     transport: Transport = "shm",
     json: AsJson = False,
 ) -> None:
-    """How long a group takes to form: mutual TLS 1.3 between every two ranks."""
+    """How long a group takes to form, and to do its first all-reduce."""
     check_transport(transport)
     with errors.status(f"{check_ranks(ranks)} workers start and meet"):
         result = measure_handshake(ranks, transport)
@@ -192,16 +192,37 @@ def handshake(
         print_json(result.as_json())
         return
     table = Table(title="Forming a group")
-    for column in ("ranks", "links", "transport", "slowest rank", "per link"):
+    for column in ("ranks", "TLS handshakes", "transport", "formed", "first all-reduce"):
         table.add_column(column, justify="right")
     table.add_row(
         str(result.ranks),
-        str(result.links),
+        str(result.handshakes),
         result.transport,
         f"{result.seconds:.2f} s",
-        f"{result.seconds_per_link * 1e3:.1f} ms",
+        f"{result.first_all_reduce_seconds:.2f} s",
     )
     console.print(table)
+
+
+@app.command()
+def scale(
+    ranks: Annotated[
+        str, typer.Option(help="Numbers of ranks, from few to many.")
+    ] = "2,4,8,16,32,64,128,256",
+    json: AsJson = False,
+) -> None:
+    """What forming groups costs as ranks grow: light workers, many in a process, without torch."""
+    from sealring.bench.scale import growth, measure_scale
+
+    numbers = sorted(several(ranks, int))
+    if not numbers or numbers[0] < 2:
+        raise ConfigurationError("--ranks are numbers from 2 on, with commas between them")
+    with errors.status("light workers start") as status:
+        cases = measure_scale(numbers, status.update)
+    if json:
+        print_json({"cases": [case.as_json() for case in cases], "growth": growth(cases)})
+        return
+    console.print(tables.scale(cases, growth(cases)))
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -13,6 +13,7 @@ from sealring.bench.kernels import Kernels
 from sealring.bench.link import Hop
 from sealring.bench.measure import Samples
 from sealring.bench.noise import Comparison
+from sealring.bench.scale import ScaleCase
 from sealring.bench.session import Measured
 from sealring.bench.step import Step
 from sealring.cli.terminal import human_bytes
@@ -194,6 +195,32 @@ def splits(cases: Sequence[Step]) -> Table:
                     for name in names
                 ),
             )
+    return table
+
+
+def scale(cases: Sequence[ScaleCase], exponents: Mapping[str, Mapping[str, float]]) -> Table:
+    table = Table(title="Forming groups of light workers")
+    for column in (
+        "ranks", "what", "TLS", "resumed", "sockets", "MB sent", "seconds", "CPU ms/rank", "RSS MB",
+    ):  # fmt: skip
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for case in cases:
+        table.add_row(
+            str(case.ranks),
+            case.what,
+            str(case.handshakes),
+            str(case.resumptions),
+            str(case.sockets),
+            f"{case.bytes / 1e6:.1f}",
+            f"{case.seconds:.2f}",
+            f"{case.cpu_seconds_per_rank * 1e3:.1f}",
+            f"{case.rss_bytes / 1e6:.0f}",
+        )
+    said = [
+        f"{what}: " + ", ".join(f"{name} ~ n^{exponent:g}" for name, exponent in each.items())
+        for what, each in exponents.items()
+    ]
+    table.caption = "\n".join(said)
     return table
 
 

@@ -1,0 +1,46 @@
+#include "transport/late_links.hpp"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace sealring {
+
+LateLinks::LateLinks() : wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (wake_ < 0) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
+}
+
+LateLinks::~LateLinks() { ::close(wake_); }
+
+bool LateLinks::add(LateLink link) {
+  const std::lock_guard<std::mutex> lock(lock_);
+  if (closed_) return false;
+  links_.push_back(std::move(link));
+  waiting_ = true;
+  const uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof one);
+  return true;
+}
+
+std::vector<LateLink> LateLinks::take() {
+  const std::lock_guard<std::mutex> lock(lock_);
+  uint64_t rung = 0;
+  (void)!::read(wake_, &rung, sizeof rung);
+  waiting_ = false;
+  return std::exchange(links_, {});
+}
+
+std::vector<LateLink> LateLinks::close() {
+  const std::lock_guard<std::mutex> lock(lock_);
+  closed_ = true;
+  waiting_ = false;
+  return std::exchange(links_, {});
+}
+
+}  // namespace sealring

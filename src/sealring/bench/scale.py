@@ -1,0 +1,216 @@
+"""`sealring bench scale`: what forming groups costs as their number of ranks grows.
+
+Many light workers (light.py) share a process, one process for each core. Each has its own identity
+and its own sessions. Measured in this order, for each number of ranks:
+
+    world        the group of all ranks forms
+    all_reduce   its first all-reduce, with the links that this makes
+    mesh         the rows and the columns of a square mesh form as groups of their own
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sealring.bench.light import LightGroup, LightWorker
+from sealring.bench.workers import Report, run_workers
+from sealring.schedule import Operation, Selection
+
+_ELEMENTS: Final = 1024
+"""Of the all-reduce: 4 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCase:
+    ranks: int
+    what: str
+    handshakes: int
+    """TLS handshakes of all ranks in this part."""
+    resumptions: int
+    """Connections under a session, without TLS."""
+    sockets: int
+    """Open at its end, both ends counted."""
+    bytes: int
+    """Sent in this machine's network meanwhile, by whichever process."""
+    seconds: float
+    cpu_seconds_per_rank: float
+    rss_bytes: int
+    """Of all processes at its end."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one process saw of one part."""
+
+    what: str
+    start: float
+    end: float
+    cpu: float
+    handshakes: int
+    resumptions: int
+    sockets: int
+    rss: int
+
+
+def measure_scale(numbers: Sequence[int], tell: Callable[[str], None]) -> list[ScaleCase]:
+    cases = []
+    for ranks in numbers:
+        tell(f"{ranks} light workers form groups")
+        cases += _measure(ranks)
+    return cases
+
+
+def growth(cases: Sequence[ScaleCase]) -> dict[str, dict[str, float]]:
+    """The exponent e of what grows as ranks^e, fitted over all numbers of ranks from 8 on."""
+    found: dict[str, dict[str, float]] = {}
+    for what in dict.fromkeys(case.what for case in cases):
+        points = [case for case in cases if case.what == what and case.ranks >= 8]
+        if len(points) < 2:
+            continue
+        found[what] = {
+            name: round(_slope([(case.ranks, value(case)) for case in points]), 2)
+            for name, value in _GROWING.items()
+            if all(value(case) > 0 for case in points)
+        }
+    return found
+
+
+_GROWING: Final[dict[str, Callable[[ScaleCase], float]]] = {
+    "handshakes": lambda case: case.handshakes,
+    "sockets": lambda case: case.sockets,
+    "seconds": lambda case: case.seconds,
+    "cpu_seconds_per_rank": lambda case: case.cpu_seconds_per_rank,
+    "rss_bytes": lambda case: case.rss_bytes,
+}
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    x, y = np.log([point[0] for point in points]), np.log([point[1] for point in points])
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def _measure(ranks: int) -> list[ScaleCase]:
+    processes = max(1, min(ranks, len(os.sched_getaffinity(0))))
+    before = _bytes_sent()
+    parts: dict[str, list[tuple[_Part, int]]] = {}
+    for _, part in run_workers(processes, _host, ranks):
+        parts.setdefault(part.what, []).append((part, _bytes_sent()))
+    cases = []
+    for what, seen in parts.items():
+        sent = max(count for _, count in seen)
+        found = [part for part, _ in seen]
+        cases.append(
+            ScaleCase(
+                ranks=ranks,
+                what=what,
+                handshakes=sum(part.handshakes for part in found) // 2,
+                resumptions=sum(part.resumptions for part in found) // 2,
+                sockets=sum(part.sockets for part in found),
+                bytes=sent - before,
+                seconds=round(
+                    max(part.end for part in found) - min(part.start for part in found), 3
+                ),
+                cpu_seconds_per_rank=round(sum(part.cpu for part in found) / ranks, 5),
+                rss_bytes=sum(part.rss for part in found),
+            )
+        )
+        before = sent
+    return cases
+
+
+def _host(index: int, report: Report, ranks: int) -> None:
+    """One process and its share of the workers."""
+    from torch.distributed.rendezvous import rendezvous
+
+    from sealring.identity import load_credentials
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    store, _, processes = next(iter(rendezvous("env://")))
+    own = list(range(index, ranks, processes))
+    workers = {
+        rank: LightWorker(load_credentials(rank, ranks), ranks, store, f"host-{index}")
+        for rank in own
+    }
+    pool = ThreadPoolExecutor(len(own))
+    groups: list[LightGroup] = []
+
+    def counts() -> tuple[int, int]:
+        tables = [worker.sessions for worker in workers.values()]
+        return sum(each.handshakes for each in tables), sum(each.resumptions for each in tables)
+
+    def together(number: int) -> None:
+        store.add(f"part-{number}", 1)
+        while store.add(f"part-{number}", 0) < processes:
+            time.sleep(0.002)
+
+    def part(what: str, number: int, call: Callable[[int], Any]) -> list[Any]:
+        before = counts()
+        together(number)
+        start, cpu = time.monotonic(), time.process_time()
+        results = list(pool.map(call, own))
+        end, cpu = time.monotonic(), time.process_time() - cpu
+        together(number + 100)
+        shaken, resumed = (late - early for early, late in zip(before, counts(), strict=True))
+        report(_Part(what, start, end, cpu, shaken, resumed, _sockets(), _rss()))
+        return results
+
+    world = part("world", 0, lambda rank: workers[rank].form("world", range(ranks)))
+    by_rank = dict(zip(own, world, strict=True))
+    groups += world
+    algorithm = Selection(world[0].engine.topology)(Operation.ALL_REDUCE, 4 * _ELEMENTS)
+
+    def all_reduce(rank: int) -> float:
+        values = np.full(_ELEMENTS, 1.0, dtype=np.float32)
+        by_rank[rank].all_reduce(values, algorithm)
+        return float(values[0])
+
+    assert set(part("all_reduce", 1, all_reduce)) == {float(ranks)}
+    side = math.isqrt(ranks)
+    if side * side == ranks:
+
+        def rows_and_columns(rank: int) -> list[LightGroup]:
+            row, column = divmod(rank, side)
+            return [
+                workers[rank].form(f"row-{row}", range(row * side, (row + 1) * side)),
+                workers[rank].form(f"column-{column}", range(column, ranks, side)),
+            ]
+
+        groups += [group for made in part("mesh", 2, rows_and_columns) for group in made]
+    together(3)
+    list(pool.map(LightGroup.close, groups))
+    pool.shutdown()
+
+
+def _sockets() -> int:
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+        except OSError:  # the one that listed them
+            continue
+    return count
+
+
+def _rss() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _bytes_sent() -> int:
+    """By all sockets of this network namespace (IpExt: OutOctets)."""
+    with open("/proc/net/netstat") as file:
+        lines = [line.split() for line in file if line.startswith("IpExt:")]
+    return int(dict(zip(*lines, strict=True))["OutOctets"])

@@ -1,0 +1,183 @@
+"""What each member says of itself when a group forms; the transcript over all of it; signatures.
+
+A statement passes through other members on its way, so it proves nothing by itself. What proves it
+is its author's signature over the transcript, which has every statement in it: a member that
+changes, drops or adds one ends with another transcript than the others, whose signatures it cannot
+make. Pure: bytes in, value out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, padding, rsa
+
+from sealring import _native
+from sealring.errors import MalformedSetup
+from sealring.handshake.terms import (
+    Terms,
+    digest_of,
+    group_fields,
+    integer_field,
+    is_instance,
+    is_name,
+)
+from sealring.identity.credentials import PrivateKey
+from sealring.limits import KEY_BYTES
+
+MAX_STATEMENT_BYTES: Final = 64 << 10
+"""A certificate may have an attestation of up to 48 KiB in it."""
+_MAX_ADDRESSES_BYTES: Final = 1024
+_TRANSCRIPT: Final = b"sealring 2 transcript"
+_SECRET: Final = b"sealring 2 group secret"
+_GROUP_KEY: Final = b"sealring 2 group key"
+# As TLS 1.3's CertificateVerify (RFC 8446, 4.4.3): no signature of one protocol is one of another.
+_SIGNED: Final = b" " * 64 + b"sealring 2, group transcript" + b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    rank: int
+    instance: str
+    host: str
+    addresses: bytes
+    """Where the member can be reached for further links, as in the store; nothing if nowhere."""
+    certificate: bytes
+    """Its DER encoding."""
+    contribution: _native.Secret = field(repr=False)
+    """Fresh random bytes, towards the group's secret."""
+
+    def encode(self) -> bytearray:
+        """For the caller to overwrite: the contribution is in it."""
+        out = bytearray()
+        public = (self.instance.encode(), self.host.encode(), self.addresses, self.certificate)
+        for value in (integer_field(self.rank), *public):
+            out += len(value).to_bytes(4, "big") + value
+        out += KEY_BYTES.to_bytes(4, "big")
+        with memoryview(self.contribution) as secret:
+            out += secret
+        return out
+
+
+def parse_statement(raw: bytes | bytearray) -> Statement:
+    with memoryview(raw) as view:
+        fields = [(at, length) for at, length in _fields(view)]
+        if len(fields) != 6:
+            raise MalformedSetup("a statement has not the fields it must have")
+        public = [bytes(view[at : at + length]) for at, length in fields[:5]]
+        at, length = fields[5]
+        if len(public[0]) != 8 or length != KEY_BYTES:
+            raise MalformedSetup("a statement's rank or contribution has another length")
+        with view[at : at + length] as secret:
+            contribution = _native.Secret(secret)
+    try:
+        instance, host = public[1].decode("ascii"), public[2].decode()
+    except UnicodeDecodeError:
+        raise MalformedSetup("a statement's names are not text") from None
+    if not is_instance(instance) or not is_name(host) or len(public[3]) > _MAX_ADDRESSES_BYTES:
+        raise MalformedSetup("a statement's instance, host or addresses are none")
+    rank = int.from_bytes(public[0], "big")
+    return Statement(rank, instance, host, public[3], public[4], contribution)
+
+
+def encode_bundle(entries: Mapping[int, bytes | bytearray]) -> bytearray:
+    """Each member's bytes with its rank, in the order of the ranks."""
+    out = bytearray()
+    for rank in sorted(entries):
+        out += rank.to_bytes(4, "big") + len(entries[rank]).to_bytes(4, "big") + entries[rank]
+    return out
+
+
+def parse_bundle(raw: bytes | bytearray) -> dict[int, bytearray]:
+    entries: dict[int, bytearray] = {}
+    at, last = 0, -1
+    while at < len(raw):
+        rank = int.from_bytes(raw[at : at + 4], "big")
+        length = int.from_bytes(raw[at + 4 : at + 8], "big")
+        end = at + 8 + length
+        if end > len(raw) or at + 8 > len(raw) or rank <= last or length > MAX_STATEMENT_BYTES:
+            raise MalformedSetup("a bundle of members' messages is not one")
+        entries[rank] = bytearray(raw[at + 8 : end])
+        at, last = end, rank
+    return entries
+
+
+def transcript_of(terms: Terms, statements: Sequence[Statement]) -> bytes:
+    """32 bytes over all that the members agree on; the statements in the group's order."""
+    settings = json.dumps(dict(terms.settings), sort_keys=True, separators=(",", ":"))
+    fields = [_TRANSCRIPT, *group_fields(terms), settings.encode()]
+    for each in statements:
+        fields += [
+            integer_field(each.rank),
+            each.instance.encode(),
+            each.host.encode(),
+            each.addresses,
+            hashlib.sha256(each.certificate).digest(),
+            hashlib.sha256(memoryview(each.contribution)).digest(),
+        ]
+    return digest_of(fields)
+
+
+def group_secret(transcript: bytes, statements: Sequence[Statement]) -> _native.Secret:
+    """From every member's contribution; they are wiped."""
+    together = _native.Secret.zeros(KEY_BYTES * len(statements))
+    with memoryview(together) as all_of_them:
+        for number, each in enumerate(statements):
+            with memoryview(each.contribution) as one:
+                all_of_them[number * KEY_BYTES : (number + 1) * KEY_BYTES] = one
+    secret = together.derive(transcript, _SECRET, KEY_BYTES)
+    together.wipe()
+    for each in statements:
+        each.contribution.wipe()
+    return secret
+
+
+def group_key(secret: _native.Secret, rank: int) -> _native.Secret:
+    """What this member seals with that others pass on."""
+    return secret.derive(b"", _GROUP_KEY + integer_field(rank), KEY_BYTES)
+
+
+def sign_transcript(key: PrivateKey, transcript: bytes) -> bytes:
+    signed = _SIGNED + transcript
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return key.sign(signed, ec.ECDSA(hashes.SHA256()))
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(signed, _PSS, hashes.SHA256())
+    return key.sign(signed)
+
+
+def signature_is_good(certificate: x509.Certificate, transcript: bytes, signature: bytes) -> bool:
+    key, signed = certificate.public_key(), _SIGNED + transcript
+    try:
+        if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
+            key.verify(signature, signed)
+        elif isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, signed, _PSS, hashes.SHA256())
+        else:
+            return False
+    except InvalidSignature:
+        return False
+    return True
+
+
+_PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, int]]:
+    """Where each field begins, and its length."""
+    at = 0
+    while at < len(view):
+        length = int.from_bytes(view[at : at + 4], "big")
+        if at + 4 + length > len(view):
+            raise MalformedSetup("a statement is cut short")
+        yield at + 4, length
+        at += 4 + length

@@ -1,0 +1,272 @@
+"""How the members of a group agree, along a tree over the links there are: two rounds.
+
+    round 1   every member's statement (handshake/statements.py) reaches every member
+    round 2   every member's signature over the transcript of all statements does
+
+In each round a member collects what its subtree says and sends it up; the root sends all of it
+down. A member has at most log2(n) + 1 neighbours in the tree, and exchanges two messages with each
+in a round. No member believes another about a third: each verifies every certificate and every
+signature itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cryptography import x509
+
+from sealring import _native
+from sealring.errors import DuplicateRank, HandshakeError, MalformedSetup, WrongGroup
+from sealring.handshake.peers import verified
+from sealring.handshake.statements import (
+    MAX_STATEMENT_BYTES,
+    Statement,
+    encode_bundle,
+    group_key,
+    group_secret,
+    parse_bundle,
+    parse_statement,
+    sign_transcript,
+    signature_is_good,
+    transcript_of,
+)
+from sealring.handshake.terms import Terms
+from sealring.identity.credentials import Credentials
+from sealring.limits import KEY_BYTES
+from sealring.links.rendezvous import Address, parse_addresses
+
+_UP: Final = 1
+_DOWN: Final = 2
+_MOST_LINKED_AT_ONCE: Final = 8
+"""In a group of up to so many, all pairs are linked when it forms: later would cost more."""
+
+Conversation = Generator[bytes | bytearray, Mapping[int, bytearray], "Agreed"]
+"""Yields this member's message of a round; is sent all members' messages of it, by rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    host: str
+    key: str
+    """SHA-256 of its public key, by which a broker would take it out of the job."""
+    addresses: tuple[Address, ...]
+    """Where it takes further links."""
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all members have agreed on, each having verified all others."""
+
+    transcript: bytes
+    members: Mapping[int, Member]
+    """By rank in the job, this worker included."""
+    _secret: _native.Secret = field(repr=False)
+
+    def group_key(self, rank: int) -> _native.Secret:
+        return group_key(self._secret, rank)
+
+    def wipe(self) -> None:
+        self._secret.wipe()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A member's place in the tree over the group's ranks in ascending order."""
+
+    parent: int | None
+    children: tuple[int, ...]
+    subtrees: Mapping[int, frozenset[int]]
+    """The members below each child, itself included."""
+
+
+def place_in_tree(members: Sequence[int], rank: int) -> Place:
+    """A binomial tree: a member's parent has its lowest set bit cleared. So a parent is lower."""
+    ordered = sorted(members)
+    at = ordered.index(rank)
+    reach = at & -at if at else 1 << len(ordered).bit_length()
+    steps = [1 << bit for bit in range(reach.bit_length() - 1) if at + (1 << bit) < len(ordered)]
+    subtrees = {ordered[at + step]: frozenset(ordered[at + step : at + 2 * step]) for step in steps}
+    return Place(ordered[at - reach] if at else None, tuple(subtrees), subtrees)
+
+
+def first_links(members: Sequence[int], rank: int, *, everybody: bool) -> set[int]:
+    """The members that this one is linked with when the group forms."""
+    if everybody or len(members) <= _MOST_LINKED_AT_ONCE:
+        return set(members) - {rank}
+    place = place_in_tree(members, rank)
+    return {*place.children, *([] if place.parent is None else [place.parent])}
+
+
+class TreeExchange:
+    """Carries a conversation's rounds up and down the tree. One thread uses it."""
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        rank: int,
+        conversation: Conversation,
+        send: Callable[[int, bytearray], None],
+    ) -> None:
+        """`send` takes a rank and a message for it, which is overwritten afterwards."""
+        self._members = frozenset(members)
+        self._rank = rank
+        self._place = place_in_tree(members, rank)
+        self._conversation = conversation
+        self._send = send
+        self._collected: dict[int, bytes | bytearray] = {}
+        self._awaited: set[int] = set()
+        self._sent_up = False
+        self.result: Agreed | None = None
+        """What the conversation came to, once it is done."""
+
+    def start(self) -> None:
+        self._begin(next(self._conversation))
+
+    def take(self, sender: int, raw: bytearray) -> None:
+        """A message of a neighbour in the tree."""
+        kind, entries = raw[0], parse_bundle(raw[1:])
+        if kind == _UP and sender in self._awaited:
+            if entries.keys() != self._place.subtrees[sender]:
+                raise _malformed(sender, "spoke for other members than those below it")
+            self._awaited.remove(sender)
+            self._collected.update(entries)
+            self._go_on()
+        elif kind == _DOWN and sender == self._place.parent and self._sent_up:
+            if entries.keys() != self._members:
+                raise _malformed(sender, "did not pass on every member's message")
+            self._finish_round(entries)
+        else:
+            raise _malformed(sender, "is out of step in set-up")
+        _native.erase(raw)
+
+    def _begin(self, own: bytes | bytearray) -> None:
+        self._collected = {self._rank: own}
+        self._awaited = set(self._place.children)
+        self._sent_up = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._awaited:
+            return
+        if self._place.parent is None:
+            everything = {rank: bytearray(entry) for rank, entry in self._collected.items()}
+            self._finish_round(everything)
+        else:
+            self._sent_up = True
+            self._send(self._place.parent, _message(_UP, self._collected))
+
+    def _finish_round(self, entries: dict[int, bytearray]) -> None:
+        if bytes(entries[self._rank]) != bytes(self._collected[self._rank]):
+            raise _malformed(self._place.parent, "changed what this worker had said")
+        for child in self._place.children:
+            self._send(child, _message(_DOWN, entries))
+        try:
+            following = self._conversation.send(entries)
+        except StopIteration as ended:
+            self.result = ended.value
+        else:
+            self._begin(following)
+        finally:
+            for entry in (*entries.values(), *self._collected.values()):
+                if isinstance(entry, bytearray):
+                    _native.erase(entry)
+
+
+def agree(
+    credentials: Credentials,
+    terms: Terms,
+    addresses: bytes,
+    linked: Mapping[int, str],
+) -> Conversation:
+    """The two rounds. `linked` has the instances of the members that this one is linked with."""
+    own = Statement(
+        terms.rank,
+        terms.instance,
+        terms.host,
+        addresses,
+        _der(credentials.certificate),
+        _native.Secret.random(KEY_BYTES),
+    )
+    said = yield own.encode()
+    statements = [_statement(rank, said[rank]) for rank in terms.members]
+    certificates = {each.rank: _certificate(each) for each in statements}
+    members = {
+        each.rank: _verified_member(each, certificates[each.rank], credentials, terms)
+        for each in statements
+    }
+    for rank, instance in linked.items():
+        if members[rank].instance != instance:
+            raise DuplicateRank(
+                f"the members do not agree which process is rank {rank}: two workers were started "
+                "with one RANK, or an earlier run is still alive",
+                peer=rank,
+                proven=True,
+            )
+    transcript = transcript_of(terms, statements)
+    signatures = yield sign_transcript(credentials.private_key, transcript)
+    for rank in terms.members:
+        if not signature_is_good(certificates[rank], transcript, bytes(signatures[rank])):
+            raise WrongGroup(
+                f"rank {rank} did not sign what rank {terms.rank} was told about group "
+                f"{terms.group!r}: a member between them changed what it passed on, or they do not "
+                "mean the same group",
+                peer=rank,
+                proven=True,
+            )
+    return Agreed(transcript, members, group_secret(transcript, statements))
+
+
+def confirm(agreed: Agreed) -> Conversation:
+    """One round in which every member says that it has got so far."""
+    yield b""
+    return agreed
+
+
+def _statement(rank: int, raw: bytearray) -> Statement:
+    statement = parse_statement(raw)
+    if statement.rank != rank:
+        raise MalformedSetup(f"a statement of rank {statement.rank} came as that of rank {rank}")
+    if statement.contribution == _native.Secret.zeros(KEY_BYTES):
+        raise MalformedSetup(f"rank {rank} contributed no randomness", peer=rank, proven=True)
+    return statement
+
+
+def _certificate(statement: Statement) -> x509.Certificate:
+    try:
+        return x509.load_der_x509_certificate(statement.certificate)
+    except ValueError:
+        raise MalformedSetup(f"rank {statement.rank}'s certificate is none") from None
+
+
+def _verified_member(
+    statement: Statement, certificate: x509.Certificate, credentials: Credentials, terms: Terms
+) -> Member:
+    where = f"{statement.host}, as another member passed it on"
+    peer, _ = verified(certificate, credentials, terms, statement.rank, where)
+    addresses = parse_addresses(statement.addresses) if statement.addresses else ()
+    return Member(statement.host, peer.key, addresses, statement.instance)
+
+
+def _der(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.DER)
+
+
+def _message(kind: int, entries: Mapping[int, bytes | bytearray]) -> bytearray:
+    bundle = encode_bundle(entries)
+    out = bytearray([kind]) + bundle
+    _native.erase(bundle)
+    return out
+
+
+def most_bytes(members: int) -> int:
+    """A message of a round is no longer than this."""
+    return 1 + members * (MAX_STATEMENT_BYTES + 8)
+
+
+def _malformed(sender: int | None, what: str) -> HandshakeError:
+    return MalformedSetup(f"rank {sender} {what}", peer=sender, proven=True)

@@ -1,0 +1,286 @@
+"""Links that are made after the group has formed, when a program or a message first needs them.
+
+A member knows from the group's formation who every member is and where it listens; the hello of
+such a link states the group's transcript, and the member at the other end must be the very process
+that signed it. Either end may dial. For a collective both ends need the link, and the higher rank
+dials; for a message the end that needs it does. If two dial each other at once, the higher rank's
+connection stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from sealring import _native
+from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
+from sealring.handshake.channel import SecureChannel, address_of
+from sealring.handshake.messages import Hello
+from sealring.handshake.peers import dial
+from sealring.handshake.sessions import SessionTable
+from sealring.handshake.terms import Terms
+from sealring.identity.credentials import Credentials
+from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
+from sealring.links.dialer import Dialer
+from sealring.links.forming import Agreed
+from sealring.links.link import Link, prepare_socket, send_without_delay
+from sealring.links.listener import HandOver, Listener
+from sealring.links.memory import SharedMemory
+from sealring.links.rendezvous import Address
+from sealring.links.waiting import FAREWELL_SECONDS
+
+_LOG = logging.getLogger("sealring")
+
+_DIAL_SECONDS: Final = 30.0
+_PATIENCE_SECONDS: Final = 30.0
+"""How long a member is dialed before it is given up."""
+
+Deliver = Callable[[Link], bool]
+"""Takes a link; False if its group has ended."""
+Fail = Callable[[int, SealringError], None]
+"""Ends the group: no link with this member could be made."""
+
+
+class LateLinks:
+    """Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        credentials: Callable[[], Credentials],
+        terms: Terms,
+        agreed: Agreed,
+        linked: Iterable[int],
+        listener: Listener,
+        transport: Transport,
+        sessions: SessionTable,
+    ) -> None:
+        self._credentials = credentials
+        """Asked for each link: by then the certificate may have been renewed."""
+        self._agreed = agreed
+        self._listener = listener
+        self._transport: Transport = transport
+        self._sessions = sessions
+        self._stopping = threading.Lock()
+        """Taken for good by the thread that stops."""
+        self._may_close = threading.Event()
+        self._spares: list[socket.socket] = []
+        self._process = _native.ProcessMark()
+        formed = replace(terms, transcript=agreed.transcript.hex())
+        self.collectives = LinksOfAKind(self, formed, linked)
+        self.messages = LinksOfAKind(self, replace(formed, epoch=f"{terms.epoch}.messages"), ())
+
+    @property
+    def agreed(self) -> Agreed:
+        return self._agreed
+
+    def kind_of(self, hello: Hello) -> LinksOfAKind:
+        return self.messages if hello.epoch == self.messages.terms.epoch else self.collectives
+
+    def stop(self) -> None:
+        """Make no further link, and end the threads. A forked child leaves its parent's alone."""
+        if not self._process.here:
+            return
+        self._may_close.set()
+        self._stop()
+        self._close_spares()
+
+    def stop_soon(self) -> None:
+        """The same in a thread of its own, after the group has failed.
+
+        Connections that came too late stay open for a while: their end would tell the peer that
+        this worker is lost, before the alert with the true reason reaches it over other links.
+        """
+
+        def run() -> None:
+            self._stop()
+            self._may_close.wait(FAREWELL_SECONDS)
+            self._close_spares()
+
+        if self._process.here and not self._stopping.locked():
+            threading.Thread(target=run, name="sealring-late-stop", daemon=True).start()
+
+    def keep_open(self, sock: socket.socket) -> None:
+        self._spares.append(sock)
+
+    def _stop(self) -> None:
+        if not self._stopping.acquire(blocking=False):
+            return
+        self._listener.stop()
+        for kind in (self.collectives, self.messages):
+            kind.stop()
+
+    def _close_spares(self) -> None:
+        while self._spares:
+            self._spares.pop().close()
+
+
+class LinksOfAKind:
+    """The late links of a group's collectives, or of its messages."""
+
+    def __init__(self, all_links: LateLinks, terms: Terms, linked: Iterable[int]) -> None:
+        self.terms = terms
+        self._all = all_links
+        self._lock = threading.Condition()
+        self._linked = set(linked)
+        self._wanted: set[int] = set()
+        self._undelivered: list[Link] = []
+        self._deliver: Deliver | None = None
+        self._fail: Fail | None = None
+        members = all_links.agreed.members
+        book = _Book({rank: member.addresses for rank, member in members.items()})
+        self._dialer = Dialer(book, self._on_connected, self._on_failed, _PATIENCE_SECONDS)
+
+    def attach(self, deliver: Deliver, fail: Fail) -> None:
+        """Say where links go from now on; those that have come go there now."""
+        with self._lock:
+            self._deliver, self._fail = deliver, fail
+            waiting, self._undelivered = self._undelivered, []
+        for link in waiting:
+            self._hand_over(link)
+
+    def want(self, ranks: Iterable[int]) -> None:
+        """Dial those of these members that there is no link with. Returns at once."""
+        with self._lock:
+            missing = [rank for rank in ranks if rank not in self._linked | self._wanted]
+            self._wanted.update(missing)
+        for rank in missing:
+            self._dialer.dial(rank)
+
+    def want_all(self, deadline: float) -> None:
+        """Link with every member, and wait until that is done."""
+        others = set(self._all.agreed.members) - {self.terms.rank}
+        self.want(others)
+        with self._lock:
+            while missing := others - self._linked:
+                if not self._lock.wait(max(0.0, deadline - time.monotonic())):
+                    rank = min(missing)
+                    raise PeerUnreachable(f"rank {rank} was not linked in time", peer=rank)
+
+    def stop(self) -> None:
+        self._dialer.stop()
+        with self._lock:
+            waiting, self._undelivered = self._undelivered, []
+        for link in waiting:
+            link.socket.close()
+
+    # ---- the end that was dialed -----------------------------------------------------------------
+
+    def admit(self, hello: Hello) -> None:
+        """The last word on a verified member that wants a link."""
+        rank = hello.sender
+        if hello.instance != self._all.agreed.members[rank].instance:
+            raise DuplicateRank(
+                f"a second worker holds rank {rank}, on {hello.host}: the group was formed with "
+                "another one"
+            )
+        with self._lock:
+            if rank in self._linked:
+                raise PeerUnreachable(f"rank {rank} is linked already")
+            if rank in self._wanted and rank < self.terms.rank:
+                raise PeerUnreachable(f"rank {rank} is being dialed from here")
+
+    def take(self, channel: SecureChannel) -> HandOver | None:
+        with channel.refusing():
+            self._check_process(channel)
+            memory = settle_as_acceptor(channel, self._all._transport).memory
+        return functools.partial(self._add, channel, memory, dialer=False)
+
+    # ---- the end that dials ----------------------------------------------------------------------
+
+    def _on_connected(self, sock: socket.socket, rank: int) -> HandOver:
+        with self._lock:
+            if rank in self._linked:
+                sock.close()
+                return lambda: None
+        send_without_delay(sock)
+        deadline = time.monotonic() + _DIAL_SECONDS
+        own = self._all
+        channel = dial(sock, own._credentials(), self.terms, rank, deadline, own._sessions)
+        with channel.refusing():
+            self._check_process(channel)
+            memory = settle_as_dialer(channel, own._transport, self.terms.host).memory
+        return functools.partial(self._add, channel, memory, dialer=True)
+
+    def _check_process(self, channel: SecureChannel) -> None:
+        """That it is the process with which the group was formed, by the key that it proved."""
+        rank = channel.peer.rank
+        member = self._all.agreed.members[rank]
+        if (channel.peer.key, channel.peer_hello.instance) != (member.key, member.instance):
+            raise DuplicateRank(
+                f"another worker holds rank {rank} than the one with which the group was formed: "
+                "two workers were started with one RANK, or it was started again"
+            )
+
+    def _on_failed(self, error: SealringError) -> None:
+        rank = error.peer if isinstance(error, HandshakeError) else None
+        with self._lock:
+            fail = self._fail
+            if rank in self._linked:
+                return
+        _LOG.warning("sealring: a link cannot be made: %s", error)
+        if fail is not None:
+            fail(-1 if rank is None else rank, error)
+
+    # ---- both ------------------------------------------------------------------------------------
+
+    def _add(self, channel: SecureChannel, memory: SharedMemory | None, *, dialer: bool) -> None:
+        link = link_of(channel, memory, None, dialer=dialer)
+        with self._lock:
+            second = link.peer in self._linked
+            self._linked.add(link.peer)
+            if not second and self._deliver is None:
+                self._undelivered.append(link)
+                return
+        if second:
+            link.socket.close()
+        else:
+            self._hand_over(link)
+
+    def _hand_over(self, link: Link) -> None:
+        assert self._deliver is not None
+        spare = link.socket.dup()
+        if self._deliver(link):
+            spare.close()
+        else:
+            self._all.keep_open(spare)
+        with self._lock:
+            self._lock.notify_all()
+
+
+class _Book:
+    """Addresses as the members themselves stated them."""
+
+    def __init__(self, addresses: Mapping[int, tuple[Address, ...]]) -> None:
+        self._addresses = addresses
+
+    def lookup(self, rank: int) -> tuple[Address, ...]:
+        return self._addresses[rank]
+
+
+def link_of(
+    channel: SecureChannel,
+    memory: SharedMemory | None,
+    peer_group_key: _native.Secret | None,
+    *,
+    dialer: bool,
+) -> Link:
+    """Ends the channel; its socket carries records from here on."""
+    prepare_socket(channel.socket)
+    return Link(
+        peer=channel.peer.rank,
+        host=channel.peer_hello.host,
+        address=address_of(channel.socket),
+        socket=channel.detach(),
+        memory=memory,
+        dialer=dialer,
+        send_key=channel.link_keys.send,
+        receive_key=channel.link_keys.receive,
+        peer_group_key=peer_group_key,
+        fingerprint=channel.peer.key,
+    )

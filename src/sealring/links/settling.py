@@ -1,0 +1,116 @@
+"""What neighbours say when a member's first links are there: who is linked, the rounds, ready.
+
+linked   which processes this member is linked with
+rounds   the members agree along the tree (forming.py)
+ready    the transcript of that; records may follow it at once
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sealring.errors import DuplicateRank, MalformedSetup, WrongGroup
+from sealring.handshake.messages import Message, digest, exactly, instances
+from sealring.handshake.terms import Terms
+from sealring.links.forming import Agreed, Conversation, TreeExchange, most_bytes
+from sealring.links.waiting import WaitingLink
+
+_LINKED: Final = frozenset({"type", "instances"})
+_READY: Final = frozenset({"type", "transcript"})
+
+
+class Settling:
+    """One attempt's. One thread uses it."""
+
+    def __init__(self, terms: Terms, deadline: float) -> None:
+        self._terms = terms
+        self._deadline = deadline
+        self.linked: dict[int, str] = {}
+        """The instance of each member that this worker is linked with, once all first links are."""
+        self._exchange: TreeExchange | None = None
+        self._early: dict[int, bytearray] = {}
+        """Messages of neighbours whose links were complete before this worker's, by rank."""
+        self._said_ready = False
+
+    def say_linked(self, links: list[WaitingLink]) -> None:
+        """Tell every neighbour which processes this worker is linked with.
+
+        Where two workers hold one rank and connections are cut, a rank can be linked to one of them
+        and the next rank to the other.
+        """
+        self.linked = {link.rank: link.channel.peer_hello.instance for link in links}
+        said = {str(rank): instance for rank, instance in self.linked.items()}
+        for link in links:
+            link.channel.send({"type": "linked", "instances": said}, self._deadline)
+            self._check_linked(link)
+
+    def start(self, links: list[WaitingLink], conversation: Conversation) -> None:
+        by_rank = {link.rank: link for link in links}
+
+        def send(rank: int, message: bytearray) -> None:
+            by_rank[rank].channel.send_raw(message, self._deadline)
+
+        self._exchange = TreeExchange(self._terms.members, self._terms.rank, conversation, send)
+        self._exchange.start()
+        for rank, message in self._early.items():
+            self._exchange.take(rank, message)
+        self._early.clear()
+
+    def hear(self, link: WaitingLink) -> None:
+        """Take the next message of a neighbour."""
+        most = most_bytes(len(self._terms.members))
+        message = link.channel.receive_any(self._deadline, most)
+        if not isinstance(message, bytearray):
+            self._hear_words(link, message)
+        elif self._exchange is not None:
+            self._exchange.take(link.rank, message)
+        elif link.rank not in self._early:
+            self._early[link.rank] = message
+        else:
+            raise _out_of_step(link)
+
+    def _hear_words(self, link: WaitingLink, message: Message) -> None:
+        if message["type"] == "linked" and not link.linked:
+            exactly(message, _LINKED)
+            link.linked = instances(message, "instances")
+            self._check_linked(link)
+        elif message["type"] == "ready":
+            exactly(message, _READY)
+            link.ready = digest(message, "transcript")
+        else:
+            raise _out_of_step(link)
+
+    def outcome(self, links: list[WaitingLink]) -> Agreed | None:
+        """What the members have agreed on, once all neighbours have confirmed it."""
+        agreed = None if self._exchange is None else self._exchange.result
+        if agreed is None:
+            return None
+        transcript = agreed.transcript.hex()
+        if not self._said_ready:
+            self._said_ready = True
+            for link in links:
+                link.channel.send({"type": "ready", "transcript": transcript}, self._deadline)
+        for link in links:
+            if link.ready and link.ready != transcript:
+                raise WrongGroup(
+                    f"rank {link.rank} and rank {self._terms.rank} do not confirm the same "
+                    "transcript",
+                    peer=link.rank,
+                    proven=True,
+                )
+        return agreed if all(link.ready for link in links) else None
+
+    def _check_linked(self, link: WaitingLink) -> None:
+        for rank, instance in link.linked.items():
+            if self.linked.get(rank, instance) != instance:
+                raise DuplicateRank(
+                    f"rank {link.rank} and rank {self._terms.rank} are linked to different workers "
+                    f"of rank {rank}: two workers were started with one RANK, or an earlier run is "
+                    "still alive",
+                    peer=link.rank,
+                    proven=True,
+                )
+
+
+def _out_of_step(link: WaitingLink) -> MalformedSetup:
+    return MalformedSetup(f"rank {link.rank} is out of step in set-up", peer=link.rank, proven=True)

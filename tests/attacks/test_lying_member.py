@@ -1,0 +1,142 @@
+"""A member changes what it passes on while a group forms: no group exists for an honest member.
+
+Members agree along a tree, so what most of them say of themselves passes through others. Rank 4 is
+such a member: ranks 5 and 6 are below it, rank 0 above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring import _native
+from sealring.bench.light import LightGroup
+from sealring.errors import HandshakeError, MalformedSetup, WrongGroup, WrongRank
+from sealring.handshake.statements import (
+    Statement,
+    encode_bundle,
+    parse_bundle,
+    parse_statement,
+)
+from sealring.links import forming
+from tests.links.teams import SIZE, team
+from tests.links.worlds import ISSUER
+
+LIAR, VICTIM = 4, 5
+UP, DOWN = 1, 2
+Entries = dict[int, bytearray]
+
+
+def lying(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, Entries], None]) -> None:
+    """`change` sees the direction, the receiver and what the liar passes on, and may alter it."""
+    plain = forming.TreeExchange.__init__
+
+    def make(self: Any, members: Any, rank: int, conversation: Any, send: Any) -> None:
+        def altered(receiver: int, message: bytearray) -> None:
+            entries = parse_bundle(message[1:])
+            change(message[0], receiver, entries)
+            send(receiver, bytearray([message[0]]) + encode_bundle(entries))
+
+        plain(self, members, rank, conversation, altered if rank == LIAR else send)
+
+    monkeypatch.setattr(forming.TreeExchange, "__init__", make)
+
+
+def forged(entries: Entries, **changes: Any) -> None:
+    """The victim's statement with something changed, if this round has statements."""
+    if VICTIM not in entries or len(entries[VICTIM]) < 200:
+        return
+    said = parse_statement(entries[VICTIM])
+    fields = {name: getattr(said, name) for name in Statement.__dataclass_fields__}
+    entries[VICTIM] = Statement(**(fields | changes)).encode()
+
+
+def outcome(expected: type[HandshakeError]) -> None:
+    with team(formed=False) as one:
+        made = one.form(timeout_s=20.0)
+        assert not any(isinstance(each, LightGroup) for each in made)
+        honest = [each for rank, each in enumerate(made) if rank != LIAR]
+        assert {kind for kind, _ in honest} == {expected}
+
+
+def test_anothers_contribution_replaced_on_the_way_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To know the group's secret it needs no lie; to choose it, it would have to replace all."""
+    chosen = _native.Secret.random(32)
+    lying(
+        monkeypatch,
+        lambda way, _, entries: forged(entries, contribution=chosen) if way == UP else None,
+    )
+    outcome(MalformedSetup)
+
+
+def test_two_different_accounts_of_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The victim is told its own words, all others are told something else."""
+    chosen = _native.Secret.random(32)
+    words: list[bytearray] = []
+
+    def change(way: int, receiver: int, entries: Entries) -> None:
+        if way == UP and len(entries[VICTIM]) > 200:
+            words.append(bytearray(entries[VICTIM]))
+            forged(entries, contribution=chosen)
+        elif way == DOWN and receiver == VICTIM and len(entries[VICTIM]) > 200:
+            entries[VICTIM] = words[0]
+
+    lying(monkeypatch, change)
+    outcome(WrongGroup)
+
+
+def test_an_address_of_the_liars_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told to one of those below it alone."""
+    lying(
+        monkeypatch,
+        lambda way, receiver, entries: (
+            forged(entries, addresses=b'[["127.0.0.1",9]]')
+            if (way, receiver) == (DOWN, 6)
+            else None
+        ),
+    )
+    outcome(WrongGroup)
+
+
+@pytest.mark.parametrize(
+    ("rank", "error"),
+    [(VICTIM, WrongGroup), (LIAR, WrongRank)],
+    ids=["of another process of that rank", "of the liar itself"],
+)
+def test_another_certificate_in_a_members_place(
+    monkeypatch: pytest.MonkeyPatch, rank: int, error: type[HandshakeError]
+) -> None:
+    """One that the authority has signed, and whose key the liar may even have."""
+    other = ISSUER.credentials(rank, world=SIZE).certificate.public_bytes(Encoding.DER)
+
+    def change(way: int, receiver: int, entries: Entries) -> None:
+        if (way, receiver) == (DOWN, 6):
+            forged(entries, certificate=other)
+
+    lying(monkeypatch, change)
+    outcome(error)
+
+
+def test_a_member_left_out_or_spoken_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(way: int, _: int, entries: Entries) -> None:
+        if way == UP:
+            entries[9] = entries.pop(VICTIM)
+
+    lying(monkeypatch, change)
+    outcome(MalformedSetup)
+
+
+def test_a_signature_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(way: int, _: int, entries: Entries) -> None:
+        if way == UP and len(entries[VICTIM]) == 64:
+            entries[VICTIM] = entries[LIAR]
+
+    lying(monkeypatch, change)
+    with team(formed=False) as one:
+        made = one.form(timeout_s=20.0)
+        assert not any(isinstance(each, LightGroup) for each in made)
+        kinds = {kind for rank, (kind, _) in enumerate(made) if rank != LIAR}
+        assert kinds <= {WrongGroup, MalformedSetup}

@@ -1,0 +1,35 @@
+"""What forming groups costs as they grow: light workers, in processes of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sealring.bench.scale import ScaleCase, growth, measure_scale
+
+
+def test_a_group_of_nine_and_its_mesh() -> None:
+    told: list[str] = []
+    world, all_reduce, mesh = measure_scale([9], told.append)
+    assert [world.what, all_reduce.what, mesh.what] == ["world", "all_reduce", "mesh"]
+    assert told == ["9 light workers form groups"]
+    assert world.handshakes == 8, "a tree"
+    assert world.resumptions == 0
+    # Each row and each column of three is linked in all its pairs, under a session where one is.
+    assert mesh.handshakes + mesh.resumptions == 6 * 3
+    assert mesh.resumptions >= 3
+    assert mesh.sockets > all_reduce.sockets >= world.sockets >= 2 * 8
+    assert min(world.seconds, world.cpu_seconds_per_rank, world.rss_bytes) > 0
+
+
+def test_growth_is_an_exponent() -> None:
+    one = ScaleCase(8, "world", 8, 0, 16, 100, 1.0, 0.1, 1000)
+    cases = [
+        one,
+        replace(one, ranks=16, handshakes=16, seconds=4.0),
+        replace(one, ranks=32, handshakes=32, seconds=16.0),
+    ]
+    found = growth(cases)["world"]
+    assert found["handshakes"] == 1.0
+    assert found["seconds"] == 2.0
+    assert found["sockets"] == 0.0
+    assert growth(cases[:1]) == {}

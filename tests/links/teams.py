@@ -1,0 +1,76 @@
+"""Light workers of one process in a group that is too large to link all pairs at once."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sealring.bench.light import LightGroup, LightWorker
+from sealring.errors import SealringError
+from tests.links.worlds import ISSUER, DictStore
+
+SIZE = 12
+
+
+class Team:
+    """Light workers, each in a thread of its own while it has something to do."""
+
+    def __init__(self, size: int) -> None:
+        store = DictStore()
+        self.size = size
+        self.workers = [
+            LightWorker(ISSUER.credentials(rank, world=size), size, store, f"host-{rank}")
+            for rank in range(size)
+        ]
+        self.groups: list[LightGroup] = []
+        self._pool = ThreadPoolExecutor(size)
+
+    def form(self, timeout_s: float = 60.0) -> list[Any]:
+        """What each rank gets, a group or an error; the groups are kept."""
+        members = range(self.size)
+        made = self.all(
+            lambda rank: self.workers[rank].form("default", members, timeout_s=timeout_s)
+        )
+        self.groups = [each for each in made if isinstance(each, LightGroup)]
+        return made
+
+    def all(self, call: Callable[[int], Any], *but: int) -> list[Any]:
+        """What each rank returns; or the class of what it raises, and about whom."""
+
+        def run(rank: int) -> Any:
+            try:
+                return call(rank)
+            except SealringError as error:
+                return type(error), getattr(error, "peer", None)
+
+        return list(self._pool.map(run, [rank for rank in range(self.size) if rank not in but]))
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+        self._pool.shutdown()
+        self.groups.clear()
+        gc.collect()
+
+
+@contextlib.contextmanager
+def team(size: int = SIZE, *, formed: bool = True) -> Iterator[Team]:
+    """Nothing may be left of it: neither descriptors nor threads."""
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    one = Team(size)
+    try:
+        if formed:
+            one.form()
+        yield one
+    finally:
+        one.close()
+    for thread in threading.enumerate():
+        if thread.name == "sealring-late-stop":
+            thread.join()
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == descriptors

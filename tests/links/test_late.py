@@ -1,0 +1,173 @@
+"""Links of a large group: a tree at first, the others when a program or a message needs them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sealring import _native
+from sealring._native import Failure, FailureCode
+from sealring.errors import (
+    DuplicateRank,
+    NoLongerAdmitted,
+    PeerLost,
+    PeerSilent,
+    PeerUnreachable,
+    WrongGroup,
+)
+from sealring.handshake import dial, statements
+from sealring.identity.attestation.admission import key_digest
+from sealring.links import forming
+from sealring.schedule import Algorithm
+from tests.handshake.meeting import soon
+from tests.links.teams import SIZE, Team, team
+from tests.links.worlds import ISSUER
+
+
+def sum_of(team: Team, algorithm: Algorithm, elements: int = 5000) -> None:
+    def one(rank: int) -> float:
+        values = np.full(elements, rank, dtype=np.float32)
+        team.groups[rank].all_reduce(values, algorithm)
+        return float(values[-1])
+
+    assert team.all(one) == [sum(range(team.size))] * team.size
+
+
+def handshakes(team: Team) -> int:
+    return sum(worker.sessions.handshakes for worker in team.workers) // 2
+
+
+def test_programs_get_the_links_that_they_need_and_no_others() -> None:
+    with team() as one:
+        assert handshakes(one) == SIZE - 1, "a tree"
+        sum_of(one, Algorithm.TREE)
+        assert handshakes(one) == SIZE - 1, "and the tree's program is served by it"
+        sum_of(one, Algorithm.RING)
+        ring = {frozenset((rank, (rank + 1) % SIZE)) for rank in range(SIZE)}
+        tree = {frozenset((rank, rank & (rank - 1))) for rank in range(1, SIZE)}
+        assert handshakes(one) == len(ring | tree)
+        sum_of(one, Algorithm.DIRECT)
+        sum_of(one, Algorithm.RING)
+        assert handshakes(one) == SIZE * (SIZE - 1) // 2
+
+
+def test_messages_between_ranks_without_a_link() -> None:
+    with team() as one:
+
+        def swap(rank: int) -> float:
+            """Every rank with the one that is opposite; the lower one sends first."""
+            other = SIZE - 1 - rank
+            box = one.groups[rank].mailbox
+            sent, received = np.full(10, float(rank)), np.zeros(10)
+            messages = [
+                box.submit(
+                    _native.Message(sends, other, 1, (there.ctypes.data, there.nbytes), 60.0)
+                )
+                for sends, there in ((True, sent), (False, received))
+            ]
+            for message in messages:
+                box.wait(message)
+            return float(received[0])
+
+        assert one.all(swap) == [float(SIZE - 1 - rank) for rank in range(SIZE)]
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
+def test_a_rank_that_does_not_come_is_named_by_all(algorithm: Algorithm) -> None:
+    """It has formed the group and calls nothing: lower ranks wait for it to dial."""
+    with team() as one:
+
+        def call(rank: int) -> None:
+            values = np.ones(5000, dtype=np.float32)
+            one.groups[rank].all_reduce(values, algorithm, timeout_s=4.0)
+
+        assert set(one.all(call, 7)) == {(PeerSilent, 7)}
+
+
+def test_a_rank_that_is_gone_is_named_by_all() -> None:
+    with team() as one:
+        one.groups[7].engine._native.interrupt()
+        one.groups[7].close()
+
+        def call(rank: int) -> None:
+            values = np.ones(5000, dtype=np.float32)
+            one.groups[rank].all_reduce(values, Algorithm.RING, timeout_s=20.0)
+
+        assert set(one.all(call, 7)) == {(PeerLost, 7)}
+
+
+def test_a_member_that_is_no_longer_admitted_ends_the_group_where_no_link_leads_to_it() -> None:
+    """One rank hears of it from the broker, and has no session with that member."""
+    with team() as one:
+        assert one.workers[3].sessions.with_rank(11) is None
+        one.groups[3].engine.fail(Failure(FailureCode.NO_LONGER_ADMITTED, "it is out", 11))
+
+        def call(rank: int) -> None:
+            values = np.ones(5000, dtype=np.float32)
+            one.groups[rank].all_reduce(values, Algorithm.TREE, timeout_s=20.0)
+
+        assert set(one.all(call)) == {(NoLongerAdmitted, 11)}
+
+
+def test_every_members_key_is_known_to_every_member() -> None:
+    """So a revocation ends the group at members without a session with the revoked one, too."""
+    with team() as one:
+        keys = {worker.rank: key_digest(worker.credentials.certificate) for worker in one.workers}
+        agreed = [group.agreed for group in one.groups]
+        for each in agreed:
+            assert {rank: member.key for rank, member in each.members.items()} == keys
+        assert {group.links_at_first for group in one.groups} == {1, 2, 3, 4}
+
+
+def test_a_group_after_an_eviction_takes_nothing_from_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[set[bytes]] = []
+    plain = statements.group_secret
+
+    def recorded(transcript: bytes, said: Sequence[statements.Statement]) -> _native.Secret:
+        taken.append({bytes(each.contribution) for each in said})
+        return plain(transcript, said)
+
+    monkeypatch.setattr(forming, "group_secret", recorded)
+    with team() as one:
+        first = set().union(*taken)
+        assert len(first) == SIZE
+        taken.clear()
+        survivors = [rank for rank in range(SIZE) if rank != 7]
+        one.groups += one.all(lambda rank: one.workers[rank].form("again", survivors), 7)
+        second = set().union(*taken)
+        assert len(second) == SIZE - 1
+        assert not first & second
+
+
+def test_only_a_process_that_the_group_was_formed_with_is_linked_later() -> None:
+    """Another process with a valid certificate of that rank, which knows the transcript."""
+    with team() as one:
+        late = one.groups[3].engine._late_links
+        assert late is not None
+        second = replace(late.collectives.terms, rank=11, instance="1" * 32, host="elsewhere")
+        address = one.groups[3].agreed.members[3].addresses[0]
+        raises = pytest.raises(DuplicateRank, match="formed with another one")
+        with socket.create_connection(address) as sock, raises:
+            dial(sock, ISSUER.credentials(11, world=SIZE), second, 3, soon())
+        del late
+        sum_of(one, Algorithm.DIRECT)
+
+
+@pytest.mark.parametrize("transcript", ["", "0" * 64])
+def test_a_later_link_must_state_the_groups_transcript(transcript: str) -> None:
+    with team() as one:
+        late = one.groups[11].engine._late_links
+        assert late is not None
+        other = replace(late.collectives.terms, transcript=transcript)
+        del late
+        error = WrongGroup if transcript else PeerUnreachable
+        address = one.groups[3].agreed.members[3].addresses[0]
+        with socket.create_connection(address) as sock, pytest.raises(error):
+            dial(sock, one.workers[11].credentials, other, 3, soon())
+        sum_of(one, Algorithm.DIRECT)
