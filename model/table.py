@@ -186,8 +186,10 @@ REMOVALS: Final = [
     *_removals(
         FORMING,
         """
-        signatures              changed-words     identity
-        signatures              two-accounts      agreement
+        signatures              changed-words     premature
+        confirmations           changed-words     unverified
+        signatures+confirmations  changed-words   identity
+        signatures+confirmations  two-accounts    agreement
         certificates            own-certificate   identity
         own-entry               changed-words     identity
         """,

@@ -140,3 +140,33 @@ def test_a_signature_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(isinstance(each, LightGroup) for each in made)
         kinds = {kind for rank, (kind, _) in enumerate(made) if rank != LIAR}
         assert kinds <= {WrongGroup, MalformedSetup}
+
+
+def test_a_signature_changed_for_one_member_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That member refuses. Without a round in which all confirm, the others had the group."""
+    said_down = 0
+
+    def change(way: int, receiver: int, entries: Entries) -> None:
+        nonlocal said_down
+        said_down += (way, receiver) == (DOWN, VICTIM)
+        if (way, receiver, said_down) == (DOWN, VICTIM, 2):
+            entries[0][0] ^= 1
+
+    lying(monkeypatch, change)
+    outcome(WrongGroup)
+
+
+def test_a_signature_of_round_2_in_place_of_a_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member below has signed the transcript and has not confirmed it."""
+    signatures: list[bytearray] = []
+
+    def change(way: int, _: int, entries: Entries) -> None:
+        if way == UP and len(entries[VICTIM]) == 64:
+            signatures.append(bytearray(entries[VICTIM]))
+            entries[VICTIM] = bytearray(signatures[0])
+
+    lying(monkeypatch, change)
+    with team(formed=False) as one:
+        made = one.form(timeout_s=20.0)
+        assert len(signatures) == 2
+        assert not any(isinstance(each, LightGroup) for each in made)

@@ -38,8 +38,10 @@ _MAX_ADDRESSES_BYTES: Final = 1024
 _TRANSCRIPT: Final = b"sealring 2 transcript"
 _SECRET: Final = b"sealring 2 group secret"
 _GROUP_KEY: Final = b"sealring 2 group key"
-# As TLS 1.3's CertificateVerify (RFC 8446, 4.4.3): no signature of one protocol is one of another.
-_SIGNED: Final = b" " * 64 + b"sealring 2, group transcript" + b"\0"
+AGREES: Final = b"sealring 2, group transcript"
+"""Signed by a member that computed this transcript."""
+CONFIRMS: Final = b"sealring 2, group confirmed"
+"""Signed by a member that has verified every member's signature over this transcript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +146,9 @@ def group_key(secret: _native.Secret, rank: int) -> _native.Secret:
     return secret.derive(b"", _GROUP_KEY + integer_field(rank), KEY_BYTES)
 
 
-def sign_transcript(key: PrivateKey, transcript: bytes) -> bytes:
-    signed = _SIGNED + transcript
+def sign_transcript(key: PrivateKey, purpose: bytes, transcript: bytes) -> bytes:
+    """`purpose` is AGREES or CONFIRMS."""
+    signed = _signed(purpose, transcript)
     if isinstance(key, ec.EllipticCurvePrivateKey):
         return key.sign(signed, ec.ECDSA(hashes.SHA256()))
     if isinstance(key, rsa.RSAPrivateKey):
@@ -153,8 +156,10 @@ def sign_transcript(key: PrivateKey, transcript: bytes) -> bytes:
     return key.sign(signed)
 
 
-def signature_is_good(certificate: x509.Certificate, transcript: bytes, signature: bytes) -> bool:
-    key, signed = certificate.public_key(), _SIGNED + transcript
+def signature_is_good(
+    certificate: x509.Certificate, purpose: bytes, transcript: bytes, signature: bytes
+) -> bool:
+    key, signed = certificate.public_key(), _signed(purpose, transcript)
     try:
         if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
             key.verify(signature, signed)
@@ -170,6 +175,11 @@ def signature_is_good(certificate: x509.Certificate, transcript: bytes, signatur
 
 
 _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+
+
+def _signed(purpose: bytes, transcript: bytes) -> bytes:
+    """As in TLS 1.3 (RFC 8446, 4.4.3): no signature for one purpose is valid for another."""
+    return b" " * 64 + purpose + b"\0" + transcript
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int]]:

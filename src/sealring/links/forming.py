@@ -1,12 +1,14 @@
-"""How the members of a group agree, along a tree over the links there are: two rounds.
+"""How the members of a group agree, along a tree over the links there are: three rounds.
 
     round 1   every member's statement (handshake/statements.py) reaches every member
     round 2   every member's signature over the transcript of all statements does
+    round 3   every member's signature does that it has verified all signatures of round 2
 
 In each round a member collects what its subtree says and sends it up; the root sends all of it
 down. A member has at most log2(n) + 1 neighbours in the tree, and exchanges two messages with each
 in a round. No member believes another about a third: each verifies every certificate and every
-signature itself.
+signature itself. A group exists for a member after round 3, so a member that refuses in round 1 or
+2 keeps the group from existing for any member, also where its neighbours do not pass its error on.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from sealring import _native
 from sealring.errors import DuplicateRank, HandshakeError, MalformedSetup, WrongGroup
 from sealring.handshake.peers import verified
 from sealring.handshake.statements import (
+    AGREES,
+    CONFIRMS,
     MAX_STATEMENT_BYTES,
     Statement,
     encode_bundle,
@@ -181,7 +185,7 @@ def agree(
     addresses: bytes,
     linked: Mapping[int, str],
 ) -> Conversation:
-    """The two rounds. `linked` has the instances of the members that this one is linked with."""
+    """The three rounds. `linked` has the instances of the members that this one is linked with."""
     own = Statement(
         terms.rank,
         terms.instance,
@@ -206,16 +210,21 @@ def agree(
                 proven=True,
             )
     transcript = transcript_of(terms, statements)
-    signatures = yield sign_transcript(credentials.private_key, transcript)
-    for rank in terms.members:
-        if not signature_is_good(certificates[rank], transcript, bytes(signatures[rank])):
-            raise WrongGroup(
-                f"rank {rank} did not sign what rank {terms.rank} was told about group "
-                f"{terms.group!r}: a member between them changed what it passed on, or they do not "
-                "mean the same group",
-                peer=rank,
-                proven=True,
-            )
+    for purpose, failed in (
+        (AGREES, "did not sign what"),
+        (CONFIRMS, "did not confirm that every member signed what"),
+    ):
+        signatures = yield sign_transcript(credentials.private_key, purpose, transcript)
+        for rank in terms.members:
+            signature = bytes(signatures[rank])
+            if not signature_is_good(certificates[rank], purpose, transcript, signature):
+                raise WrongGroup(
+                    f"rank {rank} {failed} rank {terms.rank} was told about group "
+                    f"{terms.group!r}: a member between them changed what it passed on, or they do "
+                    "not mean the same group",
+                    peer=rank,
+                    proven=True,
+                )
     return Agreed(transcript, members, group_secret(transcript, statements))
 
 

@@ -1,7 +1,7 @@
 """What neighbours say when a member's first links are there: who is linked, the rounds, ready.
 
 linked   which processes this member is linked with
-rounds   the members agree along the tree (forming.py)
+rounds   the members agree along the tree (forming.py), in three rounds
 ready    the transcript of that; records may follow it at once
 """
 
