@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -171,3 +172,13 @@ def test_a_later_link_must_state_the_groups_transcript(transcript: str) -> None:
         with socket.create_connection(address) as sock, pytest.raises(error):
             dial(sock, one.workers[11].credentials, other, 3, soon())
         sum_of(one, Algorithm.DIRECT)
+
+
+def test_links_are_made_after_the_time_for_forming_the_group_has_passed() -> None:
+    with team() as one:
+        for group in one.groups:
+            late = group.engine._late_links
+            assert late is not None
+            late._listener._handle.__self__._deadline = time.monotonic()  # type: ignore[attr-defined]
+        del late
+        sum_of(one, Algorithm.RING)

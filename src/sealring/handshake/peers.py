@@ -192,6 +192,11 @@ class Incoming:
         with refusing(self._connection):
             return self._answer(self._connection, admit)
 
+    def allow_until(self, deadline: float) -> None:
+        """Replace the deadline that `finish` was given."""
+        assert self._connection is not None
+        self._connection.deadline = deadline
+
     @property
     def _who(self) -> str:
         return f"the peer at {address_of(self._socket)}"

@@ -373,7 +373,9 @@ class _Mesh:
         return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
 
     def _on_admitted(self, incoming: Incoming) -> HandOver | None:
-        deadline = min(time.monotonic() + _ACCEPT_SECONDS, self._deadline)
+        # Not cut by the deadline of the group's formation: links are made long after it, and at the
+        # end of an attempt that fails the listener cuts the connection.
+        deadline = time.monotonic() + _ACCEPT_SECONDS
         admitted: list[Hello] = []
 
         def admit(hello: Hello) -> None:
@@ -381,6 +383,8 @@ class _Mesh:
                 if not hello.transcript:
                     raise PeerUnreachable("the group has formed without this connection")
                 self._late.kind_of(hello).admit(hello)
+                # The peer may have waited until the group existed here.
+                incoming.allow_until(time.monotonic() + _ACCEPT_SECONDS)
                 return
             self._waiting.admit(hello)
             admitted.append(hello)
