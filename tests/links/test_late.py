@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from sealring.errors import (
 )
 from sealring.handshake import dial, statements
 from sealring.identity.attestation.admission import key_digest
-from sealring.links import forming
+from sealring.links import agreement, forming, mesh
 from sealring.schedule import Algorithm
 from tests.handshake.meeting import soon
 from tests.links.teams import SIZE, Team, team
@@ -56,25 +57,43 @@ def test_programs_get_the_links_that_they_need_and_no_others() -> None:
         assert handshakes(one) == SIZE * (SIZE - 1) // 2
 
 
+def swap(team: Team, rank: int) -> float:
+    """With the rank that is opposite; what this one gets from it."""
+    other = SIZE - 1 - rank
+    box = team.groups[rank].mailbox
+    sent, received = np.full(10, float(rank)), np.zeros(10)
+    messages = [
+        box.submit(_native.Message(sends, other, 1, (there.ctypes.data, there.nbytes), 60.0))
+        for sends, there in ((True, sent), (False, received))
+    ]
+    for message in messages:
+        box.wait(message)
+    return float(received[0])
+
+
 def test_messages_between_ranks_without_a_link() -> None:
     with team() as one:
+        assert one.all(lambda rank: swap(one, rank)) == [SIZE - 1.0 - rank for rank in range(SIZE)]
 
-        def swap(rank: int) -> float:
-            """Every rank with the one that is opposite; the lower one sends first."""
-            other = SIZE - 1 - rank
-            box = one.groups[rank].mailbox
-            sent, received = np.full(10, float(rank)), np.zeros(10)
-            messages = [
-                box.submit(
-                    _native.Message(sends, other, 1, (there.ctypes.data, there.nbytes), 60.0)
-                )
-                for sends, there in ((True, sent), (False, received))
-            ]
-            for message in messages:
-                box.wait(message)
-            return float(received[0])
 
-        assert one.all(swap) == [float(SIZE - 1 - rank) for rank in range(SIZE)]
+def test_a_last_message_that_comes_after_the_acceptor_has_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[int] = []
+    plain = agreement._send_transport
+
+    def send(channel: Any, memory: Any) -> None:
+        if not held:  # the first one is a dialer's
+            held.append(channel.peer.rank)
+            time.sleep(1.5)
+        plain(channel, memory)
+
+    with team() as one:
+        monkeypatch.setattr(mesh, "_ACCEPT_SECONDS", 0.5)
+        monkeypatch.setattr(agreement, "_send_transport", send)
+        others = [rank for rank in range(SIZE) if rank not in (3, 8)]
+        assert one.all(lambda rank: swap(one, rank), *others) == [8.0, 3.0]
+        assert held
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])

@@ -68,6 +68,10 @@ class SecureChannel:
         """Say why this ends, as far as that can still be said."""
         tell(self._connection, error)
 
+    def say_no_more(self) -> None:
+        """The peer may read records from now on, so that no refusal may be sent to it."""
+        self._connection.muted = True
+
     def detach(self) -> socket.socket:
         """End the channel without a byte on the wire; the socket then carries records."""
         return self._connection.detach()
@@ -127,8 +131,8 @@ def understood(raw: bytes | bytearray, who: str, peer: int) -> Message:
 
 
 def tell(connection: Connection, error: SealringError, seconds: float = LINGER_SECONDS) -> None:
-    if not connection.established:
-        return  # the handshake itself failed; TLS has sent its alert
+    if not connection.established or connection.muted:
+        return  # the handshake itself failed, and TLS has sent its alert; or records follow
     connection.deadline = time.monotonic() + seconds
     with suppress(SealringError):
         send_message(connection, encode_message(refusal_of(error)))

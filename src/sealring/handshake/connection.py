@@ -32,6 +32,8 @@ class Connection(ABC):
         self.admitted_rank: int | None = None
         """Set once the certificate that `handshake` returned is verified and passes the policy."""
         self.established = False
+        self.muted = False
+        """No refusal is sent any more."""
         self._socket = sock
         sock.setblocking(False)
 

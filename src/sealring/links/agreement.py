@@ -6,15 +6,16 @@ acceptor  -> {"type": "link", "shm": null or where the dialer may leave its memo
              the dialer takes the acceptor's memory and leaves its own
 dialer    -> {"type": "transport", "transport": "shm" or "tcp"}
              the acceptor takes the dialer's memory
-acceptor  -> {"type": "transport", "transport": "shm" or "tcp"}, only if the dialer said "shm"
+acceptor  -> {"type": "transport", "transport": "shm" or "tcp"}, "shm" only if the dialer said so
 
 So each end has mapped the other's memory before the last "shm" is said, and neither waits for the
-other but over TLS.
+other but over TLS. The acceptor's last message also says that it takes this connection for the link
+of the two: the dialer does not before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -43,7 +44,10 @@ class Settled:
     memory: SharedMemory | None
 
 
-def settle_as_dialer(channel: SecureChannel, transport: Transport, own_host: str) -> Settled:
+def settle_as_dialer(
+    channel: SecureChannel, transport: Transport, own_host: str, *, bare_next: bool = False
+) -> Settled:
+    """`bare_next`: records follow the acceptor's last message, and no further set-up message."""
     wanted = transport == "shm" or (transport == "auto" and _near(channel, own_host))
     with _own_memory(channel, transport, wanted) as own:
         _send_link(channel, own)
@@ -60,14 +64,23 @@ def settle_as_dialer(channel: SecureChannel, transport: Transport, own_host: str
         if memory is None and transport == "shm":
             raise _no_shared_memory(channel, reason)
         _send_transport(channel, memory)
-        if memory is not None and not _receive_transport(channel):
+        if bare_next:
+            # The acceptor may read records from here on: a refusal would be a forged one to it.
+            channel.say_no_more()
+        confirmed = _receive_transport(channel)
+        if confirmed and memory is None:
+            raise _malformed(channel, "chose a transport that it was not offered")
+        if memory is not None and not confirmed:
             memory = None
             if transport == "shm":
                 raise _no_shared_memory(channel, _REFUSED)
     return Settled(memory)
 
 
-def settle_as_acceptor(channel: SecureChannel, transport: Transport) -> Settled:
+def settle_as_acceptor(
+    channel: SecureChannel, transport: Transport, reserve: Callable[[], None] = lambda: None
+) -> Settled:
+    """`reserve` is called before the last message; what it raises is told to the dialer."""
     offer = _receive_link(channel)
     with _own_memory(channel, transport, offer is not None and transport != "tcp") as own:
         left, reason = False, "the peer offered none"
@@ -91,8 +104,8 @@ def settle_as_acceptor(channel: SecureChannel, transport: Transport) -> Settled:
                 reason = str(problem)
         if memory is None and transport == "shm":
             raise _no_shared_memory(channel, reason)
-        if chosen:
-            _send_transport(channel, memory)
+        reserve()
+        _send_transport(channel, memory)
     return Settled(memory)
 
 

@@ -128,6 +128,8 @@ class LinksOfAKind:
         self._all = all_links
         self._lock = threading.Condition()
         self._linked = set(linked)
+        """Members whose link is made, delivered or about to be."""
+        self._delivered = set(linked)
         self._wanted: set[int] = set()
         self._undelivered: list[Link] = []
         self._deliver: Deliver | None = None
@@ -157,7 +159,7 @@ class LinksOfAKind:
         others = set(self._all.agreed.members) - {self.terms.rank}
         self.want(others)
         with self._lock:
-            while missing := others - self._linked:
+            while missing := others - self._delivered:
                 if not self._lock.wait(max(0.0, deadline - time.monotonic())):
                     rank = min(missing)
                     raise PeerUnreachable(f"rank {rank} was not linked in time", peer=rank)
@@ -167,7 +169,7 @@ class LinksOfAKind:
         with self._lock:
             waiting, self._undelivered = self._undelivered, []
         for link in waiting:
-            link.socket.close()
+            _discard(link)
 
     # ---- the end that was dialed -----------------------------------------------------------------
 
@@ -186,9 +188,27 @@ class LinksOfAKind:
                 raise PeerUnreachable(f"rank {rank} is being dialed from here")
 
     def take(self, channel: SecureChannel) -> HandOver | None:
-        with channel.refusing():
-            self._check_process(channel)
-            memory = settle_as_acceptor(channel, self._all._transport).memory
+        """Settle the link. Its place is taken before the dialer is told that the link is made."""
+        rank = channel.peer.rank
+        reserved = False
+
+        def reserve() -> None:
+            nonlocal reserved
+            with self._lock:
+                if rank in self._linked:
+                    raise PeerUnreachable(f"rank {rank} is linked already")
+                self._linked.add(rank)
+            reserved = True
+
+        try:
+            with channel.refusing():
+                self._check_process(channel)
+                memory = settle_as_acceptor(channel, self._all._transport, reserve).memory
+        except BaseException:
+            if reserved:
+                with self._lock:
+                    self._linked.remove(rank)
+            raise
         return functools.partial(self._add, channel, memory, dialer=False)
 
     # ---- the end that dials ----------------------------------------------------------------------
@@ -204,7 +224,9 @@ class LinksOfAKind:
         channel = dial(sock, own._credentials(), self.terms, rank, deadline, own._sessions)
         with channel.refusing():
             self._check_process(channel)
-            memory = settle_as_dialer(channel, own._transport, self.terms.host).memory
+            memory = settle_as_dialer(
+                channel, own._transport, self.terms.host, bare_next=True
+            ).memory
         return functools.partial(self._add, channel, memory, dialer=True)
 
     def _check_process(self, channel: SecureChannel) -> None:
@@ -232,13 +254,14 @@ class LinksOfAKind:
     def _add(self, channel: SecureChannel, memory: SharedMemory | None, *, dialer: bool) -> None:
         link = link_of(channel, memory, None, dialer=dialer)
         with self._lock:
-            second = link.peer in self._linked
+            # An acceptor has reserved the place.
+            second = dialer and link.peer in self._linked
             self._linked.add(link.peer)
             if not second and self._deliver is None:
                 self._undelivered.append(link)
                 return
         if second:
-            link.socket.close()
+            _discard(link)
         else:
             self._hand_over(link)
 
@@ -250,7 +273,14 @@ class LinksOfAKind:
         else:
             self._all.keep_open(spare)
         with self._lock:
+            self._delivered.add(link.peer)
             self._lock.notify_all()
+
+
+def _discard(link: Link) -> None:
+    link.socket.close()
+    link.send_key.wipe()
+    link.receive_key.wipe()
 
 
 class _Book:
