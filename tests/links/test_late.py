@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +26,7 @@ from sealring.errors import (
 from sealring.handshake import dial, statements
 from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, forming, mesh
+from sealring.links import late as late_links
 from sealring.schedule import Algorithm
 from tests.handshake.meeting import soon
 from tests.links.teams import SIZE, Team, team
@@ -94,6 +97,36 @@ def test_a_last_message_that_comes_after_the_acceptor_has_given_up(
         others = [rank for rank in range(SIZE) if rank not in (3, 8)]
         assert one.all(lambda rank: swap(one, rank), *others) == [8.0, 3.0]
         assert held
+
+
+def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each acceptor is held up until both dial, and takes its own connection for the link first."""
+    both = threading.Barrier(2)
+    dialed = threading.Event()
+    take, add = late_links.LinksOfAKind.take, late_links.LinksOfAKind._add
+
+    def slow_take(self: Any, channel: Any) -> Any:
+        dialed.set()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(1.0)
+        return take(self, channel)
+
+    def slow_add(self: Any, channel: Any, memory: Any, *, dialer: bool) -> None:
+        if not dialer:
+            time.sleep(0.3)
+        add(self, channel, memory, dialer=dialer)
+
+    monkeypatch.setattr(late_links.LinksOfAKind, "take", slow_take)
+    monkeypatch.setattr(late_links.LinksOfAKind, "_add", slow_add)
+    with team() as one:
+
+        def call(rank: int) -> float:
+            if rank == 8:
+                dialed.wait(10.0)  # rank 3's connection is admitted and not settled
+            return swap(one, rank)
+
+        others = [rank for rank in range(SIZE) if rank not in (3, 8)]
+        assert one.all(call, *others) == [8.0, 3.0]
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])

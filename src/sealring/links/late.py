@@ -3,8 +3,12 @@
 A member knows from the group's formation who every member is and where it listens; the hello of
 such a link states the group's transcript, and the member at the other end must be the very process
 that signed it. Either end may dial. For a collective both ends need the link, and the higher rank
-dials; for a message the end that needs it does. If two dial each other at once, the higher rank's
-connection stays.
+dials; for a message the end that needs it does.
+
+Two that need a link at once may dial each other. The higher rank decides under its lock which
+connection becomes the link: it admits no connection of a member that it dials, and does not dial a
+member whose connection it has admitted, unless that one fails. The lower rank admits the higher
+one's connection at any time before the two are linked.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -131,6 +136,10 @@ class LinksOfAKind:
         """Members whose link is made, delivered or about to be."""
         self._delivered = set(linked)
         self._wanted: set[int] = set()
+        """Members that are dialed."""
+        self._accepting: Counter[int] = Counter()
+        """Admitted connections of members that are not settled yet."""
+        self._wanted_if_not_accepted: set[int] = set()
         self._undelivered: list[Link] = []
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
@@ -149,9 +158,11 @@ class LinksOfAKind:
     def want(self, ranks: Iterable[int]) -> None:
         """Dial those of these members that there is no link with. Returns at once."""
         with self._lock:
-            missing = [rank for rank in ranks if rank not in self._linked | self._wanted]
-            self._wanted.update(missing)
-        for rank in missing:
+            missing = {rank for rank in ranks if rank not in self._linked | self._wanted}
+            coming = {rank for rank in missing if self._accepting[rank]}
+            self._wanted_if_not_accepted |= coming
+            self._wanted |= missing - coming
+        for rank in sorted(missing - coming):
             self._dialer.dial(rank)
 
     def want_all(self, deadline: float) -> None:
@@ -186,6 +197,18 @@ class LinksOfAKind:
                 raise PeerUnreachable(f"rank {rank} is linked already")
             if rank in self._wanted and rank < self.terms.rank:
                 raise PeerUnreachable(f"rank {rank} is being dialed from here")
+            self._accepting[rank] += 1
+
+    def settled(self, hello: Hello) -> None:
+        """A connection that was admitted is the link by now, or has failed."""
+        rank = hello.sender
+        with self._lock:
+            self._accepting[rank] -= 1
+            wanted = not self._accepting[rank] and rank in self._wanted_if_not_accepted
+            if wanted:
+                self._wanted_if_not_accepted.remove(rank)
+        if wanted:
+            self.want([rank])
 
     def take(self, channel: SecureChannel) -> HandOver | None:
         """Settle the link. Its place is taken before the dialer is told that the link is made."""
@@ -204,10 +227,12 @@ class LinksOfAKind:
             with channel.refusing():
                 self._check_process(channel)
                 memory = settle_as_acceptor(channel, self._all._transport, reserve).memory
+            prepare_socket(channel.socket)
         except BaseException:
             if reserved:
                 with self._lock:
                     self._linked.remove(rank)
+            channel.close(until=time.monotonic())
             raise
         return functools.partial(self._add, channel, memory, dialer=False)
 
@@ -254,7 +279,8 @@ class LinksOfAKind:
     def _add(self, channel: SecureChannel, memory: SharedMemory | None, *, dialer: bool) -> None:
         link = link_of(channel, memory, None, dialer=dialer)
         with self._lock:
-            # An acceptor has reserved the place.
+            # An acceptor has reserved the place. A dialer's peer that keeps to the rules above has
+            # not made another link.
             second = dialer and link.peer in self._linked
             self._linked.add(link.peer)
             if not second and self._deliver is None:

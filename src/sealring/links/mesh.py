@@ -49,7 +49,7 @@ from sealring.links.forming import (
     confirm,
     first_links,
 )
-from sealring.links.late import LateLinks, link_of
+from sealring.links.late import LateLinks, LinksOfAKind, link_of
 from sealring.links.link import Link, prepare_socket, send_without_delay
 from sealring.links.listener import HandOver, Listener
 from sealring.links.rendezvous import Address, AddressBook, Store, encode_addresses
@@ -377,12 +377,15 @@ class _Mesh:
         # end of an attempt that fails the listener cuts the connection.
         deadline = time.monotonic() + _ACCEPT_SECONDS
         admitted: list[Hello] = []
+        admitted_late: list[tuple[LinksOfAKind, Hello]] = []
 
         def admit(hello: Hello) -> None:
             if self._late is not None:
                 if not hello.transcript:
                     raise PeerUnreachable("the group has formed without this connection")
-                self._late.kind_of(hello).admit(hello)
+                kind = self._late.kind_of(hello)
+                kind.admit(hello)
+                admitted_late.append((kind, hello))
                 # The peer may have waited until the group existed here.
                 incoming.allow_until(time.monotonic() + _ACCEPT_SECONDS)
                 return
@@ -391,8 +394,8 @@ class _Mesh:
 
         try:
             channel = incoming.finish(deadline, admit)
-            if self._late is not None:
-                return self._late.kind_of(channel.peer_hello).take(channel)
+            for kind, _ in admitted_late:
+                return kind.take(channel)
             with channel.refusing():
                 settled = settle_as_acceptor(channel, self._transport)
             return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=False))
@@ -402,6 +405,9 @@ class _Mesh:
             # Whatever this is, the peer may have caused it, so it must not end the job.
             _LOG.exception("sealring: a connection was dropped")
             self._waiting.note_stranger(MalformedSetup(f"a connection was dropped: {problem!r}"))
+        finally:
+            for kind, hello in admitted_late:
+                kind.settled(hello)
         for hello in admitted:
             self._waiting.forget(hello)
         return None
