@@ -375,3 +375,19 @@ def test_many_connections_at_once_each_take_a_step_of_their_own() -> None:
         thread.join()
     assert pair.counts == (1, 8)
     assert len(set(keys)) == 16
+
+
+@pytest.mark.parametrize("changed", ["dialer", "acceptor"])
+def test_a_worker_with_another_key_does_not_go_on_with_its_session(changed: str) -> None:
+    """Else a link would show another key than the worker's statement in a group."""
+    pair = Pair()
+    pair.meet()
+    ends = {"one": (ISSUER.credentials(1), terms(1))}
+    if changed == "acceptor":
+        ends = {"zero": (ISSUER.credentials(0), terms(0))}
+        with pytest.raises(PeerUnreachable, match="no session"):
+            near, far = connected()
+            with in_background(lambda: accept(far, *ends["zero"], soon(), sessions=pair.zero)):
+                dial(near, ONE, terms(1), 0, soon(), pair.one)
+    pair.meet(**ends)
+    assert pair.counts == (2, 0)

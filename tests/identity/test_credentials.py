@@ -65,9 +65,16 @@ def test_a_secret_always_gives_the_same_authority() -> None:
     assert authority.certificate != derive_authority(_native.Secret(secret + b"x")).certificate
 
 
-def test_each_worker_has_a_key_of_its_own() -> None:
-    one, other = (load_credentials(1, 4, {"SEALRING_SECRET": SECRET}) for _ in range(2))
+def test_each_worker_has_a_key_of_its_own_and_keeps_it() -> None:
+    one, other = (load_credentials(rank, 4, {"SEALRING_SECRET": SECRET}) for rank in (1, 2))
+    again = load_credentials(1, 4, {"SEALRING_SECRET": SECRET})
     assert one.certificate.public_key() != other.certificate.public_key()
+    assert one.certificate.public_key() == again.certificate.public_key()
+    assert one.certificate != again.certificate
+    named = load_credentials(1, 4, {"SEALRING_SECRET": SECRET, "SEALRING_JOB": "another"})
+    larger = load_credentials(1, 5, {"SEALRING_SECRET": SECRET})
+    keys = {each.certificate.public_key().public_bytes_raw() for each in (one, named, larger)}  # type: ignore[union-attr]
+    assert len(keys) == 3
     lifetime = one.certificate.not_valid_after_utc - datetime.now(UTC)
     assert 23.9 < lifetime.total_seconds() / 3600 <= 24
 

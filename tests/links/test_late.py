@@ -24,6 +24,7 @@ from sealring.errors import (
     WrongGroup,
 )
 from sealring.handshake import dial, statements
+from sealring.identity import load_credentials
 from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, forming, mesh
 from sealring.links import late as late_links
@@ -234,3 +235,18 @@ def test_links_are_made_after_the_time_for_forming_the_group_has_passed() -> Non
             late._listener._handle.__self__._deadline = time.monotonic()  # type: ignore[attr-defined]
         del late
         sum_of(one, Algorithm.RING)
+
+
+def test_a_second_large_group_under_a_job_secret() -> None:
+    """Its members read their identities anew, as init_process_group does for each group."""
+    environ = {"SEALRING_SECRET": "3f9a1c5e7b2d4860a1f3c5d7e9b0826449ad17e35c8b60f2d1947ae3b5086c7d"}
+    with team(formed=False) as one:
+        for name in ("first", "second"):
+            for worker in one.workers:
+                worker.credentials = load_credentials(worker.rank, SIZE, environ)
+            one.groups += one.all(lambda rank, name=name: one.workers[rank].form(name, range(SIZE)))
+        first, second = one.groups[:SIZE], one.groups[SIZE:]
+        for groups in (first, second):
+            one.groups = groups
+            sum_of(one, Algorithm.RING)
+        one.groups = first + second

@@ -217,7 +217,7 @@ class Incoming:
                     session=None,
                     who=self._who,
                     deadline=0.0,
-                    is_admitted=self._is_admitted,
+                    may_go_on=self._may_go_on,
                 )
             if first and FRAME.startswith(first):
                 return None
@@ -225,9 +225,9 @@ class Incoming:
             self._socket, self._credentials, dialer=False, who=self._who, deadline=0.0
         )
 
-    def _is_admitted(self, certificate: x509.Certificate) -> bool:
+    def _may_go_on(self, session: Session) -> bool:
         where = address_of(self._socket)
-        return _passes(certificate, self._credentials, self._terms, None, where)
+        return _may_go_on(session, self._credentials, self._terms, None, where)
 
     def _answer(self, connection: Connection, admit: Admit | None) -> SecureChannel:
         """The acceptor's part after the peer is admitted."""
@@ -276,7 +276,7 @@ def _dialed(
     session = None if sessions is None else sessions.with_rank(rank)
     try:
         if sessions is not None and session is not None:
-            if not _passes(session.peer_certificate, credentials, terms, rank, address):
+            if not _may_go_on(session, credentials, terms, rank, address):
                 # Not the end of the attempt: its rank may be another process's by now.
                 sessions.discard(session)
                 return _dialed(sock, credentials, terms, rank, deadline, None)
@@ -318,16 +318,18 @@ def _admitted(
     return peer, judged
 
 
-def _passes(
-    certificate: x509.Certificate,
+def _may_go_on(
+    session: Session,
     credentials: Credentials,
     terms: Terms,
     rank: int | None,
     address: str,
 ) -> bool:
-    """Whether a session's peer would be admitted if it came by TLS now."""
+    """Whether TLS would now prove the same two keys, and the peer would be admitted."""
+    if session.own_certificate.public_key() != credentials.certificate.public_key():
+        return False
     try:
-        verified(certificate, credentials, terms, rank, address)
+        verified(session.peer_certificate, credentials, terms, rank, address)
     except SealringError:
         return False
     return True

@@ -55,14 +55,15 @@ class SessionConnection(Connection):
         session: Session | None,
         who: str,
         deadline: float,
-        is_admitted: Callable[[x509.Certificate], bool] = lambda _: True,
+        may_go_on: Callable[[Session], bool] = lambda _: True,
     ) -> None:
         """With a session, this worker dialed; without one, the peer's first message names it.
 
-        An acceptor has no session with a peer that is not admitted any more: by TLS it learns why.
+        An acceptor ends a session that may not go on, as one with a peer that is not admitted any
+        more: by TLS the peer learns why.
         """
         super().__init__(sock, who, deadline)
-        self._is_admitted = is_admitted
+        self._may_go_on = may_go_on
         self._sessions = sessions
         self._session = session
         self._opening = b""
@@ -149,7 +150,7 @@ class SessionConnection(Connection):
             if not hmac.compare_digest(tag, chain.open_tag(fingerprints + said)):
                 return False
             # After the tag: the id is public, and a stranger must not cause this work.
-            if not self._is_admitted(session.peer_certificate):
+            if not self._may_go_on(session):
                 self._sessions.discard(session)
                 return False
             ours = secrets.token_bytes(_RANDOM_BYTES)

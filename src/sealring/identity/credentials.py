@@ -97,7 +97,7 @@ def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credent
         if datetime.now(UTC) > certificate.not_valid_after_utc - _RENEWAL:
             # Where that cannot be, the old one serves until the peers refuse it by its dates.
             with contextlib.suppress(ConfigurationError):
-                renewed = load_credentials(rank, world, key=key)
+                renewed = load_credentials(rank, world)
                 if renewed.certificate.public_key() == key.public_key():
                     certificate = renewed.certificate
         return Credentials(job, rank, certificate, authorities, key, admission)
@@ -106,15 +106,11 @@ def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credent
 
 
 def load_credentials(
-    rank: int,
-    world: int,
-    environ: Mapping[str, str] | None = None,
-    *,
-    key: PrivateKey | None = None,
+    rank: int, world: int, environ: Mapping[str, str] | None = None
 ) -> Credentials:
     """This worker's identity, or the ConfigurationError that says what to set.
 
-    With a `key` of an earlier call, the certificate is again for this key, where it is made here.
+    Under a job secret each call makes a new certificate, for the same key in one process.
 
     Dates are left to the peers: they refuse an expired certificate, and then every rank learns of
     it by name, where an exit here would leave the others waiting.
@@ -133,8 +129,7 @@ def load_credentials(
             "unset one or the other"
         )
     if secret is not None:
-        own = key if isinstance(key, Ed25519PrivateKey) else None
-        return _from_secret(secret, job, rank, world, own)
+        return _from_secret(secret, job, rank, world)
     if environ.get("SEALRING_BROKER"):
         raise ConfigurationError(
             "with SEALRING_BROKER a worker's identity comes from there: it is given to process "
@@ -152,15 +147,11 @@ def load_credentials(
 
 
 def _from_secret(
-    secret: _native.Secret,
-    job: str | None,
-    rank: int,
-    world: int,
-    key: Ed25519PrivateKey | None,
+    secret: _native.Secret, job: str | None, rank: int, world: int
 ) -> Credentials:
     authority = derive_authority(secret)
     name = WorkerName(job or authority.default_job, rank)
-    certificate, key = authority.issue_to_self(name, world, key=key)
+    certificate, key = authority.issue_to_self(name, world)
     return Credentials(name.job, rank, certificate, (authority.certificate,), key)
 
 

@@ -1,7 +1,7 @@
 """The job secret, and the authority that every holder of it derives alike.
 
-This authority is no service: each worker derives its key, signs one certificate for its own fresh
-key and forgets it. Holding the secret is therefore the right to be any rank of the job.
+This authority is no service: each worker derives its key, signs a certificate for its own key and
+forgets it. That own key is made once in a process, so that all its groups and sessions show one. Holding the secret is therefore the right to be any rank of the job.
 
 A worker shows a certificate signed by this authority to everybody who connects to it, and with
 that one can test guesses of the secret offline. So it must be 256 random bits (`openssl rand
@@ -10,8 +10,10 @@ that one can test guesses of the secret offline. So it must be 256 random bits (
 
 from __future__ import annotations
 
+import os
 import re
 import string
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,6 +23,7 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring import _native
 from sealring.errors import BadSecret, ConfigurationError
@@ -59,25 +62,35 @@ _NOT_AFTER: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class JobAuthority:
-    """The authority a secret stands for. Its key signs one certificate and is then dropped."""
+    """The authority a secret stands for. Its key signs a certificate and is then dropped."""
 
     certificate: x509.Certificate
     default_job: str
     key: Ed25519PrivateKey = field(repr=False)
 
     def issue_to_self(
-        self,
-        name: WorkerName,
-        world: int,
-        now: datetime | None = None,
-        key: Ed25519PrivateKey | None = None,
+        self, name: WorkerName, world: int, now: datetime | None = None
     ) -> tuple[x509.Certificate, Ed25519PrivateKey]:
-        key = Ed25519PrivateKey.generate() if key is None else key
+        """A new certificate for the key that this process has as that worker."""
+        key = self._own_key(name, world)
         lifetime = timedelta(hours=CERTIFICATE_HOURS)
         certificate = issue(
             self.certificate, self.key, key.public_key(), name, world, lifetime, now
         )
         return certificate, key
+
+    def _own_key(self, name: WorkerName, world: int) -> Ed25519PrivateKey:
+        # A forked child is another worker, and finds zeros where its parent's seeds are.
+        whose = (os.getpid(), self.certificate.fingerprint(SHA256()), name.job, name.rank, world)
+        with _seeds_lock:
+            if whose not in _seeds:
+                _seeds[whose] = _native.Secret.random(KEY_BYTES)
+            return Ed25519PrivateKey.from_private_bytes(memoryview(_seeds[whose]))
+
+
+_seeds: Final[dict[tuple[int, bytes, str, int, int], _native.Secret]] = {}
+"""Of this process's own keys, by process, authority, job, rank and world."""
+_seeds_lock: Final = threading.Lock()
 
 
 def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
