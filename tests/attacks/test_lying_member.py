@@ -14,14 +14,20 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
 from sealring.bench.light import LightGroup
-from sealring.errors import HandshakeError, MalformedSetup, WrongGroup, WrongRank
+from sealring.errors import (
+    DuplicateRank,
+    HandshakeError,
+    MalformedSetup,
+    WrongGroup,
+    WrongRank,
+)
 from sealring.handshake.statements import (
     Statement,
     encode_bundle,
     parse_bundle,
     parse_statement,
 )
-from sealring.links import forming
+from sealring.links import forming, mesh
 from tests.links.teams import SIZE, team
 from tests.links.worlds import ISSUER
 
@@ -170,3 +176,21 @@ def test_a_signature_of_round_2_in_place_of_a_confirmation(monkeypatch: pytest.M
         made = one.form(timeout_s=20.0)
         assert len(signatures) == 2
         assert not any(isinstance(each, LightGroup) for each in made)
+
+
+@pytest.mark.parametrize("size", [4, SIZE])
+def test_one_key_on_the_links_and_another_in_the_statement(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Both are certified for the liar's rank; a broker would revoke the stated one."""
+    liar, plain = size - 1, forming.agree
+
+    def agree(credentials: Any, terms: Any, *rest: Any) -> Any:
+        if terms.rank == liar:
+            credentials = ISSUER.credentials(liar, world=size)
+        return plain(credentials, terms, *rest)
+
+    monkeypatch.setattr(mesh, "agree", agree)
+    with team(size, formed=False) as one:
+        made = one.form(timeout_s=20.0)
+        assert {kind for rank, (kind, _) in enumerate(made) if rank != liar} == {DuplicateRank}

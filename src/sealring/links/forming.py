@@ -51,6 +51,15 @@ Conversation = Generator[bytes | bytearray, Mapping[int, bytearray], "Agreed"]
 
 
 @dataclass(frozen=True, slots=True)
+class Proven:
+    """What a member proved on its link with this worker."""
+
+    instance: str
+    key: str
+    """SHA-256 of its public key."""
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     host: str
     key: str
@@ -183,9 +192,9 @@ def agree(
     credentials: Credentials,
     terms: Terms,
     addresses: bytes,
-    linked: Mapping[int, str],
+    linked: Mapping[int, Proven],
 ) -> Conversation:
-    """The three rounds. `linked` has the instances of the members that this one is linked with."""
+    """The three rounds. `linked` has what the members proved that this one is linked with."""
     own = Statement(
         terms.rank,
         terms.instance,
@@ -201,14 +210,7 @@ def agree(
         each.rank: _verified_member(each, certificates[each.rank], credentials, terms)
         for each in statements
     }
-    for rank, instance in linked.items():
-        if members[rank].instance != instance:
-            raise DuplicateRank(
-                f"the members do not agree which process is rank {rank}: two workers were started "
-                "with one RANK, or an earlier run is still alive",
-                peer=rank,
-                proven=True,
-            )
+    _check_linked(members, linked)
     transcript = transcript_of(terms, statements)
     for purpose, failed in (
         (AGREES, "did not sign what"),
@@ -228,10 +230,24 @@ def agree(
     return Agreed(transcript, members, group_secret(transcript, statements))
 
 
-def confirm(agreed: Agreed) -> Conversation:
+def confirm(agreed: Agreed, linked: Mapping[int, Proven]) -> Conversation:
     """One round in which every member says that it has got so far."""
+    _check_linked(agreed.members, linked)
     yield b""
     return agreed
+
+
+def _check_linked(members: Mapping[int, Member], linked: Mapping[int, Proven]) -> None:
+    """The key in a member's statement is the one that a broker revokes; a link must show it too."""
+    for rank, proven in linked.items():
+        if (members[rank].instance, members[rank].key) != (proven.instance, proven.key):
+            raise DuplicateRank(
+                f"the members do not agree which process is rank {rank}, or it shows one key on "
+                "its links and another in its statement: two workers were started with one RANK, "
+                "or an earlier run is still alive",
+                peer=rank,
+                proven=True,
+            )
 
 
 def _statement(rank: int, raw: bytearray) -> Statement:

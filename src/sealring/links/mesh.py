@@ -270,10 +270,10 @@ class _Mesh:
 
     def _conversation(self) -> Conversation:
         if self._agreed is not None:
-            return confirm(self._agreed)
+            return confirm(self._agreed, self._settling.proven)
         addresses = encode_addresses(self._listener.addresses).encode() if self._sparse else b""
         credentials = self._known(self._credentials)
-        return agree(credentials, self._terms, addresses, self._settling.linked)
+        return agree(credentials, self._terms, addresses, self._settling.proven)
 
     def _lost(self, link: WaitingLink) -> None:
         if not self._waiting.remove(link):

@@ -12,7 +12,7 @@ from typing import Final
 from sealring.errors import DuplicateRank, MalformedSetup, WrongGroup
 from sealring.handshake.messages import Message, digest, exactly, instances
 from sealring.handshake.terms import Terms
-from sealring.links.forming import Agreed, Conversation, TreeExchange, most_bytes
+from sealring.links.forming import Agreed, Conversation, Proven, TreeExchange, most_bytes
 from sealring.links.waiting import WaitingLink
 
 _LINKED: Final = frozenset({"type", "instances"})
@@ -27,6 +27,8 @@ class Settling:
         self._deadline = deadline
         self.linked: dict[int, str] = {}
         """The instance of each member that this worker is linked with, once all first links are."""
+        self.proven: dict[int, Proven] = {}
+        """What each of them proved."""
         self._exchange: TreeExchange | None = None
         self._early: dict[int, bytearray] = {}
         """Messages of neighbours whose links were complete before this worker's, by rank."""
@@ -39,6 +41,10 @@ class Settling:
         and the next rank to the other.
         """
         self.linked = {link.rank: link.channel.peer_hello.instance for link in links}
+        self.proven = {
+            link.rank: Proven(link.channel.peer_hello.instance, link.channel.peer.key)
+            for link in links
+        }
         said = {str(rank): instance for rank, instance in self.linked.items()}
         for link in links:
             link.channel.send({"type": "linked", "instances": said}, self._deadline)
