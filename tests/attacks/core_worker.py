@@ -18,6 +18,7 @@ from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.group import create
 from sealring.handshake import resumption, sessions, tls
+from sealring.links import forming
 from tests.attacks.key_search import masked
 
 _PR_SET_DUMPABLE: Final = 4
@@ -73,6 +74,16 @@ def record_keys() -> None:
         made.set_keylog_callback(on_secret)
         return made
 
+    group_secret = forming.group_secret
+
+    def recorded_secret(transcript: Any, said: Any) -> Any:
+        for each in said:
+            report(f"contribution {next(numbers)}", each.contribution)
+        secret = group_secret(transcript, said)
+        report(f"group secret {next(numbers)}", secret)
+        return secret
+
+    forming.group_secret = recorded_secret  # type: ignore[attr-defined]
     take_step, take_keys = sessions.Chain.take_step, resumption.SessionConnection._take_keys
     by_session = resumption.SessionConnection.export
 

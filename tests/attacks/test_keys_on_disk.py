@@ -66,6 +66,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     assert len([name for name in keys if "EXPORTER_SECRET" in name]) == 1
     assert len([name for name in keys if name.startswith("session")]) == 4
     assert len([name for name in keys if name.startswith("set-up")]) == 2
+    assert len([name for name in keys if name.startswith("contribution")]) == 2
+    assert len([name for name in keys if name.startswith("group-secret")]) == 1
     yield Written(folder, key_search.patterns(keys))
     shutil.rmtree(folder)
 

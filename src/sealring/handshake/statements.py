@@ -58,13 +58,16 @@ class Statement:
 
     def encode(self) -> bytearray:
         """For the caller to overwrite: the contribution is in it."""
-        out = bytearray()
         public = (self.instance.encode(), self.host.encode(), self.addresses, self.certificate)
-        for value in (integer_field(self.rank), *public):
-            out += len(value).to_bytes(4, "big") + value
-        out += KEY_BYTES.to_bytes(4, "big")
-        with memoryview(self.contribution) as secret:
-            out += secret
+        head = b"".join(
+            len(value).to_bytes(4, "big") + value for value in (integer_field(self.rank), *public)
+        )
+        head += KEY_BYTES.to_bytes(4, "big")
+        # Of its final size at once: a buffer that grows leaves copies of its content behind.
+        out = bytearray(len(head) + KEY_BYTES)
+        with memoryview(out) as view, memoryview(self.contribution) as secret:
+            view[: len(head)] = head
+            view[len(head) :] = secret
         return out
 
 
@@ -89,25 +92,33 @@ def parse_statement(raw: bytes | bytearray) -> Statement:
     return Statement(rank, instance, host, public[3], public[4], contribution)
 
 
-def encode_bundle(entries: Mapping[int, bytes | bytearray]) -> bytearray:
-    """Each member's bytes with its rank, in the order of the ranks."""
-    out = bytearray()
-    for rank in sorted(entries):
-        out += rank.to_bytes(4, "big") + len(entries[rank]).to_bytes(4, "big") + entries[rank]
+def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes = b"") -> bytearray:
+    """Each member's bytes with its rank, in the order of the ranks; `head` before all of it."""
+    out = bytearray(len(head) + sum(8 + len(entry) for entry in entries.values()))
+    with memoryview(out) as view:
+        view[: len(head)] = head
+        at = len(head)
+        for rank in sorted(entries):
+            end = at + 8 + len(entries[rank])
+            view[at : at + 8] = rank.to_bytes(4, "big") + len(entries[rank]).to_bytes(4, "big")
+            view[at + 8 : end] = entries[rank]
+            at = end
     return out
 
 
-def parse_bundle(raw: bytes | bytearray) -> dict[int, bytearray]:
+def parse_bundle(raw: bytes | bytearray, start: int = 0) -> dict[int, bytearray]:
+    """For the caller to overwrite, as `raw` is."""
     entries: dict[int, bytearray] = {}
-    at, last = 0, -1
-    while at < len(raw):
-        rank = int.from_bytes(raw[at : at + 4], "big")
-        length = int.from_bytes(raw[at + 4 : at + 8], "big")
-        end = at + 8 + length
-        if end > len(raw) or at + 8 > len(raw) or rank <= last or length > MAX_STATEMENT_BYTES:
-            raise MalformedSetup("a bundle of members' messages is not one")
-        entries[rank] = bytearray(raw[at + 8 : end])
-        at, last = end, rank
+    at, last = start, -1
+    with memoryview(raw) as view:
+        while at < len(view):
+            rank = int.from_bytes(view[at : at + 4], "big")
+            length = int.from_bytes(view[at + 4 : at + 8], "big")
+            end = at + 8 + length
+            if end > len(view) or rank <= last or length > MAX_STATEMENT_BYTES:
+                raise MalformedSetup("a bundle of members' messages is not one")
+            entries[rank] = bytearray(view[at + 8 : end])
+            at, last = end, rank
     return entries
 
 

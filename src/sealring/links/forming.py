@@ -22,6 +22,7 @@ from cryptography import x509
 from sealring import _native
 from sealring.errors import DuplicateRank, HandshakeError, MalformedSetup, WrongGroup
 from sealring.handshake.peers import verified
+from sealring.handshake.secrets import erased
 from sealring.handshake.statements import (
     AGREES,
     CONFIRMS,
@@ -139,8 +140,9 @@ class TreeExchange:
         self._begin(next(self._conversation))
 
     def take(self, sender: int, raw: bytearray) -> None:
-        """A message of a neighbour in the tree."""
-        kind, entries = raw[0], parse_bundle(raw[1:])
+        """A message of a neighbour in the tree, which is overwritten."""
+        with erased(raw):
+            kind, entries = raw[0], parse_bundle(raw, 1)
         if kind == _UP and sender in self._awaited:
             if entries.keys() != self._place.subtrees[sender]:
                 raise _malformed(sender, "spoke for other members than those below it")
@@ -153,7 +155,6 @@ class TreeExchange:
             self._finish_round(entries)
         else:
             raise _malformed(sender, "is out of step in set-up")
-        _native.erase(raw)
 
     def _begin(self, own: bytes | bytearray) -> None:
         self._collected = {self._rank: own}
@@ -172,7 +173,8 @@ class TreeExchange:
             self._send(self._place.parent, _message(_UP, self._collected))
 
     def _finish_round(self, entries: dict[int, bytearray]) -> None:
-        if bytes(entries[self._rank]) != bytes(self._collected[self._rank]):
+        collected = self._collected
+        if entries[self._rank] != collected[self._rank]:
             raise _malformed(self._place.parent, "changed what this worker had said")
         for child in self._place.children:
             self._send(child, _message(_DOWN, entries))
@@ -183,7 +185,7 @@ class TreeExchange:
         else:
             self._begin(following)
         finally:
-            for entry in (*entries.values(), *self._collected.values()):
+            for entry in (*entries.values(), *collected.values()):
                 if isinstance(entry, bytearray):
                     _native.erase(entry)
 
@@ -203,7 +205,9 @@ def agree(
         _der(credentials.certificate),
         _native.Secret.random(KEY_BYTES),
     )
-    said = yield own.encode()
+    encoded = own.encode()
+    own.contribution.wipe()
+    said = yield encoded
     statements = [_statement(rank, said[rank]) for rank in terms.members]
     certificates = {each.rank: _certificate(each) for each in statements}
     members = {
@@ -282,10 +286,7 @@ def _der(certificate: x509.Certificate) -> bytes:
 
 
 def _message(kind: int, entries: Mapping[int, bytes | bytearray]) -> bytearray:
-    bundle = encode_bundle(entries)
-    out = bytearray([kind]) + bundle
-    _native.erase(bundle)
-    return out
+    return encode_bundle(entries, bytes([kind]))
 
 
 def most_bytes(members: int) -> int:
