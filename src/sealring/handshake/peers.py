@@ -136,14 +136,19 @@ class Incoming:
     def __init__(
         self,
         sock: socket.socket,
-        credentials: Credentials,
+        credentials: Credentials | Callable[[], Credentials],
         terms: Terms,
         sessions: SessionTable | None = None,
         terms_for: Callable[[Hello], Terms] | None = None,
     ) -> None:
-        """`terms_for` chooses by the hello what it must agree with, in the same job and world."""
+        """`terms_for` chooses by the hello what it must agree with, in the same job and world.
+
+        `credentials` that are a function are asked for when TLS begins, or when the peer has proved
+        that it has a session: loading a private key is work that a stranger should not cause.
+        """
         self._socket = sock
-        self._credentials = credentials
+        self._given = credentials
+        self._loaded: Credentials | None = None
         self._terms = terms
         self._terms_for = terms_for
         self._sessions = sessions
@@ -191,6 +196,13 @@ class Incoming:
         self._connection.deadline = deadline
         with refusing(self._connection):
             return self._answer(self._connection, admit)
+
+    @property
+    def _credentials(self) -> Credentials:
+        if self._loaded is None:
+            given = self._given
+            self._loaded = given if isinstance(given, Credentials) else given()
+        return self._loaded
 
     def allow_until(self, deadline: float) -> None:
         """Replace the deadline that `finish` was given."""

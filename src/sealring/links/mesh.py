@@ -418,7 +418,7 @@ class _Mesh:
         return credentials
 
     def _begin(self, sock: socket.socket) -> Incoming:
-        credentials = self._credentials or self._later()
+        credentials = self._credentials or self._later
         return Incoming(sock, credentials, self._terms, self._sessions, self._terms_for)
 
     def _terms_for(self, hello: Hello) -> Terms:
