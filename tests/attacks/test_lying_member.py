@@ -194,3 +194,28 @@ def test_one_key_on_the_links_and_another_in_the_statement(
     with team(size, formed=False) as one:
         made = one.form(timeout_s=20.0)
         assert {kind for rank, (kind, _) in enumerate(made) if rank != liar} == {DuplicateRank}
+
+
+def test_a_certificate_of_an_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parser raises what is no ValueError."""
+
+    def change(way: int, _: int, entries: Entries) -> None:
+        if way == UP and len(entries[LIAR]) > 200:
+            version = entries[LIAR].find(b"\xa0\x03\x02\x01\x02")
+            assert version > 0
+            entries[LIAR][version + 4] = 7
+
+    lying(monkeypatch, change)
+    outcome(MalformedSetup)
+
+
+def test_an_error_of_a_library_is_named_after_the_neighbour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a certificate makes its parser raise, the set-up ends with an error of ours."""
+
+    def certificate(_: object) -> Any:
+        raise KeyError("a parser's own error")
+
+    monkeypatch.setattr(forming, "_certificate", certificate)
+    outcome(MalformedSetup)

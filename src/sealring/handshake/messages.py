@@ -159,7 +159,9 @@ def instances(message: Message, field: str) -> dict[int, str]:
         raise MalformedSetup(f"{field} is no object of instances")
     found: dict[int, str] = {}
     for rank in value:
-        if not (rank.isascii() and rank.isdigit() and str(int(rank)) == rank):
+        # int() refuses a number of thousands of digits with an error of its own.
+        short = len(rank) <= len(str(MAX_WORLD)) and rank.isascii() and rank.isdigit()
+        if not (short and str(int(rank)) == rank and int(rank) < MAX_WORLD):
             raise MalformedSetup(f"{field} holds something that is no rank")
         instance = text(value, rank)
         if not is_instance(instance):

@@ -266,7 +266,7 @@ def _statement(rank: int, raw: bytearray) -> Statement:
 def _certificate(statement: Statement) -> x509.Certificate:
     try:
         return x509.load_der_x509_certificate(statement.certificate)
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         raise MalformedSetup(f"rank {statement.rank}'s certificate is none") from None
 
 

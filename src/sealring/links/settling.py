@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sealring.errors import DuplicateRank, MalformedSetup, WrongGroup
+from sealring.errors import DuplicateRank, MalformedSetup, SealringError, WrongGroup
 from sealring.handshake.messages import Message, digest, exactly, instances
 from sealring.handshake.terms import Terms
 from sealring.links.forming import Agreed, Conversation, Proven, TreeExchange, most_bytes
@@ -63,7 +63,22 @@ class Settling:
         self._early.clear()
 
     def hear(self, link: WaitingLink) -> None:
-        """Take the next message of a neighbour."""
+        """Take the next message of a neighbour; what cannot be taken is MalformedSetup about it.
+
+        Certificates that other members made are parsed by libraries whose errors are many.
+        """
+        try:
+            self._hear(link)
+        except (SealringError, MemoryError):
+            raise
+        except Exception as problem:
+            raise MalformedSetup(
+                f"rank {link.rank} sent or passed on what cannot be read: {problem!r}"[:300],
+                peer=link.rank,
+                proven=True,
+            ) from problem
+
+    def _hear(self, link: WaitingLink) -> None:
         most = most_bytes(len(self._terms.members))
         message = link.channel.receive_any(self._deadline, most)
         if not isinstance(message, bytearray):
