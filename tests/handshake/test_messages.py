@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sealring.errors import MalformedSetup, ProtocolMismatch
 from sealring.handshake import parse_hello, parse_message
-from sealring.handshake.messages import encode_message, write_hello
+from sealring.handshake.messages import encode_message, instances, write_hello
 from sealring.limits import MAX_SETUP_BYTES
 from tests.handshake.meeting import terms
 
@@ -113,3 +113,10 @@ def test_a_later_version_is_told_so_whatever_else_it_says() -> None:
 def test_a_message_that_is_too_long_is_not_written() -> None:
     with pytest.raises(MalformedSetup):
         encode_message({"type": "x" * MAX_SETUP_BYTES})
+
+
+@pytest.mark.parametrize("rank", ["9" * 5000, "65536", "01", "-1", ""])
+def test_instances_of_what_is_no_rank(rank: str) -> None:
+    message = {"type": "linked", "instances": {rank: "0" * 32}}
+    with pytest.raises(MalformedSetup, match="no rank"):
+        instances(message, "instances")

@@ -391,3 +391,56 @@ def test_a_worker_with_another_key_does_not_go_on_with_its_session(changed: str)
                 dial(near, ONE, terms(1), 0, soon(), pair.one)
     pair.meet(**ends)
     assert pair.counts == (2, 0)
+
+
+def frames_of(count: int) -> tuple[resumption.SessionConnection, list[bytearray]]:
+    """The receiving end of a connection with frames for it; what it has opened, as it goes."""
+    near, far = socket.socketpair()
+    key = bytes(_native.Secret.random(32))
+    sender, receiver = (
+        resumption.SessionConnection(sock, SessionTable(), session=None, who="x", deadline=soon())
+        for sock in (near, far)
+    )
+    sender._sends = resumption._Direction(_native.Secret(key))
+    receiver._receives = resumption._Direction(_native.Secret(key))
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+    with near:
+        sender.send(b"\x01" * count)
+    opened: list[bytearray] = []
+    plain = receiver._receives.open
+
+    def open_(header: bytes, sealed: bytes) -> bytearray | None:
+        opened.append(plain(header, sealed) or bytearray())
+        return opened[-1]
+
+    receiver._receives.open = open_  # type: ignore[method-assign]
+    return receiver, opened
+
+
+def test_the_deadline_counts_where_the_peer_never_pauses() -> None:
+    """Every frame is there at once, so no call waits."""
+    receiver, opened = frames_of(4 << 14)
+    with receiver.socket:
+        receiver.deadline = 0.0
+        with pytest.raises(PeerUnreachable, match="in time"):
+            receiver.receive(4 << 14)
+        assert not opened
+
+
+def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    receiver, opened = frames_of(4 << 14)
+    room: list[int] = []
+    plain = resumption.SessionConnection._receive_some
+
+    def some(self: Any, into: memoryview) -> int:
+        room.append(len(into))
+        return plain(self, into)
+
+    monkeypatch.setattr(resumption.SessionConnection, "_receive_some", some)
+    with receiver.socket, pytest.raises(PeerUnreachable, match="closed"):
+        receiver.receive(1 << 30)
+    assert len(opened) == 4
+    assert max(room) <= 1 << 17
+    assert not any(b for frame in opened[:-1] for b in frame), "opened frames are overwritten"

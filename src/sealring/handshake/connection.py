@@ -20,6 +20,8 @@ from sealring.errors import PeerUnreachable
 
 LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 10
+_ROOM_BYTES: Final = 64 << 10
+"""For a message whose bytes have not come yet."""
 
 
 class Connection(ABC):
@@ -58,8 +60,32 @@ class Connection(ABC):
     def send(self, data: bytes | bytearray) -> None: ...
 
     @abstractmethod
+    def _receive_some(self, into: memoryview) -> int:
+        """At least one byte, as many as there are and as fit; returns how many."""
+
     def receive(self, count: int) -> bytearray:
-        """Exactly `count` bytes, for the caller to overwrite if they are secret."""
+        """Exactly `count` bytes, for the caller to overwrite if they are secret.
+
+        Room is made as they come, and not when a peer has announced them. The deadline counts also
+        where the peer never lets us wait.
+        """
+        received = bytearray(min(count, _ROOM_BYTES))
+        at = 0
+        try:
+            while at < count:
+                if time.monotonic() >= self.deadline:
+                    raise self._too_late()
+                if at == len(received):
+                    larger = bytearray(min(count, 2 * at))
+                    larger[:at] = received
+                    _native.erase(received)
+                    received = larger
+                with memoryview(received) as view, view[at:] as rest:
+                    at += self._receive_some(rest)
+        except BaseException:
+            _native.erase(received)
+            raise
+        return received
 
     @abstractmethod
     def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
@@ -98,7 +124,10 @@ class Connection(ABC):
 
     def _wait(self, event: int) -> None:
         if not is_ready(self._socket, event, self.deadline):
-            raise PeerUnreachable(f"{self.who} did not finish the set-up in time")
+            raise self._too_late()
+
+    def _too_late(self) -> PeerUnreachable:
+        return PeerUnreachable(f"{self.who} did not finish the set-up in time")
 
 
 def is_ready(sock: socket.socket, event: int, deadline: float) -> bool:

@@ -71,6 +71,8 @@ class SessionConnection(Connection):
         self._sends: _Direction | None = None
         self._receives: _Direction | None = None
         self._plain = bytearray()
+        """What the last frame held, and how much of it was taken."""
+        self._taken = 0
 
     @property
     def own_fingerprint(self) -> bytes:
@@ -182,24 +184,26 @@ class SessionConnection(Connection):
                 with left[at : at + _FRAME_BYTES] as part:
                     self._send_all(self._sends.seal(part))
 
-    def receive(self, count: int) -> bytearray:
+    def _receive_some(self, into: memoryview) -> int:
+        if self._taken == len(self._plain):
+            self._receive_frame()
+        count = min(len(into), len(self._plain) - self._taken)
+        with memoryview(self._plain) as plain, plain[self._taken : self._taken + count] as part:
+            into[:count] = part
+        self._taken += count
+        return count
+
+    def _receive_frame(self) -> None:
         assert self._receives is not None
-        while len(self._plain) < count:
-            header = bytes(self._receive_all(_HEADER_BYTES))
-            length = int.from_bytes(header[len(FRAME) :], "big")
-            if header[: len(FRAME)] != FRAME or not TAG_BYTES < length <= _FRAME_BYTES + TAG_BYTES:
-                raise MalformedSetup(f"{self.who} sent what is no frame: {header.hex()}")
-            plain = self._receives.open(header, bytes(self._receive_all(length)))
-            if plain is None:
-                raise MalformedSetup(f"{self.who}: a set-up message was changed on its way")
-            before = self._plain
-            self._plain = before + plain
-            _native.erase(before)
-            _native.erase(plain)
-        taken, rest = self._plain[:count], self._plain[count:]
+        header = bytes(self._receive_all(_HEADER_BYTES))
+        length = int.from_bytes(header[len(FRAME) :], "big")
+        if header[: len(FRAME)] != FRAME or not TAG_BYTES < length <= _FRAME_BYTES + TAG_BYTES:
+            raise MalformedSetup(f"{self.who} sent what is no frame: {header.hex()}")
+        plain = self._receives.open(header, bytes(self._receive_all(length)))
+        if plain is None:
+            raise MalformedSetup(f"{self.who}: a set-up message was changed on its way")
         _native.erase(self._plain)
-        self._plain = rest
-        return taken
+        self._plain, self._taken = plain, 0
 
     def _drop(self) -> None:
         for secret in (self._secret, self._sends, self._receives):

@@ -118,14 +118,9 @@ class TlsConnection(Connection):
                 with left[at:] as rest:
                     at += self._run(functools.partial(self._tls.send, rest))
 
-    def receive(self, count: int) -> bytearray:
-        """Exactly `count` bytes, for the caller to overwrite if they are secret."""
-        received = bytearray(count)
-        at = 0
-        with ffi.from_buffer(received) as out:
-            while at < count:
-                at += self._run(functools.partial(self._read, out + at, count - at))
-        return received
+    def _receive_some(self, into: memoryview) -> int:
+        with ffi.from_buffer(into) as out:
+            return self._run(functools.partial(self._read, out, len(into)))
 
     def _read(self, into: Any, count: int) -> int:
         read: int = lib.SSL_read(self._tls._ssl, into, count)
