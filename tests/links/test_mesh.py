@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ from sealring.errors import (
     WrongWorldSize,
 )
 from sealring.links import Link, Mesh, build_mesh
+from sealring.links.mesh import _Mesh
 from tests.handshake.meeting import terms
 from tests.identity.issuing import HOUR, NOW, Issuer
 from tests.links.worlds import ISSUER, DictStore, World, address_key, world
@@ -306,3 +308,28 @@ def test_a_call_that_cannot_work(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         build_mesh(**arguments)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_neighbours_that_come_later_are_told_why_there_is_no_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 5 fails and tells rank 4; rank 6, which dials rank 4, and rank 0 come after that."""
+    staying = threading.Event()
+    plain = _Mesh._stay_to_tell
+
+    def stay(self: _Mesh) -> None:
+        if self._terms.rank == 4:
+            staying.set()
+        plain(self)
+
+    monkeypatch.setattr(_Mesh, "_stay_to_tell", stay)
+    with world(12, timeout=8.0) as mesh:
+        mesh.start(4)
+        mesh.start(5, objection=PeerUnreachable("the disk is full"))
+        staying.wait(4.0)
+        mesh.start(6)
+        mesh.start(0)
+        mesh.join()
+        for rank in (0, 4, 6):
+            assert isinstance(mesh.outcomes[rank], PeerUnreachable)
+            assert "the disk is full" in str(mesh.outcomes[rank]), rank

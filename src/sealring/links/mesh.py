@@ -277,6 +277,7 @@ class _Mesh:
 
     def _lost(self, link: WaitingLink) -> None:
         if not self._waiting.remove(link):
+            self._waiting.mark_informed(link.rank)  # there is no one left to tell
             raise PeerUnreachable(
                 f"rank {link.rank} on {link.channel.peer_hello.host} went away while the others "
                 "were getting ready: look at the error there",
@@ -344,7 +345,8 @@ class _Mesh:
         links = self._waiting.take_all(told)
         for link in links:
             self._waiting.tell(link)
-        if not isinstance(told, PeerUnreachable) and time.monotonic() < self._deadline:
+        # An interrupted worker ends at once; after the time is up no other worker comes.
+        if told is error and time.monotonic() < self._deadline:
             self._stay_to_tell()
         self._stop()
         until = time.monotonic() + FAREWELL_SECONDS
@@ -359,7 +361,10 @@ class _Mesh:
         until = time.monotonic() + FAREWELL_SECONDS
         poll = select.poll()
         poll.register(self._waiting.wake, select.POLLIN)
-        while not self._waiting.all_informed() and (left := until - time.monotonic()) > 0:
+        neighbours = {*self._lower, *self._higher}
+        while (
+            not self._waiting.are_informed(neighbours) and (left := until - time.monotonic()) > 0
+        ):
             if poll.poll(left * 1000):
                 os.eventfd_read(self._waiting.wake)
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,7 +78,9 @@ class WaitingLinks:
     def admit(self, hello: Hello) -> None:
         """The last word on a verified worker that dialed us."""
         rank = hello.sender
-        if self._told is not None:
+        # PeerUnreachable would have the dialer try again; on a link it ends the peer's attempt too,
+        # so such a peer is linked and then told.
+        if self._told is not None and not isinstance(self._told, PeerUnreachable):
             self.mark_informed(rank)
             raise type(self._told)(str(self._told))
         if hello.instance == self._terms.instance:
@@ -199,9 +202,9 @@ class WaitingLinks:
             self._informed.add(rank)
         self._wake()
 
-    def all_informed(self) -> bool:
+    def are_informed(self, ranks: Collection[int]) -> bool:
         with self._lock:
-            return self._informed | {self._terms.rank} >= set(self._terms.members)
+            return self._informed.issuperset(ranks)
 
     def take_all(self, told: SealringError) -> list[WaitingLink]:
         """Close, and leave all links to the caller. Who comes later is `told` why."""
