@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+import pytest
 
 from sealring.errors import MalformedSetup, SealringError
 from sealring.links.listener import Listener
@@ -85,3 +88,21 @@ def test_a_forked_child_does_not_keep_the_port_open() -> None:
         check=True,
     )
     assert out.stdout == "refused\n"
+
+
+def test_listeners_of_one_process_share_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has a listener for each large group, and strangers may come to all of them."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 512))
+    listeners: list[Listener] = []
+    try:
+        for _ in range(4):
+            listeners.append(
+                Listener(["127.0.0.1"], lambda _: None, lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
+            )
+        for listener in listeners:
+            listener._take_share()  # as its thread does four times a second
+        assert sum(listener._silent._most for listener in listeners) <= 512 // 4
+        assert sum(listener._greeting._most for listener in listeners) <= 512 // 8
+    finally:
+        for listener in listeners:
+            listener.stop()

@@ -81,6 +81,27 @@ def test_they_leave_descriptors_to_the_worker(
     assert unproven.limits() == expected
 
 
+def test_several_listeners_share_what_one_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    silent, greeting = unproven.limits()
+    for listeners in range(2, 9):
+        shares = unproven.limits(listeners)
+        assert shares[0] * listeners <= silent
+        assert shares[1] * listeners <= greeting
+
+
+def test_a_lower_limit_makes_those_give_way_that_waited_longest() -> None:
+    stage = UnprovenConnections(8)
+    waiting = [connection(at=float(at)) for at in range(6)]
+    for at, one in enumerate(waiting):
+        stage.add(one, float(at))
+    stage.serve(waiting[0])
+    stage.limit_to(4)
+    assert stage.too_many() == waiting[1:3]
+    for one in waiting:
+        one.sock.close()
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_peer_has_some_seconds(refused: bool) -> None:
     one = connection(at=0.0)

@@ -30,6 +30,8 @@ from sealring.links.link import send_without_delay
 from sealring.links.rendezvous import Address
 from sealring.links.unproven import (
     LEAST_SECONDS,
+    MOST_GREETING,
+    MOST_SILENT,
     SILENT_SECONDS,
     Unproven,
     UnprovenConnections,
@@ -83,9 +85,10 @@ class Listener:
         self._begin = begin
         self._handle = handle
         self._refuse = refuse
-        most_silent, most_greeting = limits()
-        self._silent = UnprovenConnections(most_silent)
-        self._greeting = UnprovenConnections(most_greeting)
+        self._most_silent = MOST_SILENT
+        """Lower once this process had no descriptor left."""
+        self._silent = UnprovenConnections(MOST_SILENT)
+        self._greeting = UnprovenConnections(MOST_GREETING)
         self._by_descriptor: dict[int, Unproven] = {}
         self._knocking: collections.deque[Unproven] = collections.deque()
         self._due: collections.deque[Unproven] = collections.deque()
@@ -109,7 +112,9 @@ class Listener:
         except BaseException:
             self.stop()
             raise
-        _open.add(self)
+        if self._sockets:
+            _open.add(self)
+        self._take_share()
 
     def close_descriptors(self) -> None:
         """In a forked child, where none of the threads exists."""
@@ -130,6 +135,7 @@ class Listener:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        _open.discard(self)
         os.eventfd_write(self._wake, 1)
         if self._thread is not None:
             self._thread.join()
@@ -174,7 +180,16 @@ class Listener:
             self._let_in()
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
+                self._take_share()
                 self._drop_overdue()
+
+    def _take_share(self) -> None:
+        """Of what all listeners of this process may hold; it shrinks when there are more."""
+        silent, greeting = limits(len(_open))
+        self._silent.limit_to(min(silent, self._most_silent))
+        self._greeting.limit_to(greeting)
+        for one in (*self._silent.too_many(), *self._greeting.too_many()):
+            self._drop(one, "gave way to connections of other groups")
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
@@ -215,7 +230,8 @@ class Listener:
         if self._not_taken.bit_count() == 1:  # ever fewer: strangers must not fill the disk
             _LOG.warning("sealring: a connection cannot be taken: %s", problem)
         self._resume = time.monotonic() + _PAUSE_SECONDS
-        self._silent.limit_to(max(_FEW, len(self._silent) // 2))
+        self._most_silent = max(_FEW, len(self._silent) // 2)
+        self._silent.limit_to(self._most_silent)
         waiting = [one for one in self._by_descriptor.values() if one.waiting_since is not None]
         waiting.sort(key=lambda one: one.waiting_since or 0.0)
         for one in waiting[: -(-len(waiting) // 2)]:

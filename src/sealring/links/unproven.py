@@ -23,6 +23,8 @@ MOST_SILENT: Final = 4096
 """Connections that have sent nothing: a descriptor each."""
 MOST_GREETING: Final = 1024
 """Connections in TLS's handshake: about 90 kB each."""
+_LEAST_SHARE: Final = 16
+"""With fewer, a listener's own workers would displace each other."""
 LEAST_SECONDS: Final = 0.05
 """No connection gives way before its peer has had this long to answer."""
 SILENT_SECONDS: Final = 3.0
@@ -73,6 +75,12 @@ class UnprovenConnections:
     def limit_to(self, most: int) -> None:
         self._most = max(2, most)
         self._most_of_one_source = max(1, self._most // 2)
+
+    def too_many(self) -> list[Unproven]:
+        """Those that give way after the limit was lowered."""
+        excess = max(0, len(self._all) - self._most)
+        waiting = [one for one in self._all if one.waiting_since is not None]
+        return sorted(waiting, key=lambda one: one.waiting_since or 0.0)[:excess]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -129,12 +137,19 @@ class UnprovenConnections:
         return oldest if now >= oldest.waiting_since + LEAST_SECONDS else None
 
 
-def limits() -> tuple[int, int]:
-    """The most silent and the most greeting connections, under this process's limit of files."""
+def limits(listeners: int = 1) -> tuple[int, int]:
+    """The most silent and the most greeting connections of each of this process's listeners.
+
+    Together they keep to a part of the process's limit of files. An equal share for each: a flood
+    at one group's listener leaves the others theirs.
+    """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return MOST_SILENT, MOST_GREETING
-    return max(2, min(MOST_SILENT, files // 4)), max(2, min(MOST_GREETING, files // 8))
+    silent, greeting = MOST_SILENT, MOST_GREETING
+    if files != resource.RLIM_INFINITY:
+        silent, greeting = min(silent, files // 4), min(greeting, files // 8)
+    if listeners <= 1:
+        return max(2, silent), max(2, greeting)
+    return max(_LEAST_SHARE, silent // listeners), max(_LEAST_SHARE, greeting // listeners)
 
 
 def silent_for(sock: socket.socket) -> float:
