@@ -444,3 +444,20 @@ def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(
     assert len(opened) == 4
     assert max(room) <= 1 << 17
     assert not any(b for frame in opened[:-1] for b in frame), "opened frames are overwritten"
+
+
+def test_a_connection_that_is_cut_does_not_wait_for_its_turn() -> None:
+    """Another connection waits for the peer's answer; stopping this one must not take as long."""
+    pair = Pair()
+    pair.meet()
+    session = pair.one.with_rank(0)
+    assert session is not None
+    near, far = connected()
+    with far, session.opening.turn:
+        with (
+            in_background(lambda: dial(near, ONE, terms(1), 0, soon(), pair.one)) as outcome,
+            contextlib.suppress(OSError),
+        ):
+            near.shutdown(socket.SHUT_RDWR)
+        assert isinstance(outcome[0], PeerUnreachable)
+        assert "closed the connection" in str(outcome[0])

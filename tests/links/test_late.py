@@ -15,12 +15,16 @@ import pytest
 
 from sealring import _native
 from sealring._native import Failure, FailureCode
+from sealring.engine.link_ends import LateEnds
 from sealring.errors import (
+    CertificateRevoked,
     DuplicateRank,
     NoLongerAdmitted,
     PeerLost,
     PeerSilent,
     PeerUnreachable,
+    SealringError,
+    WorkerRevoked,
     WrongGroup,
 )
 from sealring.handshake import dial, statements
@@ -250,3 +254,35 @@ def test_a_second_large_group_under_a_job_secret() -> None:
             one.groups = groups
             sum_of(one, Algorithm.RING)
         one.groups = first + second
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CertificateRevoked("it is out", peer=7), FailureCode.NO_LONGER_ADMITTED),
+        (WorkerRevoked("this worker is out"), FailureCode.NO_LONGER_ADMITTED),
+        (PeerUnreachable("it is gone", peer=7), FailureCode.PEER_LOST),
+    ],
+)
+def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
+    error: SealringError, code: FailureCode
+) -> None:
+    failures: list[Failure] = []
+
+    class Owner:
+        def add_late_link(self, peer: int, link: Any) -> bool:
+            return False
+
+        def fail(self, failure: Failure) -> None:
+            failures.append(failure)
+
+    with team() as one:
+        late = one.groups[3].engine._late_links
+        assert late is not None
+        owner = Owner()
+        ends = LateEnds(owner, late.messages, range(SIZE))
+        ends.want([SIZE, -5])  # no ranks of the group: refused elsewhere, and no IndexError here
+        late.messages._on_failed(error)
+        del late, ends
+        assert [failure.code for failure in failures] == [code]
+        assert type(error).__name__ in failures[0].text

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from sealring import _native
-from sealring.errors import SealringError
+from sealring.errors import NoLongerAdmitted, SealringError, WorkerRevoked
+from sealring.links.diagnosis import NOT_ADMITTED
 from sealring.links.late import LinksOfAKind
 from sealring.links.link import Link
 from sealring.links.memory import SharedMemory
@@ -71,16 +72,20 @@ class LateEnds:
 
         def fail(rank: int, error: SealringError) -> None:
             peer = self._members.index(rank) if rank in self._members else -1
-            code = _native.FailureCode.PEER_LOST
+            out = isinstance(error, (*NOT_ADMITTED, NoLongerAdmitted, WorkerRevoked))
+            codes = _native.FailureCode
+            code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST
+            why = f"no link could be made: {type(error).__name__}: {error}"
             if (alive := own()) is not None:
-                alive.fail(_native.Failure(code, f"no link could be made: {error}"[:500], peer))
+                alive.fail(_native.Failure(code, why[:500], peer))
 
         links.attach(deliver, fail)
 
     def want(self, peers: Iterable[int], *, lower_only: bool = False) -> None:
         """Have links made with these ranks of the group; returns at once."""
         own = self._links.terms.rank
-        ranks = [self._members[peer] for peer in peers]
+        # A number that is no rank of the group is refused where the call is submitted.
+        ranks = [self._members[peer] for peer in peers if 0 <= peer < len(self._members)]
         self._links.want(rank for rank in ranks if rank < own or (rank != own and not lower_only))
 
     def want_all(self, deadline: float) -> None:

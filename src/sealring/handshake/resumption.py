@@ -8,11 +8,12 @@ type (1), version (2), length (2), content. A tag is HMAC-SHA256 under a key of 
 present step, over all that was said before it and both certificates' digests. With the answer both
 ends take the opener's chain of the session one step on. A dialer that gets no valid answer cannot
 know whether the acceptor has, so it ends the session, and the next attempt is a TLS handshake: an
-adversary that interferes with these two causes handshakes and nothing else.
+adversary that interferes with these two messages causes handshakes and nothing else.
 
 Set-up messages then travel in frames as well: AES-256-GCM ciphertext and tag, under one key for
-each direction, with a count as the nonce and the frame's header as associated data. No byte is read
-past the last frame, because records follow it on the same socket.
+each direction, with a count as the nonce and the frame's header as associated data. A frame that
+was changed is MalformedSetup and ends the attempt to form the group, as a changed TLS record does.
+No byte is read past the last frame, because records follow it on the same socket.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _OPEN_BYTES: Final = ID_BYTES + 8 + _RANDOM_BYTES + _MAC_BYTES
 _ANSWER_BYTES: Final = _RANDOM_BYTES + _MAC_BYTES
 _FRAME_BYTES: Final = 16 << 10
 """Plaintext in one frame, at most."""
+_LOOK_SECONDS: Final = 0.05
 _SETUP_KEYS: Final = b"sealring 2 set-up keys"
 _EXPORTER: Final = b"sealring 2 exporter"
 
@@ -87,8 +89,7 @@ class SessionConnection(Connection):
         session = self._session
         assert session is not None
         chain = session.opening
-        if not chain.turn.acquire(timeout=max(0.0, self.deadline - time.monotonic())):
-            raise PeerUnreachable(f"{self.who} did not answer another connection in time")
+        self._take_turn(chain)
         try:
             self._open(session, chain)
         except BaseException:
@@ -99,6 +100,20 @@ class SessionConnection(Connection):
         self._sessions.count_resumption()
         self.established = True
         return session.peer_certificate
+
+    def _take_turn(self, chain: Chain) -> None:
+        """Wait for it; not longer than the socket is open, which another thread may cut."""
+        while not chain.turn.acquire(timeout=_LOOK_SECONDS):
+            if time.monotonic() >= self.deadline:
+                raise PeerUnreachable(f"{self.who} did not answer another connection in time")
+            try:
+                cut = not self._socket.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                cut = False
+            except OSError:
+                cut = True
+            if cut:
+                raise self._closed()
 
     def _open(self, session: Session, chain: Chain) -> None:
         fingerprints = session.own_fingerprint + session.peer_fingerprint

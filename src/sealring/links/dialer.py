@@ -86,20 +86,23 @@ class Dialer:
         self._put(functools.partial(self._probe, rank, addresses, then))
 
     def _put(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-        if len(self._threads) < _THREADS:
-            thread = threading.Thread(target=self._run, name="sealring-dial", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        with self._lock:
+            if self._stopping.is_set():
+                return  # stop() would not end a thread that is started now
+            self._jobs.put(job)
+            if len(self._threads) < _THREADS:
+                thread = threading.Thread(target=self._run, name="sealring-dial", daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def stop(self) -> None:
         """Break off what is under way, and wait for the threads."""
-        if self._stopping.is_set():
-            return
-        self._stopping.set()
-        for _ in self._threads:
-            self._jobs.put(None)
         with self._lock:
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+            for _ in self._threads:
+                self._jobs.put(None)
             for sock in self._live:
                 # Not close(): its thread may be waiting on the descriptor, and this wakes it.
                 with contextlib.suppress(OSError):

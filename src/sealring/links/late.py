@@ -24,7 +24,13 @@ from dataclasses import replace
 from typing import Final
 
 from sealring import _native
-from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
+from sealring.errors import (
+    DuplicateRank,
+    HandshakeError,
+    NoLongerAdmitted,
+    PeerUnreachable,
+    SealringError,
+)
 from sealring.handshake.channel import SecureChannel, address_of
 from sealring.handshake.messages import Hello
 from sealring.handshake.peers import dial
@@ -265,7 +271,7 @@ class LinksOfAKind:
             )
 
     def _on_failed(self, error: SealringError) -> None:
-        rank = error.peer if isinstance(error, HandshakeError) else None
+        rank = error.peer if isinstance(error, HandshakeError | NoLongerAdmitted) else None
         with self._lock:
             fail = self._fail
             if rank in self._linked:
