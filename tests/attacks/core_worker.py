@@ -55,7 +55,7 @@ def record_keys() -> None:
     create.CollectiveEngine = RecordedEngine  # type: ignore[attr-defined]
     create.Mailbox = RecordedMailbox  # type: ignore[attr-defined]
     export, context = tls.TlsConnection.export, tls.TlsConnection._context
-    numbers = iter(range(100))
+    numbers = iter(range(1000))
 
     def recorded_export(self: Any, *arguments: Any) -> Any:
         exported = export(self, *arguments)

@@ -385,10 +385,12 @@ def test_a_worker_with_another_key_does_not_go_on_with_its_session(changed: str)
     ends = {"one": (ISSUER.credentials(1), terms(1))}
     if changed == "acceptor":
         ends = {"zero": (ISSUER.credentials(0), terms(0))}
-        with pytest.raises(PeerUnreachable, match="no session"):
-            near, far = connected()
-            with in_background(lambda: accept(far, *ends["zero"], soon(), sessions=pair.zero)):
-                dial(near, ONE, terms(1), 0, soon(), pair.one)
+        near, far = connected()
+        with (
+            in_background(lambda: accept(far, *ends["zero"], soon(), sessions=pair.zero)),
+            pytest.raises(PeerUnreachable, match="no session"),
+        ):
+            dial(near, ONE, terms(1), 0, soon(), pair.one)
     pair.meet(**ends)
     assert pair.counts == (2, 0)
 

@@ -243,7 +243,9 @@ def test_links_are_made_after_the_time_for_forming_the_group_has_passed() -> Non
 
 def test_a_second_large_group_under_a_job_secret() -> None:
     """Its members read their identities anew, as init_process_group does for each group."""
-    environ = {"SEALRING_SECRET": "3f9a1c5e7b2d4860a1f3c5d7e9b0826449ad17e35c8b60f2d1947ae3b5086c7d"}
+    environ = {
+        "SEALRING_SECRET": "3f9a1c5e7b2d4860a1f3c5d7e9b0826449ad17e35c8b60f2d1947ae3b5086c7d"
+    }
     with team(formed=False) as one:
         for name in ("first", "second"):
             for worker in one.workers:

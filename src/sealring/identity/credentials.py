@@ -90,8 +90,8 @@ def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credent
 
     def now() -> Credentials:
         nonlocal certificate
-        # A stranger's connection can cause this. RSA's checks take a second, and the key was checked
-        # when it was first read.
+        # A stranger's connection can cause this. RSA's checks take a second, and the key was
+        # checked when it was first read.
         key = load_der_private_key(
             memoryview(kept), password=None, unsafe_skip_rsa_key_validation=True
         )
@@ -150,9 +150,7 @@ def load_credentials(
     )
 
 
-def _from_secret(
-    secret: _native.Secret, job: str | None, rank: int, world: int
-) -> Credentials:
+def _from_secret(secret: _native.Secret, job: str | None, rank: int, world: int) -> Credentials:
     authority = derive_authority(secret)
     name = WorkerName(job or authority.default_job, rank)
     certificate, key = authority.issue_to_self(name, world)

@@ -1,7 +1,8 @@
 """The job secret, and the authority that every holder of it derives alike.
 
 This authority is no service: each worker derives its key, signs a certificate for its own key and
-forgets it. That own key is made once in a process, so that all its groups and sessions show one. Holding the secret is therefore the right to be any rank of the job.
+forgets it. That own key is made once in a process, so that all its groups and sessions show one.
+Holding the secret is therefore the right to be any rank of the job.
 
 A worker shows a certificate signed by this authority to everybody who connects to it, and with
 that one can test guesses of the secret offline. So it must be 256 random bits (`openssl rand

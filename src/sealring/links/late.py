@@ -238,6 +238,7 @@ class LinksOfAKind:
             if reserved:
                 with self._lock:
                     self._linked.remove(rank)
+            channel.link_keys.wipe()
             channel.close(until=time.monotonic())
             raise
         return functools.partial(self._add, channel, memory, dialer=False)

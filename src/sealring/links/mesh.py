@@ -362,9 +362,7 @@ class _Mesh:
         poll = select.poll()
         poll.register(self._waiting.wake, select.POLLIN)
         neighbours = {*self._lower, *self._higher}
-        while (
-            not self._waiting.are_informed(neighbours) and (left := until - time.monotonic()) > 0
-        ):
+        while not self._waiting.are_informed(neighbours) and (left := until - time.monotonic()) > 0:
             if poll.poll(left * 1000):
                 os.eventfd_read(self._waiting.wake)
 

@@ -78,7 +78,9 @@ class UnprovenConnections:
 
     def too_many(self) -> list[Unproven]:
         """Those that give way after the limit was lowered."""
-        excess = max(0, len(self._all) - self._most)
+        excess = len(self._all) - self._most
+        if excess <= 0:
+            return []
         waiting = [one for one in self._all if one.waiting_since is not None]
         return sorted(waiting, key=lambda one: one.waiting_since or 0.0)[:excess]
 
