@@ -237,7 +237,7 @@ def test_links_are_made_after_the_time_for_forming_the_group_has_passed() -> Non
             late = group.engine._late_links
             assert late is not None
             late._listener._handle.__self__._deadline = time.monotonic()  # type: ignore[attr-defined]
-        del late
+        del late, group
         sum_of(one, Algorithm.RING)
 
 
@@ -256,6 +256,7 @@ def test_a_second_large_group_under_a_job_secret() -> None:
             one.groups = groups
             sum_of(one, Algorithm.RING)
         one.groups = first + second
+        del first, second, groups
 
 
 @pytest.mark.parametrize(
