@@ -74,7 +74,7 @@ def record_keys() -> None:
         made.set_keylog_callback(on_secret)
         return made
 
-    group_secret = forming.group_secret
+    group_secret = forming.group_secret  # type: ignore[attr-defined]
 
     def recorded_secret(transcript: Any, said: Any) -> Any:
         for each in said:
@@ -83,7 +83,7 @@ def record_keys() -> None:
         report(f"group secret {next(numbers)}", secret)
         return secret
 
-    forming.group_secret = recorded_secret  # type: ignore[attr-defined]
+    forming.group_secret = recorded_secret  # type: ignore[assignment, attr-defined]
     take_step, take_keys = sessions.Chain.take_step, resumption.SessionConnection._take_keys
     by_session = resumption.SessionConnection.export
 

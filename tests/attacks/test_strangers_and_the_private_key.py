@@ -17,7 +17,7 @@ from tests.links.worlds import ISSUER, world
 
 def test_openings_of_unknown_sessions_load_no_private_key(monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[int] = []
-    plain = module.load_der_private_key
+    plain = module.load_der_private_key  # type: ignore[attr-defined]
 
     def load(*arguments: Any, **options: Any) -> Any:
         loads.append(1)
@@ -40,7 +40,7 @@ def test_an_rsa_key_is_not_checked_anew_for_each_connection(
 ) -> None:
     """That takes up to a second, in which no other Python thread runs."""
     options: list[dict[str, Any]] = []
-    plain = module.load_der_private_key
+    plain = module.load_der_private_key  # type: ignore[attr-defined]
 
     def load(*arguments: Any, **given: Any) -> Any:
         options.append(given)

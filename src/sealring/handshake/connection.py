@@ -66,14 +66,15 @@ class Connection(ABC):
     def receive(self, count: int) -> bytearray:
         """Exactly `count` bytes, for the caller to overwrite if they are secret.
 
-        Room is made as they come, and not when a peer has announced them. The deadline counts also
-        where the peer never lets us wait.
+        Room is made as they come, and not when a peer has announced them. What has come already is
+        read at the deadline too: it may be why the peer ends. For more the deadline counts also where
+        the peer never lets us wait.
         """
         received = bytearray(min(count, _ROOM_BYTES))
         at = 0
         try:
             while at < count:
-                if time.monotonic() >= self.deadline:
+                if at and time.monotonic() >= self.deadline:
                     raise self._too_late()
                 if at == len(received):
                     larger = bytearray(min(count, 2 * at))
