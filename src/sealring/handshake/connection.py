@@ -67,8 +67,8 @@ class Connection(ABC):
         """Exactly `count` bytes, for the caller to overwrite if they are secret.
 
         Room is made as they come, and not when a peer has announced them. What has come already is
-        read at the deadline too: it may be why the peer ends. For more the deadline counts also where
-        the peer never lets us wait.
+        read at the deadline too: it may be why the peer ends. For more the deadline counts also
+        where the peer never lets us wait.
         """
         received = bytearray(min(count, _ROOM_BYTES))
         at = 0
