@@ -333,3 +333,28 @@ def test_neighbours_that_come_later_are_told_why_there_is_no_group(
         for rank in (0, 4, 6):
             assert isinstance(mesh.outcomes[rank], PeerUnreachable)
             assert "the disk is full" in str(mesh.outcomes[rank]), rank
+
+
+def test_a_death_after_linked_ends_the_attempt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 4 lacks other links, and must not wait for rank 5 to come again."""
+    plain = _Mesh._abort
+
+    def conversation(self: _Mesh) -> Any:
+        raise MemoryError
+
+    def abort(self: _Mesh, error: BaseException) -> None:
+        if isinstance(error, MemoryError):  # as the kernel does for a killed process
+            for link in self._waiting.take_all(PeerUnreachable("dead")):
+                link.channel.socket.close()
+            self._stop()
+        else:
+            plain(self, error)
+
+    monkeypatch.setattr(_Mesh, "_conversation", conversation)
+    monkeypatch.setattr(_Mesh, "_abort", abort)
+    with world(12, timeout=8.0) as mesh:
+        mesh.start(4)
+        mesh.start(5)
+        mesh.join()
+        assert isinstance(mesh.outcomes[4], PeerUnreachable)
+        assert "went away" in str(mesh.outcomes[4])

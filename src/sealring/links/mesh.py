@@ -276,7 +276,8 @@ class _Mesh:
         return agree(credentials, self._terms, addresses, self._settling.proven)
 
     def _lost(self, link: WaitingLink) -> None:
-        if not self._waiting.remove(link):
+        # A peer that has said which processes it is linked with makes no new link in this attempt.
+        if link.linked or not self._waiting.remove(link):
             self._waiting.mark_informed(link.rank)  # there is no one left to tell
             raise PeerUnreachable(
                 f"rank {link.rank} on {link.channel.peer_hello.host} went away while the others "
