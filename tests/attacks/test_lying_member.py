@@ -6,9 +6,11 @@ such a member: ranks 5 and 6 are below it, rank 0 above it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -18,6 +20,7 @@ from sealring.errors import (
     DuplicateRank,
     HandshakeError,
     MalformedSetup,
+    PeerLost,
     WrongGroup,
     WrongRank,
 )
@@ -27,9 +30,10 @@ from sealring.handshake.statements import (
     parse_bundle,
     parse_statement,
 )
-from sealring.links import forming, mesh
+from sealring.links import forming, mesh, settling
+from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, team
-from tests.links.worlds import ISSUER
+from tests.links.worlds import ISSUER, world
 
 LIAR, VICTIM = 4, 5
 UP, DOWN = 1, 2
@@ -178,6 +182,66 @@ def test_a_signature_of_round_2_in_place_of_a_confirmation(monkeypatch: pytest.M
         assert not any(isinstance(each, LightGroup) for each in made)
 
 
+def test_a_confirmation_changed_for_the_members_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They refuse when others have the group already, which find them lost."""
+    said_down = 0
+
+    def change(way: int, receiver: int, entries: Entries) -> None:
+        nonlocal said_down
+        said_down += (way, receiver) == (DOWN, 6)
+        if (way, receiver, said_down) == (DOWN, 6, 3):
+            entries[0][0] ^= 1
+
+    lying(monkeypatch, change)
+    with team(formed=False) as one:
+        made = [None if isinstance(each, LightGroup) else each[0] for each in one.form(20.0)]
+        assert made == [None] * 6 + [WrongGroup] * 2 + [None] * 4
+
+        def call(rank: int) -> None:
+            values = np.ones(1000, dtype=np.float32)
+            group = one.groups[rank if rank < 6 else rank - 2]
+            group.all_reduce(values, Algorithm.RING, timeout_s=20.0)
+
+        assert set(one.all(call, 6, 7)) == {(PeerLost, 6)}
+
+
+@pytest.mark.parametrize("liar", [0, LIAR])
+def test_ready_before_the_members_have_agreed(monkeypatch: pytest.MonkeyPatch, liar: int) -> None:
+    """Nothing is read after it, so its neighbours would wait for the liar until time is up."""
+    plain = settling.Settling.start
+
+    def start(self: Any, links: Any, conversation: Any) -> None:
+        if self._terms.rank != liar:
+            plain(self, links, conversation)
+            return
+        for link in links:
+            link.channel.send({"type": "ready", "transcript": "ab" * 32}, self._deadline)
+
+    monkeypatch.setattr(settling.Settling, "start", start)
+    with team(formed=False) as one:
+        made = one.form(timeout_s=20.0)
+        assert {kind for rank, (kind, _) in enumerate(made) if rank != liar} == {MalformedSetup}
+
+
+def test_a_transcript_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group whose pairs are all linked: rank 3 is no neighbour of rank 0 in the tree."""
+    plain = settling.Settling.start
+
+    def start(self: Any, links: Any, conversation: Any) -> None:
+        plain(self, links, conversation)
+        for link in links:
+            if (self._terms.rank, link.rank) == (3, 0):
+                link.channel.send({"type": "ready", "transcript": "ab" * 32}, self._deadline)
+
+    monkeypatch.setattr(settling.Settling, "start", start)
+    with world(4) as one:
+        one.start_all()
+        one.join()
+        # MalformedSetup if rank 0 has not got so far that it could agree at all.
+        assert isinstance(one.outcomes[0], WrongGroup | MalformedSetup)
+        assert one.outcomes[0].peer == 3
+
+
 @pytest.mark.parametrize("size", [4, SIZE])
 def test_one_key_on_the_links_and_another_in_the_statement(
     monkeypatch: pytest.MonkeyPatch, size: int
@@ -219,3 +283,43 @@ def test_an_error_of_a_library_is_named_after_the_neighbour(
 
     monkeypatch.setattr(forming, "_certificate", certificate)
     outcome(MalformedSetup)
+
+
+def test_an_error_of_a_library_in_a_message_that_came_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 2 speaks for itself and rank 3 before rank 3 is linked with rank 0."""
+    connected, plain = mesh._Mesh._on_connected, forming._certificate
+    go_on, hear, early = forming.TreeExchange._go_on, settling.Settling.hear, threading.Event()
+
+    def invent(self: Any) -> None:
+        if self._rank == 2 and self._awaited and not self._sent_up:
+            own = parse_statement(bytearray(self._collected[2]))
+            said = Statement(3, own.instance, own.host, b"", b"strange", own.contribution)
+            self._awaited, self._collected[3] = set(), said.encode()
+        go_on(self)
+
+    def certificate(statement: Statement) -> Any:
+        if statement.certificate == b"strange":
+            raise KeyError("a parser's own error")
+        return plain(statement)
+
+    def late(self: Any, sock: Any, rank: int) -> Any:
+        if (self._terms.rank, rank) == (3, 0):
+            early.wait(10.0)
+        return connected(self, sock, rank)
+
+    def heard(self: Any, link: Any) -> None:
+        hear(self, link)
+        if self._terms.rank == 0 and self._early:
+            early.set()
+
+    monkeypatch.setattr(settling.Settling, "hear", heard)
+    monkeypatch.setattr(forming.TreeExchange, "_go_on", invent)
+    monkeypatch.setattr(forming, "_certificate", certificate)
+    monkeypatch.setattr(mesh._Mesh, "_on_connected", late)
+    with world(4) as one:
+        one.start_all()
+        one.join()
+        assert early.is_set()
+        assert set(one.errors().values()) == {MalformedSetup}

@@ -36,7 +36,7 @@ but when a rank is missing they are the likely reason."""
 def time_is_up(
     *,
     missing: Sequence[int],
-    not_ready: Sequence[int],
+    awaited: Sequence[int],
     timeout: float,
     own_addresses: Sequence[Address],
     problems: Mapping[int, SealringError],
@@ -44,14 +44,15 @@ def time_is_up(
 ) -> HandshakeError:
     """The error to raise.
 
-    `missing` ranks have no link and `not_ready` ones miss a link of their own. `problems` is what
-    dialing met, `strangers` who was refused here; they decide nothing but the name of the error.
+    `missing` ranks have no link. `awaited` ones have, and without their message the members cannot
+    agree; they may wait for others in turn. `problems` is what dialing met, `strangers` who was
+    refused here; they decide nothing but the name of the error.
     """
     if not missing:
         return PeerUnreachable(
-            f"all ranks are linked to this one, but {_ranks(not_ready)} did not finish within "
+            f"all ranks are linked to this one, but {_ranks(awaited)} did not finish within "
             f"{timeout:g} s: look at the errors there",
-            peer=not_ready[0] if not_ready else None,
+            peer=awaited[0] if awaited else None,
         )
     text = f"{_ranks(missing)} did not appear within {timeout:g} s"
     for rank in missing:

@@ -136,6 +136,29 @@ class TreeExchange:
         self.result: Agreed | None = None
         """What the conversation came to, once it is done."""
 
+    @property
+    def neighbours(self) -> frozenset[int]:
+        parent = self._place.parent
+        return frozenset([*self._place.children, *([] if parent is None else [parent])])
+
+    def awaited(self) -> list[int]:
+        """The neighbours without whose message this member cannot go on."""
+        parent = self._place.parent
+        return sorted(self._awaited) or ([] if parent is None else [parent])
+
+    def farness(self) -> float:
+        """From 0 to 1: how many members may be between this one and the one that all wait for.
+
+        It is 0 for a member that waits for a leaf of the tree. Those that wait for their parents
+        come after all that wait for their children, from the root's children on downwards.
+        """
+        height = max(1, (len(self._members) - 1).bit_length())
+        if self._awaited:
+            below = max(len(self._place.subtrees[child]) for child in self._awaited)
+            return (below - 1).bit_length() / (2 * height)
+        above = sorted(self._members).index(self._rank).bit_count()
+        return (height + above) / (2 * height)
+
     def start(self) -> None:
         self._begin(next(self._conversation))
 

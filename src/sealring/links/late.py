@@ -232,8 +232,8 @@ class LinksOfAKind:
         try:
             with channel.refusing():
                 self._check_process(channel)
+                prepare_socket(channel.socket)
                 memory = settle_as_acceptor(channel, self._all._transport, reserve).memory
-            prepare_socket(channel.socket)
         except BaseException:
             if reserved:
                 with self._lock:
@@ -256,6 +256,7 @@ class LinksOfAKind:
         channel = dial(sock, own._credentials(), self.terms, rank, deadline, own._sessions)
         with channel.refusing():
             self._check_process(channel)
+            prepare_socket(channel.socket)
             memory = settle_as_dialer(
                 channel, own._transport, self.terms.host, bare_next=True
             ).memory
@@ -333,8 +334,7 @@ def link_of(
     *,
     dialer: bool,
 ) -> Link:
-    """Ends the channel; its socket carries records from here on."""
-    prepare_socket(channel.socket)
+    """Ends the channel; its socket, prepared before, carries records from here on."""
     return Link(
         peer=channel.peer.rank,
         host=channel.peer_hello.host,

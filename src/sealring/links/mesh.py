@@ -2,9 +2,11 @@
 
 Of each pair the higher rank dials. A link that has its keys waits until all of this worker's first
 links have; then the members agree along a tree over them (forming.py), and each end of a link says
-"ready" with the transcript of that. When it has heard the same from all, the bare sockets are
-handed out. If anything fails before, it is told over the links there are, and every worker that
-hears of it passes it on: so all fail with one error. Further links are made later (late.py).
+"ready" with the transcript of that. If anything fails before, it is told over the links there are,
+and every worker that hears of it passes it on: so all fail with one error. After it nothing but
+records follows on a link, and a neighbour that is lost is lost to a group that exists. When all
+have said the same, or are lost, the bare sockets are handed out. Further links are made later
+(late.py).
 
 Strangers cannot make it fail, nor can workers that are no longer admitted. What a connection does
 whose peer is not admitted is logged, and remembered only to explain what is missing when the time
@@ -63,6 +65,8 @@ _ACCEPT_SECONDS: Final = 10.0
 _DIAL_SECONDS: Final = 30.0
 """Longer: a worker that many dial at once serves them in turn."""
 _OWN_ADDRESS_SECONDS: Final = 1.0
+_WITNESS_SECONDS: Final = 2.0
+"""How much longer than the timeout a member waits at most to hear which one does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +191,14 @@ class _Mesh:
 
     def build(self) -> Mesh:
         try:
-            agreed = self._run()
+            links, agreed = self._run()
+            self._settling.check_ready(links)
+            # All that can fail comes before the first "ready": after it the group exists.
             if not self._sparse:
                 self._stop()
-            links = self._waiting.present()
-            # All that can fail comes before the first socket is handed out.
             for link in links:
                 self._prepare(link)
+            keys = [agreed.group_key(link.rank) for link in links]
             if self._sparse:
                 self._dialer.stop()
                 self._late = LateLinks(
@@ -205,14 +210,12 @@ class _Mesh:
                     self._transport,
                     self._sessions,
                 )
+            self._formed.set()
+            self._settling.say_ready(links)
+            self._await_ready(links)
             made = [
-                link_of(
-                    link.channel,
-                    link.settled.memory,
-                    agreed.group_key(link.rank),
-                    dialer=link.dialer,
-                )
-                for link in links
+                link_of(link.channel, link.settled.memory, key, dialer=link.dialer)
+                for link, key in zip(links, keys, strict=True)
             ]
             return Mesh(made, agreed, self._late)
         except BaseException as error:
@@ -220,11 +223,11 @@ class _Mesh:
             self._abort(error)
             raise
         finally:
-            self._formed.set()
             self._waiting.release()
             self._credentials = None  # its private key is in OpenSSL's memory
 
-    def _run(self) -> Agreed:
+    def _run(self) -> tuple[list[WaitingLink], Agreed]:
+        """Until the members have agreed."""
         self._listener.start()
         if self._higher:
             self._book.publish(self._terms.rank, self._listener.addresses)
@@ -240,22 +243,44 @@ class _Mesh:
                 links = self._waiting.present()
                 self._settling.say_linked(links)
                 self._settling.start(links, self._conversation())
-            if complete and (agreed := self._settling.outcome(links)) is not None:
-                return agreed
-            if time.monotonic() >= self._deadline:
+            if (agreed := self._settling.agreed) is not None:
+                return links, agreed
+            until = self._deadline + self._longer()
+            if time.monotonic() >= until:
                 raise self._time_is_up(links)
-            for link in self._readable([link for link in links if not link.ready]):
+            for link in self._readable([link for link in links if not link.ready], until):
                 self._hear(link)
+                if self._settling.agreed is not None:
+                    break
             if not complete:
                 self._check_own_address()
 
-    def _readable(self, links: list[WaitingLink]) -> list[WaitingLink]:
+    def _await_ready(self, links: list[WaitingLink]) -> None:
+        """The group exists here, with all members or with some that are lost to it."""
+        while waiting := [link for link in links if not (link.ready or link.lost)]:
+            if time.monotonic() >= self._deadline:
+                for link in waiting:
+                    self._settling.lose(link, "it did not say that it is ready in time")
+                return
+            for link in self._readable(waiting, self._deadline):
+                has_bytes = link.has_bytes()
+                if has_bytes is None:
+                    self._settling.lose(link, "its connection was cut")
+                elif has_bytes:
+                    self._settling.hear_ready(link)
+
+    def _longer(self) -> float:
+        """A neighbour that is nearer to the one that all wait for names it first, and tells."""
+        exchange = self._settling.exchange
+        return 0.0 if exchange is None else _WITNESS_SECONDS * exchange.farness()
+
+    def _readable(self, links: list[WaitingLink], until: float) -> list[WaitingLink]:
         """Wait until a link has something to say, something changes, or some time has passed."""
         poll = select.poll()
         poll.register(self._waiting.wake, select.POLLIN)
         for link in links:
             poll.register(link.channel.socket, select.POLLIN)
-        remaining = min(self._deadline - time.monotonic(), _OWN_ADDRESS_SECONDS)
+        remaining = min(until - time.monotonic(), _OWN_ADDRESS_SECONDS)
         events = dict(poll.poll(max(0.0, remaining) * 1000))
         if self._waiting.wake in events:
             os.eventfd_read(self._waiting.wake)
@@ -315,7 +340,7 @@ class _Mesh:
         linked = {link.rank for link in links}
         return time_is_up(
             missing=[rank for rank in (*self._lower, *self._higher) if rank not in linked],
-            not_ready=[link.rank for link in links if not link.ready],
+            awaited=[] if self._settling.exchange is None else self._settling.exchange.awaited(),
             timeout=self._timeout,
             own_addresses=self._listener.addresses,
             problems=self._dialer.problems,
@@ -350,6 +375,8 @@ class _Mesh:
         if told is error and time.monotonic() < self._deadline:
             self._stay_to_tell()
         self._stop()
+        if self._late is not None:
+            self._late.stop()
         until = time.monotonic() + FAREWELL_SECONDS
         for link in links:
             link.discard(until)

@@ -3,10 +3,18 @@
 linked   which processes this member is linked with
 rounds   the members agree along the tree (forming.py), in three rounds
 ready    the transcript of that; records may follow it at once
+
+When the rounds are done the group exists for this member, and no error ends the set-up any more: a
+neighbour that is lost before its "ready" is lost to the group, which says so in its first
+collective.
 """
 
 from __future__ import annotations
 
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from sealring.errors import DuplicateRank, MalformedSetup, SealringError, WrongGroup
@@ -14,6 +22,8 @@ from sealring.handshake.messages import Message, digest, exactly, instances
 from sealring.handshake.terms import Terms
 from sealring.links.forming import Agreed, Conversation, Proven, TreeExchange, most_bytes
 from sealring.links.waiting import WaitingLink
+
+_LOG = logging.getLogger("sealring")
 
 _LINKED: Final = frozenset({"type", "instances"})
 _READY: Final = frozenset({"type", "transcript"})
@@ -32,7 +42,6 @@ class Settling:
         self._exchange: TreeExchange | None = None
         self._early: dict[int, bytearray] = {}
         """Messages of neighbours whose links were complete before this worker's, by rank."""
-        self._said_ready = False
 
     def say_linked(self, links: list[WaitingLink]) -> None:
         """Tell every neighbour which processes this worker is linked with.
@@ -59,67 +68,96 @@ class Settling:
         self._exchange = TreeExchange(self._terms.members, self._terms.rank, conversation, send)
         self._exchange.start()
         for rank, message in self._early.items():
-            self._exchange.take(rank, message)
+            with _laid_to(rank):
+                self._exchange.take(rank, message)
         self._early.clear()
 
+    @property
+    def agreed(self) -> Agreed | None:
+        """What the members have agreed on, once they have."""
+        return None if self._exchange is None else self._exchange.result
+
+    @property
+    def exchange(self) -> TreeExchange | None:
+        return self._exchange
+
     def hear(self, link: WaitingLink) -> None:
-        """Take the next message of a neighbour; what cannot be taken is MalformedSetup about it.
-
-        Certificates that other members made are parsed by libraries whose errors are many.
-        """
-        try:
-            self._hear(link)
-        except (SealringError, MemoryError):
-            raise
-        except Exception as problem:
-            raise MalformedSetup(
-                f"rank {link.rank} sent or passed on what cannot be read: {problem!r}"[:300],
-                peer=link.rank,
-                proven=True,
-            ) from problem
-
-    def _hear(self, link: WaitingLink) -> None:
+        """Take the next message of a neighbour, before the members have agreed."""
         most = most_bytes(len(self._terms.members))
-        message = link.channel.receive_any(self._deadline, most)
-        if not isinstance(message, bytearray):
-            self._hear_words(link, message)
-        elif self._exchange is not None:
-            self._exchange.take(link.rank, message)
-        elif link.rank not in self._early:
-            self._early[link.rank] = message
-        else:
-            raise _out_of_step(link)
+        with _laid_to(link.rank):
+            message = link.channel.receive_any(self._deadline, most)
+            if not isinstance(message, bytearray):
+                self._hear_words(link, message)
+            elif self._exchange is not None:
+                self._exchange.take(link.rank, message)
+            elif link.rank not in self._early:
+                self._early[link.rank] = message
+            else:
+                raise _out_of_step(link)
 
     def _hear_words(self, link: WaitingLink, message: Message) -> None:
         if message["type"] == "linked" and not link.linked:
             exactly(message, _LINKED)
             link.linked = instances(message, "instances")
             self._check_linked(link)
-        elif message["type"] == "ready":
+        elif message["type"] == "ready" and not self._is_in_the_tree(link):
+            # One that is not may have heard the last confirmation before this worker did.
             exactly(message, _READY)
             link.ready = digest(message, "transcript")
         else:
             raise _out_of_step(link)
 
-    def outcome(self, links: list[WaitingLink]) -> Agreed | None:
-        """What the members have agreed on, once all neighbours have confirmed it."""
-        agreed = None if self._exchange is None else self._exchange.result
-        if agreed is None:
-            return None
-        transcript = agreed.transcript.hex()
-        if not self._said_ready:
-            self._said_ready = True
-            for link in links:
-                link.channel.send({"type": "ready", "transcript": transcript}, self._deadline)
+    def _is_in_the_tree(self, link: WaitingLink) -> bool:
+        return self._exchange is None or link.rank in self._exchange.neighbours
+
+    def check_ready(self, links: list[WaitingLink]) -> None:
+        """That neighbours which said so before this worker agreed on the same."""
         for link in links:
-            if link.ready and link.ready != transcript:
-                raise WrongGroup(
-                    f"rank {link.rank} and rank {self._terms.rank} do not confirm the same "
-                    "transcript",
-                    peer=link.rank,
-                    proven=True,
-                )
-        return agreed if all(link.ready for link in links) else None
+            if link.ready:
+                self._check_transcript(link)
+
+    def say_ready(self, links: list[WaitingLink]) -> None:
+        """After this nothing but records may follow on a link: its peer reads no other bytes."""
+        assert self.agreed is not None
+        transcript = self.agreed.transcript.hex()
+        for link in links:
+            try:
+                link.channel.send({"type": "ready", "transcript": transcript}, self._deadline)
+            except SealringError as error:
+                self.lose(link, str(error))
+            link.channel.say_no_more()
+
+    def hear_ready(self, link: WaitingLink) -> None:
+        """Take what should be a neighbour's "ready"; for anything else the link is lost."""
+        try:
+            with _laid_to(link.rank):
+                message = link.channel.receive(self._deadline)
+                if message["type"] != "ready":
+                    raise _out_of_step(link)
+                exactly(message, _READY)
+                link.ready = digest(message, "transcript")
+                self._check_transcript(link)
+        except SealringError as error:
+            self.lose(link, str(error))
+
+    def lose(self, link: WaitingLink, why: str) -> None:
+        """The group finds this link's end in its first collective, and names the neighbour.
+
+        The log gets a text: an error's traceback refers to the caller's variables.
+        """
+        _LOG.warning("sealring: rank %d was lost while the group formed: %s", link.rank, why)
+        link.lost = True
+        with suppress(OSError):
+            link.channel.socket.shutdown(socket.SHUT_RDWR)
+
+    def _check_transcript(self, link: WaitingLink) -> None:
+        assert self.agreed is not None
+        if link.ready != self.agreed.transcript.hex():
+            raise WrongGroup(
+                f"rank {link.rank} and rank {self._terms.rank} do not confirm the same transcript",
+                peer=link.rank,
+                proven=True,
+            )
 
     def _check_linked(self, link: WaitingLink) -> None:
         for rank, instance in link.linked.items():
@@ -131,6 +169,24 @@ class Settling:
                     peer=link.rank,
                     proven=True,
                 )
+
+
+@contextmanager
+def _laid_to(rank: int) -> Iterator[None]:
+    """In it, a message that cannot be taken is MalformedSetup about the neighbour that sent it.
+
+    Certificates that other members made are parsed by libraries whose errors are many.
+    """
+    try:
+        yield
+    except (SealringError, MemoryError):
+        raise
+    except Exception as problem:
+        raise MalformedSetup(
+            f"rank {rank} sent or passed on what cannot be read: {problem!r}"[:300],
+            peer=rank,
+            proven=True,
+        ) from problem
 
 
 def _out_of_step(link: WaitingLink) -> MalformedSetup:

@@ -36,6 +36,8 @@ class WaitingLink:
     ready: str = ""
     """The transcript in the peer's "ready": for it the group exists. Its next bytes are records, so
     the channel must not be read again."""
+    lost: bool = False
+    """The group exists here, and the peer's "ready" does not come."""
 
     @property
     def rank(self) -> int:

@@ -1,0 +1,128 @@
+"""A member that dies, refuses or says nothing while the members agree: what the others get."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sealring.bench.light import LightGroup
+from sealring.errors import PeerLost, PeerUnreachable
+from sealring.links import forming, settling
+from sealring.links.mesh import _Mesh
+from sealring.schedule import Algorithm
+from tests.links.teams import SIZE, Team, team
+from tests.links.worlds import world
+
+UP, DOWN = 1, 2
+
+
+class Death(BaseException):
+    """The member sends no further byte, and its connections are cut."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -> None:
+    """It dies when it has sent its message of the last round to this neighbour.
+
+    If that is its parent: when the root has agreed, for a death before that ends the attempt.
+    """
+    make, abort, ready = forming.TreeExchange.__init__, _Mesh._abort, settling.Settling.say_ready
+    agreed = threading.Event()
+
+    def say_ready(self: Any, links: Any) -> None:
+        if self._terms.rank == 0:
+            agreed.set()
+        ready(self, links)
+
+    def patched(self: Any, members: Any, rank: int, conversation: Any, send: Any) -> None:
+        sent: Counter[tuple[int, int]] = Counter()
+
+        def until_death(to: int, message: bytearray) -> None:
+            kind = message[0]
+            send(to, message)
+            sent[kind, to] += 1
+            if (kind, to, sent[kind, to]) == (way, receiver, 3):
+                assert way == DOWN or agreed.wait(20.0)
+                raise Death
+
+        make(self, members, rank, conversation, until_death if rank == dead else send)
+
+    def cut(self: _Mesh, error: BaseException) -> None:
+        if not isinstance(error, Death):
+            abort(self, error)
+            return
+        for link in self._waiting.take_all(PeerUnreachable("dead")):
+            link.channel.socket.close()
+        self._stop()
+
+    monkeypatch.setattr(forming.TreeExchange, "__init__", patched)
+    monkeypatch.setattr(_Mesh, "_abort", cut)
+    monkeypatch.setattr(settling.Settling, "say_ready", say_ready)
+
+
+def formed(one: Team, dead: int) -> tuple[list[int], set[type]]:
+    """Which other members have the group, and what the rest get. The groups are kept."""
+
+    def form(rank: int) -> Any:
+        try:
+            return one.workers[rank].form("default", range(SIZE), timeout_s=20.0)
+        except Death:
+            return None
+
+    made = one.all(form)
+    one.groups = [each for each in made if isinstance(each, LightGroup)]
+    ranks = [rank for rank, each in enumerate(made) if isinstance(each, LightGroup)]
+    return ranks, {each[0] for each in made if isinstance(each, tuple)}
+
+
+@pytest.mark.parametrize(
+    ("dead", "way", "receiver", "without"),
+    [
+        (4, UP, 0, {5, 6, 7}),
+        (0, DOWN, 8, set()),
+        (4, DOWN, 5, {6, 7}),
+    ],
+    ids=["after its confirmation", "a root that passed all on", "between two that are below it"],
+)
+def test_a_death_in_the_last_round_is_a_lost_member_of_a_group_that_exists(
+    monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int, without: set[int]
+) -> None:
+    """Also for members that were linked with it and waited for its "ready"."""
+    dying(monkeypatch, dead, way, receiver)
+    with team(formed=False) as one:
+        ranks, errors = formed(one, dead)
+        assert set(ranks) == set(range(SIZE)) - {dead} - without
+        assert errors <= {PeerUnreachable}
+
+        def call(rank: int) -> None:
+            values = np.ones(1000, dtype=np.float32)
+            one.groups[ranks.index(rank)].all_reduce(values, Algorithm.RING, timeout_s=20.0)
+
+        assert set(one.all(call, dead, *without)) == {(PeerLost, dead)}
+
+
+@pytest.mark.parametrize(("mute", "size"), [(7, 12), (0, 12), (3, 4)])
+def test_a_member_that_says_nothing_is_named_by_all(
+    monkeypatch: pytest.MonkeyPatch, mute: int, size: int
+) -> None:
+    """The member next to it names it first, and the others pass that on."""
+    plain = settling.Settling.start
+
+    def start(self: Any, links: Any, conversation: Any) -> None:
+        if self._terms.rank == mute:
+            time.sleep(5.0)
+            raise PeerUnreachable("it was mute")
+        plain(self, links, conversation)
+
+    monkeypatch.setattr(settling.Settling, "start", start)
+    with world(size, timeout=2.0) as mesh:
+        mesh.start_all()
+        mesh.join()
+        for rank in set(range(size)) - {mute}:
+            error = mesh.outcomes[rank]
+            assert isinstance(error, PeerUnreachable)
+            assert f"rank {mute} did not finish" in str(error)
