@@ -246,6 +246,22 @@ class PeerUnreachable(HandshakeError):
     """The peer did not appear, or could not be connected to, in time."""
 
 
+class GroupEnded(HandshakeError):
+    """The peer makes no link any more, because its group has failed."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        failure: GroupError | None = None,
+        peer: int | None = None,
+        proven: bool = False,
+    ) -> None:
+        super().__init__(message, peer=peer, proven=proven)
+        self.failure = failure
+        """How it failed, as the peer says."""
+
+
 class StoreError(SealringError):
     """What the store answered cannot be believed, and nothing of it was used."""
 

@@ -116,10 +116,10 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
             both.wait(1.0)
         return take(self, channel)
 
-    def slow_add(self: Any, channel: Any, memory: Any, *, dialer: bool) -> None:
+    def slow_add(self: Any, channel: Any, memory: Any, spare: Any, *, dialer: bool) -> None:
         if not dialer:
             time.sleep(0.3)
-        add(self, channel, memory, dialer=dialer)
+        add(self, channel, memory, spare, dialer=dialer)
 
     monkeypatch.setattr(late_links.LinksOfAKind, "take", slow_take)
     monkeypatch.setattr(late_links.LinksOfAKind, "_add", slow_add)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sealring import _native
 from sealring.engine.failures import Names, error_from
@@ -16,9 +15,6 @@ from sealring.links.link import Link
 
 if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Attachment
-
-_LINK_SECONDS: Final = 120.0
-"""How long all links of a group may take to be made when a GPU is first used."""
 
 Native = TypeVar("Native", _native.Engine, _native.Mailbox)
 
@@ -63,8 +59,12 @@ class Endpoint(Generic[Native]):
 
     def _link_all(self) -> None:
         """Before a device is attached, which is given all links' keys at once."""
-        if self._late is not None:
-            self._late.want_all(time.monotonic() + _LINK_SECONDS)
+        if self._late is None or (missing := self._late.want_all()) is None:
+            return
+        why = "no link was made with it in time, and a GPU needs all of them"
+        failure = _native.Failure(_native.FailureCode.PEER_SILENT, why, missing)
+        self.fail(failure)
+        raise self.error_of(self._first_failure.settle(failure))
 
     def _require_gpu(self, ordinal: int, what: str) -> None:
         if self._gpu is not None and self._gpu.ordinal != ordinal:
@@ -84,6 +84,12 @@ class Endpoint(Generic[Native]):
     def fail(self, failure: _native.Failure) -> None:
         """Ends with a failure that the group saw elsewhere, and tells the other ranks."""
         self._native.fail(failure)
+        self._refuse_links(self.error_of(self._first_failure.settle(failure)))
+
+    def _refuse_links(self, failure: GroupError) -> None:
+        """Called with every failure: members that have no link with this one are told, too."""
+        if self._late is not None:
+            self._late.refuse_from_now(failure)
 
     def release_gpu(self, patience_s: float = 2.0) -> bool:
         """Gives back what a closed group has of the GPU, without the GIL; False if not yet.

@@ -190,7 +190,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             completion = self._native.submit(self._call(collective), caller)
         failure = completion.wait_on_host(number, timeout_s)
         if failure is not None:
-            self._stop_linking()
+            self._refuse_links(self.error_of(failure))
             raise error_from(failure, self._names, number, collective.operation)
 
     def close(self) -> None:
@@ -198,13 +198,10 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         if self._late_links is not None:
             self._late_links.stop()
 
-    def fail(self, failure: _native.Failure) -> None:
-        super().fail(failure)
-        self._stop_linking()
-
-    def _stop_linking(self) -> None:
-        if self._late_links is not None:
-            self._late_links.stop_soon()
+    def close_links(self, failure: GroupError) -> None:
+        """The same, but members that want a link are still told how the group failed."""
+        super().close()
+        self._refuse_links(failure)
 
     def _call(self, collective: Collective) -> _native.Call:
         wired = self._goes_by_wires(collective)

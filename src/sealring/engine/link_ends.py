@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from sealring import _native
-from sealring.errors import NoLongerAdmitted, SealringError, WorkerRevoked
+from sealring.engine.failures import ERROR_BY_CODE
+from sealring.errors import (
+    GroupEnded,
+    GroupError,
+    NoLongerAdmitted,
+    SealringError,
+    WorkerRevoked,
+)
 from sealring.links.diagnosis import NOT_ADMITTED
 from sealring.links.late import LinksOfAKind
 from sealring.links.link import Link
@@ -71,13 +78,8 @@ class LateEnds:
             return alive.add_late_link(self._members.index(link.peer), link)
 
         def fail(rank: int, error: SealringError) -> None:
-            peer = self._members.index(rank) if rank in self._members else -1
-            out = isinstance(error, (*NOT_ADMITTED, NoLongerAdmitted, WorkerRevoked))
-            codes = _native.FailureCode
-            code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST
-            why = f"no link could be made: {type(error).__name__}: {error}"
             if (alive := own()) is not None:
-                alive.fail(_native.Failure(code, why[:500], peer))
+                alive.fail(_failure_of(error, rank, self._members))
 
         links.attach(deliver, fail)
 
@@ -88,8 +90,33 @@ class LateEnds:
         ranks = [self._members[peer] for peer in peers if 0 <= peer < len(self._members)]
         self._links.want(rank for rank in ranks if rank < own or (rank != own and not lower_only))
 
-    def want_all(self, deadline: float) -> None:
-        self._links.want_all(deadline)
+    def refuse_from_now(self, failure: GroupError) -> None:
+        """The group has failed; a member that wants a link is told how."""
+        self._links.group.refuse_from_now(failure)
+
+    def want_all(self) -> int | None:
+        """Have links made with all, and wait for them; the rank that there is none with in time."""
+        missing = self._links.want_all()
+        return None if missing is None else self._members.index(missing)
+
+
+def _failure_of(error: SealringError, rank: int, members: Sequence[int]) -> _native.Failure:
+    """What a group ends with where a link with `rank` cannot be made."""
+
+    def place(number: int | None) -> int:
+        return members.index(number) if number in members else -1
+
+    codes = _native.FailureCode
+    if isinstance(error, GroupEnded) and error.failure is not None:
+        ended = error.failure
+        code = next(code for code, kind in ERROR_BY_CODE.items() if type(ended) is kind)
+        return _native.Failure(
+            code, str(ended), place(ended.peer), ended.collective or 0, place(ended.reported_by)
+        )
+    out = isinstance(error, (*NOT_ADMITTED, NoLongerAdmitted, WorkerRevoked))
+    code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST
+    why = f"no link could be made: {type(error).__name__}: {error}"
+    return _native.Failure(code, why[:500], place(rank))
 
 
 def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> bool:

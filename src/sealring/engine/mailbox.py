@@ -9,6 +9,7 @@ from sealring.engine.endpoint import Endpoint
 from sealring.engine.engine import largest_segment
 from sealring.engine.failures import Names
 from sealring.engine.link_ends import LinkEnds
+from sealring.errors import GroupError
 from sealring.links.late import LateLinks
 
 ANYONE = _native.ANYONE
@@ -94,28 +95,32 @@ class Mailbox(Endpoint[_native.Mailbox]):
         self._want(message.peer)
         submitted = self._native.submit(message, caller)
         if isinstance(submitted, _native.Failure):
-            raise self.error_of(submitted)
+            raise self._ended(submitted)
         return submitted
 
     def _want(self, peer: int) -> None:
-        """Have the link made; a receive from anyone needs all of them."""
-        if self._late is None or peer in self._wanted:
+        """Have the link made. For a receive from anyone the rank that sends does that."""
+        if self._late is None or peer in self._wanted or peer == ANYONE:
             return
         self._wanted.add(peer)
-        self._late.want(range(len(self._names.members)) if peer == ANYONE else [peer])
+        self._late.want([peer])
 
     def wait(self, message: _native.Completion) -> int:
         """Moves messages until this one is done; returns the rank at its other end."""
         if (failure := message.wait_on_host()) is not None:
-            raise self.error_of(failure)
+            raise self._ended(failure)
         return message.peer
 
     def finished(self) -> list[_native.Completion]:
         """Those that are done and that no thread waited for; none once the mailbox is closed."""
         done = self._native.finished()
         if isinstance(done, _native.Failure):
-            raise self.error_of(done)
+            raise self._ended(done)
         return done
+
+    def _ended(self, failure: _native.Failure) -> GroupError:
+        self._refuse_links(self.error_of(failure))
+        return self.error_of(failure)
 
     def release_streams(self) -> None:
         """Called when the mailbox has ended and the script can find out why."""

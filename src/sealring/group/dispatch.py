@@ -190,7 +190,7 @@ class Dispatcher:
         except BaseException as raised:  # whatever it is belongs to the one who waits
             if isinstance(raised, GroupError):
                 # The engine has closed itself, unless this was found between two collectives.
-                self._engine.close()
+                self._engine.close_links(unraised(raised))
                 raised = self._on_failure(raised)
                 self._failure = unraised(raised)
             error = raised

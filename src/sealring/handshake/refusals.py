@@ -16,15 +16,25 @@ from sealring.errors import (
     CertificateNotYetValid,
     CertificateRevoked,
     DuplicateRank,
+    GroupClosed,
+    GroupEnded,
+    GroupError,
     HandshakeError,
     MalformedSetup,
+    MissingRecord,
+    NoLongerAdmitted,
     NotAttested,
+    OutOfStep,
+    PeerLost,
     PeerNotAdmitted,
+    PeerSilent,
     PeerUnreachable,
     ProtocolMismatch,
+    ReplayedRecord,
     SealringError,
     SettingsMismatch,
     SuiteMismatch,
+    TamperedRecord,
     UnknownAuthority,
     Unsupported,
     WrongGroup,
@@ -32,9 +42,13 @@ from sealring.errors import (
     WrongRank,
     WrongWorldSize,
 )
-from sealring.handshake.messages import Message, exactly, text
+from sealring.handshake.messages import Message, exactly, integer, text
+from sealring.limits import MAX_WORLD
 
 _MAX_TEXT: Final = 600
+
+_REFUSAL: Final = frozenset({"type", "error", "text"})
+_ENDED: Final = _REFUSAL | {"failure", "about", "by", "collective"}
 
 _REFUSALS: Final[dict[str, type[HandshakeError]]] = {
     error.__name__: error
@@ -55,6 +69,20 @@ _REFUSALS: Final[dict[str, type[HandshakeError]]] = {
         SettingsMismatch,
         MalformedSetup,
         PeerUnreachable,
+    )
+}
+
+_FAILURES: Final[dict[str, type[GroupError]]] = {
+    error.__name__: error
+    for error in (
+        TamperedRecord,
+        MissingRecord,
+        ReplayedRecord,
+        OutOfStep,
+        PeerLost,
+        PeerSilent,
+        NoLongerAdmitted,
+        GroupClosed,
     )
 }
 
@@ -90,6 +118,8 @@ _REASONS: Final[dict[str, tuple[type[HandshakeError], str]]] = {
 
 def refusal_of(error: SealringError) -> Message:
     name = type(error).__name__
+    if isinstance(error, GroupEnded) and error.failure is not None:
+        return _refusal_with(error.failure)
     # Other errors are ours alone: the peer learns that we are gone, not what happened here.
     known = name if name in _REFUSALS or isinstance(error, Unsupported) else "PeerUnreachable"
     return {"type": "refusal", "error": known, "text": _clean(str(error))}
@@ -97,7 +127,9 @@ def refusal_of(error: SealringError) -> Message:
 
 def error_of(message: Message, who: str, peer: int) -> SealringError:
     """The error that a verified peer's refusal stands for."""
-    exactly(message, frozenset({"type", "error", "text"}))
+    if message.get("error") == GroupEnded.__name__:
+        return _ended(message, who, peer)
+    exactly(message, _REFUSAL)
     name, reason = text(message, "error"), f"{who} says: {_clean(text(message, 'text'))}"
     if name == Unsupported.__name__:
         return Unsupported(reason)
@@ -106,6 +138,39 @@ def error_of(message: Message, who: str, peer: int) -> SealringError:
             f"{who} refused this worker for a reason unknown here", peer=peer, proven=True
         )
     return _REFUSALS[name](reason, peer=peer, proven=True)
+
+
+def _refusal_with(failure: GroupError) -> Message:
+    """A group's failure, with what every other member must learn of it."""
+    return {
+        "type": "refusal",
+        "error": GroupEnded.__name__,
+        "text": _clean(str(failure) if failure.native is None else failure.native.text),
+        "failure": type(failure).__name__,
+        "about": _number(failure.peer),
+        "by": _number(failure.reported_by),
+        "collective": failure.collective or 0,
+    }
+
+
+def _number(rank: int | None) -> int:
+    return -1 if rank is None else rank
+
+
+def _ended(message: Message, who: str, peer: int) -> HandshakeError:
+    exactly(message, _ENDED)
+    name = text(message, "failure")
+    if name not in _FAILURES:
+        raise MalformedSetup(f"{who} says that its group ended for a reason unknown here")
+    about, by = (integer(message, field, -1, MAX_WORLD - 1) for field in ("about", "by"))
+    reason = _clean(text(message, "text"))
+    failure = _FAILURES[name](
+        reason,
+        peer=about if about >= 0 else None,
+        collective=integer(message, "collective") or None,
+        reported_by=by if by >= 0 else peer,
+    )
+    return GroupEnded(f"{who} says: {reason}", failure=failure, peer=peer, proven=True)
 
 
 def from_verify_code(code: int, who: str, claimed: int | None) -> HandshakeError:

@@ -6,21 +6,27 @@ a server that the store named falsely, and the next attempt follows. A rank is g
 the store has named the same address for some seconds and the server there has shown a certificate
 that is not valid: then a secret or a clock is most likely wrong, and the operator should not have
 to wait for the group's timeout.
+
+A rank that does not answer holds up no other: after an attempt that failed it waits for its next
+turn, and the thread serves another rank.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import heapq
+import itertools
 import logging
 import math
 import os
-import queue
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
@@ -51,6 +57,20 @@ class Book(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class _Target:
+    """A rank that is dialed, from one attempt to the next."""
+
+    rank: int
+    pause: float = _FIRST_PAUSE_SECONDS
+    addresses: tuple[Address, ...] = ()
+    since: float = field(default_factory=time.monotonic)
+    """When the store first named these addresses."""
+    invalid: SealringError | None = None
+    closed_since: float | None = None
+    """Since when every attempt has met a host on which no process listens there."""
+
+
 class Dialer:
     """`attempt` sets up one link on a connected socket and raises if it cannot.
 
@@ -62,38 +82,44 @@ class Dialer:
         book: Book,
         attempt: Callable[[socket.socket, int], Callable[[], None]],
         fail: Callable[[SealringError], None],
-        patience: float = math.inf,
+        closed_patience: float = math.inf,
     ) -> None:
-        """A rank that is not reached after `patience` seconds is given up."""
-        self._patience = patience
+        """A rank is given up where for `closed_patience` seconds no process has listened."""
+        self._closed_patience = closed_patience
         self._book = book
         self._attempt = attempt
         self._fail = fail
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._live: set[socket.socket] = set()
         self._stopping = threading.Event()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: list[tuple[float, int, int, Callable[[], None]]] = []
+        """A heap: when it is due, a number that keeps the order, the rank, what to do."""
+        self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
+        self._idle = 0
         self.problems: dict[int, SealringError] = {}
         """The last thing that went wrong with each rank, for the message if time runs out."""
 
     def dial(self, rank: int) -> None:
         """Reach `rank`, however often that must be tried."""
-        self._put(functools.partial(self._reach, rank))
+        self._put(rank, functools.partial(self._reach, _Target(rank)))
 
     def probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
         """Try once whether our own rank answers there; only that it does is a failure."""
-        self._put(functools.partial(self._probe, rank, addresses, then))
+        self._put(rank, functools.partial(self._probe, rank, addresses, then))
 
-    def _put(self, job: Callable[[], None]) -> None:
+    def _put(self, rank: int, job: Callable[[], None], pause: float = 0.0) -> None:
         with self._lock:
             if self._stopping.is_set():
                 return  # stop() would not end a thread that is started now
-            self._jobs.put(job)
-            if len(self._threads) < _THREADS:
+            now = time.monotonic()
+            heapq.heappush(self._jobs, (now + pause, next(self._numbers), rank, job))
+            due = sum(when <= now for when, *_ in self._jobs)
+            if due > self._idle and len(self._threads) < _THREADS:
                 thread = threading.Thread(target=self._run, name="sealring-dial", daemon=True)
                 self._threads.append(thread)
                 thread.start()
+            self._lock.notify()
 
     def stop(self) -> None:
         """Break off what is under way, and wait for the threads."""
@@ -101,8 +127,8 @@ class Dialer:
             if self._stopping.is_set():
                 return
             self._stopping.set()
-            for _ in self._threads:
-                self._jobs.put(None)
+            self._jobs.clear()
+            self._lock.notify_all()
             for sock in self._live:
                 # Not close(): its thread may be waiting on the descriptor, and this wakes it.
                 with contextlib.suppress(OSError):
@@ -111,46 +137,68 @@ class Dialer:
             thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (next_job := self._next()) is not None:
+            rank, job = next_job
             try:
                 job()
             except SealringError as error:
                 self._fail(error)
             except Exception as problem:  # a thread must not end without a word
                 _LOG.exception("sealring: dialing failed")
-                self._fail(PeerUnreachable(f"dialing failed: {problem!r}"))
+                self._fail(PeerUnreachable(f"dialing failed: {problem!r}", peer=rank))
+            del next_job, job
 
-    def _reach(self, rank: int) -> None:
-        pause = _FIRST_PAUSE_SECONDS
-        invalid: SealringError | None = None
-        latest: tuple[Address, ...] = ()
-        began = since = time.monotonic()
-        while not self._stopping.is_set():
-            try:
-                addresses = self._book.lookup(rank)
-            except HandshakeError as error:
-                self.problems[rank] = error
-                addresses = ()
-            if addresses != latest:
-                latest, since, invalid = addresses, time.monotonic(), None
-            for address in addresses:
-                if self._try(rank, address):
-                    return
-                if isinstance(self.problems[rank], NOT_ADMITTED):
-                    invalid = self.problems[rank]
-            if invalid is not None:
-                self.problems[rank] = invalid
-                if time.monotonic() >= since + _INVALID_SECONDS:
-                    raise invalid
-            if time.monotonic() >= began + self._patience:
-                problem = self.problems.get(rank, "it has no address")
-                raise PeerUnreachable(
-                    f"rank {rank} was not reached within {self._patience:g} s; the last attempt: "
-                    f"{problem}",
-                    peer=rank,
-                )
-            self._stopping.wait(pause)
-            pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+    def _next(self) -> tuple[int, Callable[[], None]] | None:
+        with self._lock:
+            while not self._stopping.is_set():
+                left = self._jobs[0][0] - time.monotonic() if self._jobs else None
+                if left is not None and left <= 0:
+                    _, _, rank, job = heapq.heappop(self._jobs)
+                    return rank, job
+                self._idle += 1
+                self._lock.wait(left)
+                self._idle -= 1
+        return None
+
+    def _reach(self, target: _Target) -> None:
+        """One attempt at each address; if none leads to the rank, the next one follows later."""
+        rank = target.rank
+        try:
+            addresses = self._book.lookup(rank)
+        except HandshakeError as error:
+            self.problems[rank] = error
+            addresses = ()
+        now = time.monotonic()
+        if addresses != target.addresses:
+            target.addresses, target.since, target.invalid = addresses, now, None
+        closed = bool(addresses)
+        for address in addresses:
+            met = self._try(rank, address)
+            if met is None:
+                return
+            closed = closed and met == errno.ECONNREFUSED
+            if isinstance(self.problems[rank], NOT_ADMITTED):
+                target.invalid = self.problems[rank]
+        if target.invalid is not None:
+            self.problems[rank] = target.invalid
+            if time.monotonic() >= target.since + _INVALID_SECONDS:
+                raise target.invalid
+        self._check_closed(target, closed, now)
+        self._put(rank, functools.partial(self._reach, target), target.pause)
+        target.pause = min(1.5 * target.pause, _LONGEST_PAUSE_SECONDS)
+
+    def _check_closed(self, target: _Target, closed: bool, began: float) -> None:
+        if not closed:
+            target.closed_since = None
+            return
+        target.closed_since = began if target.closed_since is None else target.closed_since
+        if time.monotonic() >= target.closed_since + self._closed_patience:
+            raise PeerUnreachable(
+                f"rank {target.rank} has ended, or has left the group: its machine has refused "
+                f"every connection for {self._closed_patience:g} s; the last attempt: "
+                f"{self.problems[target.rank]}",
+                peer=target.rank,
+            )
 
     def _probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
         try:
@@ -162,20 +210,28 @@ class Dialer:
             _LOG.warning("sealring: not rank %d, whatever the store says: %s", rank, error)
         then()
 
-    def _try(self, rank: int, address: Address) -> bool:
+    def _try(self, rank: int, address: Address) -> int | None:
+        """None if that is done, or is not to be done any more; else why not, if it has a number."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
             sock = socket.socket(family, socket.SOCK_STREAM)
         except OSError as problem:
             self._note_lack(rank, address, problem)
-            return False
+            return problem.errno or -1
         with self._lock:
             self._live.add(sock)
         try:
             if self._stopping.is_set():
                 sock.close()
-                return True
-            _connect(sock, address, rank)
+                return None
+            if refused := _connect(sock, address, rank):
+                sock.close()
+                self.problems[rank] = PeerUnreachable(
+                    f"rank {rank} cannot be connected to at {address[0]} port {address[1]}: "
+                    f"{os.strerror(refused)}",
+                    peer=rank,
+                )
+                return refused
             hand_over = self._attempt(sock, rank)
         except SealringError as error:
             sock.close()
@@ -183,11 +239,11 @@ class Dialer:
                 raise
             self.problems[rank] = error
             _LOG.debug("sealring: rank %d at %s is tried again: %s", rank, address, error)
-            return False
+            return -1
         except OSError as problem:
             sock.close()
             self._note_lack(rank, address, problem)
-            return False
+            return problem.errno or -1
         except BaseException:
             sock.close()
             raise
@@ -195,7 +251,7 @@ class Dialer:
             with self._lock:
                 self._live.discard(sock)
         hand_over()
-        return True
+        return None
 
     def _note_lack(self, rank: int, address: Address, problem: OSError) -> None:
         """This process lacks something, a descriptor most likely: strangers may have taken them.
@@ -209,8 +265,8 @@ class Dialer:
         _LOG.warning("sealring: %s; trying again", self.problems[rank])
 
 
-def _connect(sock: socket.socket, address: Address, rank: int) -> None:
-    """Connect, without blocking where it could not be interrupted."""
+def _connect(sock: socket.socket, address: Address, rank: int) -> int:
+    """Connect, without blocking where it could not be interrupted; the errno if it cannot be."""
     sock.setblocking(False)
     problem = sock.connect_ex(address)
     if problem:
@@ -225,9 +281,4 @@ def _connect(sock: socket.socket, address: Address, rank: int) -> None:
                     peer=rank,
                 )
         problem = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if problem:
-        raise PeerUnreachable(
-            f"rank {rank} cannot be connected to at {address[0]} port {address[1]}: "
-            f"{os.strerror(problem)}",
-            peer=rank,
-        )
+    return problem

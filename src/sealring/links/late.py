@@ -3,7 +3,12 @@
 A member knows from the group's formation who every member is and where it listens; the hello of
 such a link states the group's transcript, and the member at the other end must be the very process
 that signed it. Either end may dial. For a collective both ends need the link, and the higher rank
-dials; for a message the end that needs it does.
+dials; for a message the end that needs it does. It is dialed until the call that needs the link
+ends, because a member may run no Python for minutes; it is given up before only where no process
+listens any more or where the member refuses for good.
+
+A group that has failed goes on listening until it is closed, and refuses with its failure: a member
+without any other link to it learns of it in this way.
 
 Two that need a link at once may dial each other. The higher rank decides under its lock which
 connection becomes the link: it admits no connection of a member that it dials, and does not dial a
@@ -18,6 +23,7 @@ import logging
 import socket
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -26,12 +32,14 @@ from typing import Final
 from sealring import _native
 from sealring.errors import (
     DuplicateRank,
+    GroupEnded,
+    GroupError,
     HandshakeError,
     NoLongerAdmitted,
     PeerUnreachable,
     SealringError,
 )
-from sealring.handshake.channel import SecureChannel, address_of
+from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Hello
 from sealring.handshake.peers import dial
 from sealring.handshake.sessions import SessionTable
@@ -40,7 +48,7 @@ from sealring.identity.credentials import Credentials
 from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
 from sealring.links.dialer import Dialer
 from sealring.links.forming import Agreed
-from sealring.links.link import Link, prepare_socket, send_without_delay
+from sealring.links.link import Link, link_of, prepare_socket, send_without_delay
 from sealring.links.listener import HandOver, Listener
 from sealring.links.memory import SharedMemory
 from sealring.links.rendezvous import Address
@@ -49,8 +57,9 @@ from sealring.links.waiting import FAREWELL_SECONDS
 _LOG = logging.getLogger("sealring")
 
 _DIAL_SECONDS: Final = 30.0
-_PATIENCE_SECONDS: Final = 30.0
-"""How long a member is dialed before it is given up."""
+_CLOSED_SECONDS: Final = 5.0
+"""How long a member's machine refuses connections before the member is given up: it has ended."""
+_LOOK_SECONDS: Final = 1.0
 
 Deliver = Callable[[Link], bool]
 """Takes a link; False if its group has ended."""
@@ -70,7 +79,12 @@ class LateLinks:
         listener: Listener,
         transport: Transport,
         sessions: SessionTable,
+        timeout: float,
     ) -> None:
+        self.timeout = timeout
+        """The group's, for those that wait for links outside of any call."""
+        self.failure: GroupError | None = None
+        """How the group has failed, if it has."""
         self._credentials = credentials
         """Asked for each link: by then the certificate may have been renewed."""
         self._agreed = agreed
@@ -78,7 +92,9 @@ class LateLinks:
         self._transport: Transport = transport
         self._sessions = sessions
         self._stopping = threading.Lock()
-        """Taken for good by the thread that stops."""
+        """Taken for good by the thread that stops all."""
+        self._refusing = threading.Lock()
+        """Taken for good by the thread that ends the dialing."""
         self._may_close = threading.Event()
         self._spares: list[socket.socket] = []
         self._process = _native.ProcessMark()
@@ -93,38 +109,53 @@ class LateLinks:
     def kind_of(self, hello: Hello) -> LinksOfAKind:
         return self.messages if hello.epoch == self.messages.terms.epoch else self.collectives
 
+    @property
+    def here(self) -> bool:
+        """False in a forked child, where none of the threads exists."""
+        return self._process.here
+
     def stop(self) -> None:
         """Make no further link, and end the threads. A forked child leaves its parent's alone."""
-        if not self._process.here:
-            return
-        self._may_close.set()
-        self._stop()
-        self._close_spares()
+        if self.here:
+            self._may_close.set()
+            self._stop()
+            self._close_spares()
 
     def stop_soon(self) -> None:
-        """The same in a thread of its own, after the group has failed.
+        """The same in a thread of its own: the group was dropped, at any point of any thread."""
+        self._in_a_thread(self._stop)
+
+    def refuse_from_now(self, failure: GroupError) -> None:
+        """Make no further link after the group has failed; members that want one are told so.
 
         Connections that came too late stay open for a while: their end would tell the peer that
         this worker is lost, before the alert with the true reason reaches it over other links.
         """
-
-        def run() -> None:
-            self._stop()
-            self._may_close.wait(FAREWELL_SECONDS)
-            self._close_spares()
-
-        if self._process.here and not self._stopping.locked():
-            threading.Thread(target=run, name="sealring-late-stop", daemon=True).start()
+        self.failure = self.failure or failure
+        if not self._refusing.locked():
+            self._in_a_thread(self._end_dialing)
 
     def keep_open(self, sock: socket.socket) -> None:
         self._spares.append(sock)
 
+    def _in_a_thread(self, job: Callable[[], None]) -> None:
+        def run() -> None:
+            job()
+            self._may_close.wait(FAREWELL_SECONDS)
+            self._close_spares()
+
+        if self.here and not self._stopping.locked():
+            threading.Thread(target=run, name="sealring-late-stop", daemon=True).start()
+
+    def _end_dialing(self) -> None:
+        if self._refusing.acquire(blocking=False):
+            for kind in (self.collectives, self.messages):
+                kind.stop()
+
     def _stop(self) -> None:
-        if not self._stopping.acquire(blocking=False):
-            return
-        self._listener.stop()
-        for kind in (self.collectives, self.messages):
-            kind.stop()
+        if self._stopping.acquire(blocking=False):
+            self._listener.stop()
+            self._end_dialing()
 
     def _close_spares(self) -> None:
         while self._spares:
@@ -146,23 +177,30 @@ class LinksOfAKind:
         self._accepting: Counter[int] = Counter()
         """Admitted connections of members that are not settled yet."""
         self._wanted_if_not_accepted: set[int] = set()
-        self._undelivered: list[Link] = []
+        self._undelivered: list[tuple[Link, socket.socket]] = []
+        """With a second descriptor of each one's socket."""
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
         members = all_links.agreed.members
         book = _Book({rank: member.addresses for rank, member in members.items()})
-        self._dialer = Dialer(book, self._on_connected, self._on_failed, _PATIENCE_SECONDS)
+        self._dialer = Dialer(book, self._on_connected, self._on_failed, _CLOSED_SECONDS)
+
+    @property
+    def group(self) -> LateLinks:
+        return self._all
 
     def attach(self, deliver: Deliver, fail: Fail) -> None:
         """Say where links go from now on; those that have come go there now."""
         with self._lock:
             self._deliver, self._fail = deliver, fail
             waiting, self._undelivered = self._undelivered, []
-        for link in waiting:
-            self._hand_over(link)
+        for link, spare in waiting:
+            self._hand_over(link, spare)
 
     def want(self, ranks: Iterable[int]) -> None:
         """Dial those of these members that there is no link with. Returns at once."""
+        if not self._all.here:
+            return
         with self._lock:
             missing = {rank for rank in ranks if rank not in self._linked | self._wanted}
             coming = {rank for rank in missing if self._accepting[rank]}
@@ -171,22 +209,30 @@ class LinksOfAKind:
         for rank in sorted(missing - coming):
             self._dialer.dial(rank)
 
-    def want_all(self, deadline: float) -> None:
-        """Link with every member, and wait until that is done."""
+    def want_all(self) -> int | None:
+        """Link with every member, and wait until that is done, or the group has failed.
+
+        Returns a member that there is no link with.
+        """
         others = set(self._all.agreed.members) - {self.terms.rank}
+        deadline = time.monotonic() + self._all.timeout
         self.want(others)
         with self._lock:
             while missing := others - self._delivered:
-                if not self._lock.wait(max(0.0, deadline - time.monotonic())):
-                    rank = min(missing)
-                    raise PeerUnreachable(f"rank {rank} was not linked in time", peer=rank)
+                left = deadline - time.monotonic()
+                if left <= 0 or self._all.failure is not None:
+                    return min(missing)
+                self._lock.wait(min(left, _LOOK_SECONDS))
+        return None
 
     def stop(self) -> None:
         self._dialer.stop()
         with self._lock:
             waiting, self._undelivered = self._undelivered, []
-        for link in waiting:
-            _discard(link)
+            self._lock.notify_all()
+        for link, spare in waiting:
+            link.discard()
+            spare.close()
 
     # ---- the end that was dialed -----------------------------------------------------------------
 
@@ -198,6 +244,7 @@ class LinksOfAKind:
                 f"a second worker holds rank {rank}, on {hello.host}: the group was formed with "
                 "another one"
             )
+        self._require_group()
         with self._lock:
             if rank in self._linked:
                 raise PeerUnreachable(f"rank {rank} is linked already")
@@ -216,13 +263,18 @@ class LinksOfAKind:
         if wanted:
             self.want([rank])
 
-    def take(self, channel: SecureChannel) -> HandOver | None:
-        """Settle the link. Its place is taken before the dialer is told that the link is made."""
+    def take(self, channel: SecureChannel) -> HandOver:
+        """Settle the link. Its place is taken before the dialer is told that the link is made.
+
+        After that nothing may fail: the dialer would wait for records of a link that is not there.
+        """
         rank = channel.peer.rank
         reserved = False
+        spare = None
 
         def reserve() -> None:
             nonlocal reserved
+            self._require_group()
             with self._lock:
                 if rank in self._linked:
                     raise PeerUnreachable(f"rank {rank} is linked already")
@@ -232,16 +284,22 @@ class LinksOfAKind:
         try:
             with channel.refusing():
                 self._check_process(channel)
-                prepare_socket(channel.socket)
+                spare = self._prepared(channel)
                 memory = settle_as_acceptor(channel, self._all._transport, reserve).memory
         except BaseException:
             if reserved:
                 with self._lock:
                     self._linked.remove(rank)
+            if spare is not None:
+                spare.close()
             channel.link_keys.wipe()
             channel.close(until=time.monotonic())
             raise
-        return functools.partial(self._add, channel, memory, dialer=False)
+        return functools.partial(self._add, channel, memory, spare, dialer=False)
+
+    def _require_group(self) -> None:
+        if (failure := self._all.failure) is not None:
+            raise GroupEnded(f"the group of rank {self.terms.rank} has failed", failure=failure)
 
     # ---- the end that dials ----------------------------------------------------------------------
 
@@ -254,13 +312,31 @@ class LinksOfAKind:
         deadline = time.monotonic() + _DIAL_SECONDS
         own = self._all
         channel = dial(sock, own._credentials(), self.terms, rank, deadline, own._sessions)
-        with channel.refusing():
-            self._check_process(channel)
+        spare = None
+        try:
+            with channel.refusing():
+                self._check_process(channel)
+                spare = self._prepared(channel)
+                memory = settle_as_dialer(
+                    channel, own._transport, self.terms.host, bare_next=True
+                ).memory
+        except BaseException:
+            if spare is not None:
+                spare.close()
+            channel.link_keys.wipe()
+            raise
+        return functools.partial(self._add, channel, memory, spare, dialer=True)
+
+    def _prepared(self, channel: SecureChannel) -> socket.socket:
+        """The socket is fit for records; returns a second descriptor of it (keep_open)."""
+        try:
             prepare_socket(channel.socket)
-            memory = settle_as_dialer(
-                channel, own._transport, self.terms.host, bare_next=True
-            ).memory
-        return functools.partial(self._add, channel, memory, dialer=True)
+            return channel.socket.dup()
+        except OSError as problem:
+            # Both ends try again: strangers who took all descriptors give them back.
+            raise PeerUnreachable(
+                f"rank {self.terms.rank} cannot make a link now: {problem.strerror}"
+            ) from problem
 
     def _check_process(self, channel: SecureChannel) -> None:
         """That it is the process with which the group was formed, by the key that it proved."""
@@ -278,13 +354,20 @@ class LinksOfAKind:
             fail = self._fail
             if rank in self._linked:
                 return
-        _LOG.warning("sealring: a link cannot be made: %s", error)
+        _LOG.warning("sealring: a link cannot be made: %s", str(error))
         if fail is not None:
             fail(-1 if rank is None else rank, error)
 
     # ---- both ------------------------------------------------------------------------------------
 
-    def _add(self, channel: SecureChannel, memory: SharedMemory | None, *, dialer: bool) -> None:
+    def _add(
+        self,
+        channel: SecureChannel,
+        memory: SharedMemory | None,
+        spare: socket.socket,
+        *,
+        dialer: bool,
+    ) -> None:
         link = link_of(channel, memory, None, dialer=dialer)
         with self._lock:
             # An acceptor has reserved the place. A dialer's peer that keeps to the rules above has
@@ -292,29 +375,34 @@ class LinksOfAKind:
             second = dialer and link.peer in self._linked
             self._linked.add(link.peer)
             if not second and self._deliver is None:
-                self._undelivered.append(link)
+                self._undelivered.append((link, spare))
                 return
         if second:
-            _discard(link)
+            link.discard()
+            spare.close()
         else:
-            self._hand_over(link)
+            self._hand_over(link, spare)
 
-    def _hand_over(self, link: Link) -> None:
+    def _hand_over(self, link: Link, spare: socket.socket) -> None:
+        """Whatever fails here ends the group: the peer takes the link for made."""
         assert self._deliver is not None
-        spare = link.socket.dup()
-        if self._deliver(link):
+        assert self._fail is not None
+        taken = True
+        try:
+            taken = self._deliver(link)
+        except Exception as problem:
+            # As a text: the frames of a traceback would keep the group.
+            _LOG.error("sealring: a link cannot be taken: %s", traceback.format_exc())
+            link.discard()
+            why = f"rank {self.terms.rank} cannot take its link with rank {link.peer}: {problem!r}"
+            self._fail(self.terms.rank, PeerUnreachable(why, peer=self.terms.rank))
+        if taken:
             spare.close()
         else:
             self._all.keep_open(spare)
         with self._lock:
             self._delivered.add(link.peer)
             self._lock.notify_all()
-
-
-def _discard(link: Link) -> None:
-    link.socket.close()
-    link.send_key.wipe()
-    link.receive_key.wipe()
 
 
 class _Book:
@@ -325,25 +413,3 @@ class _Book:
 
     def lookup(self, rank: int) -> tuple[Address, ...]:
         return self._addresses[rank]
-
-
-def link_of(
-    channel: SecureChannel,
-    memory: SharedMemory | None,
-    peer_group_key: _native.Secret | None,
-    *,
-    dialer: bool,
-) -> Link:
-    """Ends the channel; its socket, prepared before, carries records from here on."""
-    return Link(
-        peer=channel.peer.rank,
-        host=channel.peer_hello.host,
-        address=address_of(channel.socket),
-        socket=channel.detach(),
-        memory=memory,
-        dialer=dialer,
-        send_key=channel.link_keys.send,
-        receive_key=channel.link_keys.receive,
-        peer_group_key=peer_group_key,
-        fingerprint=channel.peer.key,
-    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sealring import _native
+from sealring.handshake.channel import SecureChannel, address_of
 from sealring.links.memory import SharedMemory
 
 # A host that answers nothing for about a minute is gone; a rank that merely computes has a kernel
@@ -36,6 +37,33 @@ class Link:
     """Of a first link; the engine has every member's by the time the others are made."""
     fingerprint: str
     """SHA-256 of the peer's public key, by which a broker would take it out of the job."""
+
+    def discard(self) -> None:
+        self.socket.close()
+        self.send_key.wipe()
+        self.receive_key.wipe()
+
+
+def link_of(
+    channel: SecureChannel,
+    memory: SharedMemory | None,
+    peer_group_key: _native.Secret | None,
+    *,
+    dialer: bool,
+) -> Link:
+    """Ends the channel; its socket, prepared before, carries records from here on."""
+    return Link(
+        peer=channel.peer.rank,
+        host=channel.peer_hello.host,
+        address=address_of(channel.socket),
+        socket=channel.detach(),
+        memory=memory,
+        dialer=dialer,
+        send_key=channel.link_keys.send,
+        receive_key=channel.link_keys.receive,
+        peer_group_key=peer_group_key,
+        fingerprint=channel.peer.key,
+    )
 
 
 def send_without_delay(sock: socket.socket) -> None:

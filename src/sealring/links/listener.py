@@ -357,13 +357,16 @@ class Listener:
     def _work(self, incoming: Incoming, sock: socket.socket) -> None:
         hand_over = None
         try:
-            hand_over = self._handle(incoming)
-        finally:
-            with self._lock:
-                self._cuttable.discard(sock)
+            try:
+                hand_over = self._handle(incoming)
+            finally:
+                with self._lock:
+                    self._cuttable.discard(sock)
             # Only now that stop() will not cut it; but stop() still waits for this thread.
             if hand_over is not None:
                 hand_over()
+        except Exception:  # the pool keeps it where nothing reads it
+            _LOG.exception("sealring: a worker's connection was not served to its end")
 
 
 def _has_bytes(sock: socket.socket) -> bool:

@@ -51,8 +51,8 @@ from sealring.links.forming import (
     confirm,
     first_links,
 )
-from sealring.links.late import LateLinks, LinksOfAKind, link_of
-from sealring.links.link import Link, prepare_socket, send_without_delay
+from sealring.links.late import LateLinks, LinksOfAKind
+from sealring.links.link import Link, link_of, prepare_socket, send_without_delay
 from sealring.links.listener import HandOver, Listener
 from sealring.links.rendezvous import Address, AddressBook, Store, encode_addresses
 from sealring.links.settling import Settling
@@ -209,6 +209,7 @@ class _Mesh:
                     self._listener,
                     self._transport,
                     self._sessions,
+                    self._timeout,
                 )
             self._formed.set()
             self._settling.say_ready(links)

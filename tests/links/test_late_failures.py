@@ -1,0 +1,189 @@
+"""What ends a group that makes links when they are needed, and what does not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sealring import _native
+from sealring.engine.endpoint import Endpoint
+from sealring.engine.mailbox import ANYONE
+from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
+from sealring.handshake import peers
+from sealring.links import late as late_links
+from sealring.links.dialer import Dialer
+from sealring.links.listener import Listener
+from sealring.schedule import Algorithm
+from tests.links.teams import SIZE, Team, team
+
+
+def but(*ranks: int) -> list[int]:
+    return [rank for rank in range(SIZE) if rank not in ranks]
+
+
+def receive(one: Team, rank: int, peer: int, timeout_s: float) -> int:
+    """The rank from which a message came."""
+    box, there = one.groups[rank].mailbox, np.zeros(10)
+    memory = (there.ctypes.data, there.nbytes)
+    return box.wait(box.submit(_native.Message(False, peer, 1, memory, timeout_s)))
+
+
+def send(one: Team, rank: int, peer: int, timeout_s: float) -> int:
+    box, there = one.groups[rank].mailbox, np.ones(10)
+    memory = (there.ctypes.data, there.nbytes)
+    return box.wait(box.submit(_native.Message(True, peer, 1, memory, timeout_s)))
+
+
+def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for name in ("_CLOSED_SECONDS", "_PATIENCE_SECONDS"):  # the latter is of earlier versions
+        monkeypatch.setattr(late_links, name, seconds, raising=False)
+
+
+def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes connections, and the message has a longer timeout."""
+    give_up_after(monkeypatch, 0.5)
+    monkeypatch.setattr(peers, "_ANSWER_SECONDS", 0.2)
+    plain, back, held = Listener._advance_newest, threading.Event(), threading.Event()
+    with team() as one:
+        late = one.groups[8].engine._late_links
+        assert late is not None
+        stopped = late._listener
+        del late
+
+        def advance(self: Listener) -> None:
+            if self is stopped:
+                held.set()
+                back.wait(20.0)
+            plain(self)
+
+        monkeypatch.setattr(Listener, "_advance_newest", advance)
+
+        def call(rank: int) -> int:
+            if rank == 3:
+                return send(one, 3, 8, 30.0)
+            assert held.wait(20.0)
+            time.sleep(2.0)
+            back.set()
+            return receive(one, 8, 3, 30.0)
+
+        assert one.all(call, *but(3, 8)) == [8, 3]
+
+
+def test_members_that_do_not_answer_hold_up_no_other() -> None:
+    """There are more of them than threads that dial."""
+    reached = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+
+        class Book:
+            def lookup(self, rank: int) -> tuple[tuple[str, int], ...]:
+                return (address,)
+
+        def attempt(sock: socket.socket, rank: int) -> Any:
+            if rank < 20:
+                raise PeerUnreachable("no answer", peer=rank)
+            sock.close()
+            return reached.set
+
+        failures: list[SealringError] = []
+        dialer = Dialer(Book(), attempt, failures.append)
+        for rank in range(21):
+            dialer.dial(rank)
+        try:
+            assert reached.wait(10.0)
+            assert not failures
+        finally:
+            dialer.stop()
+
+
+def test_a_receive_from_anyone_does_not_need_a_member_that_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give_up_after(monkeypatch, 0.5)
+    with team() as one:
+        one.groups[5].close()
+
+        def call(rank: int) -> int:
+            if rank == 0:
+                return receive(one, 0, ANYONE, 30.0)
+            time.sleep(2.0)
+            return send(one, 11, 0, 30.0)
+
+        assert one.all(call, *but(0, 11)) == [11, 0]
+
+
+def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
+    """Rank 3's receive from rank 5 ends the group there; rank 8 comes to rank 3 after that."""
+    with team() as one:
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: receive(one, rank, 3, 60.0), *but(8)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: send(one, rank, 3, 60.0), *but(10)) == [(PeerSilent, 5)]
+
+
+def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_alone() -> None:
+    """Rank 5 sees it at once, and has no link but the one with that member."""
+    with team() as one:
+        one.groups[4].close()
+
+        def call(rank: int) -> None:
+            values = np.ones(5000, dtype=np.float32)
+            one.groups[rank].all_reduce(values, Algorithm.RING, timeout_s=60.0)
+
+        assert set(one.all(call, 4)) == {(PeerLost, 4)}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_no_descriptor_left_when_a_link_is_made(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """At either end: the peer has not been told that the link exists, and both try again."""
+    plain, lacks = socket.socket.dup, iter(range(times))
+
+    def dup(self: socket.socket) -> socket.socket:
+        if next(lacks, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return plain(self)
+
+    with team() as one:
+        monkeypatch.setattr(socket.socket, "dup", dup)
+
+        def call(rank: int) -> int:
+            return send(one, 3, 8, 8.0) if rank == 3 else receive(one, 8, 3, 8.0)
+
+        assert one.all(call, *but(3, 8)) == [8, 3]
+        assert next(lacks, None) is None
+
+
+@pytest.mark.parametrize("victim", [3, 8])
+def test_a_link_that_an_end_cannot_take_ends_the_group_at_both(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, victim: int
+) -> None:
+    """The peer takes it for made. Rank 3 dials, rank 8 is dialed."""
+    plain = Endpoint.add_late_link
+
+    def add(self: Any, peer: int, link: Any) -> bool:
+        if self._names.rank == victim:
+            raise MemoryError
+        return plain(self, peer, link)
+
+    monkeypatch.setattr(Endpoint, "add_late_link", add)
+    with team() as one:
+
+        def call(rank: int) -> int:
+            if rank == 3:
+                return send(one, 3, 8, 20.0)
+            time.sleep(1.0)
+            return receive(one, 8, 3, 20.0)
+
+        outcome = one.all(call, *but(3, 8))
+        # A short message may be gone before the peer's end is known.
+        assert set(outcome) <= {(PeerLost, victim), 8}
+        assert (PeerLost, victim) in outcome
+        assert "MemoryError" in caplog.text
