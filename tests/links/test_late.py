@@ -17,6 +17,7 @@ from sealring import _native
 from sealring._native import Failure, FailureCode
 from sealring.engine.link_ends import LateEnds
 from sealring.errors import (
+    CertificateExpired,
     CertificateRevoked,
     DuplicateRank,
     NoLongerAdmitted,
@@ -28,7 +29,7 @@ from sealring.errors import (
     WrongGroup,
 )
 from sealring.handshake import dial, statements
-from sealring.identity import load_credentials
+from sealring.identity import load_credentials, verification
 from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, forming, mesh
 from sealring.links import late as late_links
@@ -289,3 +290,23 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
         del late, ends
         assert [failure.code for failure in failures] == [code]
         assert type(error).__name__ in failures[0].text
+
+
+def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links are made with those certificates with which it was formed, and with no other ones."""
+
+    def expired(certificate: Any, now: Any, who: str, rank: int) -> None:
+        raise CertificateExpired(f"the certificate of {who} has ended", peer=rank)
+
+    with team() as one:
+        monkeypatch.setattr(verification, "_check_dates", expired)
+        sum_of(one, Algorithm.RING)
+        assert one.all(lambda rank: swap(one, rank)) == [SIZE - 1.0 - rank for rank in range(SIZE)]
+        late = one.groups[11].engine._late_links
+        assert late is not None
+        terms = late.collectives.terms
+        del late
+        other = ISSUER.credentials(11, world=SIZE)
+        address = one.groups[3].agreed.members[3].addresses[0]
+        with socket.create_connection(address) as sock, pytest.raises(CertificateExpired):
+            dial(sock, other, terms, 3, soon())

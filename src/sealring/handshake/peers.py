@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from sealring.errors import (
     HandshakeError,
@@ -370,8 +371,19 @@ def verified(
         rank=rank,
         where=address,
         judge=judge,
+        judge_dates=not _was_in_date(certificate, credentials, terms),
     )
     return peer, judged
+
+
+def _was_in_date(certificate: x509.Certificate, credentials: Credentials, terms: Terms) -> bool:
+    """A group that exists does not end with its members' certificates, as its first links do not.
+
+    Where a broker renews certificates, one that has ended is a member that is no longer admitted.
+    """
+    if credentials.admission is not None:
+        return False
+    return certificate.fingerprint(hashes.SHA256()) in terms.certificates
 
 
 def _receive_hello(connection: Connection, peer: VerifiedPeer) -> tuple[bytes, Hello]:

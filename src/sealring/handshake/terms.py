@@ -49,6 +49,8 @@ class Terms:
     """Random per attempt: tells a worker that reconnects from a second one with its rank."""
     transcript: str = ""
     """Of the group as it was formed, in hexadecimal: for links that are made afterwards."""
+    certificates: frozenset[bytes] = frozenset()
+    """SHA-256 of the certificates with which the group was formed, for links made afterwards."""
     host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
     """For people to read, and for the choice of algorithm: who shares a host with whom."""
 

@@ -68,6 +68,8 @@ class Member:
     addresses: tuple[Address, ...]
     """Where it takes further links."""
     instance: str
+    certificate: bytes
+    """SHA-256 of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +301,7 @@ def _verified_member(
     where = f"{statement.host}, as another member passed it on"
     peer, _ = verified(certificate, credentials, terms, statement.rank, where)
     addresses = parse_addresses(statement.addresses) if statement.addresses else ()
-    return Member(statement.host, peer.key, addresses, statement.instance)
+    return Member(statement.host, peer.key, addresses, statement.instance, peer.fingerprint)
 
 
 def _der(certificate: x509.Certificate) -> bytes:

@@ -98,7 +98,11 @@ class LateLinks:
         self._may_close = threading.Event()
         self._spares: list[socket.socket] = []
         self._process = _native.ProcessMark()
-        formed = replace(terms, transcript=agreed.transcript.hex())
+        formed = replace(
+            terms,
+            transcript=agreed.transcript.hex(),
+            certificates=frozenset(each.certificate for each in agreed.members.values()),
+        )
         self.collectives = LinksOfAKind(self, formed, linked)
         self.messages = LinksOfAKind(self, replace(formed, epoch=f"{terms.epoch}.messages"), ())
 

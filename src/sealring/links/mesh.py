@@ -451,7 +451,8 @@ class _Mesh:
 
     def _begin(self, sock: socket.socket) -> Incoming:
         credentials = self._credentials or self._later
-        return Incoming(sock, credentials, self._terms, self._sessions, self._terms_for)
+        terms = self._terms if self._late is None else self._late.collectives.terms
+        return Incoming(sock, credentials, terms, self._sessions, self._terms_for)
 
     def _terms_for(self, hello: Hello) -> Terms:
         """Of a link for the group's formation, or of one that is made later.
