@@ -310,3 +310,20 @@ def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPat
         address = one.groups[3].agreed.members[3].addresses[0]
         with socket.create_connection(address) as sock, pytest.raises(CertificateExpired):
             dial(sock, other, terms, 3, soon())
+
+
+def test_a_members_second_connection_is_not_reported_as_a_strangers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with team() as one:
+        others = [rank for rank in range(SIZE) if rank not in (3, 8)]
+        assert one.all(lambda rank: swap(one, rank), *others) == [8.0, 3.0]
+        late = one.groups[8].engine._late_links
+        assert late is not None
+        terms = late.messages.terms
+        del late
+        address = one.groups[3].agreed.members[3].addresses[0]
+        raises = pytest.raises(PeerUnreachable, match="linked already")
+        with socket.create_connection(address) as sock, raises:
+            dial(sock, one.workers[8].credentials, terms, 3, soon())
+    assert "was refused" not in caplog.text

@@ -187,3 +187,19 @@ def test_a_link_that_an_end_cannot_take_ends_the_group_at_both(
         assert set(outcome) <= {(PeerLost, victim), 8}
         assert (PeerLost, victim) in outcome
         assert "MemoryError" in caplog.text
+
+
+def test_no_thread_left_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group ends with an error of its own, at both ends, and closes as any other."""
+    plain = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "sealring-dial":
+            raise RuntimeError("can't start new thread")
+        plain(self)
+
+    with team() as one:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert one.all(lambda rank: send(one, rank, 8, 20.0), *but(3)) == [(PeerLost, 3)]
+        monkeypatch.undo()
+        assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [(PeerLost, 3)]

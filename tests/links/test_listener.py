@@ -99,10 +99,19 @@ def test_listeners_of_one_process_share_its_descriptors(monkeypatch: pytest.Monk
             listeners.append(
                 Listener(["127.0.0.1"], lambda _: None, lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
             )
-        for listener in listeners:
-            listener._take_share()  # as its thread does four times a second
-        assert sum(listener._silent._most for listener in listeners) <= 512 // 4
-        assert sum(listener._greeting._most for listener in listeners) <= 512 // 8
+        first, *others = listeners
+        first._take_share()
+        assert (first._silent._most, first._greeting._most) == (512 // 4, 512 // 8)
+        for listener in others:  # a flood at each: they take what there is, one after the other
+            listener._take_share()
+            fill = [None] * listener._silent._most
+            listener._silent, listener._greeting = fill, fill[: 512 // 8]  # type: ignore[assignment]
+        first._take_share()
+        assert (first._silent._most, first._greeting._most) == (512 // 16, 512 // 32)
+        for listener in others:
+            listener._silent = listener._greeting = []  # type: ignore[assignment]
+        first._take_share()
+        assert first._silent._most == 512 // 4
     finally:
         for listener in listeners:
             listener.stop()

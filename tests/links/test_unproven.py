@@ -85,9 +85,11 @@ def test_several_listeners_share_what_one_may_hold(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     silent, greeting = unproven.limits()
     for listeners in range(2, 9):
-        shares = unproven.limits(listeners)
+        assert unproven.limits(listeners) == (silent, greeting), "the others hold none"
+        shares = unproven.limits(listeners, silent, greeting)
         assert shares[0] * listeners <= silent
         assert shares[1] * listeners <= greeting
+        assert unproven.limits(listeners, silent - 200, greeting - 100) == (200, 100)
 
 
 def test_a_lower_limit_makes_those_give_way_that_waited_longest() -> None:

@@ -115,11 +115,22 @@ class Dialer:
             now = time.monotonic()
             heapq.heappush(self._jobs, (now + pause, next(self._numbers), rank, job))
             due = sum(when <= now for when, *_ in self._jobs)
+            problem = None
             if due > self._idle and len(self._threads) < _THREADS:
-                thread = threading.Thread(target=self._run, name="sealring-dial", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                problem = self._start_thread()
             self._lock.notify()
+        if problem is not None:
+            self._fail(PeerUnreachable(f"no thread can be started to dial: {problem}"))
+
+    def _start_thread(self) -> RuntimeError | None:
+        """With fewer threads than there might be all goes on; without any nothing does."""
+        thread = threading.Thread(target=self._run, name="sealring-dial", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:
+            return None if self._threads else problem
+        self._threads.append(thread)
+        return None
 
     def stop(self) -> None:
         """Break off what is under way, and wait for the threads."""

@@ -149,7 +149,10 @@ class LateLinks:
             self._close_spares()
 
         if self.here and not self._stopping.locked():
-            threading.Thread(target=run, name="sealring-late-stop", daemon=True).start()
+            try:
+                threading.Thread(target=run, name="sealring-late-stop", daemon=True).start()
+            except RuntimeError as problem:  # stop() does it when the group is closed
+                _LOG.warning("sealring: a thread cannot be started: %s", problem)
 
     def _end_dialing(self) -> None:
         if self._refusing.acquire(blocking=False):
@@ -360,7 +363,7 @@ class LinksOfAKind:
                 return
         _LOG.warning("sealring: a link cannot be made: %s", str(error))
         if fail is not None:
-            fail(-1 if rank is None else rank, error)
+            fail(self.terms.rank if rank is None else rank, error)
 
     # ---- both ------------------------------------------------------------------------------------
 

@@ -54,10 +54,14 @@ _FEW: Final = 64
 strangers who come again and again would displace workers before they are served."""
 
 _open: Final[weakref.WeakSet[Listener]] = weakref.WeakSet()
+_opening = threading.Lock()
+"""Held by a thread that changes `_open` or looks through it."""
 
 
 def _close_in_child() -> None:
     """A child that outlives its parent must not keep the parent's port open: peers would wait."""
+    global _opening
+    _opening = threading.Lock()  # a thread of the parent may hold it
     for listener in list(_open):
         listener.close_descriptors()
 
@@ -113,7 +117,8 @@ class Listener:
             self.stop()
             raise
         if self._sockets:
-            _open.add(self)
+            with _opening:
+                _open.add(self)
         self._take_share()
 
     def close_descriptors(self) -> None:
@@ -135,7 +140,8 @@ class Listener:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        _open.discard(self)
+        with _opening:
+            _open.discard(self)
         os.eventfd_write(self._wake, 1)
         if self._thread is not None:
             self._thread.join()
@@ -184,8 +190,14 @@ class Listener:
                 self._drop_overdue()
 
     def _take_share(self) -> None:
-        """Of what all listeners of this process may hold; it shrinks when there are more."""
-        silent, greeting = limits(len(_open))
+        """Of what all listeners of this process may hold; it shrinks when others hold more."""
+        with _opening:
+            others = [each for each in _open if each is not self]
+        silent, greeting = limits(
+            len(others) + 1,
+            sum(len(each._silent) for each in others),
+            sum(len(each._greeting) for each in others),
+        )
         self._silent.limit_to(min(silent, self._most_silent))
         self._greeting.limit_to(greeting)
         for one in (*self._silent.too_many(), *self._greeting.too_many()):
@@ -213,6 +225,7 @@ class Listener:
                 return
 
     def _make_room(self, stage: UnprovenConnections, source: str) -> bool:
+        self._take_share()
         if stage.has_room(source):
             return True
         oldest = stage.to_give_way(source, time.monotonic())

@@ -139,11 +139,14 @@ class UnprovenConnections:
         return oldest if now >= oldest.waiting_since + LEAST_SECONDS else None
 
 
-def limits(listeners: int = 1) -> tuple[int, int]:
-    """The most silent and the most greeting connections of each of this process's listeners.
+def limits(
+    listeners: int = 1, silent_elsewhere: int = 0, greeting_elsewhere: int = 0
+) -> tuple[int, int]:
+    """The most silent and the most greeting connections of one of this process's listeners.
 
-    Together they keep to a part of the process's limit of files. An equal share for each: a flood
-    at one group's listener leaves the others theirs.
+    Together they keep to a part of the process's limit of files. A listener may have what the
+    others leave free, because many members may dial it at once; and it may always have an equal
+    share, so that a flood at one group's listener leaves the others theirs.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     silent, greeting = MOST_SILENT, MOST_GREETING
@@ -151,7 +154,10 @@ def limits(listeners: int = 1) -> tuple[int, int]:
         silent, greeting = min(silent, files // 4), min(greeting, files // 8)
     if listeners <= 1:
         return max(2, silent), max(2, greeting)
-    return max(_LEAST_SHARE, silent // listeners), max(_LEAST_SHARE, greeting // listeners)
+    return (
+        max(_LEAST_SHARE, silent // listeners, silent - silent_elsewhere),
+        max(_LEAST_SHARE, greeting // listeners, greeting - greeting_elsewhere),
+    )
 
 
 def silent_for(sock: socket.socket) -> float:
