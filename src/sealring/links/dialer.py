@@ -222,7 +222,7 @@ class Dialer:
         then()
 
     def _try(self, rank: int, address: Address) -> int | None:
-        """None if that is done, or is not to be done any more; else why not, if it has a number."""
+        """None if the rank is reached, or the dialer stops; else what failed (errno, or -1)."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
             sock = socket.socket(family, socket.SOCK_STREAM)
