@@ -17,6 +17,7 @@ from sealring.cli import (
     policy,
     report,
     run,
+    top,
     trace,
 )
 from sealring.cli.terminal import errors
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run", context_settings=run.PASS_ON)(run.run)
+app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.command("attest")(attest.attest)
 app.command("plan")(plan.plan)
