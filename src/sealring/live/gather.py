@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from sealring.links.forming import groups_forming
 from sealring.live.status import (
     ErrorStatus,
     GroupCounts,
@@ -200,18 +201,22 @@ def _counts() -> list[GroupCounts]:
     return [each.counts(_short(name)) for name, each in sums.items()]
 
 
-def socket_status(process: ProcessFacts) -> SocketStatus:
+def socket_status(process: ProcessFacts, without: Collection[int] = ()) -> SocketStatus:
+    """`without`: sockets that end with this answer."""
     links = [
         LinkSocket(each.inode, _short(recorder.group), each.peer, each.transport)
         for recorder in recorders()
         if not recorder.closed
         for each in _facts.get(recorder, _UNKNOWN).links
     ]
+    making, listeners = groups_forming()
     return SocketStatus(
         pid=os.getpid(),
-        own=own_sockets(),
+        own=[inode for inode in own_sockets() if inode not in without],
         links=links[:MOST_LINKS],
         links_left_out=max(0, len(links) - MOST_LINKS),
+        groups_forming=making,
+        listeners=listeners,
         store=process.store,
         torch_groups=process.torch_groups()[:MOST_GROUPS],
     )

@@ -140,6 +140,9 @@ class SocketStatus:
     """Inodes of all sockets that the process has open, as it sees them itself."""
     links: list[LinkSocket]
     links_left_out: int
+    groups_forming: int
+    listeners: list[int]
+    """Inodes of the sockets on which those groups take TLS connections."""
     store: str | None
     """HOST:PORT of torch's store."""
     torch_groups: list[TorchGroup]

@@ -57,7 +57,8 @@ def _status() -> bytes:
 
 def _sockets() -> bytes:
     assert _facts is not None
-    return bounded(encode("sockets", socket_status(_facts)))
+    readers = set() if _server is None else _server.connections()
+    return bounded(encode("sockets", socket_status(_facts, without=readers)))
 
 
 def socket_path() -> Path | None:
