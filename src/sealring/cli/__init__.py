@@ -13,10 +13,12 @@ from sealring.cli import (
     ca,
     demo,
     doctor,
+    metrics,
     plan,
     policy,
     report,
     run,
+    top,
     trace,
 )
 from sealring.cli.terminal import errors
@@ -31,6 +33,8 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run", context_settings=run.PASS_ON)(run.run)
+app.command("top")(top.top)
+app.command("metrics")(metrics.metrics)
 app.command("doctor")(doctor.doctor)
 app.command("attest")(attest.attest)
 app.command("plan")(plan.plan)

@@ -9,6 +9,7 @@ listener    takes connections from anybody, a bounded number at a time
 dialer      reaches the lower ranks, and tries again
 waiting     links that have their keys and wait for the others; shared between threads
 mesh        all links of a group or none: build_mesh
+forming     the groups that are being made just now
 diagnosis   why it is not complete when its time is up
 link        what comes out
 """

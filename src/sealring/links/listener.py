@@ -102,6 +102,11 @@ class Listener:
     def addresses(self) -> list[Address]:
         return [sock.getsockname()[:2] for sock in self._sockets]
 
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the sockets that listen."""
+        return [sock.fileno() for sock in self._sockets if sock.fileno() >= 0]
+
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="sealring-listen", daemon=True)
         self._thread.start()
