@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*/*.[ch]pp native/*/*/*.[ch]pp) CMakeLists.txt pyproject.toml
 FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo examples)
 CPP_FILES := '*.cpp' '*.hpp' '*.cu'
-SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl prometheus
+SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl prometheus slurmctld slurmd slurm-client \
+  munge kubernetes-client golang-go golang-github-masterminds-sprig-dev
 LIBCRYPTO := build/libcrypto
 # Where the libcrypto is that becomes part of the module; empty for the system's.
 STATIC_OPENSSL = SEALRING_STATIC_OPENSSL=$(shell cat $(LIBCRYPTO)/prefix)
@@ -47,7 +48,7 @@ test-gpu: $(VENV)/.installed ## what needs a GPU (compute capability 9.0 or late
 	@$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" || { echo "torch finds no GPU here"; exit 1; }
 	$(BIN)/python -m pytest tests/gpu tests/engine/cuda
 
-system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium, Maude, valgrind, iproute2, curl, Prometheus
+system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium, Maude, valgrind, iproute2, curl, Prometheus, Slurm, kubectl, Go
 	@dpkg --status $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends $(SYSTEM_PACKAGES); }
 

@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-FOLDERS: Final = ("src", "native", "tests", "docs", "model", "examples", "tools", ".ci", ".github")
+FOLDERS: Final = (
+    "src",
+    "native",
+    "tests",
+    "docs",
+    "model",
+    "examples",
+    "tools",
+    "deploy",
+    ".ci",
+    ".github",
+)
 DATA: Final = ("tests/fuzz/corpus/", "native/fuzz/corpus/", "docs/results/")
 HERE: Final = ("tools/words.py", "CONTRIBUTING.md")
 """What has to name the phrases."""

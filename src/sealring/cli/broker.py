@@ -36,7 +36,13 @@ _REFUSALS_SHOWN: Final = 5
 Ca = Annotated[Path, typer.Option("--ca", help="The authority, of `sealring ca init`.")]
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--store", help="FILE, or etcd://HOST:PORT,... ; CA/broker.sqlite if not given."),
+    typer.Option(
+        "--store", help="FILE, or etcd://HOST:PORT,... ; STATE/broker.sqlite if not given."
+    ),
+]
+StateFolder = Annotated[
+    Path | None,
+    typer.Option("--state", help="The folder that the broker writes to; CA if not given."),
 ]
 Job = Annotated[str | None, typer.Option("--job", help="The job.")]
 Rank = Annotated[int | None, typer.Option("--rank", help="The rank.")]
@@ -51,6 +57,7 @@ def serve(
     ] = None,
     ca: Ca = Path("sealring-ca"),
     store: StoreUrl = None,
+    state: StateFolder = None,
     listen: Annotated[str, typer.Option(help="Where workers ask.")] = f"0.0.0.0:{_PORT}",
     page: Annotated[
         str, typer.Option(help="Where on this host the read-only page is; `none`: no page.")
@@ -74,7 +81,7 @@ def serve(
     _start_log()
     asyncio.run(
         _serve(
-            policy, ca, store, _address(listen), None if page == "none" else _address(page),
+            policy, ca, store, state, _address(listen), None if page == "none" else _address(page),
             name or _own_names(), keys, cache,
         )
     )  # fmt: skip
@@ -84,6 +91,7 @@ def serve(
 def revoke(
     ca: Ca = Path("sealring-ca"),
     store: StoreUrl = None,
+    state: StateFolder = None,
     job: Job = None,
     rank: Rank = None,
     machine: Machine = None,
@@ -95,11 +103,14 @@ def revoke(
     now = time.time()
     if machine is not None:
         barred = _decide(
-            ca, store, lambda ledger, view: ledger.bar_machine(view, now, machine, unseen=unseen)
+            ca,
+            store,
+            state,
+            lambda ledger, view: ledger.bar_machine(view, now, machine, unseen=unseen),
         )
     else:
         name = _name(job, rank)
-        barred = _decide(ca, store, lambda ledger, view: ledger.revoke(view, now, name))
+        barred = _decide(ca, store, state, lambda ledger, view: ledger.revoke(view, now, name))
     for one in barred:
         _say(f"Out: {one}")
     _say("Peers learn of it at their next renewal, new groups at once.")
@@ -109,6 +120,7 @@ def revoke(
 def release(
     ca: Ca = Path("sealring-ca"),
     store: StoreUrl = None,
+    state: StateFolder = None,
     job: Job = None,
     rank: Rank = None,
     machine: Machine = None,
@@ -117,19 +129,21 @@ def release(
     now = time.time()
     if machine is not None:
         for one in _decide(
-            ca, store, lambda ledger, view: ledger.readmit_machine(view, now, machine)
+            ca, store, state, lambda ledger, view: ledger.readmit_machine(view, now, machine)
         ):
             _say(f"Machine {one} may join again.")
     elif job is not None and rank is None:
         freed: list[int] = []
-        while some := _decide(ca, store, lambda ledger, view: ledger.release_some(view, now, job)):
+        while some := _decide(
+            ca, store, state, lambda ledger, view: ledger.release_some(view, now, job)
+        ):
             freed += some
         if not freed:
             raise ConfigurationError(f"no rank of {job} is held")
         _say(f"{len(freed)} ranks of {job} are free. What was revoked stays barred.")
     else:
         name = _name(job, rank)
-        _decide(ca, store, lambda ledger, view: ledger.release(view, now, name))
+        _decide(ca, store, state, lambda ledger, view: ledger.release(view, now, name))
         _say(f"Rank {name.rank} of {name.job} is free.")
 
 
@@ -137,6 +151,7 @@ def release(
 def audit(
     ca: Ca = Path("sealring-ca"),
     store: StoreUrl = None,
+    state: StateFolder = None,
     head: Annotated[
         str | None, typer.Option(help="A head that was noted earlier; it must be in the log.")
     ] = None,
@@ -146,7 +161,7 @@ def audit(
     from sealring.broker import audit as log
     from sealring.broker import strangers
 
-    keys, opened = _open(ca, store)
+    keys, opened = _open(ca, store, state)
     try:
         public = keys.audit_key.public_key()
         found, entries = opened.submit(lambda view: log.check(view, public, head)).result()
@@ -201,6 +216,7 @@ async def _serve(
     policy: Path,
     ca: Path,
     store: str | None,
+    state: Path | None,
     listen: tuple[str, int],
     page: tuple[str, int] | None,
     names: list[str],
@@ -214,7 +230,7 @@ async def _serve(
 
     rules, digest = read_policy(policy)
     trust = trust_in(rules, cache)
-    keys, opened = _open(ca, store)
+    keys, opened = _open(ca, store, state)
     broker = Broker(keys, opened, Rules(rules, digest, trust, data_keys))
     try:
         broker.check_data_keys()
@@ -241,24 +257,27 @@ async def _serve(
         opened.close()
 
 
-def _open(ca: Path, store: str | None) -> tuple[BrokerKeys, Store]:
+def _open(ca: Path, store: str | None, state: Path | None) -> tuple[BrokerKeys, Store]:
     from sealring.broker.authenticated import VersionNote
     from sealring.broker.etcd import EtcdStore
     from sealring.broker.keys import open_broker_keys
     from sealring.broker.sqlite import SqliteStore
 
     keys = open_broker_keys(ca)
-    note = VersionNote(ca / "broker.version")
+    folder = state or ca
+    note = VersionNote(folder / "broker.version")
     if store is not None and "://" in store:
         return keys, EtcdStore(store, keys.name, keys.store_key, note)
-    path = Path(store) if store else ca / "broker.sqlite"
+    path = Path(store) if store else folder / "broker.sqlite"
     return keys, SqliteStore(path, keys.store_key, note)
 
 
-def _decide(ca: Path, store: str | None, decide: Callable[[Ledger, View], T]) -> T:
+def _decide(
+    ca: Path, store: str | None, state: Path | None, decide: Callable[[Ledger, View], T]
+) -> T:
     from sealring.broker.ledger import Ledger
 
-    keys, opened = _open(ca, store)
+    keys, opened = _open(ca, store, state)
     ledger = Ledger(keys.audit_key, rejoins=0)
     try:
         return opened.submit(lambda view: decide(ledger, view)).result()
