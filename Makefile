@@ -14,7 +14,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: docs coverage format tidy lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance integrations clean help
+.PHONY: docs coverage format tidy lock sbom wheels install-test reproducible release containers container-deps container-test demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance integrations clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -140,14 +140,35 @@ lock: $(VENV)/.locked ## writes requirements.lock: the hashes of all packages of
 sbom: $(VENV)/.installed ## a software bill of materials (CycloneDX): build/sealring.cdx.json
 	@mkdir -p build && $(BIN)/python tools/sbom.py >build/sealring.cdx.json && echo build/sealring.cdx.json
 
-wheel: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the wheel, in dist/; its times are those of the last commit
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
-	  --no-build-isolation --no-deps --config-settings=cmake.define.$(STATIC_OPENSSL) --wheel-dir dist .
-	@! for wheel in dist/*.whl; do $(BIN)/python -m zipfile -l $$wheel; done | grep stand_ins
-	@sha256sum dist/*.whl
+# Interpreters to build with; without them tools/wheels.py looks for 3.11, and for 3.12 or later.
+PYTHONS ?=
+wheels: $(VENV)/.locked ## source distribution and manylinux wheels with OpenSSL inside, in dist/; PYTHONS="python3.11 python3.12"
+	@$(BIN)/python tools/wheels.py $(addprefix --python ,$(PYTHONS))
 
-reproducible: $(VENV)/.locked $(LIBCRYPTO)/prefix ## builds the wheel twice, in different folders, and compares
-	@tools/reproducible.sh $(BIN)/python "$$(cat $(LIBCRYPTO)/prefix)"
+install-test: ## installs dist/'s wheel where no compiler and no header can be reached, and runs it; PYTHONS=... chooses
+	@$(foreach python,$(or $(PYTHONS),$(PYTHON)),$(PYTHON) tools/install_test.py --python $(python) dist &&) true
+
+reproducible: $(VENV)/.locked ## builds source distribution and wheels twice, in different folders, and compares
+	@tools/reproducible.sh $(BIN)/python $(PYTHONS)
+
+release: $(VENV)/.installed ## makes and checks the files of VERSION=X.Y.Z, on its tag; DRY=1 tries it without a tag. Publishes nothing
+	@test -n "$(VERSION)" || { echo "make release VERSION=X.Y.Z"; exit 1; }
+	@$(BIN)/python tools/release.py $(if $(DRY),--dry) $(addprefix --python ,$(PYTHONS)) $(VERSION)
+
+CONTAINER_PACKAGES := podman buildah runc mmdebstrap
+container-deps: ## Debian packages that build and run containers
+	@dpkg --status $(CONTAINER_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends $(CONTAINER_PACKAGES); }
+
+# Without LOCAL_BASE the images are based on the registry's debian:trixie-slim.
+LOCAL_BASE ?=
+CONTAINER_PYTHON ?= 3.13
+ROLES ?= broker worker
+containers: $(VENV)/.installed ## images of the broker and of a worker, from dist/'s wheels; LOCAL_BASE=trixie: no registry
+	@$(BIN)/python -m tools.containers $(addprefix --local-base ,$(LOCAL_BASE)) --python $(CONTAINER_PYTHON) $(ROLES)
+
+container-test: $(VENV)/.installed ## starts the images: the broker's health check, a worker's training
+	$(BIN)/python -m pytest tests/containers -v -rs
 
 model: ## the protocol's models: no attack with all checks, the known one without each (needs maude)
 	@$(PYTHON) -m model.check

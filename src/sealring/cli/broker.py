@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
+from sealring.cli.health import health
 from sealring.cli.terminal import console, errors, print_json
 from sealring.errors import ConfigurationError
 from sealring.identity.names import WorkerName
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # its packages are an extra
     from sealring.broker.store import Store, View
 
 app = typer.Typer(help="Give ranks and keys to workers whose evidence passes a policy.")
+app.command()(health)
 
 T = TypeVar("T")
 _PORT: Final = 8443
