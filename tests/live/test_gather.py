@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from sealring.engine.link_ends import LinkSocket
 from sealring.live import gather
-from sealring.live.gather import MOST_GROUPS, MOST_PEERS, OTHERS, GroupFacts, LinkFacts
+from sealring.live.gather import MOST_GROUPS, MOST_PEERS, OTHERS, GroupFacts
 from sealring.live.status import WorkerStatus, decode, encode
 from sealring.recorder import process
 from sealring.recorder.counts import EndedGroups
@@ -86,8 +87,8 @@ def test_of_a_large_group_the_peers_that_are_waited_for_are_shown() -> None:
     flight = recorder(Slow())
     flight.members = tuple(range(1000))
     keep(flight)
-    links = tuple(LinkFacts(rank, f"host-{rank}", "tcp", 5000 + rank) for rank in range(1000))
-    gather.note_group(flight, GroupFacts(links, lambda: "nccl"))
+    links = tuple(LinkSocket(rank, f"host-{rank}", "tcp", 5000 + rank) for rank in range(1000))
+    gather.note_group(flight, GroupFacts(lambda: links, lambda: "nccl"))
     status = through_json(gather.worker_status(facts()))
     (shown,) = status.groups
     assert [peer.rank for peer in shown.peers] == list(range(999, 999 - MOST_PEERS, -1))

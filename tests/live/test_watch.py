@@ -15,9 +15,13 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.errors import ConfigurationError
-from sealring.live.gather import own_sockets
+from sealring.links import setting_up
+from sealring.links.link import send_without_delay
+from sealring.links.listener import _listen
+from sealring.live.gather import own_sockets, socket_status
 from sealring.live.processes import End, Process, _end, family
-from sealring.live.watch import WatchedProcess, watch
+from sealring.live.watch import WatchedProcess, _Known, _verdict, watch
+from tests.live.scenes import facts
 from tests.workers import Workers
 
 
@@ -116,6 +120,29 @@ def test_a_process_that_may_not_be_looked_at(
     )
     assert done.exit_code == 1
     assert "its sockets are not known: run this as root" in done.stdout
+
+
+def test_sockets_on_which_links_are_being_made_are_named() -> None:
+    known = _Known({}, set(), set())
+    with _listen("127.0.0.1") as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address) as dialed:
+            send_without_delay(dialed)
+            known.setting_up.update(setting_up.inodes())
+            status = socket_status(facts())
+            (process,) = [each for each in family(os.getpid()) if each.pid == os.getpid()]
+            table = process.table()
+            for sock, words in ((listener, "takes connections"), (dialed, "a connection")):
+                inode = os.fstat(sock.fileno()).st_ino
+                assert inode in status.setting_up
+                assert _verdict(table[inode], status, known) == (
+                    "set-up", f"{words} for a link that is being made, under TLS",
+                )  # fmt: skip
+            descriptor = dialed.detach()  # as when a link is handed over
+            inode = os.fstat(descriptor).st_ino
+            assert inode not in setting_up.inodes()
+            os.close(descriptor)
+    assert setting_up.inodes() == []
 
 
 def test_no_such_process(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from sealring.cli import (
     policy,
     report,
     run,
+    terminal,
     top,
     trace,
 )
+from sealring.cli.help import prepare
 from sealring.cli.terminal import errors
 from sealring.errors import SealringError
 from sealring.version import __version__
@@ -49,17 +51,27 @@ app.add_typer(trace.app, name="trace")
 @app.callback(invoke_without_command=True)
 def _options(
     version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    debug: bool = typer.Option(False, "--debug", help="Show Python's tracebacks of errors."),
 ) -> None:
+    terminal.debug = debug
     if version:
         typer.echo(__version__)
         raise typer.Exit
 
 
 def main() -> None:
-    """The console script. An error of ours is a sentence, not a traceback; exit status 2."""
+    """The console script. An error is one sentence, and a traceback only with --debug."""
     try:
-        app()
+        prepare(typer.main.get_command(app))()
     except SealringError as error:
-        errors.print(type(error).__name__, style="bold red", end=": ")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _end(error, "")
+    except Exception as error:
+        _end(error, "\nsealring does not know this error: `sealring --debug` shows where it is.")
+
+
+def _end(error: Exception, advice: str) -> None:
+    if terminal.debug:
+        raise error
+    errors.print(type(error).__name__, style="bold red", end=": ")
+    errors.print(f"{error}{advice}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)

@@ -32,10 +32,7 @@ def metrics(
         typer.Option(help=f"Where the workers' sockets are. Default: as {SETTING} says."),
     ] = None,
 ) -> None:
-    """Give what the workers of this machine count to Prometheus or OpenTelemetry's collector.
-
-    Example: sealring metrics --listen 127.0.0.1:9464
-    """
+    """Give what the workers of this machine count to Prometheus or OpenTelemetry's collector."""
     place = directory or chosen_directory(os.environ)
     if place is None:
         raise ConfigurationError(

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 console = Console()
 errors = Console(stderr=True)
+debug = False
+"""Tracebacks are shown."""
 
 
 def print_json(value: Any) -> None:

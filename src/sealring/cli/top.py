@@ -38,10 +38,7 @@ def top(
         typer.Option(help=f"Where the workers' sockets are. Default: as {SETTING} says."),
     ] = None,
 ) -> None:
-    """Show the workers that run on this machine: what they seal, and whom they wait for.
-
-    Example: sealring top --job train
-    """
+    """Show the workers that run on this machine: what they seal, and whom they wait for."""
     if as_json and not once:
         raise ConfigurationError("--json prints one reading: pass --once besides")
     place = directory or chosen_directory(os.environ)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sealring import _native
 from sealring.engine.failures import Names, error_from
-from sealring.engine.link_ends import LinkEnds, hand_over
+from sealring.engine.link_ends import LinkEnds, LinkSocket, hand_over, socket_of
 from sealring.errors import GroupError, Unsupported
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ class Endpoint(Generic[Native]):
         """Several threads may come with a first tensor."""
         if lease is not None:
             native.use_lease(lease)
+        self.link_sockets: list[LinkSocket] = []
         for peer, link in links:
             names.hosts[peer] = link.host
+            self.link_sockets.append(socket_of(names.members[peer], link))
             hand_over(native, peer, link, publishes=publishes)
 
     def _require_gpu(self, ordinal: int, what: str) -> None:

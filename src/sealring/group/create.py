@@ -15,7 +15,7 @@ from sealring.group.backward import restore_errors_in_backward
 from sealring.group.gpu import GpuCalls, in_use
 from sealring.group.gpu_setup import GpuSetup
 from sealring.group.interrupts import interrupt_on_signal
-from sealring.group.live import facts_of, group_facts, process_facts
+from sealring.group.live import group_facts, process_facts
 from sealring.group.monitored import Arrivals
 from sealring.group.options import GroupOptions
 from sealring.group.process_group import SealedProcessGroup
@@ -26,7 +26,7 @@ from sealring.handshake.secrets import wiped
 from sealring.identity import load_credentials
 from sealring.identity.process import shut_out_debuggers
 from sealring.links import Link, agreed_epoch, build_mesh
-from sealring.live.gather import LinkFacts, note_group
+from sealring.live.gather import note_group
 from sealring.live.worker import show
 from sealring.recorder.start import start_recorder
 from sealring.schedule import Selection
@@ -53,7 +53,6 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
 
     # Fresh for every group, so its nonces may start at zero.
     group_key = _native.Secret.random(limits.KEY_BYTES)
-    link_facts: list[LinkFacts] = []
 
     def links_for(terms: Terms, objection: SealringError | None = None) -> list[tuple[int, Link]]:
         links = build_mesh(
@@ -66,7 +65,6 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             objection=objection,
             sessions=process_sessions(credentials.job, rank),
         )
-        link_facts.extend(map(facts_of, links))
         return [(members.index(link.peer), link) for link in links]
 
     with wiped(group_key), agreed_epoch(options.store, members, rank, deadline) as epoch:
@@ -126,7 +124,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         on_signal=settings.trace_signal,
     )
     if settings.live_directory is not None:
-        note_group(recorder, group_facts(link_facts, engine))
+        note_group(recorder, group_facts(engine, mailbox))
         show(
             settings.live_directory,
             process_facts(options, terms, credentials.certificate, enrolment, os.environ),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch.distributed.distributed_c10d as c10d
 from cryptography import x509
 
 from sealring.engine.engine import CollectiveEngine
+from sealring.engine.link_ends import LinkSocket
+from sealring.engine.mailbox import Mailbox
 from sealring.group.options import GroupOptions
 from sealring.group.process_group import SealedProcessGroup
 from sealring.handshake import Terms
-from sealring.links import Link
-from sealring.live.gather import GroupFacts, LinkFacts, ProcessFacts
+from sealring.live.gather import GroupFacts, ProcessFacts
 from sealring.live.status import TorchGroup
 from sealring.sealed_only.setting import may_be_required
 
@@ -23,21 +24,19 @@ if TYPE_CHECKING:  # its packages are an extra
     from sealring.broker.enrolment import Enrolment
 
 
-def facts_of(link: Link) -> LinkFacts:
-    """Called while the link still has its socket."""
-    transport: Literal["tcp", "shm"] = "tcp" if link.memory is None else "shm"
-    inode = os.fstat(link.socket.fileno()).st_ino
-    return LinkFacts(link.peer, link.host, transport, inode)
+def group_facts(engine: CollectiveEngine, mailbox: Mailbox) -> GroupFacts:
+    """Refers to both weakly: a group that has ended leaves nothing behind."""
+    engine_alive, mailbox_alive = weakref.ref(engine), weakref.ref(mailbox)
 
-
-def group_facts(links: Iterable[LinkFacts], engine: CollectiveEngine) -> GroupFacts:
-    alive = weakref.ref(engine)
+    def links() -> list[LinkSocket]:
+        ends = (engine_alive(), mailbox_alive())
+        return [each for end in ends if end is not None for each in list(end.link_sockets)]
 
     def gpu_wire() -> str | None:
-        known = alive()
+        known = engine_alive()
         return None if known is None or known.wire is None else str(known.wire)
 
-    return GroupFacts(tuple(links), gpu_wire)
+    return GroupFacts(links, gpu_wire)
 
 
 def process_facts(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sealring import _native
+from sealring.links import setting_up
 from sealring.links.memory import SharedMemory
 
 # A host that answers nothing for about a minute is gone; a rank that merely computes has a kernel
@@ -39,6 +40,7 @@ class Link:
 
 def send_without_delay(sock: socket.socket) -> None:
     """Set-up is many short messages: each would wait for the last one's acknowledgement (40 ms)."""
+    setting_up.note(sock)
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

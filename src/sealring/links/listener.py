@@ -25,6 +25,7 @@ from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake.peers import Incoming
+from sealring.links import setting_up
 from sealring.links.link import send_without_delay
 from sealring.links.rendezvous import Address
 from sealring.links.unproven import (
@@ -101,11 +102,6 @@ class Listener:
     @property
     def addresses(self) -> list[Address]:
         return [sock.getsockname()[:2] for sock in self._sockets]
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Of the sockets that listen."""
-        return [sock.fileno() for sock in self._sockets if sock.fileno() >= 0]
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="sealring-listen", daemon=True)
@@ -360,6 +356,7 @@ def _listen(address: str) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(SILENT_SECONDS))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
+        setting_up.note(sock)
     except OSError as problem:
         sock.close()
         raise ConfigurationError(

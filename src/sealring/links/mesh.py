@@ -38,7 +38,6 @@ from sealring.handshake.sessions import SessionTable
 from sealring.handshake.terms import Terms, workers_digest
 from sealring.identity.credentials import Credentials
 from sealring.limits import KEY_BYTES
-from sealring.links import forming
 from sealring.links.addresses import own_addresses
 from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
 from sealring.links.diagnosis import time_is_up
@@ -93,8 +92,7 @@ def build_mesh(
     mesh = _Mesh(
         book, credentials, terms, group_key, timeout, transport, addresses, objection, sessions
     )
-    with forming.noted(mesh.listener):
-        return mesh.build()
+    return mesh.build()
 
 
 class _Mesh:
@@ -131,7 +129,7 @@ class _Mesh:
         self._dialer = Dialer(book, self._on_connected, self._waiting.fail)
         try:
             # No rank dials the highest one, so it does not listen.
-            self.listener = Listener(
+            self._listener = Listener(
                 addresses if self._higher else [],
                 begin=lambda sock: Incoming(sock, credentials, terms, sessions),
                 handle=self._on_admitted,
@@ -157,9 +155,9 @@ class _Mesh:
             os.close(self._waiting.wake)
 
     def _run(self) -> None:
-        self.listener.start()
+        self._listener.start()
         if self._higher:
-            self._book.publish(self._terms.rank, self.listener.addresses)
+            self._book.publish(self._terms.rank, self._listener.addresses)
         for rank in self._lower:
             self._dialer.dial(rank)
         while True:
@@ -254,12 +252,12 @@ class _Mesh:
         found: tuple[Address, ...] = ()
         with contextlib.suppress(HandshakeError):
             found = self._book.lookup(self._terms.rank)
-        if found == tuple(self.listener.addresses):
+        if found == tuple(self._listener.addresses):
             return
         if not self._probing:
             _LOG.warning("sealring: the store shows another address for rank %d", self._terms.rank)
         with contextlib.suppress(PeerUnreachable):
-            self._book.publish(self._terms.rank, self.listener.addresses)
+            self._book.publish(self._terms.rank, self._listener.addresses)
         if not self._probing:
             self._probing = True  # one at a time: the store chooses how many addresses there are
             self._dialer.probe(self._terms.rank, found, self._on_probed)
@@ -270,7 +268,7 @@ class _Mesh:
             missing=[rank for rank in (*self._lower, *self._higher) if rank not in linked],
             not_ready=[link.rank for link in links if not link.ready],
             timeout=self._timeout,
-            own_addresses=self.listener.addresses,
+            own_addresses=self._listener.addresses,
             problems=self._dialer.problems,
             strangers=self._waiting.strangers(),
         )
@@ -288,7 +286,7 @@ class _Mesh:
     def _stop(self) -> None:
         self._waiting.close()
         self._dialer.stop()
-        self.listener.stop()
+        self._listener.stop()
 
     def _abort(self, error: BaseException) -> None:
         told = (

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from sealring.links.forming import groups_forming
+from sealring.engine import link_ends
+from sealring.links import setting_up
 from sealring.live.status import (
     ErrorStatus,
     GroupCounts,
@@ -43,16 +44,6 @@ OTHERS: Final = "(other)"
 
 
 @dataclass(frozen=True, slots=True)
-class LinkFacts:
-    peer: int
-    """Its rank in the job."""
-    host: str
-    transport: Literal["tcp", "shm"]
-    inode: int
-    """Of the socket. Linux gives the number to no other socket while this one is open."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """What the flight recorders do not know."""
 
@@ -69,12 +60,12 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    links: tuple[LinkFacts, ...]
+    links: Callable[[], Iterable[link_ends.LinkSocket]]
     gpu_wire: Callable[[], str | None]
 
 
 _facts: weakref.WeakKeyDictionary[FlightRecorder, GroupFacts] = weakref.WeakKeyDictionary()
-_UNKNOWN: Final = GroupFacts((), lambda: None)
+_UNKNOWN: Final = GroupFacts(tuple, lambda: None)
 
 
 def note_group(recorder: FlightRecorder, facts: GroupFacts) -> None:
@@ -115,7 +106,7 @@ def _group(recorder: FlightRecorder) -> GroupStatus:
         each.peer: PeerStatus(
             each.peer, _short(each.host), each.transport, float(waited.get(each.peer, 0.0))
         )
-        for each in facts.links
+        for each in facts.links()
     }
     sealed, opened = recorder.sealed_and_opened()
     return GroupStatus(
@@ -207,16 +198,14 @@ def socket_status(process: ProcessFacts, without: Collection[int] = ()) -> Socke
         LinkSocket(each.inode, _short(recorder.group), each.peer, each.transport)
         for recorder in recorders()
         if not recorder.closed
-        for each in _facts.get(recorder, _UNKNOWN).links
+        for each in _facts.get(recorder, _UNKNOWN).links()
     ]
-    making, listeners = groups_forming()
     return SocketStatus(
         pid=os.getpid(),
         own=[inode for inode in own_sockets() if inode not in without],
         links=links[:MOST_LINKS],
         links_left_out=max(0, len(links) - MOST_LINKS),
-        groups_forming=making,
-        listeners=listeners,
+        setting_up=setting_up.inodes(),
         store=process.store,
         torch_groups=process.torch_groups()[:MOST_GROUPS],
     )

@@ -140,9 +140,8 @@ class SocketStatus:
     """Inodes of all sockets that the process has open, as it sees them itself."""
     links: list[LinkSocket]
     links_left_out: int
-    groups_forming: int
-    listeners: list[int]
-    """Inodes of the sockets on which those groups take TLS connections."""
+    setting_up: list[int]
+    """Inodes of the sockets on which links are being made, under TLS or a session of it."""
     store: str | None
     """HOST:PORT of torch's store."""
     torch_groups: list[TorchGroup]

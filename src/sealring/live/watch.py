@@ -57,8 +57,8 @@ def watch(pid: int, environ: Mapping[str, str], directory: Path | None) -> list[
     # A forked child has its parent's sockets open too.
     links = {link.inode: link for status in statuses.values() for link in status.links}
     stores = _addresses({status.store for status in statuses.values() if status.store})
-    listeners = {inode for status in statuses.values() for inode in status.listeners}
-    known = _Known(links, stores, listeners)
+    setting_up = {inode for status in statuses.values() for inode in status.setting_up}
+    known = _Known(links, stores, setting_up)
     return [_watched(process, statuses.get(process.pid), known) for process in processes]
 
 
@@ -66,7 +66,7 @@ def watch(pid: int, environ: Mapping[str, str], directory: Path | None) -> list[
 class _Known:
     links: dict[int, LinkSocket]
     stores: set[tuple[str, int]]
-    listeners: set[int]
+    setting_up: set[int]
 
 
 def _status(
@@ -130,14 +130,13 @@ def _verdict(each: Socket, status: SocketStatus | None, known: _Known) -> tuple[
         return "local", "a Unix socket: stays on this machine"
     if each.kind == "other":
         return "unknown", "neither TCP, UDP nor Unix, or of another network namespace"
-    if each.inode in known.listeners:
-        return "set-up", "takes TLS connections for a group that is being made"
+    if each.inode in known.setting_up:
+        what = "takes connections" if each.state == "listening" else "a connection"
+        return "set-up", f"{what} for a link that is being made, under TLS"
     if _meets(each, known.stores):
         return "store", "torch's store, which carries no tensors"
     if status is None:
         return "unknown", "no worker answers for this process"
-    if status.groups_forming and each.kind == "tcp":
-        return "unknown", "a group is being made: ask again in a moment"
     if status.links_left_out:
         return "unknown", f"the worker has {status.links_left_out} links more than it lists"
     plaintext = sorted({group.backend for group in status.torch_groups if not group.sealed})
