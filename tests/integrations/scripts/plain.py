@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from common import STEPS, batch, model, report
+from tiny_training import STEPS, batch, model, report
 
 dist.init_process_group("gloo")
 net = DistributedDataParallel(model())
