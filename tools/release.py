@@ -71,13 +71,11 @@ class Release:
             raise NotReady(f"the tree is not clean: {changed.splitlines()[0].strip()}")
 
     def check_tag(self) -> None:
-        if self.dry:
-            return
-        tag = f"v{self.version}"
-        if tag not in self.git("tag", "--points-at", "HEAD").splitlines():
-            raise NotReady(f"HEAD has no tag {tag}: git tag --sign {tag}")
-        if self.git("cat-file", "-t", tag) != "tag":
-            raise NotReady(f"{tag} is a lightweight tag and cannot be signed: git tag --sign {tag}")
+        tag, how = f"v{self.version}", f"git tag --sign v{self.version}"
+        here = tag in self.git("tag", "--points-at", "HEAD").splitlines()
+        self.must(here, f"HEAD has no tag {tag}: {how}")
+        if here and self.git("cat-file", "-t", tag) != "tag":
+            raise NotReady(f"{tag} is a lightweight tag and cannot be signed: {how}")
 
     def check_changelog(self) -> None:
         text = (self.root / "CHANGELOG.md").read_text()

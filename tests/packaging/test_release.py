@@ -64,6 +64,9 @@ def test_what_is_no_version_stops_it(version: str, tree: Path) -> None:
 def test_a_missing_tag_stops_it(tree: Path) -> None:
     with pytest.raises(NotReady, match=r"HEAD has no tag v0\.2\.0"):
         release(tree).check_tag()
+    dry = release(tree, dry=True)
+    dry.check_tag()
+    assert dry.postponed == ["HEAD has no tag v0.2.0: git tag --sign v0.2.0"]
 
 
 def test_a_tag_on_another_commit_stops_it(tree: Path) -> None:
