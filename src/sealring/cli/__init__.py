@@ -13,6 +13,7 @@ from sealring.cli import (
     ca,
     demo,
     doctor,
+    log,
     metrics,
     plan,
     policy,
@@ -44,6 +45,7 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(bench.app, name="bench")
 app.add_typer(ca.app, name="ca")
 app.add_typer(trace.app, name="trace")
+app.add_typer(log.app, name="log")
 
 
 @app.callback(invoke_without_command=True)
