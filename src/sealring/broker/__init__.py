@@ -15,7 +15,7 @@ issuing     certificates for workers, and the broker's own
 data_keys   the files that hold them
 service     the broker without a network
 guest_messages, guests, guest_service  the same for stock KBS clients, which are no rank of a job
-tls, http   the network, with a limit on everything; bodies, rates, refusals
+tls, http, listener  the network, with a limit on everything; bodies, rates, refusals
 routes      which request asks what; page shows who is there
 server      the broker on its ports
 

@@ -21,6 +21,7 @@ from sealring.cli import (
     run,
     top,
     trace,
+    witness,
 )
 from sealring.cli.terminal import errors
 from sealring.errors import SealringError
@@ -46,6 +47,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(ca.app, name="ca")
 app.add_typer(trace.app, name="trace")
 app.add_typer(log.app, name="log")
+app.add_typer(witness.app, name="witness")
 
 
 @app.callback(invoke_without_command=True)

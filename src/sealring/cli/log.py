@@ -10,14 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.terminal import print_json, say
+from sealring.cli.terminal import errors, print_json, say
 from sealring.errors import ConfigurationError, MalformedNote
 from sealring.identity.private_files import write_public
+from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.files import read_limited
 from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Signer, Verifier
-from sealring.provenance.policy import Log, LogPolicy, read_policy
+from sealring.provenance.policy import Log, LogPolicy, Witness, byzantine_policy, read_policy
 from sealring.provenance.proofs import MAX_PROOF_BYTES, LogProof, check_proof, parse_proof
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
 from sealring.provenance.writer import LogWriter, create_log, read_signer, write_signer
@@ -60,6 +61,23 @@ def init(
     say(signer.verifier.encode())
 
 
+@app.command("policy")
+def make_policy(
+    output: Annotated[Path, typer.Argument(help="The file to write.")],
+    log: Annotated[list[str], typer.Option(help="A log's verifier key.")],
+    witness: Annotated[list[str], typer.Option(help="A witness: VKEY or VKEY,URL.")],
+) -> None:
+    """Write a policy in which a third of the witnesses may lie: a quorum of 2f + 1 of 3f + 1."""
+    listed = []
+    for number, each in enumerate(witness, 1):
+        vkey, _, url = each.partition(",")
+        listed.append(Witness(f"w{number}", Verifier.parse(vkey), url or None))
+    policy = byzantine_policy([Log(Verifier.parse(vkey)) for vkey in log], listed)
+    write_public(output, policy.encode().encode())
+    group = policy.groups[0]
+    say(f"{output}: a quorum is {group.threshold} of {len(group.members)} witnesses.")
+
+
 @app.command()
 def append(
     log: Folder,
@@ -89,6 +107,25 @@ def checkpoint(
         _show(signed, {}, json)
     else:
         sys.stdout.write(signed.note.encode().decode())
+
+
+@app.command()
+def cosign(log: Folder, policy: Policy = None, key: Key = None, json: AsJson = False) -> None:
+    """Have the policy's witnesses cosign the checkpoint; fails without a quorum."""
+    if policy is None:
+        raise ConfigurationError("say which witnesses to ask: --policy FILE")
+    trust = read_policy(policy)
+    with _writer(log, key) as writer:
+        before = writer.checkpoint
+        stored = writer.stored
+        answers = witnesses.cosign(
+            before, lambda old: stored.consistency_proof(old, before.root), trust
+        )
+        signed = writer.add_cosignatures(answers.cosignatures.values())
+    for fault in answers.faults.values():
+        errors.print(str(fault), markup=False, highlight=False)
+    opened = open_checkpoint(signed.note.encode(), trust)
+    _show(opened, {"cosigned_by": sorted(key.name for key in opened.cosigned)}, json)
 
 
 @app.command()
@@ -132,6 +169,9 @@ def verify(
         list[Path] | None,
         typer.Option("--seen", help="A checkpoint seen earlier or elsewhere; it must be in it."),
     ] = None,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask the policy's witnesses what they have seen of it.")
+    ] = False,
     max_age: MaxAge = None,
     json: AsJson = False,
 ) -> None:
@@ -146,6 +186,10 @@ def verify(
         if earlier.checkpoint.origin != signed.checkpoint.origin:
             raise ConfigurationError(f"{path} is a checkpoint of another log")
         stored.check_contains(signed.root, earlier.checkpoint, str(path))
+    if ask:
+        witnesses.check_seen(
+            signed.checkpoint, lambda old: stored.consistency_proof(old, signed.root), trust
+        )
     _show(signed, {"cosigned_by": sorted(key.name for key in signed.cosigned)}, json)
 
 

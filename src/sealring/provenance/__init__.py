@@ -11,6 +11,9 @@ folder       a log on disk, read and checked
 writer       a log on disk, appended to
 policy       which logs and witnesses to believe (c2sp.org/tlog-policy)
 proofs       one text file that proves an entry (c2sp.org/tlog-proof)
+submissions  what a log sends to a witness (c2sp.org/tlog-witness)
+witnesses    asks witnesses, and believes none of them alone
 
+`sealring.witness` is the other end of the last one.
 Nothing here imports torch.
 """
