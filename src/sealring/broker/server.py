@@ -7,7 +7,7 @@ import contextlib
 import logging
 import resource
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
@@ -66,8 +66,12 @@ async def serving(
     page: tuple[str, int] | None,
     names: Sequence[str],
     limits: Limits,
+    publish: Callable[[], object] | None = None,
 ) -> AsyncIterator[tuple[int, int | None]]:
-    """A broker that answers; yields its port and its page's."""
+    """A broker that answers; yields its port and its page's.
+
+    `publish` shows the audit log to its readers and witnesses. It may take seconds.
+    """
     _raise_descriptor_limit()
 
     def explain(error: SealringError, address: str, path: str) -> Response:
@@ -76,7 +80,7 @@ async def serving(
         return response_of(error, path)
 
     server = Server(keys, names, limits, explain)
-    chores = asyncio.create_task(_chores(broker, server))
+    chores = asyncio.create_task(_chores(broker, server, publish))
     try:
         async with contextlib.AsyncExitStack() as stack:
             port = await stack.enter_async_context(server.listening(*listen, worker_routes(broker)))
@@ -93,9 +97,14 @@ async def serving(
         broker.close()
 
 
-async def _chores(broker: Broker, server: Server) -> None:
+async def _chores(broker: Broker, server: Server, publish: Callable[[], object] | None) -> None:
     renewed = time.monotonic()
     while True:
+        if publish is not None:
+            try:
+                await asyncio.to_thread(publish)
+            except SealringError as error:
+                _LOG.error("%s: %s", type(error).__name__, error)
         await asyncio.sleep(_SWEEP_SECONDS)
         try:
             while await broker.sweep():

@@ -45,6 +45,16 @@ def folded(hashes: Sequence[bytes]) -> bytes:
     return root
 
 
+def grown(size: int, subtrees: Sequence[bytes], leaf: bytes) -> list[bytes]:
+    """The perfect subtrees of a tree after one more leaf, from those of its first `size` leaves."""
+    found = [*subtrees, leaf]
+    while size & 1:
+        right = found.pop()
+        found[-1] = node_hash(found[-1], right)
+        size >>= 1
+    return found
+
+
 def peaks(start: int, end: int) -> Iterator[tuple[int, int]]:
     """The perfect subtrees that cover the leaves [start, end), from left to right.
 

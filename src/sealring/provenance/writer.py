@@ -108,8 +108,11 @@ class LogWriter:
     def stored(self) -> StoredTree:
         return StoredTree(self._folder, self._checkpoint.size)
 
-    def append(self, entries: Iterable[bytes]) -> range:
-        """Appends all entries in one commit; returns their numbers."""
+    def append(self, entries: Iterable[bytes], expected: bytes | None = None) -> range:
+        """Appends all entries in one commit; returns their numbers.
+
+        With `expected`, nothing is signed unless they lead to this root.
+        """
         edge, bundle = self._edge.copy(), list(self._bundle)
         before = edge.size
         batch = Batch(self._folder)
@@ -123,6 +126,8 @@ class LogWriter:
                         bundle = []
             if edge.size == before:
                 return range(before, before)
+            if expected is not None and edge.root() != expected:
+                raise TamperedLog("the entries to append are not those that were signed for")
             for level, number, width in right_edge(edge.size):
                 if width:
                     batch.write(tile_path(level, number, width), b"".join(edge.levels[level]))
