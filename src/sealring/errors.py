@@ -92,7 +92,9 @@
     │   ├── NotIncluded               the proof does not show the entry
     │   ├── NoQuorum                  too few witnesses cosigned
     │   ├── StaleCheckpoint           cosigned too long ago: an old checkpoint shown again
-    │   └── WitnessFault              one witness does not answer, or answers wrongly
+    │   ├── WitnessFault              one witness does not answer, or answers wrongly
+    │   ├── MalformedStatement        a worker's statement that is not in its format
+    │   └── ForgedStatement           an attacker's: not signed by the worker that it is about
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -505,6 +507,14 @@ class StaleCheckpoint(LogError):
 
 class WitnessFault(LogError):
     """One witness cannot be reached, refuses, or answers with something else than it must."""
+
+
+class MalformedStatement(LogError):
+    """An envelope or a statement is not in its format, or is of an unknown version."""
+
+
+class ForgedStatement(LogError):
+    """A statement is not signed by the key of its certificate, or is about another worker."""
 
 
 class GroupError(SealringError):

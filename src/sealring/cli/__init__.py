@@ -19,6 +19,7 @@ from sealring.cli import (
     policy,
     report,
     run,
+    statement,
     top,
     trace,
     witness,
@@ -48,6 +49,7 @@ app.add_typer(ca.app, name="ca")
 app.add_typer(trace.app, name="trace")
 app.add_typer(log.app, name="log")
 app.add_typer(witness.app, name="witness")
+app.add_typer(statement.app, name="statement")
 
 
 @app.callback(invoke_without_command=True)

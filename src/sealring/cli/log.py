@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from cryptography import x509
 
 from sealring.cli.terminal import errors, print_json, say
 from sealring.errors import ConfigurationError, MalformedNote
+from sealring.identity.credentials import read_authorities
 from sealring.identity.private_files import write_public
 from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
@@ -20,6 +23,7 @@ from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Signer, Verifier
 from sealring.provenance.policy import Log, LogPolicy, Witness, byzantine_policy, read_policy
 from sealring.provenance.proofs import MAX_PROOF_BYTES, LogProof, check_proof, parse_proof
+from sealring.provenance.statements import verify_statement
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
 from sealring.provenance.writer import LogWriter, create_log, read_signer, write_signer
 
@@ -85,14 +89,26 @@ def append(
     lines: Annotated[
         Path | None, typer.Option(help="A file of which each line is an entry; - for stdin.")
     ] = None,
+    statements_of: Annotated[
+        Path | None,
+        typer.Option(help="An authority: each entry is a statement of one of its workers."),
+    ] = None,
     key: Key = None,
     json: AsJson = False,
 ) -> None:
-    """Append entries in one commit, and sign the new checkpoint."""
+    """Append entries in one commit, and sign the new checkpoint.
+
+    With --statements-of, entries are checked first: signature, certificate, and that it is valid
+    today.
+    """
     if not files and lines is None:
         raise ConfigurationError("name the files to append, or --lines FILE")
+    entries = _entries(files or [], lines)
+    if statements_of is not None:
+        authorities, now = read_authorities(statements_of), datetime.now(UTC)
+        entries = _statements(entries, authorities, now)
     with _writer(log, key) as writer:
-        numbers = writer.append(_entries(files or [], lines))
+        numbers = writer.append(entries)
         _show(writer.checkpoint, {"first": numbers.start, "count": len(numbers)}, json)
 
 
@@ -251,6 +267,14 @@ def _entries(files: Iterable[Path], lines: Path | None) -> Iterator[bytes]:
                 yield line.removesuffix(b"\n")
     except OSError as problem:
         raise ConfigurationError(f"{lines} cannot be read: {problem.strerror}") from None
+
+
+def _statements(
+    entries: Iterable[bytes], authorities: Sequence[x509.Certificate], now: datetime
+) -> Iterator[bytes]:
+    for entry in entries:
+        verify_statement(entry, authorities, now)
+        yield entry
 
 
 def _read(path: Path, limit: int) -> bytes:

@@ -13,7 +13,9 @@ policy       which logs and witnesses to believe (c2sp.org/tlog-policy)
 proofs       one text file that proves an entry (c2sp.org/tlog-proof)
 submissions  what a log sends to a witness (c2sp.org/tlog-witness)
 witnesses    asks witnesses, and believes none of them alone
+envelopes    DSSE, signed with the key of a worker's certificate
+statements   in-toto statements about an interval of a worker
 
-`sealring.witness` is the other end of the last one.
+`sealring.witness` is the other end of `witnesses`.
 Nothing here imports torch.
 """
