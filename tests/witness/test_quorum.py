@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.cli import app
-from sealring.errors import ForkedLog, NoQuorum, StaleCheckpoint, TruncatedLog, WitnessFault
+from sealring.errors import (
+    ConfigurationError,
+    ForkedLog,
+    NoQuorum,
+    StaleCheckpoint,
+    TruncatedLog,
+    WitnessFault,
+)
 from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.folder import StoredTree
@@ -53,10 +61,10 @@ class Scene:
             signed = writer.add_cosignatures(answers.cosignatures.values())
         return open_checkpoint(signed.note.encode(), self.policy)
 
-    def check_seen(self) -> witnesses.Answers:
+    def check_newest(self) -> witnesses.Answers:
         signed, stored = self.log.opened(), self.log.tree()
-        return witnesses.check_seen(
-            signed.checkpoint, lambda old: stored.consistency_proof(old, signed.root), self.policy
+        return witnesses.check_newest(
+            signed, lambda old: stored.consistency_proof(old, signed.root), self.policy
         )
 
 
@@ -128,7 +136,7 @@ def test_one_is_killed_one_lies_and_a_quorum_counts(processes: Scene) -> None:
         with pytest.raises(NoQuorum, match=r"cosigned by: witness\.example/3, witness\.example/4$"):
             scene.counted(answers)
         with pytest.raises(NoQuorum, match=r"too few witnesses say.*w1.*w2"):
-            scene.check_seen()
+            scene.check_newest()
 
 
 def submit(scene: Scene, number: int, old: int, history: list[bytes]) -> tuple[int, bytes]:
@@ -170,13 +178,13 @@ def test_a_log_that_was_cut_or_rewritten_since_it_was_cosigned(
     shutil.copytree(scene.log.folder, tmp_path / "old")
     scene.log.append(numbered(5, 10))
     scene.counted(scene.cosign())
-    assert {seen.size for seen in scene.check_seen().seen.values() if seen} == {15}
+    assert len(scene.check_newest().cosignatures) == 4
     # Its end is cut off: an older copy, whole and cosigned by all.
     shutil.rmtree(scene.log.folder)
     shutil.copytree(tmp_path / "old", scene.log.folder)
     assert scene.log.check() == 10
     with pytest.raises(TruncatedLog, match=r"ends at 10 entries, and the witness w\d holds .* 15"):
-        scene.check_seen()
+        scene.check_newest()
     with pytest.raises(TruncatedLog):
         scene.cosign()
     # It is rewritten from there, longer than before.
@@ -184,7 +192,7 @@ def test_a_log_that_was_cut_or_rewritten_since_it_was_cosigned(
     scene.log.append([b"rewritten", *numbered(20)])
     assert scene.log.check() == 31
     with pytest.raises(ForkedLog, match=r"witness w\d holds a checkpoint of 15"):
-        scene.check_seen()
+        scene.check_newest()
     with pytest.raises(ForkedLog, match="15"):
         scene.cosign()
     assert StoredTree(scene.log.folder, 31).size == 31
@@ -238,6 +246,36 @@ def test_a_witness_that_answers_after_the_deadline(scene: Scene) -> None:
             assert isinstance(answers.faults["w1"], WitnessFault)
         finally:
             waited.set()
+
+
+def test_a_network_that_answers_for_the_witnesses(scene: Scene) -> None:
+    """It has every answer of the past, and no key."""
+    scene.counted(scene.cosign())
+    text = scene.log.opened().note.text
+    hour_ago = int(time.time()) - 3600
+
+    def replays(signer: Any) -> Any:
+        line = signer.sign(text, hour_ago).encode().encode()
+        return lambda method, path, body: (200, line) if method == "POST" else (404, b"")
+
+    with ExitStack() as stack:
+        for number in (1, 2):
+            stack.enter_context(replaced(scene, number, replays))
+        with pytest.raises(NoQuorum, match="w1 answered with an old cosignature"):
+            scene.check_newest()
+        for number in (3, 4):
+            stack.enter_context(replaced(scene, number, lambda signer: lambda *_: (404, b"")))
+        with pytest.raises(NoQuorum, match="w3 answered with status 404"):
+            scene.check_newest()
+
+
+def test_asking_nobody_shows_nothing(scene: Scene) -> None:
+    signed, stored = scene.log.opened(), scene.log.tree()
+    for policy in (scene.log.policy, LogPolicy(scene.policy.logs, scene.policy.witnesses)):
+        with pytest.raises(ConfigurationError, match="no quorum"):
+            witnesses.check_newest(
+                signed, lambda old: stored.consistency_proof(old, signed.root), policy
+            )
 
 
 def test_as_it_is_typed(scene: Scene, tmp_path: Path) -> None:

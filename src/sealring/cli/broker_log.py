@@ -15,6 +15,7 @@ from sealring.errors import ConfigurationError
 from sealring.identity.private_files import read_public
 from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import Checkpoint, open_checkpoint
+from sealring.provenance.notes import Note
 from sealring.provenance.policy import Log, LogPolicy, read_policy
 
 if TYPE_CHECKING:  # its packages are an extra
@@ -59,7 +60,7 @@ def audit(
 ) -> None:
     """Check the log from its first entry to its last, and show it.
 
-    With --log-policy, witnesses are asked what they have seen of it.
+    With --log-policy, witnesses are asked whether they have seen more of it.
     """
     from sealring.broker import audit as log
     from sealring.broker import strangers
@@ -142,9 +143,14 @@ def published_log(
 
 
 def _ask(found: Audited, keys: BrokerKeys, policy: LogPolicy) -> None:
-    # An empty log too: its witnesses may have seen entries.
-    current = Checkpoint(keys.audit_key.name, found.size, found.root)
-    witnesses.check_seen(current, found.proof_from, _with_our_log(policy, keys, "the policy"))
+    trust = _with_our_log(policy, keys, "the policy")
+    signed = found.checkpoint
+    if signed is None:  # an empty log too: its witnesses may have seen entries
+        text = Checkpoint(keys.audit_key.name, 0, found.root).encode()
+        signed = open_checkpoint(
+            Note(text, (keys.audit_key.sign(text),)).encode(), LogPolicy(trust.logs)
+        )
+    witnesses.check_newest(signed, found.proof_from, trust)
 
 
 def _with_our_log(policy: LogPolicy, keys: BrokerKeys, where: object) -> LogPolicy:

@@ -186,7 +186,7 @@ def verify(
         typer.Option("--seen", help="A checkpoint seen earlier or elsewhere; it must be in it."),
     ] = None,
     ask: Annotated[
-        bool, typer.Option("--ask", help="Ask the policy's witnesses what they have seen of it.")
+        bool, typer.Option("--ask", help="Ask the policy's witnesses whether it is the newest.")
     ] = False,
     max_age: MaxAge = None,
     json: AsJson = False,
@@ -203,8 +203,8 @@ def verify(
             raise ConfigurationError(f"{path} is a checkpoint of another log")
         stored.check_contains(signed.root, earlier.checkpoint, str(path))
     if ask:
-        witnesses.check_seen(
-            signed.checkpoint, lambda old: stored.consistency_proof(old, signed.root), trust
+        witnesses.check_newest(
+            signed, lambda old: stored.consistency_proof(old, signed.root), trust
         )
     _show(signed, {"cosigned_by": sorted(key.name for key in signed.cosigned)}, json)
 

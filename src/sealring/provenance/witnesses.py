@@ -1,4 +1,4 @@
-"""Asks the witnesses of a policy: for cosignatures, and for what they have seen of a log.
+"""Asks the witnesses of a policy for cosignatures, and so whether they have seen a newer log.
 
 Witnesses may lie, answer slowly or without end. Nothing of an answer counts but a signature that
 verifies. What a witness cannot invent is a checkpoint that the log's own key signed: if it shows
@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from sealring.errors import (
+    ConfigurationError,
     ForkedLog,
     LogError,
     NoQuorum,
@@ -26,6 +27,7 @@ from sealring.errors import (
     TruncatedLog,
     WitnessFault,
 )
+from sealring.identity.certificates import CLOCK_SKEW
 from sealring.provenance.checkpoints import (
     Checkpoint,
     SignedCheckpoint,
@@ -33,7 +35,7 @@ from sealring.provenance.checkpoints import (
     parse_number,
 )
 from sealring.provenance.notes import MAX_NOTE_BYTES, SignatureLine, parse_signatures
-from sealring.provenance.policy import LogPolicy, Witness
+from sealring.provenance.policy import NONE, LogPolicy, Witness
 from sealring.provenance.submissions import PATH, Submission, seen_path
 
 ANSWER_SECONDS: Final = 10.0
@@ -51,8 +53,6 @@ class Answers:
     """What came from each witness, by its name in the policy."""
 
     cosignatures: dict[str, SignatureLine] = field(default_factory=dict)
-    seen: dict[str, Checkpoint | None] = field(default_factory=dict)
-    """The last checkpoint that it cosigned; None if it never saw the log."""
     faults: dict[str, LogError] = field(default_factory=dict)
 
 
@@ -62,31 +62,39 @@ def cosign(
     """Has the witnesses cosign a checkpoint. TruncatedLog or ForkedLog if they saw another log."""
     alone = _one_at_a_time(prove)
 
-    def ask(witness: Witness, until: float, answers: Answers) -> None:
-        asked = _Asked(witness, policy, signed.checkpoint, alone, until)
-        answers.cosignatures[witness.name] = asked.cosign(signed)
+    def ask(witness: Witness, until: float) -> SignatureLine:
+        return _Asked(witness, policy, signed.checkpoint, alone, until).cosign(signed)
 
     return _ask_all(policy, ask, seconds)
 
 
-def check_seen(
-    current: Checkpoint, prove: Prove, policy: LogPolicy, seconds: float = ANSWER_SECONDS
+def check_newest(
+    signed: SignedCheckpoint, prove: Prove, policy: LogPolicy, seconds: float = ANSWER_SECONDS
 ) -> Answers:
-    """Asks the witnesses what they have seen of a log, and compares it with what is there now.
+    """Has a quorum of witnesses say, now, that they have seen nothing newer of this log.
 
-    A quorum of them must answer: then an honest one is among them that took part in the last
-    quorum, and a log that was cut or rewritten since is noticed.
+    That is what a cosignature says as of its time. So the answers are signed, and neither an old
+    one nor one that the network made up counts. A quorum of them includes an honest witness of the
+    last quorum, and a log that was cut or rewritten since then is noticed.
     """
-    alone = _one_at_a_time(prove)
-
-    def ask(witness: Witness, until: float, answers: Answers) -> None:
-        asked = _Asked(witness, policy, current, alone, until)
-        answers.seen[witness.name] = asked.compare()
-
-    answers = _ask_all(policy, ask, seconds)
-    answered = [each.verifier for each in policy.witnesses if each.name in answers.seen]
-    if not policy.is_quorum(answered):
-        raise NoQuorum(f"too few witnesses say what they have seen: {reasons(answers)}")
+    if policy.quorum == NONE:
+        raise ConfigurationError("the policy asks for no quorum, so there are no witnesses to ask")
+    since = int(time.time() - CLOCK_SKEW.total_seconds())
+    answers = cosign(signed, prove, policy, seconds)
+    fresh = []
+    for witness in policy.witnesses:
+        line = answers.cosignatures.get(witness.name)
+        if line is None:
+            continue
+        if witness.verifier.check(signed.note.text, line) >= since:
+            fresh.append(witness.verifier)
+        else:
+            answers.faults[witness.name] = WitnessFault(
+                f"the witness {witness.name} answered with an old cosignature: a replay, or its "
+                "clock is wrong"
+            )
+    if not policy.is_quorum(fresh):
+        raise NoQuorum(f"too few witnesses say that this is the newest: {reasons(answers)}")
     return answers
 
 
@@ -106,14 +114,14 @@ def _one_at_a_time(prove: Prove) -> Prove:
 
 
 def _ask_all(
-    policy: LogPolicy, ask: Callable[[Witness, float, Answers], None], seconds: float
+    policy: LogPolicy, ask: Callable[[Witness, float], SignatureLine], seconds: float
 ) -> Answers:
     answers = Answers()
     until = time.monotonic() + seconds
 
     def run(witness: Witness) -> None:
         try:
-            ask(witness, until, answers)
+            answers.cosignatures[witness.name] = ask(witness, until)
         except (WitnessFault, *_OF_THE_LOG) as problem:
             answers.faults[witness.name] = problem
         except LogError as problem:
@@ -136,10 +144,9 @@ def _ask_all(
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
     # What comes after the deadline does not change what is returned.
-    found = Answers(dict(answers.cosignatures), dict(answers.seen), dict(answers.faults))
+    found = Answers(dict(answers.cosignatures), dict(answers.faults))
     for witness in policy.witnesses:
-        done = (*found.cosignatures, *found.seen, *found.faults)
-        if witness.name not in done:
+        if witness.name not in (*found.cosignatures, *found.faults):
             why = "has no URL in the policy" if witness.url is None else "did not answer in time"
             found.faults[witness.name] = WitnessFault(f"the witness {witness.name} {why}")
     for fault in found.faults.values():
@@ -180,17 +187,16 @@ class _Asked:
                 raise self._fault(f"answered with status {status}")
         raise self._fault("says each time that it has seen another size")
 
-    def compare(self) -> Checkpoint | None:
-        """What the witness has seen, if the log contains it."""
+    def _contradicted(self, claim: str) -> LogError:
+        """Raises ForkedLog or TruncatedLog if the witness can show it, else says its fault."""
+        unshown = self._fault(f"says that it {claim}, and does not show it")
         status, answer = self._exchange("GET", seen_path(self.current.origin), b"")
-        if status == 404:
-            return None
         if status != 200:
-            raise self._fault(f"answered with status {status}")
+            return unshown
         logs_alone = LogPolicy(self.policy.logs)
         seen = open_checkpoint(answer, logs_alone).checkpoint
         if seen.origin != self.current.origin:
-            raise self._fault("shows a checkpoint of another log")
+            return unshown
         if seen.size > self.current.size:
             raise TruncatedLog(
                 f"the log {seen.origin} ends at {self.current.size} entries, and the witness "
@@ -204,12 +210,7 @@ class _Asked:
                 f"the log {seen.origin} signed, and the log has other entries now: it was "
                 "rewritten, or shows each reader another view"
             )
-        return seen
-
-    def _contradicted(self, claim: str) -> LogError:
-        """ForkedLog or TruncatedLog if the witness can show it, else a fault of the witness."""
-        self.compare()
-        return self._fault(f"says that it {claim}, and does not show it")
+        return unshown
 
     def _own_line(self, answer: bytes, text: str) -> SignatureLine:
         for line in parse_signatures(answer.decode("utf-8", "replace")):
