@@ -92,6 +92,13 @@ def test_a_store_that_was_cut_or_rewritten_is_not_published(place: Place) -> Non
     with pytest.raises(TruncatedLog):
         update(place, "empty")
     assert update(place) == 2
+    # Without the folder: what was published is remembered, and an honest store fills a new one.
+    shutil.rmtree(place.directory / "log")
+    with pytest.raises(ForkedLog, match="remembered"):
+        update(place, "older")
+    with pytest.raises(TruncatedLog, match="remembered"):
+        update(place, "empty")
+    assert update(place) == 2
 
 
 def test_an_entry_that_was_changed_before_it_was_published_is_not(place: Place) -> None:
@@ -156,7 +163,10 @@ def test_as_the_operator_and_an_auditor_type_it(
     assert "first" in run("broker", "audit", *ca)  # whole by itself
     with pytest.raises(TruncatedLog, match="ends at 1 entries, and the witness"):
         run("broker", "audit", *ca, *policy)
-    with pytest.raises(TruncatedLog):
+    with pytest.raises(TruncatedLog, match="which was published"):
+        run("broker", "publish", place.directory / "elsewhere", *ca, *policy)
+    (place.ca / "broker.log.signed").unlink()
+    with pytest.raises(TruncatedLog, match="and the witness"):
         run("broker", "publish", place.directory / "elsewhere", *ca, *policy)
     # An emptied one, too.
     (place.ca / "broker.version").unlink()

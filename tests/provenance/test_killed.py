@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sealring.errors import ConfigurationError
 from tests.provenance.logs import LocalLog, new_log, numbered
 
 STEPS = ("open", "fsync", "replace", "mkdir")
@@ -97,3 +98,38 @@ def test_everything_is_durable_before_the_checkpoint_is_replaced(
     assert published == [[]]
     # The remembered checkpoint may be lost by a power cut: it is then an older one.
     assert unsynced <= {str(tmp_path)}
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_commit_that_fails_half_way_is_not_followed_by_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: bool
+) -> None:
+    """The disk fails after the new checkpoint is visible: its size must not be signed again."""
+    log = new_log(tmp_path, numbered(3))
+    real, replaced = os.fsync, []
+    real_replace = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        if last and Path(target).name == "remembered":
+            raise OSError(5, "Input/output error")
+        real_replace(source, target)
+        if not last and Path(target).name == "checkpoint":
+            replaced.append(target)
+
+    def fsync(fd: int) -> None:
+        if replaced:
+            raise OSError(5, "Input/output error")
+        real(fd)
+
+    with log.writer() as writer:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", replace)
+            patched.setattr(os, "fsync", fsync)
+            with pytest.raises(ConfigurationError, match="Input/output error"):
+                writer.append([b"visible"])
+        for again in (lambda: writer.append([b"other"]), lambda: writer.add_cosignatures([])):
+            with pytest.raises(ConfigurationError, match="open the log again"):
+                again()
+    assert log.check() == 4
+    assert log.append([b"next"]) == range(4, 5)
+    assert log.entries()[3:] == [b"visible", b"next"]

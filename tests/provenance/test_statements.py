@@ -314,6 +314,12 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run("log", "append", log, envelope, "--statements-of", authority)
     run("log", "proof", log, 0, "--vkey", vkey, "-o", tmp_path / "proof")
     run("log", "verify-proof", tmp_path / "proof", envelope, "--vkey", vkey)
+    # A name that a worker chose does not command the terminal.
+    (tmp_path / "\x1b[2Jname").write_bytes(b"weights")
+    odd = tmp_path / "odd.json"
+    run("statement", "sign", tmp_path / "interval.json", "--subject", tmp_path / "\x1b[2Jname",
+        *place, "-o", odd)  # fmt: skip
+    assert "\x1b" not in run("statement", "verify", odd, "--authority", authority)
     # What is no worker's statement does not get into such a log, not even beside one that is.
     with pytest.raises(MalformedStatement):
         run("log", "append", log, envelope, tmp_path / "weights", "--statements-of", authority)

@@ -17,11 +17,13 @@ from typing import Final
 from sealring.broker import audit
 from sealring.broker.store import Store, View
 from sealring.errors import ForkedLog, TamperedLog, TruncatedLog
+from sealring.identity.private_files import replace_private
 from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.provenance.files import read_limited
 from sealring.provenance.folder import CHECKPOINT
-from sealring.provenance.notes import Signer
-from sealring.provenance.policy import LogPolicy
+from sealring.provenance.notes import MAX_NOTE_BYTES, Signer
+from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.writer import LogWriter, create_log
 
 _LOG = logging.getLogger("sealring.broker")
@@ -35,6 +37,7 @@ class PublishedLog:
     folder: Path
     signer: Signer
     remembered: Path
+    """Holds the last checkpoint that was published, whatever becomes of the folder."""
     policy: LogPolicy | None = None
     """With witnesses, if their cosignatures are to be asked for."""
     clock: Callable[[], float] = time.monotonic
@@ -52,10 +55,11 @@ class PublishedLog:
     def _update(self, store: Store) -> SignedCheckpoint:
         if not (self.folder / CHECKPOINT).exists():
             create_log(self.folder, self.signer)
-        with LogWriter(self.folder, self.signer, self.remembered, _LOCK_SECONDS) as writer:
+        with LogWriter(self.folder, self.signer, wait=_LOCK_SECONDS) as writer:
             entries, newest = store.submit(lambda view: self._new(view, writer.checkpoint)).result()
             if newest is not None and entries:
                 writer.append(entries, expected=newest.root)
+            replace_private(self.remembered, writer.checkpoint.note.encode())
             if self.policy is None or not self._is_due(writer.checkpoint.size):
                 return writer.checkpoint
             return self._cosign(writer, self.policy)
@@ -65,22 +69,30 @@ class PublishedLog:
     ) -> tuple[list[bytes], SignedCheckpoint | None]:
         """The entries that are not published yet, and the checkpoint that they lead to."""
         key = self.signer.verifier
-        there = audit.checkpoint_at(view, published.size, key)
-        if published.size and there is None:
-            raise TruncatedLog(
-                f"the broker's store ends before entry {published.size - 1} of its audit log, "
-                f"which is published in {self.folder}: an older copy was put in its place"
-            )
-        if there is not None and there.root != published.root:
-            raise ForkedLog(
-                f"the broker's store has another audit log than {self.folder}, among the first "
-                f"{published.size} entries: it was rewritten"
-            )
+        self._require(view, published, self.folder)
+        # The folder may be a new one. What was published in the last one must be in the store.
+        if (content := read_limited(self.remembered, MAX_NOTE_BYTES)) is not None:
+            last = open_checkpoint(content, LogPolicy((Log(key),)))
+            self._require(view, last, self.remembered)
         entries = audit.entries_from(view, published.size)
         newest = audit.checkpoint_at(view, published.size + len(entries), key)
         if entries and newest is None:
             raise TamperedLog("entries of the broker's audit log are missing in its store")
         return entries, newest
+
+    def _require(self, view: View, seen: SignedCheckpoint, where: Path) -> None:
+        """TruncatedLog or ForkedLog unless the store continues what was published."""
+        there = audit.checkpoint_at(view, seen.size, self.signer.verifier)
+        if seen.size and there is None:
+            raise TruncatedLog(
+                f"the broker's store ends before entry {seen.size - 1} of its audit log, which was "
+                f"published ({where}): an older copy was put in its place"
+            )
+        if there is not None and there.root != seen.root:
+            raise ForkedLog(
+                f"the broker's store has another audit log than was published ({where}), among "
+                f"the first {seen.size} entries: it was rewritten"
+            )
 
     def _is_due(self, size: int) -> bool:
         cosigned, when = self._cosigned

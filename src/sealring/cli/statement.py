@@ -61,7 +61,8 @@ def verify(
     steps = f"steps {found.interval.first_step} to {found.interval.end_step}"
     say(f"rank {found.worker.rank} of {found.worker.job}, {steps}, vouches for:")
     for one in found.subjects:
-        say(f"{one.sha256}  {one.name}")
+        # The worker chose the name: nothing in it may reach the terminal as a command.
+        say(f"{one.sha256}  {one.name if one.name.isprintable() else repr(one.name)}")
 
 
 def _read(path: Path) -> bytes:

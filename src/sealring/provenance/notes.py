@@ -239,9 +239,9 @@ def _parse_line(line: str) -> SignatureLine:
     if not space:
         raise MalformedNote("a signature line has a name and a signature")
     check_name(name)
-    data = decode_base64(encoded, f"the signature of {name}")
+    data = decode_base64(encoded, f"the signature of {name!r}")
     if len(data) <= 4:
-        raise MalformedNote(f"the signature of {name} is cut")
+        raise MalformedNote(f"the signature of {name!r} is cut")
     return SignatureLine(name, data[:4], data[4:])
 
 

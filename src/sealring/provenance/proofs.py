@@ -28,7 +28,7 @@ class LogProof:
 
     def encode(self) -> bytes:
         lines = [_FIRST]
-        if self.extra is not None:
+        if self.extra:
             lines.append(f"extra {encode_base64(self.extra)}")
         lines += [f"index {self.index}", *(encode_base64(each) for each in self.hashes), ""]
         return "".join(f"{line}\n" for line in lines).encode() + self.checkpoint

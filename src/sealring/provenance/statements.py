@@ -166,8 +166,8 @@ def verify_statement(
         worker.fingerprint.hex(),
     ):
         raise ForgedStatement(
-            f"the statement is about rank {says.rank} of {says.job}, and its certificate is of "
-            f"rank {worker.rank} of {worker.job}, or is another one of it"
+            f"the statement is about rank {says.rank} of {says.job[:80]!r}, and its certificate is "
+            f"of rank {worker.rank} of {worker.job}, or is another one of it"
         )
     return VerifiedStatement(worker, subjects, predicate.interval)
 

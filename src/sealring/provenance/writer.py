@@ -87,6 +87,8 @@ class LogWriter:
         self._edge = Edge()
         self._bundle: list[bytes] = []
         self._checkpoint: SignedCheckpoint
+        self._uncertain = False
+        """A commit failed half-way. Signing another tree of that size would be a fork."""
 
     def __enter__(self) -> Self:
         read_checkpoint(self._folder)  # so that no lock appears in a folder that is no log
@@ -113,6 +115,7 @@ class LogWriter:
 
         With `expected`, nothing is signed unless they lead to this root.
         """
+        self._require_certain()
         edge, bundle = self._edge.copy(), list(self._bundle)
         before = edge.size
         batch = Batch(self._folder)
@@ -140,7 +143,7 @@ class LogWriter:
             self._publish(Note(text, (self._signer.sign(text),)))
         except OSError as problem:
             raise ConfigurationError(
-                f"{self._folder} cannot be written: {problem.strerror}. The log is as it was"
+                f"{self._folder} cannot be written: {problem.strerror}"
             ) from None
         self._edge, self._bundle = edge, bundle
         self._drop_outdated(before)
@@ -148,6 +151,7 @@ class LogWriter:
 
     def add_cosignatures(self, lines: Iterable[SignatureLine]) -> SignedCheckpoint:
         """Adds cosignatures of the present checkpoint to it. The caller has checked them."""
+        self._require_certain()
         self._publish(with_signatures(self._checkpoint.note, list(lines)))
         return self._checkpoint
 
@@ -155,11 +159,20 @@ class LogWriter:
         encoded = note.encode()
         signed = open_checkpoint(encoded, self._own_policy())
         batch = Batch(self._folder)
+        self._uncertain = True
         batch.write(CHECKPOINT, encoded)
         batch.sync()
-        self._checkpoint = signed
         if self._remembered is not None:
             replace_private(self._remembered, encoded)
+        self._checkpoint = signed
+        self._uncertain = False
+
+    def _require_certain(self) -> None:
+        if self._uncertain:
+            raise ConfigurationError(
+                f"an earlier commit to {self._folder} failed, and may be on the disk or not: open "
+                "the log again"
+            )
 
     def _load(self) -> None:
         signed = open_checkpoint(read_checkpoint(self._folder), self._own_policy())
