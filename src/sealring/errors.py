@@ -80,6 +80,21 @@
     │   ├── TruncatedFile             an attacker's, or the disk's: a file was cut or extended
     │   ├── TamperedChunk             an attacker's, or the disk's: a chunk is not authentic
     │   └── WrongKey                  sealed under another key, or as another object or part
+    ├── LogError                      a log, a proof or a witness cannot be believed
+    │   ├── NotALog                   yours: the folder holds no log, or cannot be read
+    │   ├── LogInUse                  yours: another process writes to it
+    │   ├── MalformedNote             a note, checkpoint, proof or key that is not in its format
+    │   ├── ForgedNote                an attacker's: not signed by the key that it names
+    │   ├── WrongLog                  signed by a log that is not one of those to believe
+    │   ├── TamperedLog               an attacker's, or the disk's: an entry or a hash was changed
+    │   ├── TruncatedLog              an attacker's: the end of the log was cut off
+    │   ├── ForkedLog                 the log's owner: two views of one log contradict each other
+    │   ├── NotIncluded               the proof does not show the entry
+    │   ├── NoQuorum                  too few witnesses cosigned
+    │   ├── StaleCheckpoint           cosigned too long ago: an old checkpoint shown again
+    │   ├── WitnessFault              one witness does not answer, or answers wrongly
+    │   ├── MalformedStatement        a worker's statement that is not in its format
+    │   └── ForgedStatement           an attacker's: not signed by the worker that it is about
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -440,6 +455,66 @@ class TamperedChunk(VaultError):
 
 class WrongKey(VaultError):
     """A file was sealed under another key or as another part, or its first bytes were changed."""
+
+
+class LogError(SealringError):
+    """A log, a proof or a witness cannot be believed, and nothing of it was used."""
+
+
+class NotALog(LogError):
+    """The folder holds no log, or its files cannot be read."""
+
+
+class LogInUse(LogError):
+    """Another process holds the lock of the log or of the witness's state."""
+
+
+class MalformedNote(LogError):
+    """A signed note, checkpoint, proof or key is not in the format that C2SP specifies."""
+
+
+class ForgedNote(LogError):
+    """A signature is not over this text, or no known key signed it."""
+
+
+class WrongLog(LogError):
+    """The checkpoint is of a log that the policy does not list."""
+
+
+class TamperedLog(LogError):
+    """An entry or a tile is not what the log's checkpoint commits to: it was changed later."""
+
+
+class TruncatedLog(LogError):
+    """The log ends before a checkpoint that was seen earlier: its end was cut off."""
+
+
+class ForkedLog(LogError):
+    """Two checkpoints of one log contradict each other: rewritten, or a view for each reader."""
+
+
+class NotIncluded(LogError):
+    """The proof does not lead from the entry to the root of the checkpoint."""
+
+
+class NoQuorum(LogError):
+    """Fewer witnesses cosigned the checkpoint than the policy demands."""
+
+
+class StaleCheckpoint(LogError):
+    """A quorum cosigned the checkpoint, but not since the time that the reader asks for."""
+
+
+class WitnessFault(LogError):
+    """One witness cannot be reached, refuses, or answers with something else than it must."""
+
+
+class MalformedStatement(LogError):
+    """An envelope or a statement is not in its format, or is of an unknown version."""
+
+
+class ForgedStatement(LogError):
+    """A statement is not signed by the key of its certificate, or is about another worker."""
 
 
 class GroupError(SealringError):

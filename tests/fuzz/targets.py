@@ -85,6 +85,7 @@ from sealring.links.rendezvous import encode_addresses, parse_addresses
 from sealring.store.values import Kind as StoredKind
 from sealring.store.values import StoreKeys, parse_parts
 from tests.engine.attacker import Kind, header
+from tests.fuzz.log_targets import LOG_TARGETS
 
 ALERT_FIXED: Final = struct.Struct("<BiiQ")
 ALERT_TEXT_BYTES: Final = 512
@@ -417,4 +418,5 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "kbs_request": kbs_request,
     "broker_answer": broker_answer,
     "attestation_claims": attestation_claims,
+    **LOG_TARGETS,
 }

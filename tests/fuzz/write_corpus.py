@@ -36,6 +36,7 @@ from tests.broker.guest_evidence import CASES, gpus, snp
 from tests.broker.kbs_client import KbsClient
 from tests.broker.kbs_client import public_jwk as rsa_jwk
 from tests.engine.attacker import EVERYONE, Kind, header
+from tests.fuzz.log_corpus import LOG_CORPUS
 from tests.fuzz.targets import ALERT_FIXED
 from tests.handshake.meeting import terms
 from tests.identity.attestation.ima_lists import GOOD, PYTHON, File, listed
@@ -442,6 +443,7 @@ def main() -> None:
         "kbs_request": kbs_requests(),
         "broker_answer": broker_answers(),
         "attestation_claims": attestation_claims(),
+        **{target: entries() for target, entries in LOG_CORPUS.items()},
     }.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

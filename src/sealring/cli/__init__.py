@@ -13,14 +13,17 @@ from sealring.cli import (
     ca,
     demo,
     doctor,
+    log,
     metrics,
     plan,
     policy,
     report,
     run,
+    statement,
     terminal,
     top,
     trace,
+    witness,
 )
 from sealring.cli.help import prepare
 from sealring.cli.terminal import errors
@@ -46,6 +49,9 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(bench.app, name="bench")
 app.add_typer(ca.app, name="ca")
 app.add_typer(trace.app, name="trace")
+app.add_typer(log.app, name="log")
+app.add_typer(witness.app, name="witness")
+app.add_typer(statement.app, name="statement")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,6 +1,7 @@
 """`sealring bench`: what protection costs on this machine.
 
 algorithms the algorithms against each other, and the table of them
+log        a transparency log: appends and proofs
 options    what may be written, and what is refused
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
@@ -33,6 +34,7 @@ from sealring.bench.place import SHARED_GPU, find_place
 from sealring.bench.session import Job
 from sealring.cli.bench import tables
 from sealring.cli.bench.algorithms import algorithms
+from sealring.cli.bench.log import log
 from sealring.cli.bench.options import (
     check_gpt2,
     check_memory,
@@ -61,6 +63,7 @@ from sealring.sealed_only.setting import refuse_to_measure
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 app.command()(algorithms)
+app.command()(log)
 
 Transport = Annotated[str, typer.Option(help="shm or tcp.")]
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
