@@ -77,6 +77,15 @@
     │   └── BrokenAuditLog            an attacker's: the log was changed
     ├── VaultError                    a vault refused; nothing that failed was given out
     │   ├── NotAVault                 yours: there is no vault, or one that cannot be read
+    │   ├── LaterVersion              yours: a later sealring wrote it
+    │   ├── NotGranted                yours: the vault is not open to this key
+    │   ├── NoSuchObject              yours: the vault holds nothing under that name
+    │   ├── OutputExists              yours: something is where the output should go
+    │   ├── UnsafePath                a path that leaves its directory, or a symlink
+    │   ├── TamperedHeader            an attacker's: the list of grants was changed
+    │   ├── MissingPart               a file that the manifest lists is not there
+    │   ├── ForeignPart               an attacker's: another file lies in a part's place
+    │   ├── RolledBack                an attacker's, or an old backup's: something newer was there
     │   ├── TruncatedFile             an attacker's, or the disk's: a file was cut or extended
     │   ├── TamperedChunk             an attacker's, or the disk's: a chunk is not authentic
     │   └── WrongKey                  sealed under another key, or as another object or part
@@ -428,6 +437,42 @@ class VaultError(SealringError):
 
 class NotAVault(VaultError):
     """There is no vault in that directory, or its files cannot be read as a vault's."""
+
+
+class LaterVersion(VaultError):
+    """A later version of sealring wrote this; it must be opened with that version."""
+
+
+class NotGranted(VaultError):
+    """The vault is not open to the key that was given."""
+
+
+class NoSuchObject(VaultError):
+    """The vault holds nothing under that name, or not that version of it."""
+
+
+class OutputExists(VaultError):
+    """Something lies where the output should go; nothing is overwritten."""
+
+
+class UnsafePath(VaultError):
+    """A path leads out of its directory, or is a symlink or no regular file."""
+
+
+class TamperedHeader(VaultError):
+    """The vault's header was changed by something that does not hold the vault's key."""
+
+
+class MissingPart(VaultError):
+    """A file that an object's manifest lists is not there."""
+
+
+class ForeignPart(VaultError):
+    """Another file lies in a part's place: of another part, an older version or another vault."""
+
+
+class RolledBack(VaultError):
+    """The ledger has recorded something newer than what the vault holds now."""
 
 
 class TruncatedFile(VaultError):

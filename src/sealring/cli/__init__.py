@@ -18,6 +18,7 @@ from sealring.cli import (
     report,
     run,
     trace,
+    vault,
 )
 from sealring.cli.terminal import errors
 from sealring.errors import SealringError
@@ -40,6 +41,7 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(bench.app, name="bench")
 app.add_typer(ca.app, name="ca")
 app.add_typer(trace.app, name="trace")
+app.add_typer(vault.app, name="vault")
 
 
 @app.callback(invoke_without_command=True)

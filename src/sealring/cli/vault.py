@@ -1,0 +1,267 @@
+"""`sealring vault`: data sealed where it lies, and the keys that open it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
+from sealring.errors import BadKeyFile, ConfigurationError, VaultError
+from sealring.identity.private_files import read_secret_file
+from sealring.vault import keys, trees
+from sealring.vault.keys import Opener, SymmetricKey
+from sealring.vault.sealed import AES, CHACHA
+from sealring.vault.vault import Stored, Vault
+
+app = typer.Typer(
+    name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
+)
+
+Directory = Annotated[Path, typer.Argument(help="The vault's directory.")]
+Key = Annotated[
+    Path | None, typer.Option(envvar="SEALRING_VAULT_KEY", help="The key file to open it with.")
+]
+Broker = Annotated[
+    str | None, typer.Option(help="A data key, released by the broker: REPOSITORY/TYPE/TAG.")
+]
+Identity = Annotated[Path | None, typer.Option(help="A person's identity; it reads only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
+Version = Annotated[int | None, typer.Option(help="Of the object; else the newest.")]
+
+
+@app.command()
+def init(
+    vault: Directory,
+    key: Key = None,
+    name: Annotated[str, typer.Option(help="What the grant of the key file is called.")] = "owner",
+    gpu: Annotated[
+        bool, typer.Option(help="Seal with ChaCha20-Poly1305, which GPUs open.")
+    ] = False,
+) -> None:
+    """Make a vault that a key file opens; the key file is made if there is none."""
+    if key is None:
+        raise ConfigurationError("name the key file with --key FILE; it is made if there is none")
+    made = not os.path.lexists(key)
+    if made:
+        keys.make_key_file(key)
+    opened = Vault.create(vault, keys.key_file(key), name, CHACHA if gpu else AES)
+    say(f"The vault {opened.header.id} is in {vault}.")
+    say(f"Its key is in {key}{', which was made now' if made else ''}: keep a copy elsewhere.")
+
+
+@app.command()
+def identity(
+    file: Annotated[Path, typer.Argument(help="Where to keep the private key.")],
+) -> None:
+    """Make a person's identity and print its public key, for `grant --person`."""
+    if os.path.lexists(file):
+        say(keys.identity(file).public)
+        return
+    say(keys.make_identity(file).public)
+
+
+@app.command()
+def seal(
+    vault: Directory,
+    source: Annotated[Path, typer.Argument(help="A file or a folder.")],
+    name: Annotated[str | None, typer.Option(help="The object's name; else SOURCE's.")] = None,
+    key: Key = None,
+    broker: Broker = None,
+    as_json: AsJson = False,
+) -> None:
+    """Seal a file or a folder as the next version of an object."""
+    opened = Vault.open(vault, _opener(key, broker, None))
+    called = source.absolute().name if name is None else name
+    with _bar(f"sealing {called}", trees.size_of(source)) as progress:
+        version = trees.seal_path(opened, source, called, None, progress)
+    if as_json:
+        print_json({"name": called, "version": version})
+    else:
+        say(f"{called} is sealed as version {version}. {source} itself was left as it is.")
+
+
+@app.command("open")
+def open_(
+    vault: Directory,
+    name: Annotated[str, typer.Argument(help="The object.")],
+    out: Annotated[Path, typer.Option(help="Where the plaintext goes; must not exist.")],
+    version: Version = None,
+    key: Key = None,
+    broker: Broker = None,
+    identity: Identity = None,
+) -> None:
+    """Write an object's plaintext, after all of it was found authentic."""
+    stored = Vault.open(vault, _opener(key, broker, identity)).find(name, version)
+    with _bar(f"opening {name}", _length(stored)) as progress:
+        trees.open_object(stored, out, progress)
+    say(f"{name} version {stored.manifest.object_version} is in {out}.")
+
+
+@app.command()
+def ls(
+    vault: Directory,
+    key: Key = None,
+    broker: Broker = None,
+    identity: Identity = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the objects, and who may open the vault."""
+    opened = Vault.open(vault, _opener(key, broker, identity))
+    rows = [_row(stored) for stored in opened.newest()]
+    grants = [{"name": one.name, "kind": one.kind} for one in opened.header.grants]
+    if as_json:
+        print_json({"vault": opened.header.id, "objects": rows, "grants": grants})
+        return
+    table = Table("object", "version", "kind", "parts", "size")
+    for row in rows:
+        size = human_bytes(row["bytes"])
+        table.add_row(row["name"], str(row["version"]), row["kind"], str(row["parts"]), size)
+    console.print(table)
+    say("Open to " + ", ".join(f"{one['name']} ({one['kind']})" for one in grants) + ".")
+
+
+@app.command()
+def verify(
+    vault: Directory,
+    name: Annotated[str | None, typer.Argument(help="One object; else all of them.")] = None,
+    version: Version = None,
+    key: Key = None,
+    broker: Broker = None,
+    identity: Identity = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open every chunk and keep nothing; exit status 2 where one is not authentic."""
+    opened = Vault.open(vault, _opener(key, broker, identity))
+    wanted = [opened.find(name, version)] if name else list(opened.newest())
+    rows: list[dict[str, Any]] = []
+    with _bar("verifying", sum(map(_length, wanted))) as progress:
+        for stored in wanted:
+            row = _row(stored) | {"error": None, "message": None}
+            try:
+                trees.verify(stored, progress)
+            except VaultError as problem:
+                row |= {"error": type(problem).__name__, "message": str(problem)}
+            rows.append(row)
+    bad = [row for row in rows if row["error"]]
+    if as_json:
+        print_json({"objects": rows})
+    else:
+        for row in bad:
+            say(f"{row['error']}: {row['message']}")
+        say(f"{len(rows) - len(bad)} of {len(rows)} objects are authentic.")
+    if bad:
+        raise typer.Exit(2)
+
+
+@app.command()
+def grant(
+    vault: Directory,
+    name: Annotated[str, typer.Option(help="What the grant is called.")],
+    to_key: Annotated[Path | None, typer.Option(help="A key file; made if there is none.")] = None,
+    to_person: Annotated[str | None, typer.Option(help="A public key, or a file of it.")] = None,
+    to_broker: Annotated[str | None, typer.Option(help="A resource of a broker's.")] = None,
+    data_key: Annotated[Path | None, typer.Option(help="The broker's file of it.")] = None,
+    key: Key = None,
+    broker: Broker = None,
+) -> None:
+    """Open the vault to another key file, a person, or workers that a broker admits."""
+    if sum(one is not None for one in (to_key, to_person, to_broker)) != 1:
+        raise ConfigurationError("name one of --to-key, --to-person and --to-broker")
+    opened = Vault.open(vault, _opener(key, broker, None))
+    if to_person is not None:
+        public = Path(to_person).read_text().strip() if os.path.exists(to_person) else to_person
+        made = keys.grant_to_person(name, public, opened.header.vault, opened.ring.key)
+    else:
+        holder = _holder(to_key, to_broker, data_key)
+        made = holder.grant(name, opened.header.vault, opened.ring.key)
+    opened.grant(made)
+    say(f"{name} can open {vault}.")
+
+
+@app.command()
+def revoke(
+    vault: Directory,
+    name: Annotated[str, typer.Argument(help="The grant, as `ls` names it.")],
+    key: Key = None,
+    broker: Broker = None,
+) -> None:
+    """Take a grant away, and wrap everything under a key that its holder does not have."""
+    Vault.open(vault, _opener(key, broker, None)).revoke(name)
+    say(f"{name} gets no key of {vault} from now on, and cannot open what is sealed from now on.")
+    say(
+        "Keys that were handed out stay known: a holder who kept them, or a copy of the vault, can "
+        f"open what was sealed before. `sealring vault rotate {vault}` seals it anew."
+    )
+
+
+@app.command()
+def rekey(vault: Directory, key: Key = None, broker: Broker = None) -> None:
+    """Wrap all objects' keys under a new key of the vault; the data stay as they are."""
+    count = Vault.open(vault, _opener(key, broker, None)).rekey()
+    say(f"The keys of {count} versions are wrapped under a new key.")
+
+
+@app.command()
+def rotate(vault: Directory, key: Key = None, broker: Broker = None) -> None:
+    """Seal everything anew under new keys. It can be stopped and started again."""
+    opened = Vault.open(vault, _opener(key, broker, None))
+    with _bar("rotating", sum(map(_length, opened.stored()))) as progress:
+        count = trees.rotate(opened, progress)
+    say(f"{count} versions are sealed under new keys.")
+
+
+def _opener(key: Path | None, broker: str | None, identity: Path | None) -> Opener:
+    if sum(one is not None for one in (broker, identity)) > 1:
+        raise ConfigurationError("name one of --key, --broker and --identity")
+    if broker is not None:
+        return keys.released_key(broker)
+    if identity is not None:
+        return keys.identity(identity)
+    if key is None:
+        raise ConfigurationError(
+            "name what opens the vault: --key FILE (or SEALRING_VAULT_KEY), --broker RESOURCE or "
+            "--identity FILE"
+        )
+    return keys.key_file(key)
+
+
+def _holder(file: Path | None, resource: str | None, data_key: Path | None) -> SymmetricKey:
+    if file is not None:
+        if not os.path.lexists(file):
+            keys.make_key_file(file)
+        return keys.key_file(file)
+    assert resource is not None
+    if data_key is None:
+        raise ConfigurationError(
+            f"name the file of {resource} that the broker reads with --data-key: it is under the "
+            "directory that the broker was given as --keys"
+        )
+    return keys.broker_key(resource, read_secret_file(data_key, "the data key", BadKeyFile))
+
+
+def _length(stored: Stored) -> int:
+    return sum(part.length for part in stored.manifest.parts)
+
+
+def _row(stored: Stored) -> dict[str, Any]:
+    manifest = stored.manifest
+    return {
+        "name": manifest.name,
+        "version": manifest.object_version,
+        "kind": manifest.kind,
+        "parts": len(manifest.parts),
+        "bytes": _length(stored),
+    }
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[trees.Progress]:
+    with progress_bar("{task.percentage:>3.0f} %") as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,89 @@
+"""Files and directories that must survive a crash, and paths that must stay where they belong."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from sealring.errors import OutputExists, UnsafePath
+
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
+NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def sync_directory(path: Path) -> None:
+    """After this a file that was made or renamed there is there after a power loss too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """The file appears whole or not at all, and replaces an older one."""
+    temporary = beside(path)
+    descriptor = os.open(temporary, NEW_FILE, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """A new name in the same directory, for what is not finished."""
+    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
+
+
+def move_into_place(finished: Path, target: Path) -> None:
+    """Renames a file or a directory; never onto something that is there."""
+    done = ctypes.CDLL(None, use_errno=True).renameat2(
+        _AT_FDCWD, os.fsencode(finished), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
+    )
+    problem = ctypes.get_errno()
+    if done != 0 and problem == errno.EEXIST:
+        raise OutputExists(f"{target} is there already and will not be overwritten")
+    if done != 0:
+        raise OSError(problem, f"{target} cannot be written: {os.strerror(problem)}")
+    sync_directory(target.parent)
+
+
+def check_output(path: Path) -> None:
+    if os.path.lexists(path):
+        raise OutputExists(
+            f"{path} is there already and will not be overwritten: move it away, or choose another"
+        )
+
+
+def check_inside(path: str) -> PurePosixPath:
+    """A path that a manifest gives to a file, if it stays in the directory it is opened into."""
+    pure = PurePosixPath(path)
+    if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
+        raise UnsafePath(f"{path[:200]!r} leads out of its directory: nothing was written")
+    return pure
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, shared: bool) -> Iterator[None]:
+    """Holds a vault: alone to change its header or keys, with others to add objects."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,224 @@
+"""The keys that open a vault, and how the vault's own key is wrapped for each.
+
+    a key file    a random key on this machine; AES key wrap (RFC 5649)
+    a broker      a data key that a broker releases to workers whose evidence passes its policy;
+                  AES key wrap
+    a person      a public key; HPKE with ML-KEM-768 and X25519
+
+What wraps is derived from a key file or data key for one vault alone. So the vault can keep it,
+wrapped under its own key, and renew every grant by itself; other vaults learn nothing by that.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import (
+    AEAD,
+    KDF,
+    KEM,
+    MLKEM768X25519PrivateKey,
+    MLKEM768X25519PublicKey,
+    Suite,
+)
+
+from sealring import _native
+from sealring.errors import BadKeyFile, ConfigurationError
+from sealring.identity.names import is_resource
+from sealring.identity.private_files import read_secret_file, write_private
+
+KEY_BYTES: Final = 32
+_SALT: Final = b"sealring vault 1"
+_FILE: Final = re.compile(rb"sealring-key-1 ([0-9a-f]{64})\n?")
+_IDENTITY: Final = re.compile(rb"sealring-identity-1 ([0-9a-f]{192})\n?")
+_PUBLIC: Final = "sealring-person-1:"
+_MLKEM_SEED, _MLKEM_PUBLIC, _X25519 = 64, 1184, 32
+_HPKE: Final = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+
+
+class Opener(Protocol):
+    """What a vault is opened with."""
+
+    may_write: bool
+    """Whether it proves that a holder of the vault's key made the header."""
+
+    def unwrap(self, vault: bytes, grant: Grant) -> _native.Secret | None:
+        """The vault's key; None where the grant is not for this opener."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The vault's key for one holder, as the header has it."""
+
+    name: str
+    kind: str
+    """file, broker or person."""
+    wrapped: str
+    renewal: str
+    """The wrapping key under the vault's key, or the person's public key: to wrap the next one."""
+    resource: str
+    """A broker's; empty for other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymmetricKey:
+    """A key file, or a data key of a broker's."""
+
+    kind: str
+    resource: str
+    secret: _native.Secret = field(repr=False)
+    may_write = True
+
+    def wrapping_key(self, vault: bytes) -> _native.Secret:
+        return self.secret.derive(_SALT, b"wraps the key of " + vault, KEY_BYTES)
+
+    def unwrap(self, vault: bytes, grant: Grant) -> _native.Secret | None:
+        if (grant.kind, grant.resource) != (self.kind, self.resource):
+            return None
+        return _native.unwrap_key(self.wrapping_key(vault), bytes.fromhex(grant.wrapped))
+
+    def grant(self, name: str, vault: bytes, key: _native.Secret) -> Grant:
+        wrapping = self.wrapping_key(vault)
+        return Grant(
+            name,
+            self.kind,
+            _native.wrap_key(wrapping, key).hex(),
+            _native.wrap_key(key, wrapping).hex(),
+            self.resource,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A private key of a person or an organisation. It reads; it does not write.
+
+    Anyone can wrap a key for a public key, so a header that opens with one alone may be the work
+    of an attacker, who would then read what is sealed into it.
+    """
+
+    secret: _native.Secret = field(repr=False)
+    may_write = False
+
+    def unwrap(self, vault: bytes, grant: Grant) -> _native.Secret | None:
+        if grant.kind != "person":
+            return None
+        view = memoryview(self.secret)
+        private = MLKEM768X25519PrivateKey(
+            MLKEM768PrivateKey.from_seed_bytes(bytes(view[:_MLKEM_SEED])),
+            X25519PrivateKey.from_private_bytes(view[_MLKEM_SEED:]),
+        )
+        try:
+            return _native.Secret(
+                _HPKE.decrypt(bytes.fromhex(grant.wrapped), private, _info(vault))
+            )
+        except (InvalidTag, ValueError):
+            return None
+
+    @property
+    def public(self) -> str:
+        view = memoryview(self.secret)
+        first = MLKEM768PrivateKey.from_seed_bytes(bytes(view[:_MLKEM_SEED])).public_key()
+        second = X25519PrivateKey.from_private_bytes(view[_MLKEM_SEED:]).public_key()
+        raw = first.public_bytes_raw() + second.public_bytes_raw()
+        return _PUBLIC + base64.urlsafe_b64encode(raw).decode()
+
+
+def grant_to_person(name: str, public: str, vault: bytes, key: _native.Secret) -> Grant:
+    wrapped = _HPKE.encrypt(bytes(key), _public_key(public), _info(vault))
+    return Grant(name, "person", wrapped.hex(), public, "")
+
+
+def renew(grant: Grant, vault: bytes, old: _native.Secret, new: _native.Secret) -> Grant:
+    """The same grant for the vault's next key."""
+    if grant.kind == "person":
+        return grant_to_person(grant.name, grant.renewal, vault, new)
+    wrapping = _native.unwrap_key(old, bytes.fromhex(grant.renewal))
+    assert wrapping is not None, "the header's MAC covers it"
+    return Grant(
+        grant.name,
+        grant.kind,
+        _native.wrap_key(wrapping, new).hex(),
+        _native.wrap_key(new, wrapping).hex(),
+        grant.resource,
+    )
+
+
+def key_file(path: Path) -> SymmetricKey:
+    return SymmetricKey("file", "", _read(path, "the key file", _FILE, "vault init"))
+
+
+def make_key_file(path: Path) -> None:
+    """A new key, mode 0600; nothing is overwritten."""
+    _write(path, b"sealring-key-1 ", _native.Secret.random(KEY_BYTES))
+
+
+def broker_key(resource: str, data: _native.Secret) -> SymmetricKey:
+    """A data key as a vault's key: from the broker, or from the file that the broker reads."""
+    if not is_resource(resource):
+        raise ConfigurationError(f"{resource!r} is no resource of a broker: REPOSITORY/TYPE/TAG")
+    if len(data) < KEY_BYTES:
+        raise BadKeyFile(
+            f"the data key {resource} has {len(data)} bytes; it needs {KEY_BYTES} random ones: "
+            f"make one with `umask 077; openssl rand {KEY_BYTES} > FILE`"
+        )
+    return SymmetricKey("broker", resource, data)
+
+
+def released_key(resource: str) -> SymmetricKey:
+    """From the broker, for this worker."""
+    from sealring.broker import data_key
+
+    return broker_key(resource, _native.Secret(data_key(resource)))
+
+
+def identity(path: Path) -> Person:
+    return Person(_read(path, "the identity", _IDENTITY, "vault identity"))
+
+
+def make_identity(path: Path) -> Person:
+    secret = _native.Secret.random(_MLKEM_SEED + _X25519)
+    _write(path, b"sealring-identity-1 ", secret)
+    return Person(secret)
+
+
+def _public_key(text: str) -> MLKEM768X25519PublicKey:
+    try:
+        raw = base64.b64decode(text.removeprefix(_PUBLIC), b"-_", validate=True)
+        if not text.startswith(_PUBLIC) or len(raw) != _MLKEM_PUBLIC + _X25519:
+            raise ValueError
+        return MLKEM768X25519PublicKey(
+            MLKEM768PublicKey.from_public_bytes(raw[:_MLKEM_PUBLIC]),
+            X25519PublicKey.from_public_bytes(raw[_MLKEM_PUBLIC:]),
+        )
+    except (ValueError, binascii.Error):
+        raise ConfigurationError(
+            f"{text[:40]!r} is no person's public key: `sealring vault identity FILE` prints one"
+        ) from None
+
+
+def _info(vault: bytes) -> bytes:
+    return _SALT + b" for a person" + vault
+
+
+def _read(path: Path, what: str, form: re.Pattern[bytes], maker: str) -> _native.Secret:
+    content = read_secret_file(path, what, BadKeyFile)
+    found = form.fullmatch(memoryview(content))
+    if found is None:
+        raise BadKeyFile(f"{what} {path} is not one that `sealring {maker}` makes")
+    start, end = found.span(1)
+    return _native.Secret.from_hex(content.part(start, end - start))
+
+
+def _write(path: Path, prefix: bytes, secret: _native.Secret) -> None:
+    text = bytearray(2 * len(secret))
+    secret.write_hex(text)
+    write_private(path, bytes(prefix + text + b"\n"))
+    _native.erase(text)

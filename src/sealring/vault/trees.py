@@ -1,0 +1,236 @@
+"""Files and folders into a vault and out of it, and a vault under a new key."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sealring import _native
+from sealring.errors import ConfigurationError, NotAVault, UnsafePath, Unsupported
+from sealring.strict import strictly
+from sealring.vault import objects
+from sealring.vault.files import (
+    NEW_FILE,
+    beside,
+    check_inside,
+    check_output,
+    move_into_place,
+    sync_directory,
+)
+from sealring.vault.objects import Copy, Part
+from sealring.vault.vault import Stored, Vault
+
+KIND: Final = "files"
+_BLOCK: Final = 8 << 20
+_VERIFIED_CHUNKS: Final = 4096
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were done since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    path: str
+    """In the folder that was sealed; empty where a single file was."""
+    part: str
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    tree: bool
+    files: list[File]
+
+
+def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress: Progress) -> int:
+    """Seals a file or a folder as the next version of an object; its number."""
+    found = list(_sources(source))
+    with vault.held(alone=False):
+        vault.refresh()
+        copy = vault.new_version(name, suite)
+        try:
+            parts, files = [], []
+            for number, (path, inside) in enumerate(found):
+                part, executable = _seal_file(copy, path, f"{number:08}", progress)
+                parts.append(part)
+                files.append({"path": inside, "part": part.name, "executable": executable})
+            content = {"tree": source.is_dir(), "files": files}
+            vault.commit(copy, KIND, name, parts, content)
+        except BaseException:
+            objects.remove(copy.folder)
+            with contextlib.suppress(OSError):
+                copy.folder.parent.rmdir()
+            raise
+    return copy.place.version
+
+
+def open_object(stored: Stored, out: Path, progress: Progress) -> None:
+    """Writes the plaintext. It gets its name when all of it was found authentic."""
+    content = content_of(stored)
+    check_output(out)
+    parts = {part.name: part for part in stored.manifest.parts}
+    temporary = beside(out)
+    try:
+        if content.tree:
+            temporary.mkdir(mode=0o700)
+        for file in content.files:
+            target = temporary
+            if content.tree:
+                target = temporary / check_inside(file.path)
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = 0o700 if file.executable else 0o600
+            _open_file(stored, parts[file.part], target, mode, progress)
+        for folder, _, _ in os.walk(temporary):
+            sync_directory(Path(folder))
+        move_into_place(temporary, out)
+    except OSError as problem:
+        raise ConfigurationError(f"{out} cannot be written: {problem.strerror}") from problem
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def content_of(stored: Stored) -> Content:
+    if stored.manifest.kind != KIND:
+        raise Unsupported(
+            f"{stored.whose} is a {stored.manifest.kind}, not files: load it with "
+            "sealring.vault.CheckpointReader, or sealring.vault.export_checkpoint"
+        )
+    try:
+        document: Any = json.loads(stored.manifest.content)
+        content: Content = strictly(Content, document, stored.whose, "manifest")
+    except (ValueError, ConfigurationError) as problem:
+        raise NotAVault(f"the manifest of {stored.whose} cannot be read: {problem}") from None
+    if {file.part for file in content.files} != {part.name for part in stored.manifest.parts}:
+        raise NotAVault(f"the manifest of {stored.whose} lists other files than parts")
+    return content
+
+
+def verify(stored: Stored, progress: Progress) -> None:
+    """Opens every chunk of every part, and keeps nothing."""
+    for part in stored.manifest.parts:
+        with stored.copy.opened(part, stored.whose) as reader:
+            done = 0
+            while done < reader.chunks:
+                before, done = done, reader.verify(done, _VERIFIED_CHUNKS)
+                progress(min((done - before) * 16384, part.length))
+
+
+def rotate(vault: Vault, progress: Progress) -> int:
+    """Seals everything anew, under new keys. The number of versions.
+
+    Whenever it is stopped, the vault opens: the header has the new key and the older ones, and a
+    version keeps its old copy until its new one is complete. The next rotation removes the copies
+    that were left.
+    """
+    vault.require_writer()
+    count = 0
+    with vault.held(alone=True):
+        vault.refresh()
+        vault.begin_rotation()
+        for stored in list(vault.stored()):
+            _reseal(vault, stored, progress)
+            count += 1
+        for copy in list(vault.copies()):
+            if copy.vault_key != vault.ring.newest:
+                objects.remove(copy.folder)
+        vault.end_rotation()
+    return count
+
+
+def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
+    old = stored.copy
+    copy = objects.new_copy(old.folder.parent, vault.ring, vault.header.vault, old.place.suite)
+    parts = []
+    for part in stored.manifest.parts:
+        with old.opened(part, stored.whose) as reader:
+            file = copy.create_part(part.name)
+            try:
+                writer = copy.place.writer(file, part.name)
+                for block in _blocks(reader, progress):
+                    writer.write([block])
+                parts.append(copy.finish_part(file, part.name, writer))
+            finally:
+                os.close(file)
+    manifest = stored.manifest
+    content = json.loads(manifest.content)
+    copy.commit(manifest.kind, manifest.name, parts, content, manifest.id)
+    objects.remove(old.folder)
+
+
+def _blocks(reader: _native.SealedFileReader, progress: Progress) -> Iterator[memoryview]:
+    room = bytearray(min(_BLOCK, reader.length))
+    for start in range(0, reader.length, _BLOCK):
+        block = memoryview(room)[: min(_BLOCK, reader.length - start)]
+        reader.read_into(start, block)
+        progress(len(block))
+        yield block
+
+
+def _open_file(stored: Stored, part: Part, target: Path, mode: int, progress: Progress) -> None:
+    with stored.copy.opened(part, stored.whose) as reader:
+        file = os.open(target, NEW_FILE, 0o600)
+        with open(file, "wb", buffering=0) as output:
+            for block in _blocks(reader, progress):
+                left = block
+                while left:
+                    left = left[output.write(left) :]
+            os.fchmod(file, mode)
+            os.fsync(file)
+
+
+def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[Part, bool]:
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    target = copy.create_part(name)
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafePath(f"{path} is not a regular file")
+        writer = copy.place.writer(target, name)
+        room = bytearray(_BLOCK)
+        # Read, not mapped: another process could change a mapped file while it is sealed.
+        while count := os.readv(source, [room]):
+            writer.write([memoryview(room)[:count]])
+            progress(count)
+        return copy.finish_part(target, name, writer), bool(status.st_mode & stat.S_IXUSR)
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def size_of(source: Path) -> int:
+    return sum(path.stat().st_size for path, _ in _sources(source))
+
+
+def _sources(source: Path) -> Iterator[tuple[Path, str]]:
+    """The files, each with its path in the object; links and devices are refused by name."""
+    if not os.path.lexists(source):
+        raise ConfigurationError(f"{source} does not exist")
+    _refuse_special(source, folder=True)
+    if not source.is_dir():
+        yield source, ""
+        return
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for name in folders:
+            _refuse_special(Path(folder, name), folder=True)
+        for name in sorted(names):
+            path = Path(folder, name)
+            _refuse_special(path, folder=False)
+            yield path, path.relative_to(source).as_posix()
+
+
+def _refuse_special(path: Path, *, folder: bool) -> None:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise UnsafePath(f"{path} is a symlink: seal what it leads to, or remove it")
+    if not stat.S_ISREG(mode) and not (folder and stat.S_ISDIR(mode)):
+        raise UnsafePath(f"{path} is neither a file nor a folder: remove it, or seal without it")

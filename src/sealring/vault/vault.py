@@ -1,0 +1,281 @@
+"""A vault: a directory of sealed objects, opened by a key file, a broker or a person's key."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sealring.errors import (
+    ConfigurationError,
+    NoSuchObject,
+    NotAVault,
+    NotGranted,
+    OutputExists,
+    RolledBack,
+    VaultError,
+)
+from sealring.vault import header as headers
+from sealring.vault import objects
+from sealring.vault.files import locked, sync_directory, write_file
+from sealring.vault.keys import Grant, Opener, SymmetricKey
+from sealring.vault.ledger import Entry, LocalLedger
+from sealring.vault.objects import Copy, Manifest
+from sealring.vault.sealed import AES, SUITES, read_small
+
+_LOG = logging.getLogger("sealring")
+HEADER: Final = "vault.json"
+_OBJECT: Final = re.compile(r"[0-9a-f]{32}")
+_VERSION: Final = re.compile(r"[0-9]{10}")
+_COPY: Final = re.compile(r"[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A complete version of an object, its manifest opened and authentic."""
+
+    copy: Copy
+    manifest: Manifest
+
+    @property
+    def whose(self) -> str:
+        return f"{self.manifest.name!r} version {self.manifest.object_version}"
+
+
+class Vault:
+    """Use `Vault.create` or `Vault.open`."""
+
+    def __init__(self, path: Path, opener: Opener) -> None:
+        self.path = path
+        self._opener = opener
+        self.refresh()
+        self.ledger = LocalLedger.of(self.header.id, path)
+        self.ledger.check_generation(self.header.generation)
+
+    @classmethod
+    def create(cls, path: Path, key: SymmetricKey, grant: str, suite: str = AES) -> Vault:
+        """A new vault that this key opens. The directory appears whole or not at all."""
+        if suite not in SUITES:
+            raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
+        if os.path.lexists(path):
+            raise OutputExists(f"{path} is there already: choose another directory for the vault")
+        header, ring = headers.new_header(suite)
+        made = headers.with_grant(header, ring, key.grant(grant, header.vault, ring.key))
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as problem:
+            raise ConfigurationError(f"{path} cannot be made: {problem.strerror}") from problem
+        (path / "objects").mkdir(mode=0o700)
+        write_file(path / HEADER, headers.write_header(made))
+        sync_directory(path.parent)
+        return cls(path, key)
+
+    @classmethod
+    def open(cls, path: Path, opener: Opener) -> Vault:
+        return cls(path, opener)
+
+    def refresh(self) -> None:
+        """Reads the header again: a rotation may have changed the vault's key since."""
+        if not (self.path / HEADER).exists():
+            raise NotAVault(f"there is no vault in {self.path}: `sealring vault init` makes one")
+        content = read_small(self.path / HEADER, "the vault's header")
+        self.header = headers.read_header(content, str(self.path / HEADER))
+        self.ring = headers.open_header(self.header, self._opener, f"the vault {self.path}")
+
+    def require_writer(self) -> None:
+        if not self._opener.may_write:
+            raise NotGranted(
+                "a person's identity reads a vault and does not write to it: anyone can make a "
+                "header for a public key. Write with a key file or through the broker"
+            )
+
+    def held(self, *, alone: bool) -> AbstractContextManager[None]:
+        return locked(self.path / "lock", shared=not alone)
+
+    # ---- grants ----------------------------------------------------------------------------------
+
+    def grant(self, grant: Grant) -> None:
+        self.require_writer()
+        with self.held(alone=True):
+            self.refresh()
+            self._write(headers.with_grant(self.header, self.ring, grant))
+
+    def revoke(self, name: str) -> None:
+        """Drops a grant and wraps everything under a new key, which that holder does not get."""
+        self.require_writer()
+        with self.held(alone=True):
+            self.refresh()
+            self._write(headers.without_grant(self.header, self.ring, name))
+            self._rekey()
+
+    def rekey(self) -> int:
+        """Wraps every object's key under a new key of the vault; how many there are."""
+        self.require_writer()
+        with self.held(alone=True):
+            self.refresh()
+            return self._rekey()
+
+    def begin_rotation(self) -> None:
+        """A new key of the vault, beside the older ones. The caller holds the vault alone."""
+        header, self.ring = headers.next_key(self.header, self.ring)
+        self._write(header)
+
+    def end_rotation(self) -> None:
+        """When no object needs an older key."""
+        header, self.ring = headers.without_older_keys(self.header, self.ring)
+        self._write(header)
+
+    def _rekey(self) -> int:
+        self.begin_rotation()
+        count = 0
+        for copy in self.copies():
+            objects.write_key(copy.folder, self.ring, copy.place.suite, copy.place.key)
+            count += 1
+        self.end_rotation()
+        return count
+
+    def _write(self, header: headers.Header) -> None:
+        write_file(self.path / HEADER, headers.write_header(header))
+        self.header = header
+        self.ledger.record(header.generation)
+
+    # ---- objects ---------------------------------------------------------------------------------
+
+    def new_version(self, name: str, suite: str | None = None) -> Copy:
+        """An empty copy of the next version. mkdir takes the number, so no two writers have one."""
+        self.require_writer()
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        folder = self.path / "objects" / object_bytes.hex()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        known = self.ledger.newest(folder.name)
+        number = 1 + max([int(one.name) for one in _entries(folder, _VERSION)], default=0)
+        number = max(number, known.version + 1 if known else 1)
+        while True:
+            version = folder / f"{number:010}"
+            try:
+                version.mkdir(mode=0o700)
+                break
+            except FileExistsError:
+                number += 1
+        sync_directory(folder)
+        sync_directory(folder.parent)
+        return objects.new_copy(version, self.ring, self.header.vault, suite or self.header.suite)
+
+    def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
+               content: object) -> str:  # fmt: skip
+        """Makes the copy complete and records it. The manifest's id."""
+        manifest = copy.commit(kind, name, parts, content)
+        self.record(copy, manifest)
+        return manifest
+
+    def record(self, copy: Copy, manifest: str) -> None:
+        entry = Entry(copy.place.object.hex(), copy.place.version, manifest)
+        self.ledger.record(self.header.generation, entry)
+
+    def find(self, name: str, version: int | None = None) -> Stored:
+        """The newest version, which must not be older than the ledger's; or the one asked for."""
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        return self._find(self.path / "objects" / object_bytes.hex(), repr(name), version)
+
+    def newest(self) -> Iterator[Stored]:
+        """Of every object, in the order of their names."""
+        folders = _entries(self.path / "objects", _OBJECT)
+        stored = [self._find(one, f"object {one.name}") for one in folders if _complete(one)]
+        yield from sorted(stored, key=lambda one: one.manifest.name)
+
+    def copies(self) -> Iterator[Copy]:
+        """All copies of all versions, complete or not."""
+        for folder in _entries(self.path / "objects", _OBJECT):
+            for version in _entries(folder, _VERSION):
+                for one in _entries(version, _COPY):
+                    if (one / objects.KEY_FILE).exists():
+                        yield objects.open_copy(one, self.ring, self.header.vault)
+
+    def stored(self) -> Iterator[Stored]:
+        """All complete versions of all objects."""
+        for folder in _entries(self.path / "objects", _OBJECT):
+            for version in _entries(folder, _VERSION):
+                if copies := _complete_copies(version):
+                    yield self._open_version(copies, version)
+
+    def incomplete(self, name: str) -> list[Path]:
+        """Versions of this name that were never finished."""
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        folder = self.path / "objects" / object_bytes.hex()
+        return [one for one in _entries(folder, _VERSION) if not _complete_copies(one)]
+
+    def _find(self, folder: Path, what: str, version: int | None = None) -> Stored:
+        known = self.ledger.newest(folder.name)
+        numbers = {int(one.name): one for one in _complete(folder)}
+        if version is not None:
+            if version not in numbers:
+                there = ", ".join(map(str, sorted(numbers))) or "none"
+                raise NoSuchObject(
+                    f"{what} has no version {version} in {self.path}: it has {there}"
+                )
+            return self._open_version(_complete_copies(numbers[version]), numbers[version])
+        newest = max(numbers, default=0)
+        if known is not None and newest < known.version:
+            raise RolledBack(
+                f"{what} was last written as version {known.version}, says {self.ledger.path}, and "
+                f"{self.path} has {f'version {newest}' if newest else 'none'}: an older copy of "
+                "the vault lies there. Restore the newest, or ask for a version by its number"
+            )
+        if not numbers:
+            raise NoSuchObject(f"{what} is not in {self.path}: `sealring vault ls` shows what is")
+        stored = self._open_version(_complete_copies(numbers[newest]), numbers[newest])
+        if known is None or newest > known.version:
+            self.record_quietly(stored)
+        elif stored.manifest.id != known.manifest:
+            raise RolledBack(
+                f"{what} version {newest} has another manifest than {self.ledger.path} has "
+                "recorded: an older copy was put back, or the ledger is another copy's"
+            )
+        return stored
+
+    def record_quietly(self, stored: Stored) -> None:
+        """A ledger that cannot be written does not keep a reader from reading."""
+        try:
+            self.record(stored.copy, stored.manifest.id)
+        except OSError as problem:
+            _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
+
+    def _open_version(self, copies: list[Path], version: Path) -> Stored:
+        """The copy under the newest key of the vault."""
+        opened: list[Copy] = []
+        failure: VaultError | None = None
+        for folder in copies:
+            try:
+                opened.append(objects.open_copy(folder, self.ring, self.header.vault))
+            except VaultError as problem:
+                failure = problem
+        if not opened:
+            raise failure or NotAVault(f"{version} holds no complete copy")
+        best = max(opened, key=lambda one: one.vault_key)
+        return Stored(best, best.manifest())
+
+
+def _entries(folder: Path, form: re.Pattern[str]) -> list[Path]:
+    """Directories whose name is of this form; other names are not the vault's."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as found:
+        names = [
+            one.name
+            for one in found
+            if form.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
+        ]
+    return [folder / name for name in sorted(names)]
+
+
+def _complete_copies(version: Path) -> list[Path]:
+    return [one for one in _entries(version, _COPY) if (one / objects.MANIFEST).exists()]
+
+
+def _complete(folder: Path) -> list[Path]:
+    return [one for one in _entries(folder, _VERSION) if _complete_copies(one)]

@@ -1,0 +1,136 @@
+"""`sealring vault` as a person types it: each verb, and bad input to each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sealring.cli import app
+from sealring.errors import (
+    BadKeyFile,
+    ConfigurationError,
+    NoSuchObject,
+    NotAVault,
+    NotGranted,
+    OutputExists,
+    UnsafePath,
+)
+
+
+class Shell:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.status = 0
+
+    def __call__(self, *arguments: str) -> str:
+        result = CliRunner().invoke(app, ["vault", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        self.status = result.exit_code
+        return result.output
+
+
+@pytest.fixture
+def sh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEALRING_VAULT_KEY", "k")
+    shell = Shell(tmp_path)
+    shell("init", "v")
+    (tmp_path / "f").write_bytes(b"content")
+    return shell
+
+
+def test_programs_read_json(sh: Shell) -> None:
+    assert json.loads(sh("seal", "v", "f", "--name", "n", "--json")) == {"name": "n", "version": 1}
+    listed = json.loads(sh("ls", "v", "--json"))
+    (row,) = listed["objects"]
+    assert row == {"name": "n", "version": 1, "kind": "files", "parts": 1, "bytes": 7}
+    assert listed["grants"] == [{"name": "owner", "kind": "file"}]
+    (row,) = json.loads(sh("verify", "v", "--json"))["objects"]
+    assert row["error"] is None
+
+
+def test_verify_names_what_is_not_authentic(sh: Shell) -> None:
+    sh("seal", "v", "f")
+    (part,) = (sh.folder / "v").rglob("00000000")
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    (row,) = json.loads(sh("verify", "v", "--json"))["objects"]
+    assert (row["error"], sh.status) == ("TamperedChunk", 2)
+    assert "0 of 1 objects are authentic" in sh("verify", "v")
+    assert sh.status == 2
+
+
+def test_a_broker_s_data_key_as_a_grant(sh: Shell) -> None:
+    (sh.folder / "data").write_bytes(b"d" * 16 + b"e" * 16)
+    with pytest.raises(BadKeyFile, match="chmod 600"):
+        sh("grant", "v", "--name", "w", "--to-broker", "a/b/c", "--data-key", "data")
+    (sh.folder / "data").chmod(0o600)
+    sh("grant", "v", "--name", "w", "--to-broker", "a/b/c", "--data-key", "data")
+    assert {"name": "w", "kind": "broker"} in json.loads(sh("ls", "v", "--json"))["grants"]
+
+
+def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> None:
+    sh("seal", "v", "f")
+    sh("grant", "v", "--name", "second", "--to-key", "k2")
+    assert (sh.folder / "k2").stat().st_mode & 0o777 == 0o600
+    sh("open", "v", "f", "--out", "o", "--key", "k2")
+    assert (sh.folder / "o").read_bytes() == b"content"
+    assert "stay known" in sh("revoke", "v", "second")
+    with pytest.raises(NotGranted):
+        sh("ls", "v", "--key", "k2")
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "words"),
+    [
+        ("init v", OutputExists, "is there already"),
+        ("init missing/v", ConfigurationError, "cannot be made"),
+        ("seal v nothing", ConfigurationError, "does not exist"),
+        ("seal v link", UnsafePath, "is a symlink"),
+        ("seal other f", NotAVault, "there is no vault"),
+        ("seal v f --key exposed", BadKeyFile, "chmod 600"),
+        ("seal v f --name ''", ConfigurationError, "1 to 1000"),
+        ("open v nothing --out o", NoSuchObject, "is not in v"),
+        ("open v f --out f", OutputExists, "will not be overwritten"),
+        ("open v f --out link", OutputExists, "will not be overwritten"),
+        ("open v f --out missing/o", ConfigurationError, "cannot be written"),
+        ("open v f --out o --version 7", NoSuchObject, "it has 1"),
+        ("open v f --out o --key k9", BadKeyFile, "cannot be read"),
+        ("open v f --out o --identity k", BadKeyFile, "vault identity"),
+        ("ls v --key other.key", NotGranted, "not open to this key file"),
+        ("verify v nothing", NoSuchObject, "is not in v"),
+        ("grant v --name x", ConfigurationError, "name one of"),
+        ("grant v --name x --to-person x", ConfigurationError, "no person's public key"),
+        ("grant v --name x --to-broker a/b/c", ConfigurationError, "--data-key"),
+        ("grant v --name owner --to-key k3", ConfigurationError, "has a grant named"),
+        ("revoke v nothing", ConfigurationError, "no grant named"),
+        ("revoke v owner", ConfigurationError, "last key"),
+        ("rekey other", NotAVault, "there is no vault"),
+        ("rotate other", NotAVault, "there is no vault"),
+        ("identity exposed", BadKeyFile, "chmod 600"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    line: str, error: type[Exception], words: str, sh: Shell
+) -> None:
+    sh("seal", "v", "f")
+    (sh.folder / "link").symlink_to("/etc/passwd")
+    (sh.folder / "exposed").write_text("sealring-key-1 " + "ab" * 32)
+    (sh.folder / "exposed").chmod(0o644)
+    sh("init", "v2", "--key", "other.key")
+    before = sorted(path.name for path in sh.folder.iterdir() if path.name != "k3")
+    with pytest.raises(error, match=words):
+        sh(*("" if word == "''" else word for word in line.split()))
+    after = sorted(path.name for path in sh.folder.iterdir() if path.name != "k3")
+    assert before == after
+
+
+def test_without_a_key_the_error_says_what_to_name(
+    sh: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SEALRING_VAULT_KEY")
+    with pytest.raises(ConfigurationError, match="--key FILE"):
+        sh("ls", "v")
