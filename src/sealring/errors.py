@@ -83,6 +83,8 @@
     │   ├── OutputExists              yours: something is where the output should go
     │   ├── UnsafePath                a path that leaves its directory, or a symlink
     │   ├── TamperedHeader            an attacker's: the list of grants was changed
+    │   ├── UnsafeEntry               yours: loading it would run code that it brings
+    │   ├── UnadmittedSigner          an attacker's: signed by no worker of this job
     │   ├── MissingPart               a file that the manifest lists is not there
     │   ├── ForeignPart               an attacker's: another file lies in a part's place
     │   ├── RolledBack                an attacker's, or an old backup's: something newer was there
@@ -461,6 +463,14 @@ class UnsafePath(VaultError):
 
 class TamperedHeader(VaultError):
     """The vault's header was changed by something that does not hold the vault's key."""
+
+
+class UnsafeEntry(VaultError):
+    """An entry of a checkpoint is a pickle that could run code when it is loaded."""
+
+
+class UnadmittedSigner(VaultError):
+    """A checkpoint's manifest is not signed by workers of this job, or not by all that wrote it."""
 
 
 class MissingPart(VaultError):

@@ -152,6 +152,7 @@ def renew(grant: Grant, vault: bytes, old: _native.Secret, new: _native.Secret) 
 
 
 def key_file(path: Path) -> SymmetricKey:
+    """The key in a file of mode 0600, to open a vault with."""
     return SymmetricKey("file", "", _read(path, "the key file", _FILE, "vault init"))
 
 
@@ -173,13 +174,14 @@ def broker_key(resource: str, data: _native.Secret) -> SymmetricKey:
 
 
 def released_key(resource: str) -> SymmetricKey:
-    """From the broker, for this worker."""
+    """A data key that the broker releases to this worker, to open a vault with."""
     from sealring.broker import data_key
 
     return broker_key(resource, _native.Secret(data_key(resource)))
 
 
 def identity(path: Path) -> Person:
+    """A person's private key, to read a vault with."""
     return Person(_read(path, "the identity", _IDENTITY, "vault identity"))
 
 

@@ -70,6 +70,8 @@ class Manifest:
     parts: list[Part]
     content: str
     """JSON of the kind's own."""
+    resealed: int
+    """How often `rotate` has sealed it anew; commitments then differ from the signed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,13 @@ class Copy:
         return Part(name, writer.length, writer.commitment.hex())
 
     def commit(
-        self, kind: str, name: str, parts: list[Part], content: Any, known_as: str = ""
+        self,
+        kind: str,
+        name: str,
+        parts: list[Part],
+        content: Any,
+        known_as: str = "",
+        resealed: int = 0,
     ) -> str:
         """Makes the copy complete: the parts' names are on disk, then the manifest. Its id."""
         manifest = Manifest(
@@ -126,6 +134,7 @@ class Copy:
             self.place.version,
             parts,
             json.dumps(content),
+            resealed,
         )
         sync_directory(self.folder)
         sealed = self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())

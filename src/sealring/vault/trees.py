@@ -102,7 +102,7 @@ def content_of(stored: Stored) -> Content:
     if stored.manifest.kind != KIND:
         raise Unsupported(
             f"{stored.whose} is a {stored.manifest.kind}, not files: load it with "
-            "sealring.vault.CheckpointReader, or sealring.vault.export_checkpoint"
+            "sealring.vault.CheckpointReader, or write it with sealring.vault.export_torch"
         )
     try:
         document: Any = json.loads(stored.manifest.content)
@@ -162,7 +162,8 @@ def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
                 os.close(file)
     manifest = stored.manifest
     content = json.loads(manifest.content)
-    copy.commit(manifest.kind, manifest.name, parts, content, manifest.id)
+    resealed = manifest.resealed + 1
+    copy.commit(manifest.kind, manifest.name, parts, content, manifest.id, resealed)
     objects.remove(old.folder)
 
 

@@ -209,6 +209,11 @@ class Vault:
         folder = self.path / "objects" / object_bytes.hex()
         return [one for one in _entries(folder, _VERSION) if not _complete_copies(one)]
 
+    def complete(self, name: str) -> list[Path]:
+        """Versions of this name that were finished, oldest first."""
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        return _complete(self.path / "objects" / object_bytes.hex())
+
     def _find(self, folder: Path, what: str, version: int | None = None) -> Stored:
         known = self.ledger.newest(folder.name)
         numbers = {int(one.name): one for one in _complete(folder)}
