@@ -67,7 +67,7 @@ def reopened(vault: Vault, key: Path) -> Vault:
 
 def test_key_wrap_is_the_published_one() -> None:
     wrapping = _native.Secret.random(32)
-    for size in (1, 8, 31, 32, 96):
+    for size in (7, 8, 31, 32, 96):
         secret = _native.Secret.random(size)
         wrapped = _native.wrap_key(wrapping, secret)
         assert aes_key_unwrap_with_padding(bytes(wrapping), wrapped) == bytes(secret)

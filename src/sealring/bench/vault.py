@@ -128,7 +128,9 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         return time.perf_counter() - start
 
     def alternately(sealed: Callable[[], None], plain: Callable[[], None]) -> tuple[float, float]:
-        sealed(), plain()  # once without a clock: files and memory are there
+        # Once without a clock: files and memory are there then.
+        sealed()
+        plain()
         pairs = [(timed(sealed), timed(plain)) for _ in range(task.blocks)]
         return median(one for one, _ in pairs), median(one for _, one in pairs)
 

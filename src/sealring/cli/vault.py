@@ -138,8 +138,13 @@ def verify(
 ) -> None:
     """Open every chunk and keep nothing; exit status 2 where one is not authentic."""
     opened = Vault.open(vault, _opener(key, broker, identity))
-    wanted = [opened.find(name, version)] if name else list(opened.newest())
-    rows: list[dict[str, Any]] = []
+    problems: list[VaultError] = []
+    wanted = [opened.find(name, version)] if name else list(opened.newest(problems))
+    rows: list[dict[str, Any]] = [
+        dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
+        | {"error": type(problem).__name__, "message": str(problem)}
+        for problem in problems
+    ]
     with _bar("verifying", sum(map(_length, wanted))) as progress:
         for stored in wanted:
             row = _row(stored) | {"error": None, "message": None}

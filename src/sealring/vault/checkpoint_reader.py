@@ -13,7 +13,12 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from cryptography import x509
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
@@ -136,7 +141,7 @@ class CheckpointReader(StorageReader):
                     boxes.append((room, location.start, 1, [len(room)], [0], [len(room)]))
                     continue
                 target = planner.resolve_tensor(item).detach()
-                dtype, shape = self._saved(item)
+                dtype, shape = self._saved(item, location)
                 filled = _fillable(target, dtype)
                 tensors.append((item, target, filled))
                 view = raw_bytes(filled)
@@ -161,49 +166,31 @@ class CheckpointReader(StorageReader):
         assert isinstance(location, Location)
         return location
 
-    def _saved(self, item: ReadItem) -> tuple[torch.dtype, list[int]]:
+    def _saved(self, item: ReadItem, location: Location) -> tuple[torch.dtype, list[int]]:
         """The dtype and the shape of the saved piece that the item reads from."""
+        assert self._stored is not None
         described = self._metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(described, TensorStorageMetadata)
         for chunk in described.chunks:
             if chunk.offsets == item.storage_index.offset:
-                return described.properties.dtype, list(chunk.sizes)
+                dtype = described.properties.dtype
+                if chunk.sizes.numel() * dtype.itemsize != location.length:
+                    raise ForeignPart(
+                        f"{item.storage_index.fqn!r} in {self._stored.whose} has another length "
+                        "than its shape: the ranks signed different things"
+                    )
+                return dtype, list(chunk.sizes)
         raise NotAVault(f"the metadata has no such piece of {item.storage_index.fqn!r}")
 
     def _open(self, stored: Stored) -> Metadata:
         """The metadata, if workers of the job signed it and all that it lists."""
         if stored.manifest.kind != KIND:
             raise Unsupported(f"{stored.whose} is no checkpoint: `sealring vault open` opens it")
-        content = json.loads(stored.manifest.content)
         authorities, job = self._trusted()
-        whole = signing.check(
-            signing.from_document(content["whole"], stored.whose), authorities, job, stored.whose
-        )
-        signed = [signing.from_document(one, stored.whose) for one in content["contributions"]]
-        if [digest(one) for one in signed] != whole.document["contributions"]:
-            raise UnadmittedSigner(f"{stored.whose} lists other parts than its coordinator signed")
-        place = stored.copy.place
-        identity = {
-            "vault": place.vault.hex(),
-            "object": place.object.hex(),
-            "version": place.version,
-        }
-        parts, storage = [], {}
-        signers = [signing.check(one, authorities, job, stored.whose) for one in signed]
-        for signer in (whole, *signers):
-            if signer.document["checkpoint"] != identity:
-                raise ForeignPart(
-                    f"what rank {signer.rank} signed is of another checkpoint than {stored.whose}"
-                )
-        for signer in signers:
-            parts += [Part(**one) for one in signer.document["parts"]]
-            for name, offset, part, start, length in signer.document["items"]:
-                storage[index_from(name, offset)] = Location(part, start, length)
-        _check_parts(stored, parts)
-        metadata = metadata_from(whole.document["metadata"], stored.whose)
-        metadata.storage_data = storage
-        metadata.storage_meta = StorageMeta()
-        return metadata
+        try:
+            return _opened(stored, authorities, job)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise NotAVault(f"the manifest of {stored.whose} cannot be read") from None
 
     def _trusted(self) -> tuple[Sequence[x509.Certificate], str]:
         if self._authorities is not None and self._job is not None:
@@ -212,6 +199,44 @@ class CheckpointReader(StorageReader):
         rank = dist.get_rank() if distributed else 0
         own = signing.credentials_of(rank, dist.get_world_size() if distributed else 1)
         return self._authorities or own.authorities, self._job or own.job
+
+
+def _opened(stored: Stored, authorities: Sequence[x509.Certificate], job: str) -> Metadata:
+    """What the manifest's statements say, which an admitted worker may have made up."""
+    content = json.loads(stored.manifest.content)
+    whole = signing.check(
+        signing.from_document(content["whole"], stored.whose), authorities, job, stored.whose
+    )
+    signed = [signing.from_document(one, stored.whose) for one in content["contributions"]]
+    if [digest(one) for one in signed] != whole.document["contributions"]:
+        raise UnadmittedSigner(f"{stored.whose} lists other parts than its coordinator signed")
+    place = stored.copy.place
+    identity = {"vault": place.vault.hex(), "object": place.object.hex(), "version": place.version}
+    parts: list[Part] = []
+    storage: dict[MetadataIndex, Location] = {}
+    signers = [signing.check(one, authorities, job, stored.whose) for one in signed]
+    for signer in (whole, *signers):
+        if signer.document["checkpoint"] != identity:
+            raise ForeignPart(
+                f"what rank {signer.rank} signed is of another checkpoint than {stored.whose}"
+            )
+    for signer in signers:
+        own = {part.name: part for part in (Part(**one) for one in signer.document["parts"])}
+        parts += own.values()
+        for name, offset, part, start, length in signer.document["items"]:
+            index = index_from(name, offset)
+            inside = part in own and 0 <= start <= start + length <= own[part].length
+            if not inside or index in storage:
+                raise ForeignPart(
+                    f"rank {signer.rank} signed in {stored.whose} that {name!r} is where another "
+                    "rank's tensors are, or no tensor is"
+                )
+            storage[index] = Location(part, start, length)
+    _check_parts(stored, parts)
+    metadata = metadata_from(whole.document["metadata"], stored.whose)
+    metadata.storage_data = storage
+    metadata.storage_meta = StorageMeta()
+    return metadata
 
 
 def _check_parts(stored: Stored, signed: list[Part]) -> None:

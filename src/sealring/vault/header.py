@@ -22,7 +22,7 @@ from sealring.errors import (
 )
 from sealring.strict import strictly
 from sealring.vault.keys import KEY_BYTES, Grant, Opener, SymmetricKey, renew
-from sealring.vault.sealed import ID_BYTES
+from sealring.vault.sealed import ID_BYTES, parse
 
 FORMAT: Final = "sealring vault"
 VERSION: Final = 1
@@ -132,7 +132,7 @@ def write_header(header: Header) -> bytes:
 def read_header(content: bytes, where: str) -> Header:
     """Well-formed, and not yet believed."""
     try:
-        document = json.loads(content)
+        document = parse(content)
     except ValueError:
         raise NotAVault(f"{where} is not a vault's header") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -151,8 +151,8 @@ def read_header(content: bytes, where: str) -> Header:
     return header
 
 
-def check_version(document: dict[str, Any], known: int, where: str) -> None:
-    version = document.get("version")
+def check_version(document: Any, known: int, where: str) -> None:
+    version = document.get("version") if isinstance(document, dict) else None
     if isinstance(version, int) and version > known:
         raise LaterVersion(
             f"{where} has version {version} of its format, and this sealring reads up to {known}: "
@@ -164,7 +164,7 @@ def open_header(header: Header, opener: Opener, where: str) -> KeyRing:
     """The vault's keys, and the proof that a holder of them wrote the header."""
     for grant in header.grants:
         key = opener.unwrap(header.vault, grant)
-        if key is not None:
+        if key is not None and len(key) == KEY_BYTES:
             break
     else:
         what = (

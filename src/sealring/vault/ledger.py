@@ -15,7 +15,7 @@ from pathlib import Path
 from sealring.errors import ConfigurationError, NotAVault, RolledBack
 from sealring.strict import strictly
 from sealring.vault.files import locked, write_file
-from sealring.vault.sealed import read_small
+from sealring.vault.sealed import parse, read_small
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,9 @@ class LocalLedger:
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(vault, Path(folder) / f"{vault}.json")
 
+    def objects(self) -> set[str]:
+        return {one.object for one in self._read().entries}
+
     def newest(self, object_id: str) -> Entry | None:
         return {one.object: one for one in self._read().entries}.get(object_id)
 
@@ -76,7 +79,7 @@ class LocalLedger:
         if not self.path.exists():
             return Ledger(self._vault, 0, [])
         try:
-            document = json.loads(read_small(self.path, "the ledger"))
+            document = parse(read_small(self.path, "the ledger"))
             ledger: Ledger = strictly(Ledger, document, str(self.path), "ledger")
         except (ValueError, ConfigurationError):
             raise NotAVault(

@@ -37,7 +37,7 @@ from sealring.strict import strictly
 from sealring.vault.files import NEW_FILE, sync_directory, write_file
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
-from sealring.vault.sealed import ID_BYTES, SUITES, Place, read_small
+from sealring.vault.sealed import ID_BYTES, SUITES, Place, parse, read_small
 
 FORMAT: Final = "sealring object"
 VERSION: Final = 1
@@ -145,7 +145,10 @@ class Copy:
         """Opened, and so authentic."""
         path = self.folder / MANIFEST
         sealed = read_small(path, "the manifest")
-        document = json.loads(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
+        try:
+            document = parse(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
+        except ValueError as problem:
+            raise NotAVault(f"the manifest {path} is not JSON: {problem}") from None
         check_version(document, VERSION, f"the manifest {path}")
         try:
             manifest: Manifest = strictly(Manifest, document, str(path), "manifest")
@@ -210,7 +213,7 @@ def write_key(folder: Path, ring: KeyRing, suite: str, key: _native.Secret) -> N
 def open_copy(folder: Path, ring: KeyRing, vault: bytes) -> Copy:
     path = folder / KEY_FILE
     try:
-        document = json.loads(read_small(path, "the object's key"))
+        document = parse(read_small(path, "the object's key"))
         known: WrappedKey = strictly(WrappedKey, document, str(path), "wrapped key")
         wrapped = bytes.fromhex(known.wrapped)
     except (ValueError, ConfigurationError):

@@ -6,11 +6,12 @@ place: another part of the same object, another version, another object, another
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import Buffer
 
@@ -73,6 +74,14 @@ class Place:
         plain = bytearray(reader.length)
         reader.read_into(0, plain)
         return bytes(plain)
+
+
+def parse(content: bytes) -> Any:
+    """JSON that anyone may have written: deep nesting is a ValueError like any other."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def read_small(path: Path, what: str) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from sealring.errors import VaultError, WorkerFailed
+from sealring.identity.process import SETTING as ALLOW_DEBUGGERS
 from sealring.vault.objects import Copy, Part
 from sealring.vault.sealed import Place
 
@@ -63,6 +64,7 @@ def seal_in_helper(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> Pa
                 [sys.executable, "-m", "sealring.vault.helper", str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
+                env=_without_secrets(),
             ) as process,
         ):
             there.close()
@@ -79,6 +81,15 @@ def seal_in_helper(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> Pa
         there.close()
         os.close(memory)
         os.close(target)
+
+
+def _without_secrets() -> dict[str, str]:
+    """The environment may hold the job's secret, and names files that hold keys."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SEALRING_") or name == ALLOW_DEBUGGERS
+    }
 
 
 def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: list[int]) -> Part:

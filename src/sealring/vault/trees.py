@@ -135,7 +135,7 @@ def rotate(vault: Vault, progress: Progress) -> int:
     count = 0
     with vault.held(alone=True):
         vault.refresh()
-        vault.begin_rotation()
+        vault.begin_rotation(vault.header)
         for stored in list(vault.stored()):
             _reseal(vault, stored, progress)
             count += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from sealring.errors import (
 )
 from sealring.vault import header as headers
 from sealring.vault import objects
-from sealring.vault.files import locked, sync_directory, write_file
+from sealring.vault.files import beside, locked, move_into_place, sync_directory, write_file
 from sealring.vault.keys import Grant, Opener, SymmetricKey
 from sealring.vault.ledger import Entry, LocalLedger
 from sealring.vault.objects import Copy, Manifest
@@ -59,20 +60,23 @@ class Vault:
 
     @classmethod
     def create(cls, path: Path, key: SymmetricKey, grant: str, suite: str = AES) -> Vault:
-        """A new vault that this key opens. The directory appears whole or not at all."""
+        """A new vault that this key opens. The directory appears whole, or not at all."""
         if suite not in SUITES:
             raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
         if os.path.lexists(path):
             raise OutputExists(f"{path} is there already: choose another directory for the vault")
         header, ring = headers.new_header(suite)
         made = headers.with_grant(header, ring, key.grant(grant, header.vault, ring.key))
+        temporary = beside(path)
         try:
-            path.mkdir(mode=0o700)
+            temporary.mkdir(mode=0o700)
+            (temporary / "objects").mkdir(mode=0o700)
+            write_file(temporary / HEADER, headers.write_header(made))
+            move_into_place(temporary, path)
         except OSError as problem:
             raise ConfigurationError(f"{path} cannot be made: {problem.strerror}") from problem
-        (path / "objects").mkdir(mode=0o700)
-        write_file(path / HEADER, headers.write_header(made))
-        sync_directory(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         return cls(path, key)
 
     @classmethod
@@ -110,19 +114,19 @@ class Vault:
         self.require_writer()
         with self.held(alone=True):
             self.refresh()
-            self._write(headers.without_grant(self.header, self.ring, name))
-            self._rekey()
+            # One header for both: a holder that is dropped never shares the key with the rest.
+            self._rekey(headers.without_grant(self.header, self.ring, name))
 
     def rekey(self) -> int:
         """Wraps every object's key under a new key of the vault; how many there are."""
         self.require_writer()
         with self.held(alone=True):
             self.refresh()
-            return self._rekey()
+            return self._rekey(self.header)
 
-    def begin_rotation(self) -> None:
+    def begin_rotation(self, header: headers.Header) -> None:
         """A new key of the vault, beside the older ones. The caller holds the vault alone."""
-        header, self.ring = headers.next_key(self.header, self.ring)
+        header, self.ring = headers.next_key(header, self.ring)
         self._write(header)
 
     def end_rotation(self) -> None:
@@ -130,8 +134,8 @@ class Vault:
         header, self.ring = headers.without_older_keys(self.header, self.ring)
         self._write(header)
 
-    def _rekey(self) -> int:
-        self.begin_rotation()
+    def _rekey(self, header: headers.Header) -> int:
+        self.begin_rotation(header)
         count = 0
         for copy in self.copies():
             objects.write_key(copy.folder, self.ring, copy.place.suite, copy.place.key)
@@ -182,10 +186,20 @@ class Vault:
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
         return self._find(self.path / "objects" / object_bytes.hex(), repr(name), version)
 
-    def newest(self) -> Iterator[Stored]:
-        """Of every object, in the order of their names."""
-        folders = _entries(self.path / "objects", _OBJECT)
-        stored = [self._find(one, f"object {one.name}") for one in folders if _complete(one)]
+    def newest(self, problems: list[VaultError] | None = None) -> Iterator[Stored]:
+        """Of every object, in the order of their names; also those that only the ledger knows.
+
+        What is wrong with an object is raised, or put into `problems`.
+        """
+        found = [one.name for one in _entries(self.path / "objects", _OBJECT) if _complete(one)]
+        stored = []
+        for name in sorted({*found, *self.ledger.objects()}):
+            try:
+                stored.append(self._find(self.path / "objects" / name, f"object {name}"))
+            except VaultError as problem:
+                if problems is None:
+                    raise
+                problems.append(problem)
         yield from sorted(stored, key=lambda one: one.manifest.name)
 
     def copies(self) -> Iterator[Copy]:

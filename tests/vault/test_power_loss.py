@@ -1,0 +1,81 @@
+"""After a power cut that loses all that was not synced, the vault holds what it held, or more."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed.checkpoint as dcp
+
+from sealring.vault import CheckpointWriter, Vault, keys, trees
+from tests.vault.power import Disk
+from tests.vault.test_checkpoints import load, same, save, state
+from tests.workers import SECRET
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    monkeypatch.setenv("SEALRING_JOB", "tests")
+
+
+def seal_more(vault: Vault) -> None:
+    trees.seal_path(vault, Path(__file__), "more", None, lambda _: None)
+
+
+def save_again(vault: Vault) -> None:
+    writer = CheckpointWriter(vault, "run", keep=1)
+    dcp.save(state(2), storage_writer=writer)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        save_again,
+        seal_more,
+        lambda vault: vault.rekey(),
+        lambda vault: trees.rotate(vault, lambda _: None),
+    ],
+    ids=["save", "seal", "rekey", "rotate"],
+)
+def test_a_power_cut_after_each_sync(
+    action: Callable[[Vault], None], vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    save(vault, 1)
+    place = tmp_path / "after"
+    disk = Disk(vault.path)
+    seen: list[int] = []
+
+    def cut() -> None:
+        disk.after_a_power_cut(place)
+        left = Vault.open(place, keys.key_file(key))
+        loaded = load(left)
+        assert same(loaded, state(loaded["step"]))
+        for stored in left.newest():
+            trees.verify(stored, lambda _: None)
+        seen.append(loaded["step"])
+        shutil.rmtree(place)
+
+    with disk.recording(cut):
+        action(vault)
+    assert seen[0] == 1
+    assert seen == sorted(seen)
+    assert seen[-1] == (2 if action is save_again else 1)
+    assert len(seen) > 5
+
+
+def test_the_disk_of_this_test_loses_what_was_not_synced(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    disk = Disk(root)
+    with disk.recording(lambda: None):
+        (root / "file").write_bytes(b"content")
+        from sealring.vault.files import sync_directory
+
+        sync_directory(root)
+    disk.after_a_power_cut(tmp_path / "after")
+    assert (tmp_path / "after" / "file").read_bytes() == b""
