@@ -1,5 +1,6 @@
 #include "vault/sealed_file_writer.hpp"
 
+#include <fcntl.h>
 #include <openssl/rand.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@ namespace {
 // So many chunks are sealed with one expanded key and written with one call: the ciphertext stays in
 // the core's own cache until the kernel has copied it, and fork() waits for no more than this.
 constexpr size_t kBlockChunks = 16;
+constexpr size_t kWriteBackChunks = 256;  // less is not worth a call
 constexpr uint8_t kNoAssociatedData = 0;
 
 Salt random_salt() {
@@ -117,6 +119,7 @@ void SealedFileWriter::write(std::span<const Plain> pieces) {
     throw SealedFileError(FileProblem::too_long, name_ + " would be longer than 4 PiB");
   }
   seal_full_chunks(stream, chunks);
+  start_writing_back(chunks);
   const size_t left = whole.total() - chunks * kChunkBytes;
   std::vector<uint8_t> rest(left);
   if (left != 0) {
@@ -171,6 +174,13 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
     }
     put(chunk_offset(sealed_chunks_ + first), sealed.data(), count * kSealedChunkBytes);
   });
+}
+
+void SealedFileWriter::start_writing_back(size_t chunks) const {
+  if (file_ == kToMemory || chunks < kWriteBackChunks) return;
+  // The disk works while the next pieces are sealed. It is a hint: fsync reports what fails.
+  ::sync_file_range(file_, static_cast<off_t>(chunk_offset(sealed_chunks_)),
+                    static_cast<off_t>(chunks * kSealedChunkBytes), SYNC_FILE_RANGE_WRITE);
 }
 
 void SealedFileWriter::seal_chunk(Aead::Use& use, uint64_t number, const uint8_t* plain,

@@ -30,7 +30,7 @@ class Disk:
     @contextmanager
     def recording(self, after_each: Callable[[], None]) -> Iterator[None]:
         """Calls back after each fsync, when the durable state has changed."""
-        real: Any = os.fsync
+        real = os.fsync
 
         def fsync(file: Any) -> None:
             real(file)
@@ -39,7 +39,7 @@ class Disk:
                 self._keep_directory(path) if path.is_dir() else self._keep_file(path)
                 after_each()
 
-        os.fsync = fsync
+        setattr(os, "fsync", fsync)  # noqa: B010
         try:
             yield
         finally:

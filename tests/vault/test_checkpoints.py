@@ -243,6 +243,22 @@ def test_an_older_checkpoint_put_back_is_seen(vault: Vault) -> None:
     assert same(load(vault, version=1), state(1))  # by its number
 
 
+def test_loading_says_what_a_local_ledger_proves(
+    vault: Vault, caplog: pytest.LogCaptureFixture, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, key: Path,
+) -> None:  # fmt: skip
+    save(vault)
+    for _ in range(2):
+        load(vault)
+    said = [one.getMessage() for one in caplog.records if one.name == "sealring"]
+    assert len(said) == 1
+    assert "detects accidents, not an attacker" in said[0]
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "elsewhere"))
+    caplog.clear()
+    load(Vault.open(vault.path, keys.key_file(key)))
+    assert not [one for one in caplog.records if one.name == "sealring"]
+
+
 def test_the_error_of_a_missing_checkpoint(vault: Vault) -> None:
     refused(lambda: load(vault), NoSuchObject, "'run' is not in")
 

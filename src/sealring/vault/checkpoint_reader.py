@@ -8,7 +8,8 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,7 @@ from sealring.vault.objects import Part
 from sealring.vault.vault import Stored, Vault
 
 _LOG = logging.getLogger("sealring")
+_TOLD: Final[set[Path]] = set()
 
 
 class CheckpointReader(StorageReader):
@@ -99,14 +101,7 @@ class CheckpointReader(StorageReader):
             raise self._failure
         assert self._stored is not None
         if is_coordinator and self._version is None:
-            ledger = self._vault.ledger.path
-            _LOG.info(
-                "sealring: loading %s, the newest that %s has recorded; %s",
-                self._stored.whose, ledger,
-                "a ledger on the vault's own disk detects accidents, not an attacker"
-                if ledger.is_relative_to(self._vault.path)
-                else "it is not in the vault's directory",
-            )  # fmt: skip
+            _tell_what_the_ledger_proves(self._vault, self._stored)
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -248,6 +243,18 @@ def _check_parts(stored: Stored, signed: list[Part]) -> None:
 
     if known(stored.manifest.parts) != known(signed):
         raise ForeignPart(f"the parts of {stored.whose} are not those that its ranks signed")
+
+
+def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
+    """Once in a process for each vault."""
+    local = vault.ledger.path.is_relative_to(vault.path)
+    if local and vault.path not in _TOLD:
+        _TOLD.add(vault.path)
+        _LOG.warning(
+            "sealring: %s is the newest that %s has recorded. A ledger on the disk that it guards "
+            "detects accidents, not an attacker: set SEALRING_VAULT_LEDGER to a folder elsewhere",
+            stored.whose, vault.ledger.path,
+        )  # fmt: skip
 
 
 def _fillable(target: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -6,6 +6,7 @@ Read and written as a stream, so that a checkpoint larger than memory passes.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from sealring.errors import ConfigurationError, Unsupported
 
 _LARGEST_HEADER: Final = 100 << 20
+_MOST_ELEMENTS: Final = 1 << 56
 DTYPES: Final = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -34,6 +36,9 @@ DTYPES: Final = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+_NOT_ONE: Final = (
+    struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError
+)  # fmt: skip
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -45,7 +50,7 @@ class Entry:
 
     @property
     def length(self) -> int:
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 def header(entries: list[Entry], notes: Mapping[str, str]) -> bytes:
@@ -79,12 +84,14 @@ def read(file: BinaryIO, size: int, where: str) -> Iterator[tuple[str, torch.Ten
             shape = tuple(described["shape"])
             if not all(type(one) is int and one >= 0 for one in shape):
                 raise ValueError(f"the shape of {name} is none")
+            if math.prod(max(one, 1) for one in shape) > _MOST_ELEMENTS:
+                raise ValueError(f"the shape of {name} is too large")
             entry = Entry(name, DTYPES[described["dtype"]], shape)
             start, end = described["data_offsets"]
             if not 0 <= start <= end <= size - 8 - length or end - start != entry.length:
                 raise ValueError(f"{name} has another length than its shape")
             entries.append((start, entry))
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except _NOT_ONE as problem:
         raise ConfigurationError(f"{where} is not a safetensors file: {problem}") from None
     for start, entry in sorted(entries, key=lambda one: one[0]):
         tensor = torch.empty(entry.shape, dtype=entry.dtype)

@@ -18,7 +18,7 @@ from sealring.identity.process import SETTING as ALLOW_DEBUGGERS
 from sealring.vault.objects import Copy, Part
 from sealring.vault.sealed import Place
 
-_GROUP_BYTES: Final = 64 << 20
+_GROUP_BYTES: Final = 32 << 20
 """Tensors are sealed in groups of about this size: enough for all threads."""
 
 
