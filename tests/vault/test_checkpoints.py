@@ -415,6 +415,47 @@ def test_export_in_torch_s_form(vault: Vault, tmp_path: Path) -> None:
         export_torch(CheckpointReader(vault, "run"), out)
 
 
+def test_export_by_command(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from typer.testing import CliRunner
+
+    from sealring.cli import app
+
+    save(vault, 8)
+    credentials = signing.credentials_of(0, 1)
+    authority = tmp_path / "authority.pem"
+    authority.write_bytes(credentials.authorities[0].public_bytes(Encoding.PEM))
+    for name in ("SEALRING_SECRET", "SEALRING_JOB"):
+        monkeypatch.delenv(name)
+    out = tmp_path / "out.pt"
+
+    def export(*options: str) -> Any:
+        where = [str(vault.path), "run", "--key", str(key), "--out", str(out)]
+        return CliRunner().invoke(app, ["vault", "export", *where, *options])
+
+    assert isinstance(export().exception, SealringError)  # no identity says whose it must be
+    trusted = ["--authority", str(authority), "--job"]
+    assert type(export(*trusted, "other").exception) is UnadmittedSigner
+    assert isinstance(export(*trusted[:2]).exception, ConfigurationError)
+    assert isinstance(export("--format", "onnx").exception, ConfigurationError)
+    assert not out.exists()
+    assert export(*trusted, "tests").exit_code == 0
+    assert same(torch.load(out, weights_only=True), state(8))
+    assert type(export(*trusted, "tests").exception) is OutputExists
+
+
+def test_the_name_can_come_from_torch(vault: Vault) -> None:
+    writer = CheckpointWriter(vault, "run")
+    dcp.save(state(1), storage_writer=writer, checkpoint_id="other")
+    with pytest.raises(NoSuchObject):
+        vault.find("run")
+    into = blank()
+    dcp.load(into, storage_reader=CheckpointReader(vault, "run"), checkpoint_id="other")
+    assert same(into, state(1))
+
+
 def test_safetensors_in_and_out(vault: Vault, tmp_path: Path) -> None:
     theirs = pytest.importorskip("safetensors.torch", reason="the package safetensors")
     tensors = {

@@ -444,12 +444,11 @@ def test_killed_at_every_step_the_vault_opens(
     for step in range(1000):
         shutil.copytree(vault.path, place)
         killed = killed_at(step, action)
-        for _ in range(2):
-            left = Vault.open(place, keys.key_file(key))
-            assert left.find("object").manifest.object_version == 1
-            for stored in left.newest():
-                trees.verify(stored, nothing)
-            action()  # and what was begun can be finished
+        left = Vault.open(place, keys.key_file(key))
+        assert left.find("object").manifest.object_version == 1
+        for stored in left.newest():
+            trees.verify(stored, nothing)
+        action()  # and what was begun can be finished
         if what != "seal":
             assert not Vault.open(place, keys.key_file(key)).header.older
             assert len(list(Vault.open(place, keys.key_file(key)).copies())) == 1

@@ -102,7 +102,7 @@ def content_of(stored: Stored) -> Content:
     if stored.manifest.kind != KIND:
         raise Unsupported(
             f"{stored.whose} is a {stored.manifest.kind}, not files: load it with "
-            "sealring.vault.CheckpointReader, or write it with sealring.vault.export_torch"
+            "sealring.vault.CheckpointReader, or run `sealring vault export`"
         )
     try:
         document: Any = json.loads(stored.manifest.content)
