@@ -175,6 +175,39 @@ def test_a_job_goes_on_after_a_rotation_under_it(vault: Vault, key: Path) -> Non
     assert same(load(Vault.open(vault.path, keys.key_file(key))), state(2))
 
 
+def test_a_rotation_in_the_middle_of_a_load(
+    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy that the load began with is gone; the new one holds the same."""
+    save(vault, 9)
+    reader = CheckpointReader(vault, "run")
+    real = reader.prepare_local_plan
+
+    def rotate_first(plan: Any) -> Any:
+        trees.rotate(Vault.open(vault.path, keys.key_file(key)), lambda _: None)
+        return real(plan)
+
+    monkeypatch.setattr(reader, "prepare_local_plan", rotate_first)
+    into = blank()
+    dcp.load(into, storage_reader=reader)
+    assert same(into, state(9))
+
+
+def test_a_rotation_in_the_middle_of_a_save(
+    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = CheckpointWriter(vault, "run")
+    real = writer.prepare_local_plan
+
+    def rotate_first(plan: Any) -> Any:
+        trees.rotate(Vault.open(vault.path, keys.key_file(key)), lambda _: None)
+        return real(plan)
+
+    monkeypatch.setattr(writer, "prepare_local_plan", rotate_first)
+    dcp.save(state(3), storage_writer=writer)
+    assert same(load(Vault.open(vault.path, keys.key_file(key))), state(3))
+
+
 def test_a_reader_with_a_persons_key(vault: Vault, tmp_path: Path) -> None:
     save(vault, 6)
     person = keys.make_identity(tmp_path / "me")
@@ -224,7 +257,7 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(vault: Vault) -> None:
         (good[:-1], TruncatedFile),
         (good + b"x", TruncatedFile),
         (older.read_bytes(), ForeignPart),
-        (b"x" + good[1:], WrongKey),
+        (bytes([good[0] ^ 1]) + good[1:], WrongKey),
         (good[:30000] + bytes([good[30000] ^ 1]) + good[30001:], TamperedChunk),
     ]:
         part.unlink()

@@ -98,9 +98,11 @@ def open_(
     identity: Identity = None,
 ) -> None:
     """Write an object's plaintext, after all of it was found authentic."""
-    stored = Vault.open(vault, _opener(key, broker, identity)).find(name, version)
-    with _bar(f"opening {name}", _length(stored)) as progress:
-        trees.open_object(stored, out, progress)
+    opened = Vault.open(vault, _opener(key, broker, identity))
+    with opened.reading():
+        stored = opened.find(name, version)
+        with _bar(f"opening {name}", _length(stored)) as progress:
+            trees.open_object(stored, out, progress)
     say(f"{name} version {stored.manifest.object_version} is in {out}.")
 
 
@@ -139,21 +141,8 @@ def verify(
 ) -> None:
     """Open every chunk and keep nothing; exit status 2 where one is not authentic."""
     opened = Vault.open(vault, _opener(key, broker, identity))
-    problems: list[VaultError] = []
-    wanted = [opened.find(name, version)] if name else list(opened.newest(problems))
-    rows: list[dict[str, Any]] = [
-        dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
-        | {"error": type(problem).__name__, "message": str(problem)}
-        for problem in problems
-    ]
-    with _bar("verifying", sum(map(_length, wanted))) as progress:
-        for stored in wanted:
-            row = _row(stored) | {"error": None, "message": None}
-            try:
-                trees.verify(stored, progress)
-            except VaultError as problem:
-                row |= {"error": type(problem).__name__, "message": str(problem)}
-            rows.append(row)
+    with opened.reading():
+        rows = _verified(opened, name, version)
     bad = [row for row in rows if row["error"]]
     if as_json:
         print_json({"objects": rows})
@@ -285,6 +274,25 @@ def _holder(file: Path | None, resource: str | None, data_key: Path | None) -> S
             "directory that the broker was given as --keys"
         )
     return keys.broker_key(resource, read_secret_file(data_key, "the data key", BadKeyFile))
+
+
+def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict[str, Any]]:
+    problems: list[VaultError] = []
+    wanted = [opened.find(name, version)] if name else list(opened.newest(problems))
+    rows: list[dict[str, Any]] = [
+        dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
+        | {"error": type(problem).__name__, "message": str(problem)}
+        for problem in problems
+    ]
+    with _bar("verifying", sum(map(_length, wanted))) as progress:
+        for stored in wanted:
+            row = _row(stored) | {"error": None, "message": None}
+            try:
+                trees.verify(stored, progress)
+            except VaultError as problem:
+                row |= {"error": type(problem).__name__, "message": str(problem)}
+            rows.append(row)
+    return rows
 
 
 def _length(stored: Stored) -> int:

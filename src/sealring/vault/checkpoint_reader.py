@@ -115,12 +115,23 @@ class CheckpointReader(StorageReader):
         by_part: dict[str, list[tuple[ReadItem, Location]]] = defaultdict(list)
         for item in plan.items:
             by_part[self._location(item).part].append((item, self._location(item)))
-        parts = {part.name: part for part in self._stored.manifest.parts}
-        for name, items in by_part.items():
-            self._read_part(parts[name], items, planner)
+        with self._vault.reading():
+            self._stored = self._same_again(self._stored)
+            parts = {part.name: part for part in self._stored.manifest.parts}
+            for name, items in by_part.items():
+                self._read_part(parts[name], items, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _same_again(self, stored: Stored) -> Stored:
+        """The checkpoint where it is now: a rotation may have sealed it anew meanwhile."""
+        manifest = stored.manifest
+        found = self._vault.find(manifest.name, manifest.object_version)
+        if (found.manifest.id, found.manifest.content) != (manifest.id, manifest.content):
+            raise ForeignPart(f"{stored.whose} was exchanged while it was loaded: load it again")
+        _check_parts(found, manifest.parts)
+        return found
 
     def _read_part(
         self, part: Part, items: list[tuple[ReadItem, Location]], planner: LoadPlanner

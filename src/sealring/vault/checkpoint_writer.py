@@ -83,7 +83,6 @@ class CheckpointWriter(StorageWriter):
         self._rank = dist.get_rank() if distributed else 0
         self._world = dist.get_world_size() if distributed else 1
         self._held.close()  # by a save that failed on another rank
-        self._vault.refresh()  # a rotation may have changed the vault's key
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -92,6 +91,7 @@ class CheckpointWriter(StorageWriter):
         """Makes the place that all ranks write to. It is not a checkpoint before `finish`."""
         # Until `finish`: a rotation would take the place for one that a killed save has left.
         self._held.enter_context(self._vault.held(alone=False))
+        self._vault.refresh()  # a rotation may have changed the vault's key
         self._remove_unfinished()
         self._draft = self._vault.new_version(self.checkpoint_id)
         where = self._draft.folder.relative_to(self._vault.path / "objects").as_posix()
@@ -137,6 +137,7 @@ class CheckpointWriter(StorageWriter):
         self._held.close()
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        self._vault.refresh()  # to the key that the coordinator used, which it holds until the end
         copy = self._draft_of(plan)
         if not plan.items:
             return []

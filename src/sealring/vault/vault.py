@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -100,6 +100,15 @@ class Vault:
 
     def held(self, *, alone: bool) -> AbstractContextManager[None]:
         return locked(self.path / "lock", shared=not alone)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keeps a rotation from removing what is read; without effect where nothing can be held."""
+        with ExitStack() as stack:
+            with suppress(OSError):  # a directory that this user cannot write to
+                stack.enter_context(self.held(alone=False))
+            self.refresh()
+            yield
 
     # ---- grants ----------------------------------------------------------------------------------
 
