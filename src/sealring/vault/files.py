@@ -28,8 +28,11 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all, and replaces an older one."""
+def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
+    """The file appears whole or not at all, and replaces an older one.
+
+    After a power cut it is there, if it is `lasting`; else the older one may be.
+    """
     temporary = beside(path)
     descriptor = os.open(temporary, NEW_FILE, 0o600)
     try:
@@ -42,7 +45,8 @@ def write_file(path: Path, content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    sync_directory(path.parent)
+    if lasting:
+        sync_directory(path.parent)
 
 
 def beside(path: Path) -> Path:

@@ -73,7 +73,8 @@ class LocalLedger:
             ):
                 entries[entry.object] = entry
             made = Ledger(self._vault, max(generation, ledger.generation), list(entries.values()))
-            write_file(self.path, json.dumps(asdict(made)).encode() + b"\n")
+            # One that is behind the vault is caught up by the next reader.
+            write_file(self.path, json.dumps(asdict(made)).encode() + b"\n", lasting=False)
 
     def _read(self) -> Ledger:
         if not self.path.exists():

@@ -136,7 +136,9 @@ class Copy:
             json.dumps(content),
             resealed,
         )
-        sync_directory(self.folder)
+        # All at once: a file system then writes them in one transaction.
+        for folder in (self.folder, *self.folder.parents[:3]):
+            sync_directory(folder)
         sealed = self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
         write_file(self.folder / MANIFEST, sealed)
         return manifest.id
@@ -199,15 +201,17 @@ def new_copy(version: Path, ring: KeyRing, vault: bytes, suite: str) -> Copy:
     key = _native.Secret.random(KEY_BYTES)
     folder = version / secrets.token_hex(4)
     folder.mkdir(mode=0o700)
-    write_key(folder, ring, suite, key)
-    sync_directory(version)
+    write_key(folder, ring, suite, key, lasting=False)  # before `commit` nothing needs to last
     return Copy(folder, Place(vault, object_bytes, number, suite, key), ring.newest)
 
 
-def write_key(folder: Path, ring: KeyRing, suite: str, key: _native.Secret) -> None:
+def write_key(
+    folder: Path, ring: KeyRing, suite: str, key: _native.Secret, *, lasting: bool = True
+) -> None:
     """Replaces the file whole: the key under the vault's newest."""
     document = WrappedKey(ring.newest, suite, _native.wrap_key(ring.key, key).hex())
-    write_file(folder / KEY_FILE, json.dumps(dataclasses.asdict(document)).encode() + b"\n")
+    content = json.dumps(dataclasses.asdict(document)).encode() + b"\n"
+    write_file(folder / KEY_FILE, content, lasting=lasting)
 
 
 def open_copy(folder: Path, ring: KeyRing, vault: bytes) -> Copy:

@@ -23,7 +23,7 @@ from sealring.errors import (
 )
 from sealring.vault import header as headers
 from sealring.vault import objects
-from sealring.vault.files import beside, locked, move_into_place, sync_directory, write_file
+from sealring.vault.files import beside, locked, move_into_place, write_file
 from sealring.vault.keys import Grant, Opener, SymmetricKey
 from sealring.vault.ledger import Entry, LocalLedger
 from sealring.vault.objects import Copy, Manifest
@@ -175,8 +175,6 @@ class Vault:
                 break
             except FileExistsError:
                 number += 1
-        sync_directory(folder)
-        sync_directory(folder.parent)
         return objects.new_copy(version, self.ring, self.header.vault, suite or self.header.suite)
 
     def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
