@@ -82,8 +82,8 @@ class Stream {
 
 SealedFileWriter::SealedFileWriter(int file, const KeyBytes& key, Suite suite,
                                    std::span<const uint8_t> context, std::string name,
-                                   size_t threads)
-    : file_(file), key_{}, name_(std::move(name)), threads_(threads) {
+                                   size_t threads, bool with_digests)
+    : file_(file), key_{}, name_(std::move(name)), threads_(threads), with_digests_(with_digests) {
   const Salt salt = random_salt();
   key_ = derive_file_key(key, suite, salt, context);
   rest_.reserve(kChunkBytes);
@@ -99,6 +99,12 @@ void SealedFileWriter::require_usable() const {
 uint64_t SealedFileWriter::length() const {
   const std::lock_guard<std::mutex> lock(lock_);
   return sealed_chunks_ * kChunkBytes + rest_.size();
+}
+
+std::vector<uint8_t> SealedFileWriter::digests() const {
+  const std::lock_guard<std::mutex> lock(lock_);
+  if (state_ != State::finished) throw std::logic_error(name_ + " is not finished");
+  return digests_;
 }
 
 void SealedFileWriter::write(std::span<const Plain> pieces) {
@@ -136,6 +142,7 @@ void SealedFileWriter::finish() {
   require_usable();
   state_ = State::failed;
   uint8_t sealed[kSealedChunkBytes];
+  if (with_digests_) digests_.resize((sealed_chunks_ + 1) * kDigestBytes);
   {
     const Aead aead(key_.key, Aead::Direction::seal, key_.suite);
     Aead::Use use(aead);
@@ -156,6 +163,7 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
   if (file_ == kToMemory) {
     memory_.resize(chunk_offset(sealed_chunks_ + chunks) - memory_start_);
   }
+  if (with_digests_) digests_.resize((sealed_chunks_ + chunks) * kDigestBytes);
   const size_t blocks = (chunks + kBlockChunks - 1) / kBlockChunks;
   share_work(blocks, threads_, [&](size_t block) {
     thread_local std::vector<uint8_t> sealed(kBlockChunks * kSealedChunkBytes);
@@ -184,7 +192,8 @@ void SealedFileWriter::start_writing_back(size_t chunks) const {
 }
 
 void SealedFileWriter::seal_chunk(Aead::Use& use, uint64_t number, const uint8_t* plain,
-                                  size_t bytes, uint8_t* out) const {
+                                  size_t bytes, uint8_t* out) {
+  if (with_digests_) digest_chunk(plain, bytes, digests_.data() + number * kDigestBytes);
   use.seal(chunk_nonce(key_.base, number), {&kNoAssociatedData, 0}, plain, bytes, out, out + bytes);
 }
 

@@ -9,6 +9,7 @@
     │   ├── MissingExtra
     │   ├── Unsupported
     │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
+    │   ├── BadKeyFile                a vault's key file cannot be read, or others can read it
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
     │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
@@ -79,6 +80,9 @@
     │   ├── NotAVault                 yours: there is no vault, or one that cannot be read
     │   ├── LaterVersion              yours: a later sealring wrote it
     │   ├── NotGranted                yours: the vault is not open to this key
+    │   ├── ForeignVault              an attacker's, or yours: another vault is in its place
+    │   ├── VaultBusy                 another process changes the vault: wait, and try again
+    │   ├── KeysChanged               the vault's keys changed during a save: save again
     │   ├── NoSuchObject              yours: the vault holds nothing under that name
     │   ├── OutputExists              yours: something is where the output should go
     │   ├── UnsafePath                a path that leaves its directory, or a symlink
@@ -138,6 +142,10 @@ class BadCertificate(ConfigurationError):
 
 class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
+
+
+class BadKeyFile(ConfigurationError):
+    """A vault's key file cannot be read, is not one, or others can read it."""
 
 
 class Unsupported(ConfigurationError):
@@ -447,6 +455,18 @@ class LaterVersion(VaultError):
 
 class NotGranted(VaultError):
     """The vault is not open to the key that was given."""
+
+
+class ForeignVault(VaultError):
+    """The vault at this path has another id than the one that is expected there."""
+
+
+class VaultBusy(VaultError):
+    """Another process held the vault for too long: wait until it has finished, and try again."""
+
+
+class KeysChanged(VaultError):
+    """The vault got a new key while a checkpoint was saved under the older one: save again."""
 
 
 class NoSuchObject(VaultError):

@@ -18,11 +18,11 @@ from tests.fuzz.vault_targets import KEY
 
 def vault_headers() -> Iterator[tuple[str, bytes]]:
     header, ring = new_header(AES)
-    granted = with_grant(header, ring, KEY.grant("owner", header.vault, ring.key))
+    granted = with_grant(header, ring, KEY.grant("owner", header.vault, 1, ring.key))
     yield "one_grant", write_header(granted)
     public = "sealring-person-1:" + "A" * 1624
     person = Grant("me", "person", "00" * 40, public, "")
-    rotating, _ = next_key(granted, ring)
+    rotating, _ = next_key(granted, ring, [KEY])
     yield "rotating", write_header(rotating)
     yield "forged_grant", write_header(replace(granted, grants=[*granted.grants, person]))
     yield "later", write_header(replace(granted, version=2))

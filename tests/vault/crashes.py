@@ -13,7 +13,7 @@ STEPS = ("open", "mkdir", "replace", "rename", "fsync", "unlink", "rmdir", "link
 """The calls that change the disk or make a change last. Sealed chunks go past them."""
 
 
-def killed_at(step: int, action: Callable[[], None]) -> bool:
+def killed_at(step: int, action: Callable[[], object]) -> bool:
     """Runs the action in a child that gets SIGKILL at that step; False if it came through."""
     child = os.fork()
     if child == 0:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from sealring.errors import (
     ConfigurationError,
     ForeignPart,
+    KeysChanged,
     MissingPart,
     NoSuchObject,
     NotGranted,
@@ -29,6 +30,7 @@ from sealring.errors import (
     UnadmittedSigner,
     UnsafeEntry,
     Unsupported,
+    VaultBusy,
     WrongKey,
 )
 from sealring.vault import (
@@ -208,10 +210,64 @@ def test_a_rotation_in_the_middle_of_a_save(
     assert same(load(Vault.open(vault.path, keys.key_file(key))), state(3))
 
 
+@pytest.mark.parametrize("step", ["write_data", "finish"])
+@pytest.mark.parametrize("change", ["revoke", "rotate"])
+def test_a_new_key_in_the_middle_of_a_save(
+    step: str, change: str, vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """A holder that is revoked meanwhile may know the key under which the save began."""
+    keys.make_key_file(tmp_path / "second")
+    vault.grant("second", keys.key_file(tmp_path / "second"))
+    save(vault, 1)
+    writer = CheckpointWriter(vault, "run", keep=1)
+    real = getattr(writer, step)
+
+    def change_first(*arguments: Any, **named: Any) -> Any:
+        operator = Vault.open(vault.path, keys.key_file(key))
+        if change == "revoke":
+            operator.revoke("second")
+        else:
+            trees.rotate(operator, lambda _: None)
+        return real(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, step, change_first)
+        refused(lambda: dcp.save(state(2), storage_writer=writer), KeysChanged, "save it again")
+    assert same(load(vault), state(1))
+    dcp.save(state(3), storage_writer=writer)
+    assert same(load(vault), state(3))
+
+
+def test_a_save_that_fails_holds_nothing(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the vault's keys could not be changed before the process ends."""
+    monkeypatch.setattr("sealring.vault.files.LONGEST_WAIT", 0.1)
+
+    def broken(*arguments: object) -> Any:
+        raise OSError(28, "no room")
+
+    writer = CheckpointWriter(vault, "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_seal", broken)
+        assert "no room" in str(error_of(lambda: dcp.save(state(1), storage_writer=writer)))
+    vault.rekey()
+    with vault.held(alone=False), pytest.raises(VaultBusy, match=r"held by another process"):
+        vault.rekey()
+
+
+def test_views_that_are_conjugate_or_negative_are_saved_as_they_look(vault: Vault) -> None:
+    complex_ones = torch.randn(5, dtype=torch.complex64)
+    saved = {"conjugate": complex_ones.conj(), "negative": complex_ones.conj().imag}
+    dcp.save(dict(saved), storage_writer=CheckpointWriter(vault, "views"))
+    into = {name: torch.zeros_like(tensor).contiguous() for name, tensor in saved.items()}
+    dcp.load(into, storage_reader=CheckpointReader(vault, "views"))
+    assert all(torch.equal(into[name], saved[name]) for name in saved)
+
+
 def test_a_reader_with_a_persons_key(vault: Vault, tmp_path: Path) -> None:
     save(vault, 6)
     person = keys.make_identity(tmp_path / "me")
-    vault.grant(keys.grant_to_person("me", person.public, vault.header.vault, vault.ring.key))
+    vault.grant("me", keys.PublicKey(person.public))
     assert same(load(Vault.open(vault.path, person)), state(6))
     with pytest.raises(NotGranted):
         CheckpointWriter(Vault.open(vault.path, person), "run")

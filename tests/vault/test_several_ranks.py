@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from sealring.errors import TamperedChunk, Unsupported
+from sealring.errors import RolledBack, TamperedChunk, Unsupported
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys
 from tests.workers import Workers
 
@@ -72,7 +74,7 @@ def test_other_worlds_read_only_what_they_need(
 ) -> None:
     rows = 8192
     workers.run(save, str(tmp_path), rows, ROWS, world=4)
-    assert len(vault.find("run").manifest.parts) == 4
+    assert len(vault.find("run").manifest.parts) == 8  # with the digests of each
     for world in (2, 3, 1):
         results = workers.run(load, str(tmp_path), rows, ROWS, world=world)
         assert all(good for good, _, _ in results)
@@ -174,6 +176,41 @@ def test_a_changed_part_names_the_rank_that_wrote_it(
     for failures in workers.run(load_tampered, str(tmp_path), world=2):
         assert {(name, rank) for rank, name, _ in failures} == {(TamperedChunk.__name__, 1)}
         assert "part rank-00001 of 'run' version 1" in failures[0][2]
+
+
+def load_from_copies(rank: int, world: int, folder: str) -> list[tuple[int, str, str]]:
+    os.environ["SEALRING_VAULT_LEDGER"] = str(Path(folder, f"ledger-{rank}"))
+    place = Path(folder, "vault" if rank == 0 else "older")
+    vault = Vault.open(place, keys.key_file(Path(folder, "vault.key")))
+    state: dict[str, Any] = laid_out({"weight": torch.zeros(8, 4)}, ROWS)
+    try:
+        dcp.load(state, storage_reader=CheckpointReader(vault, "run"))
+    except CheckpointException as problem:
+        return [
+            (one, type(error[0]).__name__, str(error[0])) for one, error in problem.failures.items()
+        ]
+    finally:
+        del os.environ["SEALRING_VAULT_LEDGER"]
+    return []
+
+
+def save_twice(rank: int, world: int, folder: str) -> None:
+    for value in (1.0, 2.0):
+        state = laid_out({"weight": torch.full((8, 4), value)}, ROWS)
+        dcp.save(state, storage_writer=CheckpointWriter(opened(folder), "run"))
+        if rank == 0 and value == 1:
+            shutil.copytree(Path(folder, "vault"), Path(folder, "older"))
+        dist.barrier()
+
+
+def test_ranks_that_see_different_copies_of_the_vault(
+    vault: Vault, workers: Workers, tmp_path: Path
+) -> None:
+    """Each rank's state would be genuine, and the whole would be a mixture."""
+    workers.run(save_twice, str(tmp_path), world=2)
+    for failures in workers.run(load_from_copies, str(tmp_path), world=2):
+        assert [name for _, name, _ in failures] == [RolledBack.__name__]
+        assert "rank 1 found version 1 of 'run', and rank 0 version 2" in failures[0][2]
 
 
 def test_torchs_own_helper_process_is_refused_by_name(

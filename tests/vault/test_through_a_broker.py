@@ -49,7 +49,7 @@ def test_the_vaults_key_is_released_to_admitted_workers(workers: Workers, tmp_pa
     vault = Vault.create(tmp_path / "vault", keys.key_file(tmp_path / "owner"), "owner")
     data = _native.Secret((place.data_keys / RESOURCE).read_bytes())
     worker = keys.broker_key(RESOURCE, data)
-    vault.grant(worker.grant("workers", vault.header.vault, vault.ring.key))
+    vault.grant("workers", worker)
     with running(place) as broker:
         results = workers.run(
             trains,

@@ -18,7 +18,7 @@ from sealring.identity.private_files import read_secret_file
 from sealring.vault import keys, trees
 from sealring.vault.keys import Opener, SymmetricKey
 from sealring.vault.sealed import AES, CHACHA
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import KeyChange, Stored, Vault
 
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
@@ -32,6 +32,14 @@ Broker = Annotated[
     str | None, typer.Option(help="A data key, released by the broker: REPOSITORY/TYPE/TAG.")
 ]
 Identity = Annotated[Path | None, typer.Option(help="A person's identity; it reads only.")]
+AlsoKey = Annotated[
+    list[Path] | None,
+    typer.Option(help="A key file that stays granted; may be given several times."),
+]
+AlsoDataKey = Annotated[
+    list[str] | None,
+    typer.Option(help="A broker's data key that stays granted: REPOSITORY/TYPE/TAG=FILE."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 Version = Annotated[int | None, typer.Option(help="Of the object; else the newest.")]
 
@@ -207,11 +215,9 @@ def grant(
     opened = Vault.open(vault, _opener(key, broker, None))
     if to_person is not None:
         public = Path(to_person).read_text().strip() if os.path.exists(to_person) else to_person
-        made = keys.grant_to_person(name, public, opened.header.vault, opened.ring.key)
+        opened.grant(name, keys.PublicKey(public))
     else:
-        holder = _holder(to_key, to_broker, data_key)
-        made = holder.grant(name, opened.header.vault, opened.ring.key)
-    opened.grant(made)
+        opened.grant(name, _holder(to_key, to_broker, data_key))
     say(f"{name} can open {vault}.")
 
 
@@ -221,30 +227,69 @@ def revoke(
     name: Annotated[str, typer.Argument(help="The grant, as `ls` names it.")],
     key: Key = None,
     broker: Broker = None,
+    also_key: AlsoKey = None,
+    also_data_key: AlsoDataKey = None,
 ) -> None:
     """Take a grant away, and wrap everything under a key that its holder does not have."""
-    Vault.open(vault, _opener(key, broker, None)).revoke(name)
+    also = _also(also_key, also_data_key)
+    change = Vault.open(vault, _opener(key, broker, None)).revoke(name, also)
     say(f"{name} gets no key of {vault} from now on, and cannot open what is sealed from now on.")
     say(
         "Keys that were handed out stay known: a holder who kept them, or a copy of the vault, can "
         f"open what was sealed before. `sealring vault rotate {vault}` seals it anew."
     )
+    _say_dropped(change, vault)
 
 
 @app.command()
-def rekey(vault: Directory, key: Key = None, broker: Broker = None) -> None:
+def rekey(
+    vault: Directory,
+    key: Key = None,
+    broker: Broker = None,
+    also_key: AlsoKey = None,
+    also_data_key: AlsoDataKey = None,
+) -> None:
     """Wrap all objects' keys under a new key of the vault; the data stay as they are."""
-    count = Vault.open(vault, _opener(key, broker, None)).rekey()
-    say(f"The keys of {count} versions are wrapped under a new key.")
+    also = _also(also_key, also_data_key)
+    change = Vault.open(vault, _opener(key, broker, None)).rekey(also)
+    say(f"The keys of {change.versions} versions are wrapped under a new key.")
+    _say_dropped(change, vault)
 
 
 @app.command()
-def rotate(vault: Directory, key: Key = None, broker: Broker = None) -> None:
+def rotate(
+    vault: Directory,
+    key: Key = None,
+    broker: Broker = None,
+    also_key: AlsoKey = None,
+    also_data_key: AlsoDataKey = None,
+) -> None:
     """Seal everything anew under new keys. It can be stopped and started again."""
+    also = _also(also_key, also_data_key)
     opened = Vault.open(vault, _opener(key, broker, None))
     with _bar("rotating", sum(map(_length, opened.stored()))) as progress:
-        count = trees.rotate(opened, progress)
-    say(f"{count} versions are sealed under new keys.")
+        change = trees.rotate(opened, progress, also)
+    say(f"{change.versions} versions are sealed under new keys.")
+    _say_dropped(change, vault)
+
+
+def _also(files: list[Path] | None, data_keys: list[str] | None) -> list[SymmetricKey]:
+    """The secrets of other holders that are to have the vault's next key."""
+    presented = [keys.key_file(file) for file in files or []]
+    for text in data_keys or []:
+        resource, given, file = text.partition("=")
+        if not given:
+            raise ConfigurationError(f"--also-data-key {text}: it is REPOSITORY/TYPE/TAG=FILE")
+        presented.append(_holder(None, resource, Path(file)))
+    return presented
+
+
+def _say_dropped(change: KeyChange, vault: Path) -> None:
+    for name in change.dropped:
+        say(
+            f"{name} can no longer open {vault}: its secret was not presented. Open the vault to "
+            "it again with `sealring vault grant`."
+        )
 
 
 def _opener(key: Path | None, broker: str | None, identity: Path | None) -> Opener:

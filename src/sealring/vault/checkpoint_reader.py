@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
-import json
 import logging
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
 from cryptography import x509
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from sealring.errors import ForeignPart, NotAVault, SealringError, UnadmittedSigner, Unsupported
+from sealring import _native
+from sealring.errors import ForeignPart, NotAVault, RolledBack, SealringError, Unsupported
+from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
-from sealring.vault.checkpoint_form import (
-    KIND,
-    Location,
-    check_entry,
-    index_from,
-    metadata_from,
-    raw_bytes,
-)
-from sealring.vault.checkpoint_writer import digest
+from sealring.vault.checkpoint_check import Location
+from sealring.vault.checkpoint_form import KIND, check_entry, raw_bytes
 from sealring.vault.objects import Part
 from sealring.vault.vault import Stored, Vault
 
 _LOG = logging.getLogger("sealring")
 _TOLD: Final[set[Path]] = set()
+
+
+class _Refused(Metadata):
+    """Stands for metadata that were refused: every use of them raises the error.
+
+    torch replaces what read_metadata raises by an AssertionError, and passes on later errors.
+    """
+
+    def __init__(self, reason: SealringError) -> None:
+        object.__setattr__(self, "_reason", reason)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Metadata.__dataclass_fields__:
+            raise object.__getattribute__(self, "_reason")
+        return object.__getattribute__(self, name)
 
 
 class CheckpointReader(StorageReader):
@@ -83,16 +89,15 @@ class CheckpointReader(StorageReader):
         self._stored = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        # torch replaces what is raised here by an AssertionError. The error is kept, and raised by
-        # the next call, which passes it on.
         self._failure = None
         try:
             self._vault.refresh()
             self._stored = self._vault.find(self.checkpoint_id, self._version)
-            return self._open(self._stored)
+            self._valid = self._open(self._stored)
+            return self._valid.metadata
         except SealringError as problem:
             self._failure = problem
-            return Metadata({}, planner_data={})
+            return _Refused(problem)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -105,9 +110,25 @@ class CheckpointReader(StorageReader):
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        """Says which checkpoint this rank has found: each opens the vault by itself."""
+        assert self._stored is not None
+        manifest = self._stored.manifest
+        content = hashlib.sha256(manifest.content.encode()).hexdigest()
+        return replace(plan, storage_data=[manifest.object_version, manifest.id, content])
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Refuses a load in which ranks would mix checkpoints."""
+        for rank, plan in enumerate(plans):
+            if not isinstance(plan.storage_data, list):
+                raise Unsupported(
+                    "the planner dropped the plan's storage_data: use DefaultLoadPlanner"
+                )
+            if plan.storage_data != plans[0].storage_data:
+                raise RolledBack(
+                    f"rank {rank} found version {plan.storage_data[0]} of {self.checkpoint_id!r}, "
+                    f"and rank 0 version {plans[0].storage_data[0]}, or another one under this "
+                    "number: the ranks see different copies of the vault. Nothing was loaded"
+                )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -119,7 +140,10 @@ class CheckpointReader(StorageReader):
             self._stored = self._same_again(self._stored)
             parts = {part.name: part for part in self._stored.manifest.parts}
             for name, items in by_part.items():
-                self._read_part(parts[name], items, planner)
+                root, whose = self._valid.roots[name], self._stored.whose
+                digests = checking.digests_of(self._stored.copy, parts, name, root, whose)
+                self.bytes_read += _native.sealed_length(len(digests))
+                self._read_part(parts[name], digests, items, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -130,14 +154,19 @@ class CheckpointReader(StorageReader):
         found = self._vault.find(manifest.name, manifest.object_version)
         if (found.manifest.id, found.manifest.content) != (manifest.id, manifest.content):
             raise ForeignPart(f"{stored.whose} was exchanged while it was loaded: load it again")
-        _check_parts(found, manifest.parts)
+        self._valid.require_files(found.manifest.parts, found.whose)
         return found
 
     def _read_part(
-        self, part: Part, items: list[tuple[ReadItem, Location]], planner: LoadPlanner
+        self,
+        part: Part,
+        digests: bytes,
+        items: list[tuple[ReadItem, Location]],
+        planner: LoadPlanner,
     ) -> None:
         assert self._stored is not None
         with self._stored.copy.opened(part, self._stored.whose) as reader:
+            reader.expect(digests)
             boxes: list[Any] = []
             tensors, entries = [], []
             for item, location in items:
@@ -147,7 +176,7 @@ class CheckpointReader(StorageReader):
                     boxes.append((room, location.start, 1, [len(room)], [0], [len(room)]))
                     continue
                 target = planner.resolve_tensor(item).detach()
-                dtype, shape = self._saved(item, location)
+                dtype, shape = self._saved(item)
                 filled = _fillable(target, dtype)
                 tensors.append((item, target, filled))
                 view = raw_bytes(filled)
@@ -172,31 +201,24 @@ class CheckpointReader(StorageReader):
         assert isinstance(location, Location)
         return location
 
-    def _saved(self, item: ReadItem, location: Location) -> tuple[torch.dtype, list[int]]:
+    def _saved(self, item: ReadItem) -> tuple[torch.dtype, list[int]]:
         """The dtype and the shape of the saved piece that the item reads from."""
-        assert self._stored is not None
         described = self._metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(described, TensorStorageMetadata)
         for chunk in described.chunks:
             if chunk.offsets == item.storage_index.offset:
-                dtype = described.properties.dtype
-                if chunk.sizes.numel() * dtype.itemsize != location.length:
-                    raise ForeignPart(
-                        f"{item.storage_index.fqn!r} in {self._stored.whose} has another length "
-                        "than its shape: the ranks signed different things"
-                    )
-                return dtype, list(chunk.sizes)
+                return described.properties.dtype, list(chunk.sizes)
         raise NotAVault(f"the metadata has no such piece of {item.storage_index.fqn!r}")
 
-    def _open(self, stored: Stored) -> Metadata:
-        """The metadata, if workers of the job signed it and all that it lists."""
-        if stored.manifest.kind != KIND:
+    def _open(self, stored: Stored) -> checking.Valid:
+        """The checkpoint, if workers of the job signed it and all that it lists."""
+        manifest = stored.manifest
+        if manifest.kind != KIND:
             raise Unsupported(f"{stored.whose} is no checkpoint: `sealring vault open` opens it")
         authorities, job = self._trusted()
-        try:
-            return _opened(stored, authorities, job)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise NotAVault(f"the manifest of {stored.whose} cannot be read") from None
+        valid = checking.check(manifest.content, stored.copy.place, authorities, job, stored.whose)
+        valid.require_files(manifest.parts, stored.whose)
+        return valid
 
     def _trusted(self) -> tuple[Sequence[x509.Certificate], str]:
         if self._authorities is not None and self._job is not None:
@@ -205,55 +227,6 @@ class CheckpointReader(StorageReader):
         rank = dist.get_rank() if distributed else 0
         own = signing.credentials_of(rank, dist.get_world_size() if distributed else 1)
         return self._authorities or own.authorities, self._job or own.job
-
-
-def _opened(stored: Stored, authorities: Sequence[x509.Certificate], job: str) -> Metadata:
-    """What the manifest's statements say, which an admitted worker may have made up."""
-    content = json.loads(stored.manifest.content)
-    whole = signing.check(
-        signing.from_document(content["whole"], stored.whose), authorities, job, stored.whose
-    )
-    signed = [signing.from_document(one, stored.whose) for one in content["contributions"]]
-    if [digest(one) for one in signed] != whole.document["contributions"]:
-        raise UnadmittedSigner(f"{stored.whose} lists other parts than its coordinator signed")
-    place = stored.copy.place
-    identity = {"vault": place.vault.hex(), "object": place.object.hex(), "version": place.version}
-    parts: list[Part] = []
-    storage: dict[MetadataIndex, Location] = {}
-    signers = [signing.check(one, authorities, job, stored.whose) for one in signed]
-    for signer in (whole, *signers):
-        if signer.document["checkpoint"] != identity:
-            raise ForeignPart(
-                f"what rank {signer.rank} signed is of another checkpoint than {stored.whose}"
-            )
-    for signer in signers:
-        own = {part.name: part for part in (Part(**one) for one in signer.document["parts"])}
-        parts += own.values()
-        for name, offset, part, start, length in signer.document["items"]:
-            index = index_from(name, offset)
-            inside = part in own and 0 <= start <= start + length <= own[part].length
-            if not inside or index in storage:
-                raise ForeignPart(
-                    f"rank {signer.rank} signed in {stored.whose} that {name!r} is where another "
-                    "rank's tensors are, or no tensor is"
-                )
-            storage[index] = Location(part, start, length)
-    _check_parts(stored, parts)
-    metadata = metadata_from(whole.document["metadata"], stored.whose)
-    metadata.storage_data = storage
-    metadata.storage_meta = StorageMeta()
-    return metadata
-
-
-def _check_parts(stored: Stored, signed: list[Part]) -> None:
-    """The manifest's parts are those that were signed; after a rotation, by name and length."""
-
-    def known(parts: list[Part]) -> set[tuple[str, int, str]]:
-        resealed = stored.manifest.resealed > 0
-        return {(one.name, one.length, "" if resealed else one.commitment) for one in parts}
-
-    if known(stored.manifest.parts) != known(signed):
-        raise ForeignPart(f"the parts of {stored.whose} are not those that its ranks signed")
 
 
 def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
@@ -270,6 +243,8 @@ def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
 
 def _fillable(target: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor itself where bytes can be put into it as they are, else one for a copy."""
-    if target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype:
+    plain = not target.is_conj() and not target.is_neg()
+    on_cpu = target.device.type == "cpu"
+    if on_cpu and plain and target.is_contiguous() and target.dtype == dtype:
         return target
     return torch.empty(target.shape, dtype=dtype)

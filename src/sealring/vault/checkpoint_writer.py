@@ -1,18 +1,18 @@
 """`dcp.save` and `dcp.async_save` into a vault.
 
 Each rank seals one part: the bytes of its tensors, row by row, one behind the other. It signs where
-they are. The coordinator signs the whole and writes the manifest, last: before that the checkpoint
-does not exist, and the one before it is untouched.
+they are and what they are. The coordinator signs the whole and writes the manifest, last: before
+that the checkpoint does not exist, and the one before it is untouched.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
-from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NoReturn
 
 import torch
@@ -22,21 +22,30 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from sealring.errors import ConfigurationError, Unsupported, VaultError
+from sealring.errors import (
+    ConfigurationError,
+    KeysChanged,
+    MissingPart,
+    NotAVault,
+    Unsupported,
+)
+from sealring.strict import strictly
+from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
-from sealring.vault.checkpoint_form import KIND, check_entry, index_document, metadata_document
+from sealring.vault.checkpoint_form import KIND, check_entry, dtype_name, paths_document
 from sealring.vault.objects import Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
 from sealring.vault.vault import Vault
 
-_DRAFT: Final = re.compile(r"[0-9a-f]{32}/[0-9]{10}/[0-9a-f]{8}")
+_DRAFT: Final = re.compile(r"([0-9a-f]{32}/[0-9]{10}/[0-9a-f]{8})@([0-9]{1,18})")
 
 
 class CheckpointWriter(StorageWriter):
     """Saves checkpoints as versions of one object of a vault.
 
-    `helper=True` lets a process of its own do the sealing; it gets the checkpoint's key, and no key
-    of the vault or the rank. Give `dcp.async_save` a process group of its own.
+    `helper=True` lets a process of its own do the sealing. It gets the key of this rank's part,
+    and no key of the checkpoint, the vault or the rank. Give `dcp.async_save` a process group of
+    its own.
     """
 
     def __init__(
@@ -54,7 +63,6 @@ class CheckpointWriter(StorageWriter):
         self._rank, self._world = 0, 1
         self._draft: Copy | None = None
         self._used = ""
-        self._held = ExitStack()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unsupported(
@@ -82,19 +90,20 @@ class CheckpointWriter(StorageWriter):
         distributed = dist.is_available() and dist.is_initialized()
         self._rank = dist.get_rank() if distributed else 0
         self._world = dist.get_world_size() if distributed else 1
-        self._held.close()  # by a save that failed on another rank
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Makes the place that all ranks write to. It is not a checkpoint before `finish`."""
-        # Until `finish`: a rotation would take the place for one that a killed save has left.
-        self._held.enter_context(self._vault.held(alone=False))
-        self._vault.refresh()  # a rotation may have changed the vault's key
-        self._remove_unfinished()
-        self._draft = self._vault.new_version(self.checkpoint_id)
-        where = self._draft.folder.relative_to(self._vault.path / "objects").as_posix()
+        # The vault is held in each step and not between them: a save that fails elsewhere would
+        # hold it for ever. If its keys change between two steps, the next one fails.
+        with self._vault.held(alone=False):
+            self._vault.refresh()
+            self._remove_unfinished()
+            self._draft = self._vault.new_version(self.checkpoint_id)
+        folder = self._draft.folder.relative_to(self._vault.path / "objects").as_posix()
+        where = f"{folder}@{self._draft.vault_key}"
         return [replace(plan, storage_data=where) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -104,88 +113,103 @@ class CheckpointWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         assert self._draft is not None
-        credentials = signing.credentials_of(self._rank, self._world)
-        contributions, parts = [], []
+        draft, self._draft = self._draft, None
+        try:
+            with self._vault.held(alone=False):
+                self._vault.refresh()
+                self._require_key(draft.vault_key)
+                self._commit(draft, metadata, results)
+                self._remove_old()
+        except BaseException:
+            if not draft.complete:
+                objects.remove(draft.folder)
+            raise
+
+    def _commit(self, draft: Copy, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Makes the checkpoint, if a reader would accept it."""
+        whose = f"{self.checkpoint_id!r} version {draft.place.version}"
+        parts, contributions = [], []
         for written in results:
-            if not written:
-                continue
-            signed = signing.from_document(written[0].storage_data, "a rank's part")
-            signer = signing.check(
-                signed, credentials.authorities, credentials.job, "a rank's part"
-            )
-            parts += [Part(**part) for part in signer.document["parts"]]
-            contributions.append(signed)
+            if written:
+                sealed = _sealed(written[0].storage_data, whose)
+                parts += sealed.parts
+                contributions.append(sealed.signed)
+        credentials = signing.credentials_of(self._rank, self._world)
         statement = {
-            "checkpoint": self._place(self._draft),
-            "contributions": [digest(one) for one in contributions],
-            "metadata": metadata_document(metadata),
+            "checkpoint": checking.identity(draft.place),
+            "contributions": [checking.digest(one) for one in contributions],
+            "paths": paths_document(metadata.planner_data),
+            "torch_version": metadata.version,
         }
         whole = signing.sign(credentials, self._world, statement)
         content = {
             "whole": signing.as_document(whole),
             "contributions": [signing.as_document(one) for one in contributions],
         }
-        for part in parts:
-            if not (self._draft.folder / part.name).exists():
-                raise VaultError(
-                    f"part {part.name} was written and is not in {self._draft.folder}: all ranks "
-                    "must write to one shared directory"
-                )
-        self._vault.commit(self._draft, KIND, self.checkpoint_id, parts, content)
-        self._draft = None
-        self._remove_old()
-        self._held.close()
+        valid = checking.check(
+            json.dumps(content), draft.place, credentials.authorities, credentials.job, whose
+        )
+        valid.require_files(parts, whose)
+        try:
+            checking.require_readable(draft, parts, valid, whose)
+        except MissingPart as problem:
+            raise MissingPart(f"{problem}; all ranks must write to one shared directory") from None
+        self._vault.commit(draft, KIND, self.checkpoint_id, parts, content)
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        self._vault.refresh()  # to the key that the coordinator used, which it holds until the end
-        copy = self._draft_of(plan)
+        where, number = self._draft_of(plan)
         if not plan.items:
             return []
         buffers = [_bytes_of(item, planner) for item in plan.items]
+        name = checking.part_of(self._rank)
         with self._vault.held(alone=False):
-            part = self._seal(copy, f"rank-{self._rank:05}", buffers)
+            self._vault.refresh()
+            self._require_key(number)
+            copy = objects.open_copy(
+                self._vault.path / "objects" / where, self._vault.ring, self._vault.header.vault
+            )
+            part, digests = self._seal(copy, name, buffers)
+            listed = copy.write_part(checking.list_of(name), digests)
         start, items = 0, []
         for item, buffer in zip(plan.items, buffers, strict=True):
-            items.append([*index_document(item.index), part.name, start, buffer.numel()])
+            items.append(asdict(_described(item, start, buffer.numel())))
             start += buffer.numel()
         signed = signing.sign(
             signing.credentials_of(self._rank, self._world),
             self._world,
             {
-                "checkpoint": self._place(copy),
-                "parts": [
-                    {"name": part.name, "length": part.length, "commitment": part.commitment}
-                ],
+                "checkpoint": checking.identity(copy.place),
+                "length": part.length,
+                "digests": hashlib.sha256(digests).hexdigest(),
                 "items": items,
             },
         )
+        sealed = asdict(_Sealed(signed, [part, listed]))
         return [
-            WriteResult(
-                item.index,
-                buffer.numel(),
-                signing.as_document(signed) if number == 0 else None,
-            )
+            WriteResult(item.index, buffer.numel(), sealed if number == 0 else None)
             for number, (item, buffer) in enumerate(zip(plan.items, buffers, strict=True))
         ]
 
-    def _draft_of(self, plan: SavePlan) -> Copy:
+    def _draft_of(self, plan: SavePlan) -> tuple[str, int]:
+        """The place that the coordinator made, and the number of the vault's key at that time."""
         where = plan.storage_data
-        if not isinstance(where, str) or _DRAFT.fullmatch(where) is None:
+        found = _DRAFT.fullmatch(where) if isinstance(where, str) else None
+        if found is None:
             raise Unsupported("the planner dropped the plan's storage_data: use DefaultSavePlanner")
         if where == self._used:
             raise Unsupported(
                 "the planner gave the plan of the checkpoint before: leave out enable_plan_caching"
             )
         self._used = where
-        folder = self._vault.path / "objects" / where
-        return objects.open_copy(folder, self._vault.ring, self._vault.header.vault)
+        return found[1], int(found[2])
 
-    def _place(self, copy: Copy) -> dict[str, str | int]:
-        return {
-            "vault": copy.place.vault.hex(),
-            "object": copy.place.object.hex(),
-            "version": copy.place.version,
-        }
+    def _require_key(self, number: int) -> None:
+        """A holder that was revoked since may know the key of a place that was made before."""
+        if self._vault.ring.newest != number:
+            raise KeysChanged(
+                f"{self._vault.path} got key {self._vault.ring.newest} while "
+                f"{self.checkpoint_id!r} was saved under key {number}: save it again"
+            )
 
     def _remove_unfinished(self) -> None:
         """What a save that was killed has left. One job at a time writes under a name."""
@@ -200,8 +224,37 @@ class CheckpointWriter(StorageWriter):
                 shutil.rmtree(version, ignore_errors=True)
 
 
-def digest(signed: signing.Signed) -> str:
-    return hashlib.sha256(signed.statement.encode()).hexdigest()
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """What a rank tells the coordinator."""
+
+    signed: signing.Signed
+    parts: list[Part]
+
+
+def _sealed(document: Any, whose: str) -> _Sealed:
+    try:
+        sealed: _Sealed = strictly(_Sealed, document, f"a rank's part of {whose}", "checkpoint")
+    except ConfigurationError as problem:
+        raise NotAVault(str(problem)) from None
+    for part in sealed.parts:
+        objects.check_part(part.name)
+    return sealed
+
+
+def _described(item: WriteItem, start: int, length: int) -> checking.Item:
+    data = item.tensor_data
+    if data is None:
+        return checking.Item(item.index.fqn, start, length, None, None, None, None)
+    return checking.Item(
+        item.index.fqn,
+        start,
+        length,
+        dtype_name(data.properties.dtype),
+        list(data.size),
+        list(data.chunk.offsets),
+        list(data.chunk.sizes),
+    )
 
 
 def _bytes_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
@@ -214,4 +267,5 @@ def _bytes_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
     tensor: torch.Tensor = data.detach()
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise Unsupported(f"{item.index.fqn} is sparse or quantized: save its dense tensors")
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.cpu().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)

@@ -8,14 +8,17 @@ import errno
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from sealring.errors import OutputExists, UnsafePath
+from sealring.errors import OutputExists, UnsafePath, VaultBusy
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
+LONGEST_WAIT: Final = 300.0
+"""Seconds, for another process that holds the vault."""
 NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -85,9 +88,22 @@ def check_inside(path: str) -> PurePosixPath:
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool) -> Iterator[None]:
     """Holds a vault: alone to change its header or keys, with others to add objects."""
+    deadline = time.monotonic() + LONGEST_WAIT
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(
+                    descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+                )
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise VaultBusy(
+                        f"{path} was held by another process for {LONGEST_WAIT:.0f} seconds: wait "
+                        "until that has finished, and try again"
+                    ) from None
+                time.sleep(0.02)
         yield
     finally:
         os.close(descriptor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from sealring.errors import (
     TamperedHeader,
 )
 from sealring.strict import strictly
-from sealring.vault.keys import KEY_BYTES, Grant, Opener, SymmetricKey, renew
+from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, SymmetricKey
 from sealring.vault.sealed import ID_BYTES, parse
 
 FORMAT: Final = "sealring vault"
@@ -85,11 +86,23 @@ def changed(header: Header, ring: KeyRing, **changes: Any) -> Header:
     return replace(made, mac=_mac(made, ring.key))
 
 
-def next_key(header: Header, ring: KeyRing) -> tuple[Header, KeyRing]:
-    """The header under a new key of the vault, from which all older ones follow."""
+def next_key(
+    header: Header, ring: KeyRing, presented: Sequence[SymmetricKey]
+) -> tuple[Header, KeyRing]:
+    """The header under a new key of the vault, from which all older ones follow.
+
+    People get it, and the holders whose secrets are presented. Other grants are left out.
+    """
     number, key = ring.newest + 1, _native.Secret.random(KEY_BYTES)
     made = KeyRing(number, {**ring.keys, number: key}, ring.names)
-    grants = [renew(grant, header.vault, ring.key, key) for grant in header.grants]
+    next_one = NextKey(number, key, presented)
+    renewed = [next_one.renewed(grant, header.vault, ring.key) for grant in header.grants]
+    grants = [grant for grant in renewed if grant is not None]
+    if not any(grant.kind != "person" for grant in grants):
+        raise ConfigurationError(
+            "this would take away the last key that can write to this vault: grant another one "
+            "first, and present its secret with the change"
+        )
     older = [
         OlderKey(one, _native.wrap_key(key, ring.keys[one]).hex()) for one in sorted(ring.keys)
     ]
@@ -118,10 +131,6 @@ def without_grant(header: Header, ring: KeyRing, name: str) -> Header:
     if len(left) == len(header.grants):
         names = ", ".join(grant.name for grant in header.grants)
         raise ConfigurationError(f"the vault has no grant named {name!r}; it has {names}")
-    if not any(grant.kind != "person" for grant in left):
-        raise ConfigurationError(
-            f"{name!r} is the last key that can write to this vault: grant another one first"
-        )
     return changed(header, ring, grants=left)
 
 
@@ -140,7 +149,7 @@ def read_header(content: bytes, where: str) -> Header:
     check_version(document, VERSION, where)
     try:
         header: Header = strictly(Header, document, where, "vault")
-        if len(header.vault) != ID_BYTES:
+        if len(header.vault) != ID_BYTES or not 1 <= header.key < 1 << 63:
             raise ValueError
         for text in (header.names, header.mac, *(one.wrapped for one in header.older)):
             bytes.fromhex(text)
@@ -163,7 +172,7 @@ def check_version(document: Any, known: int, where: str) -> None:
 def open_header(header: Header, opener: Opener, where: str) -> KeyRing:
     """The vault's keys, and the proof that a holder of them wrote the header."""
     for grant in header.grants:
-        key = opener.unwrap(header.vault, grant)
+        key = opener.unwrap(header.vault, header.key, grant)
         if key is not None and len(key) == KEY_BYTES:
             break
     else:

@@ -5,8 +5,11 @@
                   AES key wrap
     a person      a public key; HPKE with ML-KEM-768 and X25519
 
-What wraps is derived from a key file or data key for one vault alone. So the vault can keep it,
-wrapped under its own key, and renew every grant by itself; other vaults learn nothing by that.
+The wrapping key is derived from a key file or data key for one vault and one number of the vault's
+key. It is stored nowhere: a holder of the vault's key cannot compute what wraps the next one, and
+a holder of an older key cannot pass it off as a newer one. A new key of the vault is therefore
+wrapped only for people, whose public keys are known, and for the secrets that are presented with
+the change.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -50,8 +54,15 @@ class Opener(Protocol):
     may_write: bool
     """Whether it proves that a holder of the vault's key made the header."""
 
-    def unwrap(self, vault: bytes, grant: Grant) -> _native.Secret | None:
-        """The vault's key; None where the grant is not for this opener."""
+    def unwrap(self, vault: bytes, number: int, grant: Grant) -> _native.Secret | None:
+        """The vault's key of this number; None where the grant is not for this opener."""
+
+
+class Holder(Protocol):
+    """What a vault can be granted to."""
+
+    def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
+        """The vault's key of this number, wrapped for the holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +73,8 @@ class Grant:
     kind: str
     """file, broker or person."""
     wrapped: str
-    renewal: str
-    """The wrapping key under the vault's key, or the person's public key: to wrap the next one."""
+    public: str
+    """A person's public key; empty for other kinds."""
     resource: str
     """A broker's; empty for other kinds."""
 
@@ -77,37 +88,32 @@ class SymmetricKey:
     secret: _native.Secret = field(repr=False)
     may_write = True
 
-    def wrapping_key(self, vault: bytes) -> _native.Secret:
-        return self.secret.derive(_SALT, b"wraps the key of " + vault, KEY_BYTES)
+    def wrapping_key(self, vault: bytes, number: int) -> _native.Secret:
+        return self.secret.derive(_SALT, b"wraps the key of " + _which(vault, number), KEY_BYTES)
 
-    def unwrap(self, vault: bytes, grant: Grant) -> _native.Secret | None:
+    def unwrap(self, vault: bytes, number: int, grant: Grant) -> _native.Secret | None:
         if (grant.kind, grant.resource) != (self.kind, self.resource):
             return None
-        return _native.unwrap_key(self.wrapping_key(vault), bytes.fromhex(grant.wrapped))
+        return _native.unwrap_key(self.wrapping_key(vault, number), bytes.fromhex(grant.wrapped))
 
-    def grant(self, name: str, vault: bytes, key: _native.Secret) -> Grant:
-        wrapping = self.wrapping_key(vault)
-        return Grant(
-            name,
-            self.kind,
-            _native.wrap_key(wrapping, key).hex(),
-            _native.wrap_key(key, wrapping).hex(),
-            self.resource,
-        )
+    def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
+        wrapped = _native.wrap_key(self.wrapping_key(vault, number), key)
+        return Grant(name, self.kind, wrapped.hex(), "", self.resource)
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A private key of a person or an organisation. It reads; it does not write.
+    """A private key of a person or an organisation. This program only reads with it.
 
     Anyone can wrap a key for a public key, so a header that opens with one alone may be the work
-    of an attacker, who would then read what is sealed into it.
+    of an attacker, who would then read what is sealed into it. This protects the person. It does
+    not protect the vault: the person has the vault's key, and another program could write with it.
     """
 
     secret: _native.Secret = field(repr=False)
     may_write = False
 
-    def unwrap(self, vault: bytes, grant: Grant) -> _native.Secret | None:
+    def unwrap(self, vault: bytes, number: int, grant: Grant) -> _native.Secret | None:
         if grant.kind != "person":
             return None
         view = memoryview(self.secret)
@@ -117,7 +123,7 @@ class Person:
         )
         try:
             return _native.Secret(
-                _HPKE.decrypt(bytes.fromhex(grant.wrapped), private, _info(vault))
+                _HPKE.decrypt(bytes.fromhex(grant.wrapped), private, _info(vault, number))
             )
         except (InvalidTag, ValueError):
             return None
@@ -131,24 +137,42 @@ class Person:
         return _PUBLIC + base64.urlsafe_b64encode(raw).decode()
 
 
-def grant_to_person(name: str, public: str, vault: bytes, key: _native.Secret) -> Grant:
-    wrapped = _HPKE.encrypt(bytes(key), _public_key(public), _info(vault))
-    return Grant(name, "person", wrapped.hex(), public, "")
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """A person's public key, as `sealring vault identity` prints it."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        _public_key(self.text)
+
+    def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
+        wrapped = _HPKE.encrypt(bytes(key), _public_key(self.text), _info(vault, number))
+        return Grant(name, "person", wrapped.hex(), self.text, "")
 
 
-def renew(grant: Grant, vault: bytes, old: _native.Secret, new: _native.Secret) -> Grant:
-    """The same grant for the vault's next key."""
-    if grant.kind == "person":
-        return grant_to_person(grant.name, grant.renewal, vault, new)
-    wrapping = _native.unwrap_key(old, bytes.fromhex(grant.renewal))
-    assert wrapping is not None, "the header's MAC covers it"
-    return Grant(
-        grant.name,
-        grant.kind,
-        _native.wrap_key(wrapping, new).hex(),
-        _native.wrap_key(new, wrapping).hex(),
-        grant.resource,
-    )
+@dataclass(frozen=True, slots=True)
+class NextKey:
+    """A vault's next key, and who is to have it."""
+
+    number: int
+    key: _native.Secret = field(repr=False)
+    presented: Sequence[SymmetricKey]
+
+    def renewed(self, grant: Grant, vault: bytes, old: _native.Secret) -> Grant | None:
+        """The same grant for the next key; None where its holder's secret was not presented."""
+        holder: Holder
+        if grant.kind == "person":
+            holder = PublicKey(grant.public)
+        else:
+            for one in self.presented:
+                found = one.unwrap(vault, self.number - 1, grant)
+                if found is not None and found == old:
+                    holder = one
+                    break
+            else:
+                return None
+        return holder.grant(grant.name, vault, self.number, self.key)
 
 
 def key_file(path: Path) -> SymmetricKey:
@@ -206,8 +230,12 @@ def _public_key(text: str) -> MLKEM768X25519PublicKey:
         ) from None
 
 
-def _info(vault: bytes) -> bytes:
-    return _SALT + b" for a person" + vault
+def _which(vault: bytes, number: int) -> bytes:
+    return vault + number.to_bytes(8, "big")
+
+
+def _info(vault: bytes, number: int) -> bytes:
+    return _SALT + b" for a person" + _which(vault, number)
 
 
 def _read(path: Path, what: str, form: re.Pattern[bytes], maker: str) -> _native.Secret:

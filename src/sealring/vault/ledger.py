@@ -12,7 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sealring.errors import ConfigurationError, NotAVault, RolledBack
+from sealring.errors import ConfigurationError, NotAVault
 from sealring.strict import strictly
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import parse, read_small
@@ -31,6 +31,8 @@ class Ledger:
     vault: str
     generation: int
     """Of the header."""
+    key: int
+    """The number of the vault's key. A holder of an older key can forge generations, not this."""
     entries: list[Entry]
 
 
@@ -54,16 +56,12 @@ class LocalLedger:
     def newest(self, object_id: str) -> Entry | None:
         return {one.object: one for one in self._read().entries}.get(object_id)
 
-    def check_generation(self, generation: int) -> None:
-        known = self._read().generation
-        if generation < known:
-            raise RolledBack(
-                f"the vault's header is number {generation}, and {self.path} has recorded number "
-                f"{known}: an older copy of the vault lies there. Restore the newest, or remove "
-                "the ledger if you put the older one there yourself"
-            )
+    def state(self) -> tuple[int, int]:
+        """The newest key's number and header's generation that were recorded."""
+        known = self._read()
+        return known.key, known.generation
 
-    def record(self, generation: int, entry: Entry | None = None) -> None:
+    def record(self, key: int, generation: int, entry: Entry | None = None) -> None:
         """Never goes back: an older version of an object leaves what is recorded."""
         with locked(self.path.with_name(self.path.name + ".lock"), shared=False):
             ledger = self._read()
@@ -72,13 +70,18 @@ class LocalLedger:
                 entry.object not in entries or entry.version >= entries[entry.object].version
             ):
                 entries[entry.object] = entry
-            made = Ledger(self._vault, max(generation, ledger.generation), list(entries.values()))
+            made = Ledger(
+                self._vault,
+                max(generation, ledger.generation),
+                max(key, ledger.key),
+                list(entries.values()),
+            )
             # One that is behind the vault is caught up by the next reader.
             write_file(self.path, json.dumps(asdict(made)).encode() + b"\n", lasting=False)
 
     def _read(self) -> Ledger:
         if not self.path.exists():
-            return Ledger(self._vault, 0, [])
+            return Ledger(self._vault, 0, 0, [])
         try:
             document = parse(read_small(self.path, "the ledger"))
             ledger: Ledger = strictly(Ledger, document, str(self.path), "ledger")

@@ -37,7 +37,7 @@ from sealring.strict import strictly
 from sealring.vault.files import NEW_FILE, sync_directory, write_file
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
-from sealring.vault.sealed import ID_BYTES, SUITES, Place, parse, read_small
+from sealring.vault.sealed import ID_BYTES, SUITES, Place, parse, read_small, wrapping_key
 
 FORMAT: Final = "sealring object"
 VERSION: Final = 1
@@ -70,8 +70,6 @@ class Manifest:
     parts: list[Part]
     content: str
     """JSON of the kind's own."""
-    resealed: int
-    """How often `rotate` has sealed it anew; commitments then differ from the signed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +113,15 @@ class Copy:
         os.fsync(file)
         return Part(name, writer.length, writer.commitment.hex())
 
+    def write_part(self, name: str, content: bytes) -> Part:
+        file = self.create_part(name)
+        try:
+            writer = self.place.writer(file, name)
+            writer.write([content])
+            return self.finish_part(file, name, writer)
+        finally:
+            os.close(file)
+
     def commit(
         self,
         kind: str,
@@ -122,7 +129,6 @@ class Copy:
         parts: list[Part],
         content: Any,
         known_as: str = "",
-        resealed: int = 0,
     ) -> str:
         """Makes the copy complete: the parts' names are on disk, then the manifest. Its id."""
         manifest = Manifest(
@@ -134,7 +140,6 @@ class Copy:
             self.place.version,
             parts,
             json.dumps(content),
-            resealed,
         )
         # All at once: a file system then writes them in one transaction.
         for folder in (self.folder, *self.folder.parents[:3]):
@@ -201,15 +206,16 @@ def new_copy(version: Path, ring: KeyRing, vault: bytes, suite: str) -> Copy:
     key = _native.Secret.random(KEY_BYTES)
     folder = version / secrets.token_hex(4)
     folder.mkdir(mode=0o700)
-    write_key(folder, ring, suite, key, lasting=False)  # before `commit` nothing needs to last
-    return Copy(folder, Place(vault, object_bytes, number, suite, key), ring.newest)
+    place = Place(vault, object_bytes, number, suite, key)
+    write_key(folder, ring, place, lasting=False)  # before `commit` nothing needs to last
+    return Copy(folder, place, ring.newest)
 
 
-def write_key(
-    folder: Path, ring: KeyRing, suite: str, key: _native.Secret, *, lasting: bool = True
-) -> None:
+def write_key(folder: Path, ring: KeyRing, place: Place, *, lasting: bool = True) -> None:
     """Replaces the file whole: the key under the vault's newest."""
-    document = WrappedKey(ring.newest, suite, _native.wrap_key(ring.key, key).hex())
+    wrapping = wrapping_key(ring.key, place.vault, place.object, place.version, place.suite)
+    wrapped = _native.wrap_key(wrapping, place.key).hex()
+    document = WrappedKey(ring.newest, place.suite, wrapped)
     content = json.dumps(dataclasses.asdict(document)).encode() + b"\n"
     write_file(folder / KEY_FILE, content, lasting=lasting)
 
@@ -228,17 +234,20 @@ def open_copy(folder: Path, ring: KeyRing, vault: bytes) -> Copy:
         raise WrongKey(
             f"{path} is wrapped under key {known.key} of the vault, which its header no longer has"
         )
-    key = _native.unwrap_key(ring.keys[known.key], wrapped)
-    if key is None or len(key) != KEY_BYTES:
-        raise WrongKey(f"{path} does not open under key {known.key} of this vault")
     version = folder.parent
-    place = Place(vault, bytes.fromhex(version.parent.name), int(version.name), known.suite, key)
-    return Copy(folder, place, known.key)
+    object_bytes, number = bytes.fromhex(version.parent.name), int(version.name)
+    wrapping = wrapping_key(ring.keys[known.key], vault, object_bytes, number, known.suite)
+    key = _native.unwrap_key(wrapping, wrapped)
+    if key is None or len(key) != KEY_BYTES:
+        raise WrongKey(
+            f"{path} does not open under key {known.key} of this vault for this object and version"
+        )
+    return Copy(folder, Place(vault, object_bytes, number, known.suite, key), known.key)
 
 
 def remove(folder: Path) -> None:
     """Removes a copy: the manifest first, so that no half of it looks complete."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(folder / MANIFEST)
-    sync_directory(folder)
+        sync_directory(folder)
     shutil.rmtree(folder, ignore_errors=True)

@@ -39,19 +39,24 @@ class Place:
 
     def context(self, part: str) -> bytes:
         """Fields of fixed length and then the part's name, so that no two places look alike."""
-        assert len(self.vault) == len(self.object) == ID_BYTES
-        fixed = struct.pack(f">{ID_BYTES}s{ID_BYTES}sQ", self.vault, self.object, self.version)
-        return _PREFIX + fixed + part.encode()
+        return _context(self.vault, self.object, self.version) + part.encode()
 
-    def writer(self, file: int, part: str, threads: int = 0) -> _native.SealedFileWriter:
+    def part_key(self, part: str) -> _native.Secret:
+        """The input key of one part's file. From it neither the object's nor another's follows."""
+        return self.key.derive(_PREFIX, b"key of the part " + part.encode(), 32)
+
+    def writer(
+        self, file: int, part: str, threads: int = 0, *, digests: bool = False
+    ) -> _native.SealedFileWriter:
         """Seals to a file descriptor; to memory where that is -1."""
+        key = self.part_key(part)
         return _native.SealedFileWriter(
-            file, self.key, self.suite, self.context(part), f"part {part}", threads
+            file, key, self.suite, self.context(part), f"part {part}", threads, digests
         )
 
     def reader(self, file: int, part: str, name: str, threads: int = 0) -> _native.SealedFileReader:
         return _native.SealedFileReader(
-            file, self.key, self.suite, self.context(part), name, threads
+            file, self.part_key(part), self.suite, self.context(part), name, threads
         )
 
     def seal(self, part: str, plain: Buffer) -> bytes:
@@ -69,11 +74,24 @@ class Place:
             return sealed[offset : offset + size]
 
         reader = _native.SealedFileReader(
-            read, self.key, self.suite, self.context(part), name, 1, len(sealed)
+            read, self.part_key(part), self.suite, self.context(part), name, 1, len(sealed)
         )
         plain = bytearray(reader.length)
         reader.read_into(0, plain)
         return bytes(plain)
+
+
+def wrapping_key(
+    vault_key: _native.Secret, vault: bytes, object_id: bytes, version: int, suite: str
+) -> _native.Secret:
+    """What wraps the key of this version of this object: the wrapped key opens nowhere else."""
+    info = b"wraps an object's key" + _context(vault, object_id, version) + suite.encode()
+    return vault_key.derive(_PREFIX, info, 32)
+
+
+def _context(vault: bytes, object_id: bytes, version: int) -> bytes:
+    assert len(vault) == len(object_id) == ID_BYTES
+    return _PREFIX + struct.pack(f">{ID_BYTES}s{ID_BYTES}sQ", vault, object_id, version)
 
 
 def parse(content: bytes) -> Any:

@@ -32,7 +32,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
 from sealring.identity import Credentials, load_credentials, verify
 from sealring.strict import strictly
+from sealring.vault.sealed import parse
 
+FIELDS: Final = frozenset({"job", "rank", "world", "time"})
+"""Of every statement."""
 _PURPOSE: Final = b"sealring vault 1 statement\0"
 _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
@@ -49,6 +52,7 @@ class Signer:
     """Proof that a statement was signed by a worker of the job. Only `check` makes one."""
 
     rank: int
+    world: int
     document: dict[str, Any]
 
 
@@ -98,7 +102,7 @@ def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, whe
     try:
         certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
         _check_signature(certificate, bytes.fromhex(signed.signature), signed.statement.encode())
-        document = json.loads(signed.statement)
+        document = parse(signed.statement.encode())
         rank, world, when = document["rank"], document["world"], document["time"]
         moment = datetime.fromisoformat(when)
         if type(rank) is not int or type(world) is not int or moment.tzinfo is None:
@@ -114,7 +118,7 @@ def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, whe
             f"{where} was signed by a worker that this job does not admit: "
             f"{type(problem).__name__}: {problem}"
         ) from None
-    return Signer(rank, document)
+    return Signer(rank, world, document)
 
 
 def _check_signature(certificate: x509.Certificate, signature: bytes, statement: bytes) -> None:

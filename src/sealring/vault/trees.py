@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,8 +24,9 @@ from sealring.vault.files import (
     move_into_place,
     sync_directory,
 )
+from sealring.vault.keys import SymmetricKey
 from sealring.vault.objects import Copy, Part
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import KeyChange, Stored, Vault
 
 KIND: Final = "files"
 _BLOCK: Final = 8 << 20
@@ -124,18 +125,18 @@ def verify(stored: Stored, progress: Progress) -> None:
                 progress(min((done - before) * 16384, part.length))
 
 
-def rotate(vault: Vault, progress: Progress) -> int:
-    """Seals everything anew, under new keys. The number of versions.
+def rotate(vault: Vault, progress: Progress, also: Sequence[SymmetricKey] = ()) -> KeyChange:
+    """Seals everything anew, under new keys.
 
     Whenever it is stopped, the vault opens: the header has the new key and the older ones, and a
     version keeps its old copy until its new one is complete. The next rotation removes the copies
     that were left.
     """
-    vault.require_writer()
     count = 0
     with vault.held(alone=True):
         vault.refresh()
-        vault.begin_rotation(vault.header)
+        vault.require_writer()
+        change = vault.begin_rotation(vault.header, also)
         for stored in list(vault.stored()):
             _reseal(vault, stored, progress)
             count += 1
@@ -143,7 +144,7 @@ def rotate(vault: Vault, progress: Progress) -> int:
             if copy.vault_key != vault.ring.newest:
                 objects.remove(copy.folder)
         vault.end_rotation()
-    return count
+    return replace(change, versions=count)
 
 
 def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
@@ -162,8 +163,7 @@ def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
                 os.close(file)
     manifest = stored.manifest
     content = json.loads(manifest.content)
-    resealed = manifest.resealed + 1
-    copy.commit(manifest.kind, manifest.name, parts, content, manifest.id, resealed)
+    copy.commit(manifest.kind, manifest.name, parts, content, manifest.id)
     objects.remove(old.folder)
 
 

@@ -6,14 +6,15 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from sealring.errors import (
     ConfigurationError,
+    ForeignVault,
     NoSuchObject,
     NotAVault,
     NotGranted,
@@ -24,7 +25,7 @@ from sealring.errors import (
 from sealring.vault import header as headers
 from sealring.vault import objects
 from sealring.vault.files import beside, locked, move_into_place, write_file
-from sealring.vault.keys import Grant, Opener, SymmetricKey
+from sealring.vault.keys import Holder, Opener, SymmetricKey
 from sealring.vault.ledger import Entry, LocalLedger
 from sealring.vault.objects import Copy, Manifest
 from sealring.vault.sealed import AES, SUITES, read_small
@@ -48,15 +49,26 @@ class Stored:
         return f"{self.manifest.name!r} version {self.manifest.object_version}"
 
 
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """What a new key of the vault has changed."""
+
+    versions: int
+    """Whose keys were wrapped anew, or that were sealed anew."""
+    dropped: list[str]
+    """Grants that were left out, because their holders' secrets were not presented."""
+
+
 class Vault:
     """Use `Vault.create` or `Vault.open`."""
 
-    def __init__(self, path: Path, opener: Opener) -> None:
+    def __init__(self, path: Path, opener: Opener, expect: str | None = None) -> None:
         self.path = path
         self._opener = opener
+        self._seen = 0, 0
+        self._id = expect
+        self._ledger: LocalLedger | None = None
         self.refresh()
-        self.ledger = LocalLedger.of(self.header.id, path)
-        self.ledger.check_generation(self.header.generation)
 
     @classmethod
     def create(cls, path: Path, key: SymmetricKey, grant: str, suite: str = AES) -> Vault:
@@ -66,7 +78,8 @@ class Vault:
         if os.path.lexists(path):
             raise OutputExists(f"{path} is there already: choose another directory for the vault")
         header, ring = headers.new_header(suite)
-        made = headers.with_grant(header, ring, key.grant(grant, header.vault, ring.key))
+        owner = key.grant(grant, header.vault, header.key, ring.key)
+        made = headers.with_grant(header, ring, owner)
         temporary = beside(path)
         try:
             temporary.mkdir(mode=0o700)
@@ -80,16 +93,48 @@ class Vault:
         return cls(path, key)
 
     @classmethod
-    def open(cls, path: Path, opener: Opener) -> Vault:
-        return cls(path, opener)
+    def open(cls, path: Path, opener: Opener, expect: str | None = None) -> Vault:
+        """`expect`: the id that the vault must have."""
+        return cls(path, opener, expect)
 
     def refresh(self) -> None:
-        """Reads the header again: a rotation may have changed the vault's key since."""
+        """Reads the header again: a rotation may have changed the vault's key since.
+
+        It is never an older one than this process or the ledger has seen.
+        """
         if not (self.path / HEADER).exists():
             raise NotAVault(f"there is no vault in {self.path}: `sealring vault init` makes one")
         content = read_small(self.path / HEADER, "the vault's header")
-        self.header = headers.read_header(content, str(self.path / HEADER))
-        self.ring = headers.open_header(self.header, self._opener, f"the vault {self.path}")
+        header = headers.read_header(content, str(self.path / HEADER))
+        ring = headers.open_header(header, self._opener, f"the vault {self.path}")
+        if self._id not in (None, header.id):
+            raise ForeignVault(
+                f"{self.path} holds the vault {header.id} and not {self._id}: another vault was "
+                "put in its place, or the path is wrong"
+            )
+        self._id = header.id
+        if self._ledger is None:
+            self._ledger = LocalLedger.of(header.id, self.path)
+        self._require_as_new(header)
+        self.header, self.ring = header, ring
+
+    def _require_as_new(self, header: headers.Header) -> None:
+        state = header.key, header.generation
+        for known, who in ((self._seen, "this process has seen"),
+                           (self.ledger.state(), f"{self.ledger.path} has recorded")):  # fmt: skip
+            # Each by itself: a holder of an older key can write a header of any generation.
+            if any(now < then for now, then in zip(state, known, strict=True)):
+                raise RolledBack(
+                    f"the vault's header is number {state[1]} with key {state[0]}, and {who} "
+                    f"number {known[1]} with key {known[0]}: an older header lies there. Restore "
+                    "the newest, or remove the ledger if you put the older one there yourself"
+                )
+        self._seen = state
+
+    @property
+    def ledger(self) -> LocalLedger:
+        assert self._ledger is not None, "refresh"
+        return self._ledger
 
     def require_writer(self) -> None:
         if not self._opener.may_write:
@@ -112,50 +157,62 @@ class Vault:
 
     # ---- grants ----------------------------------------------------------------------------------
 
-    def grant(self, grant: Grant) -> None:
+    def grant(self, name: str, holder: Holder) -> None:
+        """Opens the vault to one more holder. What is wrapped is the key that the vault has now."""
         self.require_writer()
         with self.held(alone=True):
             self.refresh()
-            self._write(headers.with_grant(self.header, self.ring, grant))
+            made = holder.grant(name, self.header.vault, self.header.key, self.ring.key)
+            self._write(headers.with_grant(self.header, self.ring, made))
 
-    def revoke(self, name: str) -> None:
+    def revoke(self, name: str, also: Sequence[SymmetricKey] = ()) -> KeyChange:
         """Drops a grant and wraps everything under a new key, which that holder does not get."""
-        self.require_writer()
         with self.held(alone=True):
             self.refresh()
+            self.require_writer()
             # One header for both: a holder that is dropped never shares the key with the rest.
-            self._rekey(headers.without_grant(self.header, self.ring, name))
+            left = headers.without_grant(self.header, self.ring, name)
+            change = self.begin_rotation(left, also)
+            return self._rewrap(change)
 
-    def rekey(self) -> int:
-        """Wraps every object's key under a new key of the vault; how many there are."""
-        self.require_writer()
+    def rekey(self, also: Sequence[SymmetricKey] = ()) -> KeyChange:
+        """Wraps every object's key under a new key of the vault."""
         with self.held(alone=True):
             self.refresh()
-            return self._rekey(self.header)
+            self.require_writer()
+            change = self.begin_rotation(self.header, also)
+            return self._rewrap(change)
 
-    def begin_rotation(self, header: headers.Header) -> None:
-        """A new key of the vault, beside the older ones. The caller holds the vault alone."""
-        header, self.ring = headers.next_key(header, self.ring)
-        self._write(header)
+    def begin_rotation(self, header: headers.Header, also: Sequence[SymmetricKey]) -> KeyChange:
+        """A new key of the vault, beside the older ones. The caller holds the vault alone.
+
+        `also`: the secrets of other holders that are to have it.
+        """
+        assert isinstance(self._opener, SymmetricKey), "require_writer"
+        made, ring = headers.next_key(header, self.ring, [self._opener, *also])
+        kept = {grant.name for grant in made.grants}
+        self.ring = ring
+        self._write(made)
+        return KeyChange(0, [one.name for one in header.grants if one.name not in kept])
 
     def end_rotation(self) -> None:
         """When no object needs an older key."""
         header, self.ring = headers.without_older_keys(self.header, self.ring)
         self._write(header)
 
-    def _rekey(self, header: headers.Header) -> int:
-        self.begin_rotation(header)
+    def _rewrap(self, change: KeyChange) -> KeyChange:
         count = 0
         for copy in self.copies():
-            objects.write_key(copy.folder, self.ring, copy.place.suite, copy.place.key)
+            objects.write_key(copy.folder, self.ring, copy.place)
             count += 1
         self.end_rotation()
-        return count
+        return replace(change, versions=count)
 
     def _write(self, header: headers.Header) -> None:
         write_file(self.path / HEADER, headers.write_header(header))
         self.header = header
-        self.ledger.record(header.generation)
+        self._seen = header.key, header.generation
+        self.ledger.record(header.key, header.generation)
 
     # ---- objects ---------------------------------------------------------------------------------
 
@@ -186,7 +243,7 @@ class Vault:
 
     def record(self, copy: Copy, manifest: str) -> None:
         entry = Entry(copy.place.object.hex(), copy.place.version, manifest)
-        self.ledger.record(self.header.generation, entry)
+        self.ledger.record(self.header.key, self.header.generation, entry)
 
     def find(self, name: str, version: int | None = None) -> Stored:
         """The newest version, which must not be older than the ledger's; or the one asked for."""

@@ -1,0 +1,205 @@
+"""A holder of a vault's key whose grant was revoked keeps all that it could compute before."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealring import _native
+from sealring.errors import ForeignVault, NotGranted, RolledBack, WrongKey
+from sealring.vault import Vault, keys, objects, trees
+from sealring.vault import header as headers
+from sealring.vault.keys import Grant
+from sealring.vault.sealed import AES, Place
+
+
+def nothing(count: int) -> None:
+    """Progress that no one looks at."""
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    keys.make_key_file(tmp_path / "vault.key")
+    return tmp_path / "vault.key"
+
+
+@pytest.fixture
+def vault(tmp_path: Path, key: Path) -> Vault:
+    return Vault.create(tmp_path / "vault", keys.key_file(key), "owner")
+
+
+def put(vault: Vault, folder: Path, name: str, text: str) -> None:
+    (folder / "source").write_text(text)
+    trees.seal_path(vault, folder / "source", name, None, nothing)
+
+
+class Hoarder:
+    """Opens with any key that was ever wrapped for, or stored in, the headers it has seen."""
+
+    may_write = True
+
+    def __init__(self, known: list[_native.Secret]) -> None:
+        self.known = known
+
+    def unwrap(self, vault: bytes, number: int, grant: Grant) -> _native.Secret | None:
+        for secret in self.known:
+            found = _native.unwrap_key(secret, bytes.fromhex(grant.wrapped))
+            if found is not None:
+                return found
+        return None
+
+
+def unwrapped_from(text: str, ring: headers.KeyRing) -> list[_native.Secret]:
+    """Everything in a header that opens under the vault's keys."""
+    found: list[_native.Secret] = []
+
+    def search(value: Any) -> None:
+        for inner in value.values() if isinstance(value, dict) else value:
+            if isinstance(inner, dict | list):
+                search(inner)
+            elif isinstance(inner, str):
+                try:
+                    wrapped = bytes.fromhex(inner)
+                except ValueError:
+                    continue
+                opened = (_native.unwrap_key(one, wrapped) for one in [*ring.keys.values()])
+                found.extend(one for one in opened if one is not None)
+
+    search(json.loads(text))
+    return found
+
+
+@pytest.mark.parametrize("change", ["revoke", "rotate"])
+def test_nothing_in_a_header_that_a_holder_kept_opens_a_later_one(
+    change: str, vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    alice = keys.make_identity(tmp_path / "alice")
+    vault.grant("alice", keys.PublicKey(alice.public))
+    put(vault, tmp_path, "data", "before")
+    as_alice = Vault.open(vault.path, alice)
+    kept = [*as_alice.ring.keys.values(), as_alice.ring.names]
+    kept += unwrapped_from((vault.path / "vault.json").read_text(), as_alice.ring)
+    assert len(kept) > 2  # it finds what is there: the key of the names, a second time
+    vault.revoke("alice")
+    if change == "rotate":
+        trees.rotate(vault, nothing)
+    put(vault, tmp_path, "data", "after")
+    with pytest.raises(NotGranted):
+        Vault.open(vault.path, alice)
+    with pytest.raises(NotGranted):
+        Vault.open(vault.path, Hoarder(kept))
+
+
+def test_holders_whose_secrets_are_not_presented_are_dropped_and_named(
+    vault: Vault, tmp_path: Path
+) -> None:
+    """The vault's key alone wraps the next one for no key file and no broker."""
+    for name in ("second", "third"):
+        keys.make_key_file(tmp_path / name)
+    second, third = (keys.key_file(tmp_path / name) for name in ("second", "third"))
+    worker = keys.broker_key("gpt/key/vault", _native.Secret.random(32))
+    vault.grant("second", second)
+    vault.grant("third", third)
+    vault.grant("workers", worker)
+    changes: list[Callable[[], Any]] = [
+        lambda: vault.rekey([third, worker]),
+        lambda: trees.rotate(vault, nothing, [worker]),
+        lambda: vault.rekey(),
+    ]
+    for change, dropped in zip(changes, ("second", "third", "workers"), strict=True):
+        assert change().dropped == [dropped]
+    for holder in (second, third, worker):
+        with pytest.raises(NotGranted):
+            Vault.open(vault.path, holder)
+    vault.grant("second", second)
+    assert Vault.open(vault.path, second).header.key == 4
+
+
+def test_a_header_by_a_revoked_holder_with_a_later_number(
+    vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    """It knows the older key and the owner's grant of it, and can compute any header's MAC."""
+    keys.make_key_file(tmp_path / "second")
+    second = keys.key_file(tmp_path / "second")
+    vault.grant("second", second)
+    before = headers.read_header((vault.path / "vault.json").read_bytes(), "it")
+    ring = Vault.open(vault.path, second).ring
+    vault.revoke("second")
+    forged = headers.changed(dataclasses.replace(before, generation=99), ring)
+    (vault.path / "vault.json").write_bytes(headers.write_header(forged))
+    with pytest.raises(RolledBack, match=r"with key 1.*has recorded number 5 with key 2"):
+        Vault.open(vault.path, keys.key_file(key))
+    # With the number of a later key the owner's grant does not open: the number is part of it.
+    forged = headers.changed(dataclasses.replace(before, key=7), ring)
+    (vault.path / "vault.json").write_bytes(headers.write_header(forged))
+    with pytest.raises(NotGranted):
+        Vault.open(vault.path, keys.key_file(key))
+
+
+def test_an_older_header_under_a_vault_that_is_open(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that runs would seal for the revoked holder again."""
+    keys.make_key_file(tmp_path / "second")
+    vault.grant("second", keys.key_file(tmp_path / "second"))
+    old = (vault.path / "vault.json").read_bytes()
+    vault.revoke("second")
+    job = Vault.open(vault.path, keys.key_file(key))
+    (vault.path / "ledger.json").unlink()
+    (vault.path / "vault.json").write_bytes(old)
+    with pytest.raises(RolledBack, match="this process has seen"):
+        put(job, tmp_path, "data", "secret")
+    with pytest.raises(RolledBack):
+        job.grant("third", keys.key_file(tmp_path / "second"))
+
+
+def test_another_vault_under_a_path_that_is_open_or_expected(
+    vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    other = Vault.create(tmp_path / "other", keys.key_file(key), "owner")
+    with pytest.raises(ForeignVault, match=f"holds the vault {other.header.id}"):
+        Vault.open(other.path, keys.key_file(key), expect=vault.header.id)
+    vault.path.rename(tmp_path / "moved")
+    other.path.rename(vault.path)
+    with pytest.raises(ForeignVault):
+        put(vault, tmp_path, "data", "secret")
+
+
+def test_one_objects_key_opens_no_other_object(vault: Vault, key: Path, tmp_path: Path) -> None:
+    """Its wrapped key is copied to another object, with files that are sealed under it."""
+    put(vault, tmp_path, "mine", "x")
+    put(vault, tmp_path, "model", "the genuine model")
+    mine, model = vault.find("mine").copy, vault.find("model").copy
+    folder = model.folder.parents[1] / "0000000002" / "deadbeef"
+    folder.mkdir(parents=True)
+    (folder / "key.json").write_bytes((mine.folder / "key.json").read_bytes())
+    place = Place(vault.header.vault, model.place.object, 2, AES, mine.place.key)
+    forged = objects.Copy(folder, place, 1)
+    part = forged.write_part("00000000", b"another model")
+    files = [{"path": "", "part": "00000000", "executable": False}]
+    forged.commit("files", "model", [part], {"tree": False, "files": files})
+    with pytest.raises(WrongKey, match="for this object and version"):
+        Vault.open(vault.path, keys.key_file(key)).find("model")
+
+
+def test_the_key_of_one_part_opens_no_other_part(vault: Vault, tmp_path: Path) -> None:
+    """It is all that a helper process gets."""
+    put(vault, tmp_path, "data", "x" * 100)
+    place = vault.find("data").copy.place
+    taken = place.part_key("00000000")
+    assert taken != place.part_key("manifest")
+    copy = vault.find("data").copy
+    with_taken = dataclasses.replace(place, key=taken)
+    with pytest.raises(WrongKey):
+        with_taken.open("manifest", (copy.folder / "manifest").read_bytes(), "it")
+    context = place.context("manifest")
+    sealed = (copy.folder / "manifest").read_bytes()
+    with pytest.raises(WrongKey):
+        _native.SealedFileReader(
+            lambda at, size: sealed[at : at + size], taken, AES, context, "it", 1, len(sealed)
+        )
