@@ -182,7 +182,7 @@ def test_one_objects_key_opens_no_other_object(vault: Vault, key: Path, tmp_path
     forged = objects.Copy(folder, place, 1)
     part = forged.write_part("00000000", b"another model")
     files = [{"path": "", "part": "00000000", "executable": False}]
-    forged.commit("files", "model", [part], {"tree": False, "files": files})
+    forged.commit("files", "model", [part], {"tree": False, "files": files, "folders": []})
     with pytest.raises(WrongKey, match="for this object and version"):
         Vault.open(vault.path, keys.key_file(key)).find("model")
 

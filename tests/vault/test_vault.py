@@ -391,7 +391,7 @@ def test_paths_that_leave_the_output(path: str, vault: Vault, tmp_path: Path) ->
     part = copy.finish_part(file, "0", copy.place.writer(file, "0"))
     os.close(file)
     files = [{"path": path, "part": "0", "executable": False}]
-    vault.commit(copy, "files", "object", [part], {"tree": True, "files": files})
+    vault.commit(copy, "files", "object", [part], {"tree": True, "files": files, "folders": []})
     with pytest.raises(UnsafePath, match="leads out of its directory"):
         trees.open_object(vault.find("object"), tmp_path / "out", nothing)
     assert not (tmp_path / "out").exists()
@@ -452,7 +452,7 @@ def test_killed_at_every_step_the_vault_opens(
         action()  # and what was begun can be finished
         if what != "seal":
             assert not Vault.open(place, keys.key_file(key)).header.older
-            assert len(list(Vault.open(place, keys.key_file(key)).copies())) == 1
+            assert len(list(Vault.open(place, keys.key_file(key)).copies([]))) == 1
         shutil.rmtree(place)
         if not killed:
             break

@@ -267,7 +267,7 @@ def rotate(
     """Seal everything anew under new keys. It can be stopped and started again."""
     also = _also(also_key, also_data_key)
     opened = Vault.open(vault, _opener(key, broker, None))
-    with _bar("rotating", sum(map(_length, opened.stored()))) as progress:
+    with _bar("rotating", sum(map(_length, opened.stored([])))) as progress:
         change = trees.rotate(opened, progress, also)
     say(f"{change.versions} versions are sealed under new keys.")
     _say_dropped(change, vault)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -214,14 +213,12 @@ class CheckpointWriter(StorageWriter):
     def _remove_unfinished(self) -> None:
         """What a save that was killed has left. One job at a time writes under a name."""
         for version in self._vault.incomplete(self.checkpoint_id):
-            shutil.rmtree(version, ignore_errors=True)
+            self._vault.remove_version(version)
 
     def _remove_old(self) -> None:
         if self._keep is not None:
             for version in self._vault.complete(self.checkpoint_id)[: -self._keep]:
-                for copy in version.iterdir():
-                    objects.remove(copy)
-                shutil.rmtree(version, ignore_errors=True)
+                self._vault.remove_version(version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -68,6 +69,35 @@ def move_into_place(finished: Path, target: Path) -> None:
     if done != 0:
         raise OSError(problem, f"{target} cannot be written: {os.strerror(problem)}")
     sync_directory(target.parent)
+
+
+def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
+    """Removes a directory below `root`, if it is there. No symlink on the way to it is followed.
+
+    `first`: a file in it whose removal reaches the disk before anything else is removed.
+    """
+    *way, last = path.relative_to(root).parts
+    with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+
+        def step(name: str | Path, inside: int | None) -> int:
+            follow = 0 if inside is None else os.O_NOFOLLOW
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | follow
+            try:
+                opened = os.open(name, flags, dir_fd=inside)
+            except NotADirectoryError:
+                raise UnsafePath(f"{path}: {name} is a symlink, or no directory") from None
+            stack.callback(os.close, opened)
+            return opened
+
+        parent = step(root, None)
+        for name in way:
+            parent = step(name, parent)
+        if first is not None:
+            directory = step(last, parent)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(first, dir_fd=directory)
+                os.fsync(directory)
+        shutil.rmtree(last, ignore_errors=True, dir_fd=parent)
 
 
 def check_output(path: Path) -> None:

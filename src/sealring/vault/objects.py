@@ -17,7 +17,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from sealring.errors import (
     WrongKey,
 )
 from sealring.strict import strictly
-from sealring.vault.files import NEW_FILE, sync_directory, write_file
+from sealring.vault.files import NEW_FILE, remove_directory, sync_directory, write_file
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import ID_BYTES, SUITES, Place, parse, read_small, wrapping_key
@@ -247,7 +246,4 @@ def open_copy(folder: Path, ring: KeyRing, vault: bytes) -> Copy:
 
 def remove(folder: Path) -> None:
     """Removes a copy: the manifest first, so that no half of it looks complete."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(folder / MANIFEST)
-        sync_directory(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_directory(folder.parents[3], folder, first=MANIFEST)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring import _native
-from sealring.errors import ConfigurationError, NotAVault, UnsafePath, Unsupported
+from sealring.errors import ConfigurationError, NotAVault, UnsafePath, Unsupported, VaultError
 from sealring.strict import strictly
 from sealring.vault import objects
 from sealring.vault.files import (
@@ -47,6 +47,8 @@ class File:
 class Content:
     tree: bool
     files: list[File]
+    folders: list[str]
+    """Those that are empty."""
 
 
 def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress: Progress) -> int:
@@ -57,11 +59,13 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
         copy = vault.new_version(name, suite)
         try:
             parts, files = [], []
-            for number, (path, inside) in enumerate(found):
+            folders = [inside for path, inside in found if inside and path.is_dir()]
+            sources = [one for one in found if one[1] not in folders or not one[1]]
+            for number, (path, inside) in enumerate(sources):
                 part, executable = _seal_file(copy, path, f"{number:08}", progress)
                 parts.append(part)
                 files.append({"path": inside, "part": part.name, "executable": executable})
-            content = {"tree": source.is_dir(), "files": files}
+            content = {"tree": source.is_dir(), "files": files, "folders": folders}
             vault.commit(copy, KIND, name, parts, content)
         except BaseException:
             objects.remove(copy.folder)
@@ -87,6 +91,8 @@ def open_object(stored: Stored, out: Path, progress: Progress) -> None:
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = 0o700 if file.executable else 0o600
             _open_file(stored, parts[file.part], target, mode, progress)
+        for name in content.folders if content.tree else []:
+            (temporary / check_inside(name)).mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder, _, _ in os.walk(temporary):
             sync_directory(Path(folder))
         move_into_place(temporary, out)
@@ -137,13 +143,18 @@ def rotate(vault: Vault, progress: Progress, also: Sequence[SymmetricKey] = ()) 
         vault.refresh()
         vault.require_writer()
         change = vault.begin_rotation(vault.header, also)
-        for stored in list(vault.stored()):
-            _reseal(vault, stored, progress)
-            count += 1
-        for copy in list(vault.copies()):
-            if copy.vault_key != vault.ring.newest:
-                objects.remove(copy.folder)
-        vault.end_rotation()
+        problems: list[VaultError] = []
+        for stored in list(vault.stored(problems)):
+            try:
+                _reseal(vault, stored, progress)
+                count += 1
+            except VaultError as problem:
+                problems.append(problem)
+        if not problems:  # else a copy under an older key may be the only one that is left
+            for copy in list(vault.copies(problems)):
+                if copy.vault_key != vault.ring.newest:
+                    objects.remove(copy.folder)
+        vault.end_rotation(problems)
     return replace(change, versions=count)
 
 
@@ -208,25 +219,36 @@ def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[P
 
 
 def size_of(source: Path) -> int:
-    return sum(path.stat().st_size for path, _ in _sources(source))
+    return sum(path.stat().st_size for path, _ in _sources(source) if not path.is_dir())
 
 
 def _sources(source: Path) -> Iterator[tuple[Path, str]]:
-    """The files, each with its path in the object; links and devices are refused by name."""
+    """The files and empty folders, each with its path in the object.
+
+    Links, devices and what cannot be read are refused by name.
+    """
     if not os.path.lexists(source):
         raise ConfigurationError(f"{source} does not exist")
     _refuse_special(source, folder=True)
     if not source.is_dir():
         yield source, ""
         return
-    for folder, folders, names in os.walk(source):
+    for folder, folders, names in os.walk(source, onerror=_refuse_unreadable):
         folders.sort()
+        if not folders and not names and Path(folder) != source:
+            yield Path(folder), Path(folder).relative_to(source).as_posix()
         for name in folders:
             _refuse_special(Path(folder, name), folder=True)
         for name in sorted(names):
             path = Path(folder, name)
             _refuse_special(path, folder=False)
             yield path, path.relative_to(source).as_posix()
+
+
+def _refuse_unreadable(problem: OSError) -> None:
+    raise ConfigurationError(
+        f"{problem.filename} cannot be read: {problem.strerror}. Nothing was sealed"
+    ) from problem
 
 
 def _refuse_special(path: Path, *, folder: bool) -> None:

@@ -20,11 +20,12 @@ from sealring.errors import (
     NotGranted,
     OutputExists,
     RolledBack,
+    UnsafePath,
     VaultError,
 )
 from sealring.vault import header as headers
 from sealring.vault import objects
-from sealring.vault.files import beside, locked, move_into_place, write_file
+from sealring.vault.files import beside, locked, move_into_place, remove_directory, write_file
 from sealring.vault.keys import Holder, Opener, SymmetricKey
 from sealring.vault.ledger import Entry, LocalLedger
 from sealring.vault.objects import Copy, Manifest
@@ -35,6 +36,7 @@ HEADER: Final = "vault.json"
 _OBJECT: Final = re.compile(r"[0-9a-f]{32}")
 _VERSION: Final = re.compile(r"[0-9]{10}")
 _COPY: Final = re.compile(r"[0-9a-f]{8}")
+_LAST_VERSION: Final = 9_999_999_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +197,28 @@ class Vault:
         self._write(made)
         return KeyChange(0, [one.name for one in header.grants if one.name not in kept])
 
-    def end_rotation(self) -> None:
-        """When no object needs an older key."""
+    def end_rotation(self, problems: Sequence[VaultError]) -> None:
+        """Drops the older keys, if no object needs them.
+
+        An object that did not open may be restored from a copy, whose key is wrapped under an older
+        one: they are then kept, wrapped under the new key, and the first problem is raised.
+        """
+        if problems:
+            raise type(problems[0])(
+                f"{problems[0]} ({len(problems)} in all did not open and stay as they are. All "
+                "others have the new key. Restore or remove them, and run `sealring vault rekey`: "
+                "until then the vault accepts objects under its older keys too)"
+            )
         header, self.ring = headers.without_older_keys(self.header, self.ring)
         self._write(header)
 
     def _rewrap(self, change: KeyChange) -> KeyChange:
         count = 0
-        for copy in self.copies():
+        problems: list[VaultError] = []
+        for copy in self.copies(problems):
             objects.write_key(copy.folder, self.ring, copy.place)
             count += 1
-        self.end_rotation()
+        self.end_rotation(problems)
         return replace(change, versions=count)
 
     def _write(self, header: headers.Header) -> None:
@@ -221,11 +234,13 @@ class Vault:
         self.require_writer()
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
         folder = self.path / "objects" / object_bytes.hex()
+        _entries(folder.parent, _OBJECT)  # no symlinks
         folder.mkdir(mode=0o700, exist_ok=True)
-        known = self.ledger.newest(folder.name)
-        number = 1 + max([int(one.name) for one in _entries(folder, _VERSION)], default=0)
-        number = max(number, known.version + 1 if known else 1)
+        _entries(folder, _VERSION)
+        number = 1 + self._newest_number(folder)
         while True:
+            if number > _LAST_VERSION:
+                raise VaultError(f"{name!r} has {_LAST_VERSION} versions: seal it by another name")
             version = folder / f"{number:010}"
             try:
                 version.mkdir(mode=0o700)
@@ -233,6 +248,18 @@ class Vault:
             except FileExistsError:
                 number += 1
         return objects.new_copy(version, self.ring, self.header.vault, suite or self.header.suite)
+
+    def _newest_number(self, folder: Path) -> int:
+        """Of the versions that are genuine: an attacker can make directories with any number."""
+        known = self.ledger.newest(folder.name)
+        recorded = known.version if known else 0
+        for version in reversed(_complete(folder)):
+            if int(version.name) <= recorded:
+                break
+            with suppress(VaultError):
+                self._open_version(_complete_copies(version), version)
+                return int(version.name)
+        return recorded
 
     def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
                content: object) -> str:  # fmt: skip
@@ -266,20 +293,44 @@ class Vault:
                 problems.append(problem)
         yield from sorted(stored, key=lambda one: one.manifest.name)
 
-    def copies(self) -> Iterator[Copy]:
-        """All copies of all versions, complete or not."""
-        for folder in _entries(self.path / "objects", _OBJECT):
-            for version in _entries(folder, _VERSION):
-                for one in _entries(version, _COPY):
-                    if (one / objects.KEY_FILE).exists():
-                        yield objects.open_copy(one, self.ring, self.header.vault)
+    def copies(self, problems: list[VaultError]) -> Iterator[Copy]:
+        """All copies of all versions, complete or not.
 
-    def stored(self) -> Iterator[Stored]:
-        """All complete versions of all objects."""
-        for folder in _entries(self.path / "objects", _OBJECT):
-            for version in _entries(folder, _VERSION):
-                if copies := _complete_copies(version):
+        A complete one that does not open is put into `problems`. An incomplete one is reported: a
+        save that was killed has left it, or an attacker has put it there.
+        """
+        for version in self._versions(problems):
+            for one in _entries(version, _COPY):
+                try:
+                    yield objects.open_copy(one, self.ring, self.header.vault)
+                except VaultError as problem:
+                    if (one / objects.MANIFEST).exists():
+                        problems.append(problem)
+                    else:
+                        _LOG.warning(
+                            "sealring: %s is no complete copy and is left: %s", one, problem
+                        )
+
+    def stored(self, problems: list[VaultError]) -> Iterator[Stored]:
+        """All complete versions of all objects; what is wrong with one is put into `problems`."""
+        for version in self._versions(problems):
+            if copies := _complete_copies(version):
+                try:
                     yield self._open_version(copies, version)
+                except VaultError as problem:
+                    problems.append(problem)
+
+    def _versions(self, problems: list[VaultError]) -> Iterator[Path]:
+        for folder in _entries(self.path / "objects", _OBJECT):
+            try:
+                yield from _entries(folder, _VERSION)
+            except UnsafePath as problem:
+                problems.append(problem)
+
+    def remove_version(self, version: Path) -> None:
+        for copy in _entries(version, _COPY):
+            objects.remove(copy)
+        remove_directory(self.path, version)
 
     def incomplete(self, name: str) -> list[Path]:
         """Versions of this name that were never finished."""
@@ -344,7 +395,12 @@ class Vault:
 
 
 def _entries(folder: Path, form: re.Pattern[str]) -> list[Path]:
-    """Directories whose name is of this form; other names are not the vault's."""
+    """Directories whose name is of this form; other names are not the vault's.
+
+    A symlink in their place is refused: what lies behind it is not the vault's.
+    """
+    if folder.is_symlink():
+        raise UnsafePath(f"{folder} is a symlink: a vault has none. Put the directory itself there")
     if not folder.is_dir():
         return []
     with os.scandir(folder) as found:
