@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +19,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from sealring.errors import NotAVault, NotGranted, UnsafePath
+from sealring.errors import (
+    ConfigurationError,
+    ForeignVault,
+    NotAVault,
+    NotGranted,
+    OutputExists,
+    UnsafePath,
+)
 from sealring.vault import CheckpointWriter, Vault, keys, trees
-from sealring.vault.files import remove_directory
+from sealring.vault.files import move_into_place, remove_directory
+from sealring.vault.outputs import unfinished
 from tests.workers import SECRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -141,8 +155,6 @@ def test_junk_keeps_no_holder_from_being_revoked(
 def test_a_folder_that_cannot_be_read_is_not_left_out(
     vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sealring.errors import ConfigurationError
-
     (tmp_path / "folder" / "closed").mkdir(parents=True)
     (tmp_path / "folder" / "file").touch()
     real: Any = os.scandir
@@ -167,3 +179,115 @@ def test_empty_folders_come_back(vault: Vault, tmp_path: Path) -> None:
     trees.open_object(vault.find("data"), tmp_path / "out", nothing)
     assert (tmp_path / "out" / "empty" / "inner").is_dir()
     assert (tmp_path / "out" / "file").read_text() == "x"
+
+
+# ---- another vault, and what a killed process leaves ---------------------------------------------
+
+
+def test_a_vault_that_was_exchanged_for_another_of_the_same_key(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both open, and each is genuine: a ledger elsewhere knows which one lay there."""
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
+    Vault.open(vault.path, keys.key_file(key))
+    other = Vault.create(tmp_path / "other", keys.key_file(key), "owner")
+    vault.path.rename(tmp_path / "moved")
+    other.path.rename(vault.path)
+    with pytest.raises(ForeignVault, match=f"and held {vault.header.id}"):
+        Vault.open(vault.path, keys.key_file(key))
+    # One that is made there now is not another's.
+    vault.path.rename(tmp_path / "away")
+    made = Vault.create(vault.path, keys.key_file(key), "owner")
+    assert Vault.open(vault.path, keys.key_file(key)).header.id == made.header.id
+
+
+def test_control_characters_in_a_header(vault: Vault, key: Path) -> None:
+    path = vault.path / "vault.json"
+    document = json.loads(path.read_text())
+    document["grants"][0] |= {"name": "\x1b]0;title\x07", "kind": "person"}
+    path.write_text(json.dumps(document))
+    with pytest.raises(NotAVault, match="cannot be printed") as raised:
+        Vault.open(vault.path, keys.key_file(key))
+    assert "\x1b" not in str(raised.value)
+
+
+def test_a_header_that_is_large(vault: Vault, key: Path) -> None:
+    with (vault.path / "vault.json").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(NotAVault, match="is larger than"):
+        Vault.open(vault.path, keys.key_file(key))
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_plaintext_of_a_process_that_was_ended(
+    end: signal.Signals, vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    put(vault, tmp_path, "plaintext " * 5000)
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from sealring.vault import Vault, keys, trees\n"
+        "def wait(count): print('there', flush=True); time.sleep(100)\n"
+        "vault = Vault.open(Path(sys.argv[1]), keys.key_file(Path(sys.argv[2])))\n"
+        "trees.open_object(vault.find('data'), Path(sys.argv[3]), wait)\n"
+    )
+    command = [sys.executable, "-c", code, str(vault.path), str(key), str(folder / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        live = list(folder.iterdir())
+        assert len(live) == 1
+        trees.open_object(vault.find("data"), folder / "out2", nothing)
+        with contextlib.ExitStack() as stack:
+            # Another process that writes the same output leaves what is still written.
+            stack.enter_context(unfinished(folder / "out"))
+            assert live[0].exists()
+        process.send_signal(end)
+        process.wait(30)
+    left = [path for path in folder.iterdir() if path.name != "out2"]
+    assert left == (live if end == signal.SIGKILL else [])
+    trees.open_object(vault.find("data"), folder / "out", nothing)
+    assert sorted(path.name for path in folder.iterdir()) == ["out", "out2"]
+
+
+def test_a_save_leaves_what_another_process_writes_under_the_same_name(vault: Vault) -> None:
+    state: Any = {"a": torch.ones(2)}
+    writer = CheckpointWriter(vault, "run")
+    writer.set_up_storage_writer(True)
+    writer.prepare_global_plan([])
+    dcp.save(state, storage_writer=CheckpointWriter(vault, "run"))
+    assert len(vault.incomplete("run")) == 1
+    writer.set_up_storage_writer(True)  # its save failed: what it wrote is given up
+    dcp.save(state, storage_writer=CheckpointWriter(vault, "run"))
+    assert vault.incomplete("run") == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_file_system_without_exclusive_renames(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS: the output still replaces nothing."""
+
+    class Library:
+        def __init__(self, *arguments: object, **named: object) -> None:
+            """Like ctypes.CDLL."""
+
+        def renameat2(self, *arguments: object) -> int:
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+
+    monkeypatch.setattr("sealring.vault.files.ctypes.CDLL", Library)
+    made, target = tmp_path / "made", tmp_path / "target"
+    for attempt in range(2):
+        if kind == "file":
+            made.write_text(str(attempt))
+        else:
+            made.mkdir()
+            (made / "file").write_text(str(attempt))
+        if attempt == 0:
+            move_into_place(made, target)
+        else:
+            with pytest.raises(OutputExists):
+                move_into_place(made, target)
+    assert (target if kind == "file" else target / "file").read_text() == "0"

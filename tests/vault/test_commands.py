@@ -12,6 +12,7 @@ from sealring.cli import app
 from sealring.errors import (
     BadKeyFile,
     ConfigurationError,
+    ForeignVault,
     NoSuchObject,
     NotAVault,
     NotGranted,
@@ -60,7 +61,7 @@ def test_verify_names_what_is_not_authentic(sh: Shell) -> None:
     part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     (row,) = json.loads(sh("verify", "v", "--json"))["objects"]
     assert (row["error"], sh.status) == ("TamperedChunk", 2)
-    assert "0 of 1 objects are authentic" in sh("verify", "v")
+    assert "0 of 1 versions were sealed with this vault's key" in sh("verify", "v")
     assert sh.status == 2
 
 
@@ -135,3 +136,36 @@ def test_without_a_key_the_error_says_what_to_name(
     monkeypatch.delenv("SEALRING_VAULT_KEY")
     with pytest.raises(ConfigurationError, match="--key FILE"):
         sh("ls", "v")
+
+
+def test_verify_opens_older_versions_too(sh: Shell) -> None:
+    sh("seal", "v", "f")
+    (part,) = (sh.folder / "v").rglob("00000000")
+    sh("seal", "v", "f")
+    part.write_bytes(part.read_bytes()[:-1])
+    rows = json.loads(sh("verify", "v", "--json"))["objects"]
+    assert [(row["version"], row["error"]) for row in rows] == [(1, "TruncatedFile"), (2, None)]
+    assert sh.status == 2
+
+
+def test_the_id_that_a_vault_must_have(sh: Shell) -> None:
+    known = json.loads(sh("ls", "v", "--json"))["vault"]
+    sh("seal", "v", "f", "--vault-id", known)
+    with pytest.raises(ForeignVault, match=f"holds the vault {known}"):
+        sh("seal", "v", "f", "--vault-id", "0" * 32)
+
+
+def test_grants_that_stay_are_presented(sh: Shell) -> None:
+    for name in ("two", "three"):
+        sh("grant", "v", "--name", name, "--to-key", f"{name}.key")
+    data = sh.folder / "data.key"
+    data.write_bytes(b"d" * 32)
+    data.chmod(0o600)
+    sh("grant", "v", "--name", "job", "--to-broker", "a/b/c", "--data-key", "data.key")
+    told = sh("rekey", "v", "--also-key", "two.key", "--also-data-key", "a/b/c=data.key")
+    assert "three can no longer open v" in " ".join(told.split())
+    assert "two can no longer" not in told
+    grants = json.loads(sh("ls", "v", "--json"))["grants"]
+    assert [one["name"] for one in grants] == ["owner", "two", "job"]
+    with pytest.raises(ConfigurationError, match="REPOSITORY/TYPE/TAG=FILE"):
+        sh("rotate", "v", "--also-data-key", "a/b/c")

@@ -40,6 +40,9 @@ AlsoDataKey = Annotated[
     list[str] | None,
     typer.Option(help="A broker's data key that stays granted: REPOSITORY/TYPE/TAG=FILE."),
 ]
+VaultId = Annotated[
+    str | None, typer.Option(help="The id that the vault must have, as `init` and `ls` show it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 Version = Annotated[int | None, typer.Option(help="Of the object; else the newest.")]
 
@@ -81,11 +84,12 @@ def seal(
     source: Annotated[Path, typer.Argument(help="A file or a folder.")],
     name: Annotated[str | None, typer.Option(help="The object's name; else SOURCE's.")] = None,
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
     as_json: AsJson = False,
 ) -> None:
     """Seal a file or a folder as the next version of an object."""
-    opened = Vault.open(vault, _opener(key, broker, None))
+    opened = Vault.open(vault, _opener(key, broker, None), vault_id)
     called = source.absolute().name if name is None else name
     with _bar(f"sealing {called}", trees.size_of(source)) as progress:
         version = trees.seal_path(opened, source, called, None, progress)
@@ -102,11 +106,12 @@ def open_(
     out: Annotated[Path, typer.Option(help="Where the plaintext goes; must not exist.")],
     version: Version = None,
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
     identity: Identity = None,
 ) -> None:
     """Write an object's plaintext, after all of it was found authentic."""
-    opened = Vault.open(vault, _opener(key, broker, identity))
+    opened = Vault.open(vault, _opener(key, broker, identity), vault_id)
     with opened.reading():
         stored = opened.find(name, version)
         with _bar(f"opening {name}", _length(stored)) as progress:
@@ -118,12 +123,13 @@ def open_(
 def ls(
     vault: Directory,
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
     identity: Identity = None,
     as_json: AsJson = False,
 ) -> None:
     """List the objects, and who may open the vault."""
-    opened = Vault.open(vault, _opener(key, broker, identity))
+    opened = Vault.open(vault, _opener(key, broker, identity), vault_id)
     rows = [_row(stored) for stored in opened.newest()]
     grants = [{"name": one.name, "kind": one.kind} for one in opened.header.grants]
     if as_json:
@@ -134,7 +140,11 @@ def ls(
         size = human_bytes(row["bytes"])
         table.add_row(row["name"], str(row["version"]), row["kind"], str(row["parts"]), size)
     console.print(table)
-    say("Open to " + ", ".join(f"{one['name']} ({one['kind']})" for one in grants) + ".")
+    say(
+        f"The vault {opened.header.id} is open to "
+        + ", ".join(f"{one['name']} ({one['kind']})" for one in grants)
+        + "."
+    )
 
 
 @app.command()
@@ -143,12 +153,13 @@ def verify(
     name: Annotated[str | None, typer.Argument(help="One object; else all of them.")] = None,
     version: Version = None,
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
     identity: Identity = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open every chunk and keep nothing; exit status 2 where one is not authentic."""
-    opened = Vault.open(vault, _opener(key, broker, identity))
+    """Open every chunk of every version and keep nothing; exit status 2 where one does not open."""
+    opened = Vault.open(vault, _opener(key, broker, identity), vault_id)
     with opened.reading():
         rows = _verified(opened, name, version)
     bad = [row for row in rows if row["error"]]
@@ -157,7 +168,9 @@ def verify(
     else:
         for row in bad:
             say(f"{row['error']}: {row['message']}")
-        say(f"{len(rows) - len(bad)} of {len(rows)} objects are authentic.")
+        say(f"{len(rows) - len(bad)} of {len(rows)} versions were sealed with this vault's key.")
+        if any(row["kind"] == "checkpoint" for row in rows):
+            say("The signatures of checkpoints are checked when they are loaded or exported.")
     if bad:
         raise typer.Exit(2)
 
@@ -174,6 +187,7 @@ def export(
     ] = None,
     job: Annotated[str | None, typer.Option(help="The job that saved it.")] = None,
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
     identity: Identity = None,
 ) -> None:
@@ -182,7 +196,7 @@ def export(
         raise ConfigurationError(f"--format {form}: it is torch or safetensors")
     if (authority is None) != (job is None):
         raise ConfigurationError("--authority and --job go together")
-    opened = Vault.open(vault, _opener(key, broker, identity))
+    opened = Vault.open(vault, _opener(key, broker, identity), vault_id)
     # With torch, which the other verbs do not need.
     from sealring.vault import CheckpointReader, export_safetensors, export_torch
 
@@ -207,12 +221,13 @@ def grant(
     to_broker: Annotated[str | None, typer.Option(help="A resource of a broker's.")] = None,
     data_key: Annotated[Path | None, typer.Option(help="The broker's file of it.")] = None,
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
 ) -> None:
     """Open the vault to another key file, a person, or workers that a broker admits."""
     if sum(one is not None for one in (to_key, to_person, to_broker)) != 1:
         raise ConfigurationError("name one of --to-key, --to-person and --to-broker")
-    opened = Vault.open(vault, _opener(key, broker, None))
+    opened = Vault.open(vault, _opener(key, broker, None), vault_id)
     if to_person is not None:
         public = Path(to_person).read_text().strip() if os.path.exists(to_person) else to_person
         opened.grant(name, keys.PublicKey(public))
@@ -226,13 +241,14 @@ def revoke(
     vault: Directory,
     name: Annotated[str, typer.Argument(help="The grant, as `ls` names it.")],
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
     also_key: AlsoKey = None,
     also_data_key: AlsoDataKey = None,
 ) -> None:
     """Take a grant away, and wrap everything under a key that its holder does not have."""
     also = _also(also_key, also_data_key)
-    change = Vault.open(vault, _opener(key, broker, None)).revoke(name, also)
+    change = Vault.open(vault, _opener(key, broker, None), vault_id).revoke(name, also)
     say(f"{name} gets no key of {vault} from now on, and cannot open what is sealed from now on.")
     say(
         "Keys that were handed out stay known: a holder who kept them, or a copy of the vault, can "
@@ -245,13 +261,14 @@ def revoke(
 def rekey(
     vault: Directory,
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
     also_key: AlsoKey = None,
     also_data_key: AlsoDataKey = None,
 ) -> None:
     """Wrap all objects' keys under a new key of the vault; the data stay as they are."""
     also = _also(also_key, also_data_key)
-    change = Vault.open(vault, _opener(key, broker, None)).rekey(also)
+    change = Vault.open(vault, _opener(key, broker, None), vault_id).rekey(also)
     say(f"The keys of {change.versions} versions are wrapped under a new key.")
     _say_dropped(change, vault)
 
@@ -260,13 +277,14 @@ def rekey(
 def rotate(
     vault: Directory,
     key: Key = None,
+    vault_id: VaultId = None,
     broker: Broker = None,
     also_key: AlsoKey = None,
     also_data_key: AlsoDataKey = None,
 ) -> None:
     """Seal everything anew under new keys. It can be stopped and started again."""
     also = _also(also_key, also_data_key)
-    opened = Vault.open(vault, _opener(key, broker, None))
+    opened = Vault.open(vault, _opener(key, broker, None), vault_id)
     with _bar("rotating", sum(map(_length, opened.stored([])))) as progress:
         change = trees.rotate(opened, progress, also)
     say(f"{change.versions} versions are sealed under new keys.")
@@ -323,7 +341,14 @@ def _holder(file: Path | None, resource: str | None, data_key: Path | None) -> S
 
 def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict[str, Any]]:
     problems: list[VaultError] = []
-    wanted = [opened.find(name, version)] if name else list(opened.newest(problems))
+    if name is not None:
+        wanted = [opened.find(name, version)]
+    else:
+        wanted = list(opened.stored(problems))
+        # Also what the ledger misses; what does not open is known by now.
+        missing: list[VaultError] = []
+        list(opened.newest(missing))
+        problems += [one for one in missing if str(one) not in map(str, problems)]
     rows: list[dict[str, Any]] = [
         dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
         | {"error": type(problem).__name__, "message": str(problem)}

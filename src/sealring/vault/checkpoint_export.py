@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from sealring.vault import safetensors
 from sealring.vault.checkpoint_form import raw_bytes
 from sealring.vault.checkpoint_reader import CheckpointReader
 from sealring.vault.checkpoint_writer import CheckpointWriter
-from sealring.vault.files import NEW_FILE, beside, check_output, move_into_place
+from sealring.vault.files import NEW_FILE, check_output, move_into_place
+from sealring.vault.outputs import unfinished
 
 
 def load_whole(reader: CheckpointReader) -> dict[str, Any]:
@@ -33,7 +36,7 @@ def export_torch(reader: CheckpointReader, out: str | os.PathLike[str]) -> None:
     target = Path(out)
     check_output(target)
     state = load_whole(reader)
-    with _PlaintextFile(target) as file:
+    with _plaintext_file(target) as file:
         torch.save(state, file)
 
 
@@ -48,7 +51,7 @@ def export_safetensors(reader: CheckpointReader, out: str | os.PathLike[str]) ->
     _flatten("", load_whole(reader), flat)
     entries = [safetensors.Entry(name, one.dtype, tuple(one.shape)) for name, one in flat.items()]
     head = safetensors.header(entries, {"format": "pt"})
-    with _PlaintextFile(target) as file:
+    with _plaintext_file(target) as file:
         file.write(head)
         for tensor in flat.values():
             file.write(raw_bytes(tensor.contiguous()))
@@ -80,28 +83,15 @@ def _flatten(prefix: str, value: Any, into: dict[str, torch.Tensor]) -> None:
         )
 
 
-class _PlaintextFile:
+@contextmanager
+def _plaintext_file(target: Path) -> Iterator[Any]:
     """A file of mode 0600 that gets its name when it is complete."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._temporary = beside(target)
-
-    def __enter__(self) -> Any:
-        try:
-            self._file = open(os.open(self._temporary, NEW_FILE, 0o600), "wb")
-        except OSError as problem:
-            raise ConfigurationError(
-                f"{self._target} cannot be written: {problem.strerror}"
-            ) from problem
-        return self._file
-
-    def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
-        try:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                move_into_place(self._temporary, self._target)
-        finally:
-            self._file.close()
-            self._temporary.unlink(missing_ok=True)
+    try:
+        with unfinished(target) as temporary:
+            with open(os.open(temporary, NEW_FILE, 0o600), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            move_into_place(temporary, target)
+    except OSError as problem:
+        raise ConfigurationError(f"{target} cannot be written: {problem.strerror}") from problem

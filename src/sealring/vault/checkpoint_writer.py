@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -32,6 +33,7 @@ from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
 from sealring.vault.checkpoint_form import KIND, check_entry, dtype_name, paths_document
+from sealring.vault.files import claim, claimed
 from sealring.vault.objects import Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
 from sealring.vault.vault import Vault
@@ -62,6 +64,7 @@ class CheckpointWriter(StorageWriter):
         self._rank, self._world = 0, 1
         self._draft: Copy | None = None
         self._used = ""
+        self._claim = ExitStack()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unsupported(
@@ -89,6 +92,7 @@ class CheckpointWriter(StorageWriter):
         distributed = dist.is_available() and dist.is_initialized()
         self._rank = dist.get_rank() if distributed else 0
         self._world = dist.get_world_size() if distributed else 1
+        self._claim.close()  # of a save that failed
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -101,6 +105,7 @@ class CheckpointWriter(StorageWriter):
             self._vault.refresh()
             self._remove_unfinished()
             self._draft = self._vault.new_version(self.checkpoint_id)
+            self._claim.enter_context(claim(self._draft.folder.parent))
         folder = self._draft.folder.relative_to(self._vault.path / "objects").as_posix()
         where = f"{folder}@{self._draft.vault_key}"
         return [replace(plan, storage_data=where) for plan in plans]
@@ -114,7 +119,7 @@ class CheckpointWriter(StorageWriter):
         assert self._draft is not None
         draft, self._draft = self._draft, None
         try:
-            with self._vault.held(alone=False):
+            with self._claim, self._vault.held(alone=False):
                 self._vault.refresh()
                 self._require_key(draft.vault_key)
                 self._commit(draft, metadata, results)
@@ -211,9 +216,10 @@ class CheckpointWriter(StorageWriter):
             )
 
     def _remove_unfinished(self) -> None:
-        """What a save that was killed has left. One job at a time writes under a name."""
+        """What a save that was killed has left; not what another process still writes."""
         for version in self._vault.incomplete(self.checkpoint_id):
-            self._vault.remove_version(version)
+            if not claimed(version):
+                self._vault.remove_version(version)
 
     def _remove_old(self) -> None:
         if self._keep is not None:

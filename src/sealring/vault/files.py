@@ -64,11 +64,27 @@ def move_into_place(finished: Path, target: Path) -> None:
         _AT_FDCWD, os.fsencode(finished), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
     )
     problem = ctypes.get_errno()
+    if done != 0 and problem in (errno.EINVAL, errno.ENOSYS):
+        done, problem = _move_by_parts(finished, target)
     if done != 0 and problem == errno.EEXIST:
         raise OutputExists(f"{target} is there already and will not be overwritten")
     if done != 0:
         raise OSError(problem, f"{target} cannot be written: {os.strerror(problem)}")
     sync_directory(target.parent)
+
+
+def _move_by_parts(finished: Path, target: Path) -> tuple[int, int]:
+    """For file systems without RENAME_NOREPLACE, such as NFS. A name that is there is not taken."""
+    try:
+        if finished.is_dir():
+            target.mkdir(mode=0o700)  # takes the name; an empty directory is then replaced
+            finished.rename(target)
+        else:
+            os.link(finished, target, follow_symlinks=False)
+            finished.unlink()
+    except OSError as failed:
+        return -1, failed.errno or errno.EIO
+    return 0, 0
 
 
 def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
@@ -113,6 +129,32 @@ def check_inside(path: str) -> PurePosixPath:
     if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
         raise UnsafePath(f"{path[:200]!r} leads out of its directory: nothing was written")
     return pure
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Says that this process works in a directory, until it ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems lock no directories
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def claimed(folder: Path) -> bool:
+    """Whether a process that has not ended works in the directory."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -155,6 +155,9 @@ def read_header(content: bytes, where: str) -> Header:
             bytes.fromhex(text)
         for grant in header.grants:
             bytes.fromhex(grant.wrapped)
+            # They are shown before they are authenticated: nothing in them may control a terminal.
+            if not all(text.isprintable() for text in (grant.name, grant.kind, grant.resource)):
+                raise ValueError("a grant has characters that cannot be printed")
     except (ConfigurationError, ValueError) as problem:
         raise NotAVault(f"{where} cannot be read as a vault's header: {problem}") from None
     return header

@@ -7,12 +7,13 @@ on another disk for that (SEALRING_VAULT_LEDGER).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sealring.errors import ConfigurationError, NotAVault
+from sealring.errors import ConfigurationError, ForeignVault, NotAVault
 from sealring.strict import strictly
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import parse, read_small
@@ -36,6 +37,14 @@ class Ledger:
     entries: list[Entry]
 
 
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Which vault lies there."""
+
+    directory: str
+    vault: str
+
+
 class LocalLedger:
     def __init__(self, vault: str, path: Path) -> None:
         self._vault = vault
@@ -49,6 +58,32 @@ class LocalLedger:
             return cls(vault, directory / "ledger.json")
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(vault, Path(folder) / f"{vault}.json")
+
+    def bind(self, directory: Path, *, made_now: bool) -> None:
+        """A ledger elsewhere remembers which vault lies in a directory.
+
+        Another one there is refused, unless this process has made it.
+        """
+        if self.path.parent == directory:
+            return
+        where = str(directory.resolve())
+        name = hashlib.sha256(where.encode()).hexdigest()[:32]
+        path = self.path.with_name(f"directory-{name}.json")
+        if path.exists() and not made_now:
+            try:
+                known: Directory = strictly(
+                    Directory, parse(read_small(path, "the ledger")), str(path), "ledger"
+                )
+            except (ValueError, ConfigurationError):
+                raise NotAVault(f"the ledger {path} cannot be read: restore or remove it") from None
+            if known.vault != self._vault:
+                raise ForeignVault(
+                    f"{where} holds the vault {self._vault}, and held {known.vault}, says {path}: "
+                    "another vault was put in its place. Restore the right one, or remove that "
+                    "file if you put it there yourself"
+                )
+            return
+        write_file(path, json.dumps(asdict(Directory(where, self._vault))).encode() + b"\n")
 
     def objects(self) -> set[str]:
         return {one.object for one in self._read().entries}

@@ -36,7 +36,15 @@ from sealring.strict import strictly
 from sealring.vault.files import NEW_FILE, remove_directory, sync_directory, write_file
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
-from sealring.vault.sealed import ID_BYTES, SUITES, Place, parse, read_small, wrapping_key
+from sealring.vault.sealed import (
+    ID_BYTES,
+    LARGEST_MANIFEST,
+    SUITES,
+    Place,
+    parse,
+    read_small,
+    wrapping_key,
+)
 
 FORMAT: Final = "sealring object"
 VERSION: Final = 1
@@ -150,7 +158,7 @@ class Copy:
     def manifest(self) -> Manifest:
         """Opened, and so authentic."""
         path = self.folder / MANIFEST
-        sealed = read_small(path, "the manifest")
+        sealed = read_small(path, "the manifest", LARGEST_MANIFEST)
         try:
             document = parse(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
         except ValueError as problem:

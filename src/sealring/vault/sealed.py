@@ -24,7 +24,8 @@ CHACHA: Final = "AEAD_CHACHA20_POLY1305"
 SUITES: Final = (AES, CHACHA)
 ID_BYTES: Final = 16
 _PREFIX: Final = b"sealring vault 1"
-_LARGEST_DOCUMENT: Final = 1 << 30
+_LARGEST_DOCUMENT: Final = 16 << 20
+LARGEST_MANIFEST: Final = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,16 @@ def parse(content: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def read_small(path: Path, what: str) -> bytes:
+def read_small(path: Path, what: str, largest: int = _LARGEST_DOCUMENT) -> bytes:
     """A file of the vault that is read whole. It may be the work of an attacker: not endless."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            content = file.read(_LARGEST_DOCUMENT + 1)
+            # By its size first: what an attacker made large is not read at all.
+            too_large = os.fstat(descriptor).st_size > largest
+            content = b"" if too_large else file.read(largest + 1)
     except OSError as problem:
         raise NotAVault(f"{what} {path} cannot be read: {problem.strerror}") from problem
-    if len(content) > _LARGEST_DOCUMENT:
-        raise NotAVault(f"{what} {path} is larger than {_LARGEST_DOCUMENT} bytes")
+    if too_large or len(content) > largest:
+        raise NotAVault(f"{what} {path} is larger than {largest} bytes")
     return content

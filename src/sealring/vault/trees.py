@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from sealring.strict import strictly
 from sealring.vault import objects
 from sealring.vault.files import (
     NEW_FILE,
-    beside,
     check_inside,
     check_output,
     move_into_place,
@@ -26,6 +24,7 @@ from sealring.vault.files import (
 )
 from sealring.vault.keys import SymmetricKey
 from sealring.vault.objects import Copy, Part
+from sealring.vault.outputs import unfinished
 from sealring.vault.vault import KeyChange, Stored, Vault
 
 KIND: Final = "files"
@@ -80,29 +79,24 @@ def open_object(stored: Stored, out: Path, progress: Progress) -> None:
     content = content_of(stored)
     check_output(out)
     parts = {part.name: part for part in stored.manifest.parts}
-    temporary = beside(out)
     try:
-        if content.tree:
-            temporary.mkdir(mode=0o700)
-        for file in content.files:
-            target = temporary
+        with unfinished(out) as temporary:
             if content.tree:
-                target = temporary / check_inside(file.path)
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mode = 0o700 if file.executable else 0o600
-            _open_file(stored, parts[file.part], target, mode, progress)
-        for name in content.folders if content.tree else []:
-            (temporary / check_inside(name)).mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder, _, _ in os.walk(temporary):
-            sync_directory(Path(folder))
-        move_into_place(temporary, out)
+                temporary.mkdir(mode=0o700)
+            for file in content.files:
+                target = temporary
+                if content.tree:
+                    target = temporary / check_inside(file.path)
+                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                mode = 0o700 if file.executable else 0o600
+                _open_file(stored, parts[file.part], target, mode, progress)
+            for name in content.folders if content.tree else []:
+                (temporary / check_inside(name)).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder, _, _ in os.walk(temporary):
+                sync_directory(Path(folder))
+            move_into_place(temporary, out)
     except OSError as problem:
         raise ConfigurationError(f"{out} cannot be written: {problem.strerror}") from problem
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
 
 
 def content_of(stored: Stored) -> Content:

@@ -64,13 +64,15 @@ class KeyChange:
 class Vault:
     """Use `Vault.create` or `Vault.open`."""
 
-    def __init__(self, path: Path, opener: Opener, expect: str | None = None) -> None:
+    def __init__(
+        self, path: Path, opener: Opener, expect: str | None = None, *, made_now: bool = False
+    ) -> None:
         self.path = path
         self._opener = opener
         self._seen = 0, 0
         self._id = expect
         self._ledger: LocalLedger | None = None
-        self.refresh()
+        self.refresh(made_now=made_now)
 
     @classmethod
     def create(cls, path: Path, key: SymmetricKey, grant: str, suite: str = AES) -> Vault:
@@ -92,14 +94,20 @@ class Vault:
             raise ConfigurationError(f"{path} cannot be made: {problem.strerror}") from problem
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        return cls(path, key)
+        return cls(path, key, made_now=True)
 
     @classmethod
     def open(cls, path: Path, opener: Opener, expect: str | None = None) -> Vault:
         """`expect`: the id that the vault must have."""
         return cls(path, opener, expect)
 
-    def refresh(self) -> None:
+    def _bind(self, made_now: bool) -> None:
+        try:
+            self.ledger.bind(self.path, made_now=made_now)
+        except OSError as problem:
+            _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
+
+    def refresh(self, *, made_now: bool = False) -> None:
         """Reads the header again: a rotation may have changed the vault's key since.
 
         It is never an older one than this process or the ledger has seen.
@@ -117,6 +125,7 @@ class Vault:
         self._id = header.id
         if self._ledger is None:
             self._ledger = LocalLedger.of(header.id, self.path)
+            self._bind(made_now)
         self._require_as_new(header)
         self.header, self.ring = header, ring
 
