@@ -174,8 +174,12 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
       const Aead aead(key_.key, Aead::Direction::seal, key_.suite);
       Aead::Use use(aead);
       for (size_t i = 0; i < count; ++i) {
-        const uint8_t* const plain =
-            whole.at((first + i) * kChunkBytes, kChunkBytes, gathered.data());
+        const uint8_t* plain = whole.at((first + i) * kChunkBytes, kChunkBytes, gathered.data());
+        if (with_digests_ && plain != gathered.data()) {
+          // Others may write there: what is sealed must be what the digest is of.
+          std::memcpy(gathered.data(), plain, kChunkBytes);
+          plain = gathered.data();
+        }
         seal_chunk(use, sealed_chunks_ + first + i, plain, kChunkBytes,
                    sealed.data() + i * kSealedChunkBytes);
       }

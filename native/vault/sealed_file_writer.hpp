@@ -37,8 +37,7 @@ class SealedFileWriter {
 
   const Commitment& commitment() const { return key_.commitment; }
   uint64_t length() const;
-  // The digests of all chunks, one behind the other, after finish(). They are those of what was
-  // sealed only if no other thread wrote the pieces during write().
+  // The digests of all chunks as they were sealed, one behind the other, after finish().
   std::vector<uint8_t> digests() const;
 
  private:

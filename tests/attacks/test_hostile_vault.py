@@ -21,11 +21,14 @@ from sealring.errors import (
     NotGranted,
     RolledBack,
     TamperedChunk,
+    UnadmittedSigner,
+    UnsafeEntry,
     WrongKey,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, signing, trees
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import header as headers
+from sealring.vault.checkpoint_form import check_entry
 from sealring.vault.keys import Person
 from tests.vault import slow
 from tests.vault.crashes import killed_at
@@ -356,3 +359,22 @@ def test_a_rank_that_signs_for_another_ranks_part(ranks: tuple[int, int], vault:
         dcp.load(dict(saved), storage_reader=CheckpointReader(vault, "run"))
     ((problem, _),) = raised.value.failures.values()
     assert type(problem) is ForeignPart
+
+
+def test_a_statement_that_is_nested_too_deeply(vault: Vault) -> None:
+    """A worker signs any text."""
+    credentials = signing.credentials_of(0, 1)
+    real = json.dumps
+    text = '{"rank": 0, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sealring.vault.signing.json.dumps", lambda _: text)
+        signed = signing.sign(credentials, 1, {})
+    assert json.dumps is real
+    with pytest.raises(UnadmittedSigner, match="not over what it says"):
+        signing.check(signed, credentials.authorities, "tests", "it")
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\x80\x02.", bytes(100), b"PK\x03\x04"])
+def test_entries_that_are_no_pickles(content: bytes) -> None:
+    with pytest.raises(UnsafeEntry, match="the entry 'name'"):
+        check_entry("name", content)

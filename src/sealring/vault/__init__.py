@@ -4,10 +4,11 @@ files, sealed      what survives a crash; sealed files by the native core
 keys, header       who opens a vault, and its list of grants
 objects, vault     versions of a name, and the directory of them
 ledger             by which a rollback is seen
-trees              files and folders in and out; rotation
+trees, outputs     files and folders in and out; rotation; plaintext that is not finished
 
 signing            what a rank vouches for
-checkpoint_form    a checkpoint's metadata as JSON
+checkpoint_form    tensors and other entries as bytes
+checkpoint_check   what makes a checkpoint valid
 checkpoint_writer, checkpoint_reader  torch.distributed.checkpoint's storage
 staging, helper    sealing in a process of its own
 checkpoint_export, safetensors  other forms of checkpoints
