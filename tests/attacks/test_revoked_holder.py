@@ -203,3 +203,17 @@ def test_the_key_of_one_part_opens_no_other_part(vault: Vault, tmp_path: Path) -
         _native.SealedFileReader(
             lambda at, size: sealed[at : at + size], taken, AES, context, "it", 1, len(sealed)
         )
+
+
+def test_a_grant_from_a_process_that_has_not_seen_the_next_key(
+    vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    """It would wrap the older key, which nothing could renew later."""
+    late = Vault.open(vault.path, keys.key_file(key))
+    vault.rekey()
+    keys.make_key_file(tmp_path / "second")
+    second = keys.key_file(tmp_path / "second")
+    late.grant("second", second)
+    assert Vault.open(vault.path, second).header.key == 2
+    assert vault.rekey([second]).dropped == []
+    assert Vault.open(vault.path, second).header.key == 3

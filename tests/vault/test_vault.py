@@ -32,6 +32,7 @@ from sealring.errors import (
     UnsafePath,
     WrongKey,
 )
+from sealring.identity.private_files import write_private
 from sealring.vault import header as headers
 from sealring.vault import keys, trees
 from sealring.vault.vault import Vault
@@ -178,6 +179,25 @@ def test_a_key_file_that_others_can_read_is_refused(mode: int, key: Path) -> Non
     key.chmod(mode)
     with pytest.raises(BadKeyFile, match="chmod 600"):
         keys.key_file(key)
+
+
+def test_a_new_key_leaves_no_copy_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+
+    def keep(path: Path, content: Any) -> None:
+        write_private(path, content)
+        written.append(content)
+
+    monkeypatch.setattr("sealring.vault.keys.write_private", keep)
+    keys.make_key_file(tmp_path / "new")
+    keys.make_identity(tmp_path / "me")
+    for content in written:
+        assert type(content) is bytearray
+        assert not any(content)  # overwritten
+    keys.key_file(tmp_path / "new")
+    keys.identity(tmp_path / "me")
 
 
 def test_key_files_that_are_none(tmp_path: Path, key: Path) -> None:

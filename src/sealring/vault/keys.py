@@ -118,7 +118,7 @@ class Person:
             return None
         view = memoryview(self.secret)
         private = MLKEM768X25519PrivateKey(
-            MLKEM768PrivateKey.from_seed_bytes(bytes(view[:_MLKEM_SEED])),
+            MLKEM768PrivateKey.from_seed_bytes(view[:_MLKEM_SEED]),
             X25519PrivateKey.from_private_bytes(view[_MLKEM_SEED:]),
         )
         try:
@@ -131,7 +131,7 @@ class Person:
     @property
     def public(self) -> str:
         view = memoryview(self.secret)
-        first = MLKEM768PrivateKey.from_seed_bytes(bytes(view[:_MLKEM_SEED])).public_key()
+        first = MLKEM768PrivateKey.from_seed_bytes(view[:_MLKEM_SEED]).public_key()
         second = X25519PrivateKey.from_private_bytes(view[_MLKEM_SEED:]).public_key()
         raw = first.public_bytes_raw() + second.public_bytes_raw()
         return _PUBLIC + base64.urlsafe_b64encode(raw).decode()
@@ -147,7 +147,7 @@ class PublicKey:
         _public_key(self.text)
 
     def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
-        wrapped = _HPKE.encrypt(bytes(key), _public_key(self.text), _info(vault, number))
+        wrapped = _HPKE.encrypt(memoryview(key), _public_key(self.text), _info(vault, number))
         return Grant(name, "person", wrapped.hex(), self.text, "")
 
 
@@ -248,7 +248,10 @@ def _read(path: Path, what: str, form: re.Pattern[bytes], maker: str) -> _native
 
 
 def _write(path: Path, prefix: bytes, secret: _native.Secret) -> None:
-    text = bytearray(2 * len(secret))
-    secret.write_hex(text)
-    write_private(path, bytes(prefix + text + b"\n"))
-    _native.erase(text)
+    text = bytearray(prefix + bytes(2 * len(secret)) + b"\n")
+    with memoryview(text) as view:
+        secret.write_hex(view[len(prefix) : -1])
+    try:
+        write_private(path, text)
+    finally:
+        _native.erase(text)
