@@ -12,39 +12,30 @@ import typer
 from rich.table import Table
 
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
-from sealring.errors import BadKeyFile, ConfigurationError, VaultError
+from sealring.cli.vault_options import (
+    AlsoDataKey,
+    AlsoKey,
+    AsJson,
+    Broker,
+    Directory,
+    Identity,
+    Key,
+    VaultId,
+    Version,
+    holder_of,
+    opener_of,
+    presented,
+)
+from sealring.errors import ConfigurationError, VaultError
 from sealring.identity.credentials import read_authorities
-from sealring.identity.private_files import read_secret_file
 from sealring.vault import keys, trees
-from sealring.vault.keys import Opener, SymmetricKey
+from sealring.vault.opened import KeyChange
 from sealring.vault.sealed import AES, CHACHA
-from sealring.vault.vault import KeyChange, Stored, Vault
+from sealring.vault.vault import Stored, Vault
 
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
 )
-
-Directory = Annotated[Path, typer.Argument(help="The vault's directory.")]
-Key = Annotated[
-    Path | None, typer.Option(envvar="SEALRING_VAULT_KEY", help="The key file to open it with.")
-]
-Broker = Annotated[
-    str | None, typer.Option(help="A data key, released by the broker: REPOSITORY/TYPE/TAG.")
-]
-Identity = Annotated[Path | None, typer.Option(help="A person's identity; it reads only.")]
-AlsoKey = Annotated[
-    list[Path] | None,
-    typer.Option(help="A key file that stays granted; may be given several times."),
-]
-AlsoDataKey = Annotated[
-    list[str] | None,
-    typer.Option(help="A broker's data key that stays granted: REPOSITORY/TYPE/TAG=FILE."),
-]
-VaultId = Annotated[
-    str | None, typer.Option(help="The id that the vault must have, as `init` and `ls` show it.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
-Version = Annotated[int | None, typer.Option(help="Of the object; else the newest.")]
 
 
 @app.command()
@@ -89,7 +80,7 @@ def seal(
     as_json: AsJson = False,
 ) -> None:
     """Seal a file or a folder as the next version of an object."""
-    opened = Vault.open(vault, _opener(key, broker, None), vault_id)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     called = source.absolute().name if name is None else name
     with _bar(f"sealing {called}", trees.size_of(source)) as progress:
         version = trees.seal_path(opened, source, called, None, progress)
@@ -111,7 +102,7 @@ def open_(
     identity: Identity = None,
 ) -> None:
     """Write an object's plaintext, after all of it was found authentic."""
-    opened = Vault.open(vault, _opener(key, broker, identity), vault_id)
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
     with opened.reading():
         stored = opened.find(name, version)
         with _bar(f"opening {name}", _length(stored)) as progress:
@@ -129,7 +120,7 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the objects, and who may open the vault."""
-    opened = Vault.open(vault, _opener(key, broker, identity), vault_id)
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
     rows = [_row(stored) for stored in opened.newest()]
     grants = [{"name": one.name, "kind": one.kind} for one in opened.header.grants]
     if as_json:
@@ -159,7 +150,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Open every chunk of every version and keep nothing; exit status 2 where one does not open."""
-    opened = Vault.open(vault, _opener(key, broker, identity), vault_id)
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
     with opened.reading():
         rows = _verified(opened, name, version)
     bad = [row for row in rows if row["error"]]
@@ -196,7 +187,7 @@ def export(
         raise ConfigurationError(f"--format {form}: it is torch or safetensors")
     if (authority is None) != (job is None):
         raise ConfigurationError("--authority and --job go together")
-    opened = Vault.open(vault, _opener(key, broker, identity), vault_id)
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
     # With torch, which the other verbs do not need.
     from sealring.vault import CheckpointReader, export_safetensors, export_torch
 
@@ -227,12 +218,12 @@ def grant(
     """Open the vault to another key file, a person, or workers that a broker admits."""
     if sum(one is not None for one in (to_key, to_person, to_broker)) != 1:
         raise ConfigurationError("name one of --to-key, --to-person and --to-broker")
-    opened = Vault.open(vault, _opener(key, broker, None), vault_id)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     if to_person is not None:
         public = Path(to_person).read_text().strip() if os.path.exists(to_person) else to_person
         opened.grant(name, keys.PublicKey(public))
     else:
-        opened.grant(name, _holder(to_key, to_broker, data_key))
+        opened.grant(name, holder_of(to_key, to_broker, data_key))
     say(f"{name} can open {vault}.")
 
 
@@ -247,8 +238,8 @@ def revoke(
     also_data_key: AlsoDataKey = None,
 ) -> None:
     """Take a grant away, and wrap everything under a key that its holder does not have."""
-    also = _also(also_key, also_data_key)
-    change = Vault.open(vault, _opener(key, broker, None), vault_id).revoke(name, also)
+    also = presented(also_key, also_data_key)
+    change = Vault.open(vault, opener_of(key, broker, None), vault_id).revoke(name, also)
     say(f"{name} gets no key of {vault} from now on, and cannot open what is sealed from now on.")
     say(
         "Keys that were handed out stay known: a holder who kept them, or a copy of the vault, can "
@@ -267,8 +258,8 @@ def rekey(
     also_data_key: AlsoDataKey = None,
 ) -> None:
     """Wrap all objects' keys under a new key of the vault; the data stay as they are."""
-    also = _also(also_key, also_data_key)
-    change = Vault.open(vault, _opener(key, broker, None), vault_id).rekey(also)
+    also = presented(also_key, also_data_key)
+    change = Vault.open(vault, opener_of(key, broker, None), vault_id).rekey(also)
     say(f"The keys of {change.versions} versions are wrapped under a new key.")
     _say_dropped(change, vault)
 
@@ -283,23 +274,12 @@ def rotate(
     also_data_key: AlsoDataKey = None,
 ) -> None:
     """Seal everything anew under new keys. It can be stopped and started again."""
-    also = _also(also_key, also_data_key)
-    opened = Vault.open(vault, _opener(key, broker, None), vault_id)
+    also = presented(also_key, also_data_key)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     with _bar("rotating", sum(map(_length, opened.stored([])))) as progress:
         change = trees.rotate(opened, progress, also)
     say(f"{change.versions} versions are sealed under new keys.")
     _say_dropped(change, vault)
-
-
-def _also(files: list[Path] | None, data_keys: list[str] | None) -> list[SymmetricKey]:
-    """The secrets of other holders that are to have the vault's next key."""
-    presented = [keys.key_file(file) for file in files or []]
-    for text in data_keys or []:
-        resource, given, file = text.partition("=")
-        if not given:
-            raise ConfigurationError(f"--also-data-key {text}: it is REPOSITORY/TYPE/TAG=FILE")
-        presented.append(_holder(None, resource, Path(file)))
-    return presented
 
 
 def _say_dropped(change: KeyChange, vault: Path) -> None:
@@ -308,35 +288,6 @@ def _say_dropped(change: KeyChange, vault: Path) -> None:
             f"{name} can no longer open {vault}: its secret was not presented. Open the vault to "
             "it again with `sealring vault grant`."
         )
-
-
-def _opener(key: Path | None, broker: str | None, identity: Path | None) -> Opener:
-    if sum(one is not None for one in (broker, identity)) > 1:
-        raise ConfigurationError("name one of --key, --broker and --identity")
-    if broker is not None:
-        return keys.released_key(broker)
-    if identity is not None:
-        return keys.identity(identity)
-    if key is None:
-        raise ConfigurationError(
-            "name what opens the vault: --key FILE (or SEALRING_VAULT_KEY), --broker RESOURCE or "
-            "--identity FILE"
-        )
-    return keys.key_file(key)
-
-
-def _holder(file: Path | None, resource: str | None, data_key: Path | None) -> SymmetricKey:
-    if file is not None:
-        if not os.path.lexists(file):
-            keys.make_key_file(file)
-        return keys.key_file(file)
-    assert resource is not None
-    if data_key is None:
-        raise ConfigurationError(
-            f"name the file of {resource} that the broker reads with --data-key: it is under the "
-            "directory that the broker was given as --keys"
-        )
-    return keys.broker_key(resource, read_secret_file(data_key, "the data key", BadKeyFile))
 
 
 def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict[str, Any]]:

@@ -24,8 +24,9 @@ from sealring.vault.files import (
 )
 from sealring.vault.keys import SymmetricKey
 from sealring.vault.objects import Copy, Part
+from sealring.vault.opened import KeyChange
 from sealring.vault.outputs import unfinished
-from sealring.vault.vault import KeyChange, Stored, Vault
+from sealring.vault.vault import Stored, Vault
 
 KIND: Final = "files"
 _BLOCK: Final = 8 << 20

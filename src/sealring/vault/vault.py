@@ -7,17 +7,15 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from sealring.errors import (
     ConfigurationError,
-    ForeignVault,
     NoSuchObject,
     NotAVault,
-    NotGranted,
     OutputExists,
     RolledBack,
     UnsafePath,
@@ -25,14 +23,14 @@ from sealring.errors import (
 )
 from sealring.vault import header as headers
 from sealring.vault import objects
-from sealring.vault.files import beside, locked, move_into_place, remove_directory, write_file
-from sealring.vault.keys import Holder, Opener, SymmetricKey
-from sealring.vault.ledger import Entry, LocalLedger
+from sealring.vault.files import beside, move_into_place, remove_directory, write_file
+from sealring.vault.keys import Opener, SymmetricKey
+from sealring.vault.ledger import Entry
 from sealring.vault.objects import Copy, Manifest
-from sealring.vault.sealed import AES, SUITES, read_small
+from sealring.vault.opened import HEADER, KeyChange, OpenedHeader
+from sealring.vault.sealed import AES, SUITES
 
 _LOG = logging.getLogger("sealring")
-HEADER: Final = "vault.json"
 _OBJECT: Final = re.compile(r"[0-9a-f]{32}")
 _VERSION: Final = re.compile(r"[0-9]{10}")
 _COPY: Final = re.compile(r"[0-9a-f]{8}")
@@ -51,28 +49,8 @@ class Stored:
         return f"{self.manifest.name!r} version {self.manifest.object_version}"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyChange:
-    """What a new key of the vault has changed."""
-
-    versions: int
-    """Whose keys were wrapped anew, or that were sealed anew."""
-    dropped: list[str]
-    """Grants that were left out, because their holders' secrets were not presented."""
-
-
-class Vault:
+class Vault(OpenedHeader):
     """Use `Vault.create` or `Vault.open`."""
-
-    def __init__(
-        self, path: Path, opener: Opener, expect: str | None = None, *, made_now: bool = False
-    ) -> None:
-        self.path = path
-        self._opener = opener
-        self._seen = 0, 0
-        self._id = expect
-        self._ledger: LocalLedger | None = None
-        self.refresh(made_now=made_now)
 
     @classmethod
     def create(cls, path: Path, key: SymmetricKey, grant: str, suite: str = AES) -> Vault:
@@ -101,80 +79,7 @@ class Vault:
         """`expect`: the id that the vault must have."""
         return cls(path, opener, expect)
 
-    def _bind(self, made_now: bool) -> None:
-        try:
-            self.ledger.bind(self.path, made_now=made_now)
-        except OSError as problem:
-            _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
-
-    def refresh(self, *, made_now: bool = False) -> None:
-        """Reads the header again: a rotation may have changed the vault's key since.
-
-        It is never an older one than this process or the ledger has seen.
-        """
-        if not (self.path / HEADER).exists():
-            raise NotAVault(f"there is no vault in {self.path}: `sealring vault init` makes one")
-        content = read_small(self.path / HEADER, "the vault's header")
-        header = headers.read_header(content, str(self.path / HEADER))
-        ring = headers.open_header(header, self._opener, f"the vault {self.path}")
-        if self._id not in (None, header.id):
-            raise ForeignVault(
-                f"{self.path} holds the vault {header.id} and not {self._id}: another vault was "
-                "put in its place, or the path is wrong"
-            )
-        self._id = header.id
-        if self._ledger is None:
-            self._ledger = LocalLedger.of(header.id, self.path)
-            self._bind(made_now)
-        self._require_as_new(header)
-        self.header, self.ring = header, ring
-
-    def _require_as_new(self, header: headers.Header) -> None:
-        state = header.key, header.generation
-        for known, who in ((self._seen, "this process has seen"),
-                           (self.ledger.state(), f"{self.ledger.path} has recorded")):  # fmt: skip
-            # Each by itself: a holder of an older key can write a header of any generation.
-            if any(now < then for now, then in zip(state, known, strict=True)):
-                raise RolledBack(
-                    f"the vault's header is number {state[1]} with key {state[0]}, and {who} "
-                    f"number {known[1]} with key {known[0]}: an older header lies there. Restore "
-                    "the newest, or remove the ledger if you put the older one there yourself"
-                )
-        self._seen = state
-
-    @property
-    def ledger(self) -> LocalLedger:
-        assert self._ledger is not None, "refresh"
-        return self._ledger
-
-    def require_writer(self) -> None:
-        if not self._opener.may_write:
-            raise NotGranted(
-                "a person's identity reads a vault and does not write to it: anyone can make a "
-                "header for a public key. Write with a key file or through the broker"
-            )
-
-    def held(self, *, alone: bool) -> AbstractContextManager[None]:
-        return locked(self.path / "lock", shared=not alone)
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Keeps a rotation from removing what is read; without effect where nothing can be held."""
-        with ExitStack() as stack:
-            with suppress(OSError):  # a directory that this user cannot write to
-                stack.enter_context(self.held(alone=False))
-            self.refresh()
-            yield
-
-    # ---- grants ----------------------------------------------------------------------------------
-
-    def grant(self, name: str, holder: Holder) -> None:
-        """Opens the vault to one more holder. What is wrapped is the key that the vault has now."""
-        self.require_writer()
-        with self.held(alone=True):
-            self.refresh()
-            made = holder.grant(name, self.header.vault, self.header.key, self.ring.key)
-            self._write(headers.with_grant(self.header, self.ring, made))
+    # ---- keys ------------------------------------------------------------------------------------
 
     def revoke(self, name: str, also: Sequence[SymmetricKey] = ()) -> KeyChange:
         """Drops a grant and wraps everything under a new key, which that holder does not get."""
@@ -194,33 +99,6 @@ class Vault:
             change = self.begin_rotation(self.header, also)
             return self._rewrap(change)
 
-    def begin_rotation(self, header: headers.Header, also: Sequence[SymmetricKey]) -> KeyChange:
-        """A new key of the vault, beside the older ones. The caller holds the vault alone.
-
-        `also`: the secrets of other holders that are to have it.
-        """
-        assert isinstance(self._opener, SymmetricKey), "require_writer"
-        made, ring = headers.next_key(header, self.ring, [self._opener, *also])
-        kept = {grant.name for grant in made.grants}
-        self.ring = ring
-        self._write(made)
-        return KeyChange(0, [one.name for one in header.grants if one.name not in kept])
-
-    def end_rotation(self, problems: Sequence[VaultError]) -> None:
-        """Drops the older keys, if no object needs them.
-
-        An object that did not open may be restored from a copy, whose key is wrapped under an older
-        one: they are then kept, wrapped under the new key, and the first problem is raised.
-        """
-        if problems:
-            raise type(problems[0])(
-                f"{problems[0]} ({len(problems)} in all did not open and stay as they are. All "
-                "others have the new key. Restore or remove them, and run `sealring vault rekey`: "
-                "until then the vault accepts objects under its older keys too)"
-            )
-        header, self.ring = headers.without_older_keys(self.header, self.ring)
-        self._write(header)
-
     def _rewrap(self, change: KeyChange) -> KeyChange:
         count = 0
         problems: list[VaultError] = []
@@ -229,12 +107,6 @@ class Vault:
             count += 1
         self.end_rotation(problems)
         return replace(change, versions=count)
-
-    def _write(self, header: headers.Header) -> None:
-        write_file(self.path / HEADER, headers.write_header(header))
-        self.header = header
-        self._seen = header.key, header.generation
-        self.ledger.record(header.key, header.generation)
 
     # ---- objects ---------------------------------------------------------------------------------
 
