@@ -94,6 +94,14 @@ def test_any_layout_loads_into_any_other(
         assert all(good for good, _, _ in results)
 
 
+def test_more_ranks_than_rows(vault: Vault, workers: Workers, tmp_path: Path) -> None:
+    """Some ranks have pieces without elements, at the same place."""
+    workers.run(save, str(tmp_path), 2, ROWS, world=4)
+    for world in (4, 1):
+        results = workers.run(load, str(tmp_path), 2, ROWS, world=world)
+        assert all(good for good, _, _ in results)
+
+
 def save_in_background(rank: int, world: int, folder: str, helper: bool) -> None:
     state = laid_out(whole(64), ROWS) | {"step": 12}
     group = dist.new_group(backend="sealring")
