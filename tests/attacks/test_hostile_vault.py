@@ -26,7 +26,6 @@ from sealring.errors import (
     WrongKey,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, signing, trees
-from sealring.vault import checkpoint_check as checking
 from sealring.vault import header as headers
 from sealring.vault.checkpoint_form import check_entry
 from sealring.vault.keys import Person
@@ -157,16 +156,9 @@ def resigned(vault: Vault, change: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads(content["contributions"][0]["statement"])
     change(document)
     signed = signing.sign(credentials, 1, document)
-    whole = json.loads(content["whole"]["statement"])
-    from sealring.vault.checkpoint_check import digest
-
-    whole["contributions"] = [digest(signed)]
-    content = {
-        "whole": signing.as_document(signing.sign(credentials, 1, whole)),
-        "contributions": [signing.as_document(signed)],
-    }
+    content["contributions"] = [signing.as_document(signed)]
     manifest = stored.manifest
-    stored.copy.commit("checkpoint", "run", manifest.parts, content, manifest.id)
+    vault.commit(stored.copy, "checkpoint", "run", manifest.parts, json.dumps(content))
 
 
 def move_out(document: dict[str, Any]) -> None:
@@ -335,14 +327,9 @@ def two_ranks(
         signing.sign(signing.credentials_of(rank, 2), 2, own(document))
         for rank, document in zip(ranks, (first, second), strict=True)
     ]
-    whole = own(json.loads(content["whole"]["statement"]))
-    whole["contributions"] = [checking.digest(one) for one in signed]
-    content = {
-        "whole": signing.as_document(signing.sign(signing.credentials_of(0, 2), 2, whole)),
-        "contributions": [signing.as_document(one) for one in signed],
-    }
+    content["contributions"] = [signing.as_document(one) for one in signed]
     manifest = stored.manifest
-    stored.copy.commit("checkpoint", "run", manifest.parts, content, manifest.id)
+    vault.commit(stored.copy, "checkpoint", "run", manifest.parts, json.dumps(content))
 
 
 def own(document: dict[str, Any]) -> dict[str, Any]:

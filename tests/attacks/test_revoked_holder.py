@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from sealring import _native
-from sealring.errors import ForeignVault, NotGranted, RolledBack, WrongKey
+from sealring.errors import ForeignVault, NotGranted, RolledBack, TamperedChunk, WrongKey
 from sealring.vault import Vault, keys, objects, trees
 from sealring.vault import header as headers
 from sealring.vault.keys import Grant
 from sealring.vault.sealed import AES, Place
+from tests.vault import slow
 
 
 def nothing(count: int) -> None:
@@ -182,9 +184,12 @@ def test_one_objects_key_opens_no_other_object(vault: Vault, key: Path, tmp_path
     forged = objects.Copy(folder, place, 1)
     part = forged.write_part("00000000", b"another model")
     files = [{"path": "", "part": "00000000", "executable": False}]
-    forged.commit("files", "model", [part], {"tree": False, "files": files, "folders": []})
+    content = json.dumps({"tree": False, "files": files, "folders": []})
+    forged.commit("files", "model", [part], content)
+    opened = Vault.open(vault.path, keys.key_file(key))
     with pytest.raises(WrongKey, match="for this object and version"):
-        Vault.open(vault.path, keys.key_file(key)).find("model")
+        opened.find("model", 2)
+    assert opened.find("model").manifest.object_version == 1
 
 
 def test_the_key_of_one_part_opens_no_other_part(vault: Vault, tmp_path: Path) -> None:
@@ -217,3 +222,94 @@ def test_a_grant_from_a_process_that_has_not_seen_the_next_key(
     assert Vault.open(vault.path, second).header.key == 2
     assert vault.rekey([second]).dropped == []
     assert Vault.open(vault.path, second).header.key == 3
+
+
+# ---- what was sealed before ----------------------------------------------------------------------
+
+
+def opened_text(vault: Vault, folder: Path, version: int | None = None) -> str:
+    out = folder / f"out-{len(list(folder.iterdir()))}"
+    trees.open_object(vault.find("data", version), out, nothing)
+    return out.read_text()
+
+
+def kept_by_a_revoked_holder(vault: Vault, folder: Path) -> objects.Copy:
+    """The holder keeps the object's key. A revocation wraps it anew, and does not change it."""
+    keys.make_key_file(folder / "second")
+    second = keys.key_file(folder / "second")
+    vault.grant("second", second)
+    copy = Vault.open(vault.path, second).find("data").copy
+    vault.revoke("second")
+    with pytest.raises(NotGranted):
+        Vault.open(vault.path, second)
+    return copy
+
+
+@pytest.mark.parametrize("wanted", [None, 1])
+def test_a_revoked_holder_changes_what_was_sealed_before(
+    wanted: int | None, vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    put(vault, tmp_path, "data", "good code")
+    copy = kept_by_a_revoked_holder(vault, tmp_path)
+    manifest = copy.manifest()
+    (copy.folder / manifest.parts[0].name).unlink()
+    part = copy.write_part(manifest.parts[0].name, b"evil code")
+    copy.commit("files", "data", [part], manifest.content)
+    owner = Vault.open(vault.path, keys.key_file(key))
+    with pytest.raises(RolledBack, match="'data' version 1 has another content"):
+        opened_text(owner, tmp_path, wanted)
+    # A rotation does not seal it under the new key, where it would look genuine.
+    with pytest.raises(RolledBack, match="1 in all did not open"):
+        trees.rotate(owner, nothing)
+    with pytest.raises(RolledBack):
+        opened_text(Vault.open(vault.path, keys.key_file(key)), tmp_path, wanted)
+
+
+@pytest.mark.parametrize("action", ["open", "verify", "rotate"])
+def test_a_revoked_holder_changes_bytes_under_the_same_commitment(
+    action: str, vault: Vault, tmp_path: Path
+) -> None:
+    """The manifest stays as it is: the file has the same salt, length and key."""
+    put(vault, tmp_path, "data", "good code")
+    copy = kept_by_a_revoked_holder(vault, tmp_path)
+    name = "00000000"
+    path, place = copy.folder / name, copy.place
+    salt = path.read_bytes()[:24]
+    sealed = slow.seal(
+        bytes(place.part_key(name)), place.suite, salt, place.context(name), b"evil code"
+    )
+    path.write_bytes(sealed)
+    actions: dict[str, Callable[[], Any]] = {
+        "open": lambda: opened_text(vault, tmp_path),
+        "verify": lambda: trees.verify(vault.find("data"), nothing),
+        "rotate": lambda: trees.rotate(vault, nothing),
+    }
+    with pytest.raises(TamperedChunk, match="part 00000000 of 'data' version 1 holds other bytes"):
+        actions[action]()
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_another_copys_version_under_a_number_that_the_ledger_knows(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restored backup went on by itself. Its version 2 is genuine, and another one."""
+    put(vault, tmp_path, "data", "one")
+    shutil.copytree(vault.path, tmp_path / "backup")
+    put(vault, tmp_path, "data", "two")
+    put(Vault.open(tmp_path / "backup", keys.key_file(key)), tmp_path, "data", "two of the other")
+    for folder in (vault.path / "objects").iterdir():
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "backup" / "objects" / folder.name, folder)
+    for version in (None, 2):
+        with pytest.raises(RolledBack, match="'data' version 2 has another content"):
+            opened_text(vault, tmp_path, version)
+    assert opened_text(vault, tmp_path, 1) == "one"
+
+
+@pytest.mark.parametrize("length", [0, 1, 16384, (8 << 20) - 1, 8 << 20, (8 << 20) + 16384])
+def test_digests_of_every_length(length: int, vault: Vault, tmp_path: Path) -> None:
+    """A reader computes them in blocks, and a writer in one go."""
+    put(vault, tmp_path, "data", "x" * length)
+    assert len(opened_text(vault, tmp_path)) == length
+    trees.rotate(vault, nothing)
+    trees.verify(vault.find("data"), nothing)

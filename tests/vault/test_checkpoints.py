@@ -376,7 +376,7 @@ def rewritten(vault: Vault, change: Callable[[dict[str, Any]], None]) -> None:
     manifest = stored.manifest
     content = json.loads(manifest.content)
     change(content)
-    stored.copy.commit("checkpoint", "run", manifest.parts, content, manifest.id)
+    vault.commit(stored.copy, "checkpoint", "run", manifest.parts, json.dumps(content))
 
 
 def change_statement(signed: dict[str, Any], old: str, new: str) -> None:
@@ -390,7 +390,7 @@ def test_statements_that_are_changed_exchanged_or_left_out(vault: Vault) -> None
     older = json.loads(vault.find("run", 1).manifest.content)
 
     def forged(content: dict[str, Any]) -> None:
-        change_statement(content["whole"], '"rank": 0', '"rank": 1')
+        change_statement(content["contributions"][0], '"rank": 0', '"rank": 1')
 
     def left_out(content: dict[str, Any]) -> None:
         content["contributions"] = []
@@ -398,15 +398,16 @@ def test_statements_that_are_changed_exchanged_or_left_out(vault: Vault) -> None
     def of_another(content: dict[str, Any]) -> None:
         content |= older
 
-    def part_of_another(content: dict[str, Any]) -> None:
-        content["contributions"] = older["contributions"]
+    def other_paths(content: dict[str, Any]) -> None:
+        first, second, *_ = content["paths"]
+        content["paths"] |= {first: content["paths"][second], second: content["paths"][first]}
 
     good = json.loads(vault.find("run").manifest.content)
     for change, error, words in [
         (forged, UnadmittedSigner, "not over what it says"),
-        (left_out, UnadmittedSigner, "other parts than its coordinator signed"),
-        (part_of_another, UnadmittedSigner, "other parts than its coordinator signed"),
+        (left_out, UnadmittedSigner, "no rank has signed"),
         (of_another, ForeignPart, "another checkpoint"),
+        (other_paths, ForeignPart, "another plan"),
     ]:
         rewritten(vault, change)
         refused(lambda: load(vault), error, words)

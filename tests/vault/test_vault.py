@@ -411,7 +411,8 @@ def test_paths_that_leave_the_output(path: str, vault: Vault, tmp_path: Path) ->
     part = copy.finish_part(file, "0", copy.place.writer(file, "0"))
     os.close(file)
     files = [{"path": path, "part": "0", "executable": False}]
-    vault.commit(copy, "files", "object", [part], {"tree": True, "files": files, "folders": []})
+    content = json.dumps({"tree": True, "files": files, "folders": []})
+    vault.commit(copy, "files", "object", [part], content)
     with pytest.raises(UnsafePath, match="leads out of its directory"):
         trees.open_object(vault.find("object"), tmp_path / "out", nothing)
     assert not (tmp_path / "out").exists()

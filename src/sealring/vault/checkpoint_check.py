@@ -1,14 +1,17 @@
 """What makes a checkpoint valid: coordinators check it before a commit, readers before a load.
 
-Each rank signs for its own part and for no other: which tensors' pieces are in it, of which type
-and shape, and the SHA-256 of each chunk of plaintext. The metadata that torch gets is computed from
-these statements alone, so one rank that lies can change its own pieces only.
+Each rank of the world signs for its own part and for no other: which tensors' pieces are in it, of
+which type and shape, and the SHA-256 of each chunk of plaintext. Each signs the digest of the plan
+as well, which says which rank saves which pieces. The metadata that torch gets is computed from
+these statements alone, so one rank that lies can change the bytes of its own pieces, and nothing
+else: for another plan it needs the signatures of all other ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -60,6 +63,10 @@ class Checkpoint:
     vault: str
     object: str
     version: int
+    save: str
+    """Random, one for each attempt to save."""
+    plan: str
+    """See `plan_digest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +81,11 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """What the coordinator signs."""
-
-    checkpoint: Checkpoint
-    contributions: list[str]
-    """SHA-256 of each statement."""
-    torch_version: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Content:
     """A checkpoint's manifest."""
 
-    whole: signing.Signed
     contributions: list[signing.Signed]
+    """One of each rank, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,8 @@ class Valid:
     def require_files(self, parts: Sequence[Part], whose: str) -> None:
         """The manifest lists exactly the files that were signed, each once."""
         listed = sorted((part.name, part.length) for part in parts)
-        if listed != sorted(self.files.items()):
+        digests = {part.name: part.digest for part in parts}
+        if listed != sorted(self.files.items()) or not self.roots.items() <= digests.items():
             raise ForeignPart(f"the parts of {whose} are not those that its ranks signed")
 
 
@@ -126,48 +124,58 @@ def list_of(part: str) -> str:
     return f"{part}.digests"
 
 
-def identity(place: Place) -> dict[str, str | int]:
-    return {"vault": place.vault.hex(), "object": place.object.hex(), "version": place.version}
+def checkpoint_at(place: Place, save: str, plan: str) -> Checkpoint:
+    return Checkpoint(place.vault.hex(), place.object.hex(), place.version, save, plan)
 
 
-def digest(signed: signing.Signed) -> str:
-    return hashlib.sha256(signed.statement.encode()).hexdigest()
+def plan_digest(
+    ranks: Sequence[Sequence[Item]], paths: Mapping[str, Sequence[str | int]] | None
+) -> str:
+    """Of what each rank saves, and of how names were flattened."""
+    pieces = [
+        [[one.name, one.dtype, one.size, one.offsets, one.sizes] for one in items]
+        for items in ranks
+    ]
+    text = json.dumps([pieces, paths], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check(
     text: str, place: Place, authorities: Sequence[x509.Certificate], job: str, whose: str
 ) -> Valid:
     """The checkpoint that a manifest's content describes, if workers of the job signed it all."""
-    content: Content = _read(Content, _parsed(text, whose), whose)
-    whole_signer = signing.check(content.whole, authorities, job, whose)
-    paths = _paths(whole_signer.document.pop("paths", None), whose)
-    whole: Whole = _statement(Whole, whole_signer, whose)
-    if [digest(one) for one in content.contributions] != whole.contributions:
-        raise UnadmittedSigner(f"{whose} lists other parts than its coordinator signed")
-    expected: Checkpoint = strictly(Checkpoint, identity(place), whose, "checkpoint")
-    _require_this(whole.checkpoint, expected, whole_signer, whose)
+    document = _parsed(text, whose)
+    paths = _paths(document.pop("paths", None) if isinstance(document, dict) else None, whose)
+    content: Content = _read(Content, document, whose)
+    ranks: list[list[Item]] = []
     roots: dict[str, str] = {}
     files: dict[str, int] = {}
-    items: list[tuple[int, Item]] = []
-    for signed in content.contributions:
+    checkpoint: Checkpoint | None = None
+    for rank, signed in enumerate(content.contributions):
         signer = signing.check(signed, authorities, job, whose)
-        one: Contribution = _statement(Contribution, signer, whose)
-        _require_this(one.checkpoint, expected, signer, whose)
-        part = part_of(signer.rank)
-        if signer.world != whole_signer.world or part in roots:
+        if (signer.rank, signer.world) != (rank, len(content.contributions)):
             raise ForeignPart(
-                f"rank {signer.rank} signed in {whose} twice, or as a worker of another world"
+                f"{whose} has {len(content.contributions)} signatures, and number {rank} is that "
+                f"of rank {signer.rank} of {signer.world}: each rank of the world signs once"
             )
+        one: Contribution = _statement(Contribution, signer, whose)
+        checkpoint = checkpoint or checkpoint_at(place, one.checkpoint.save, one.checkpoint.plan)
+        if one.checkpoint != checkpoint:
+            raise ForeignPart(f"what rank {rank} signed is of another checkpoint than {whose}")
+        part = part_of(rank)
         roots[part] = one.digests
         files[part] = one.length
         files[list_of(part)] = _DIGEST_BYTES * (one.length // _CHUNK_BYTES + 1)
         for item in one.items:
             if item.start + item.length > one.length:
-                raise _lie(signer.rank, item, whose, "is where no tensor is")
-            items.append((signer.rank, item))
-    metadata = _metadata(items, whose)
+                raise _lie(rank, item, whose, "is where no tensor is")
+        ranks.append(one.items)
+    if checkpoint is None:
+        raise UnadmittedSigner(f"no rank has signed {whose}")
+    metadata = _metadata(ranks, whose)
+    if checkpoint.plan != plan_digest(ranks, paths):
+        raise ForeignPart(f"the ranks signed another plan than that of the pieces in {whose}")
     metadata.planner_data = paths
-    metadata.version = whole.torch_version
     return Valid(metadata, roots, files)
 
 
@@ -211,22 +219,15 @@ def _statement(kind: Any, signer: signing.Signer, whose: str) -> Any:
     return _read(kind, own, f"what rank {signer.rank} signed in {whose}")
 
 
-def _require_this(
-    found: Checkpoint, expected: Checkpoint, signer: signing.Signer, whose: str
-) -> None:
-    if found != expected:
-        raise ForeignPart(f"what rank {signer.rank} signed is of another checkpoint than {whose}")
-
-
 def _lie(rank: int, item: Item, whose: str, what: str) -> ForeignPart:
     return ForeignPart(f"rank {rank} signed in {whose} that {item.name!r} {what}")
 
 
-def _metadata(items: list[tuple[int, Item]], whose: str) -> Metadata:
+def _metadata(ranks: Sequence[Sequence[Item]], whose: str) -> Metadata:
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     chunks: dict[str, list[tuple[list[int], list[int]]]] = defaultdict(list)
     storage: dict[MetadataIndex, Location] = {}
-    for rank, item in items:
+    for rank, item in ((rank, item) for rank, items in enumerate(ranks) for item in items):
         location = Location(part_of(rank), item.start, item.length)
         if item.dtype is None:
             index = MetadataIndex(item.name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch.distributed.checkpoint.planner import SavePlan
 
 from sealring.errors import UnsafeEntry, Unsupported
 
@@ -32,7 +34,20 @@ def paths_document(planner_data: Any) -> dict[str, list[str | int]] | None:
     """How the planner flattened nested names, as JSON."""
     if planner_data is None:
         return None
+    if not isinstance(planner_data, dict):
+        raise _no_table()
     return {name: _path(planner_data[name]) for name in planner_data}
+
+
+def paths_of_all(plans: Sequence[SavePlan]) -> dict[str, list[str | int]] | None:
+    """The table of all ranks, merged as DefaultSavePlanner merges them."""
+    found = [paths_document(plan.planner_data) for plan in plans]
+    tables = [one for one in found if one is not None]
+    return (
+        {name: path for table in reversed(tables) for name, path in table.items()}
+        if tables
+        else None
+    )
 
 
 def raw_bytes(tensor: torch.Tensor) -> Any:
@@ -54,8 +69,12 @@ def dtype_named(name: str) -> torch.dtype:
 def _path(path: Any) -> list[str | int]:
     """How the planner flattened a nested name."""
     if not isinstance(path, tuple) or not all(isinstance(step, str | int) for step in path):
-        raise Unsupported(
-            "the planner's own data is not a table of names: use DefaultSavePlanner, or one whose "
-            "planner_data is like its"
-        )
+        raise _no_table()
     return list(path)
+
+
+def _no_table() -> Unsupported:
+    return Unsupported(
+        "the planner's own data is not a table of names: use DefaultSavePlanner, or one whose "
+        "planner_data is like its"
+    )

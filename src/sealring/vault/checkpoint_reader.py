@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import os
@@ -113,8 +112,7 @@ class CheckpointReader(StorageReader):
         """Says which checkpoint this rank has found: each opens the vault by itself."""
         assert self._stored is not None
         manifest = self._stored.manifest
-        content = hashlib.sha256(manifest.content.encode()).hexdigest()
-        return replace(plan, storage_data=[manifest.object_version, manifest.id, content])
+        return replace(plan, storage_data=[manifest.object_version, manifest.digest])
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Refuses a load in which ranks would mix checkpoints."""
@@ -152,7 +150,7 @@ class CheckpointReader(StorageReader):
         """The checkpoint where it is now: a rotation may have sealed it anew meanwhile."""
         manifest = stored.manifest
         found = self._vault.find(manifest.name, manifest.object_version)
-        if (found.manifest.id, found.manifest.content) != (manifest.id, manifest.content):
+        if found.manifest.digest != manifest.digest:
             raise ForeignPart(f"{stored.whose} was exchanged while it was loaded: load it again")
         self._valid.require_files(found.manifest.parts, found.whose)
         return found

@@ -1,23 +1,24 @@
 """`dcp.save` and `dcp.async_save` into a vault.
 
 Each rank seals one part: the bytes of its tensors, row by row, one behind the other. It signs where
-they are and what they are. The coordinator signs the whole and writes the manifest, last: before
-that the checkpoint does not exist, and the one before it is untouched.
+they are and what they are, and the plan of all ranks; a rank that has nothing to save signs too.
+The coordinator writes the manifest, last: before that the checkpoint does not exist, and the one
+before it is untouched.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
+import secrets
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -32,13 +33,21 @@ from sealring.errors import (
 from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
-from sealring.vault.checkpoint_form import KIND, check_entry, dtype_name, paths_document
+from sealring.vault.checkpoint_form import (
+    KIND,
+    check_entry,
+    dtype_name,
+    paths_document,
+    paths_of_all,
+)
 from sealring.vault.files import claim, claimed
 from sealring.vault.objects import Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
 from sealring.vault.vault import Vault
 
-_DRAFT: Final = re.compile(r"([0-9a-f]{32}/[0-9]{10}/[0-9a-f]{8})@([0-9]{1,18})")
+_DRAFT: Final = re.compile(
+    r"([0-9a-f]{32}/[0-9]{10}/[0-9a-f]{8})@([0-9]{1,18})@([0-9a-f]{32})@([0-9a-f]{64})"
+)
 
 
 class CheckpointWriter(StorageWriter):
@@ -63,6 +72,7 @@ class CheckpointWriter(StorageWriter):
         self.checkpoint_id = objects.check_name(name)
         self._rank, self._world = 0, 1
         self._draft: Copy | None = None
+        self._paths: dict[str, list[str | int]] | None = None
         self._used = ""
         self._claim = ExitStack()
 
@@ -99,6 +109,14 @@ class CheckpointWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Makes the place that all ranks write to. It is not a checkpoint before `finish`."""
+        if len(plans) != self._world:
+            raise Unsupported(
+                f"{len(plans)} of {self._world} ranks save {self.checkpoint_id!r}, and every rank "
+                "must sign a checkpoint: save it with a process group of all ranks"
+            )
+        self._paths = paths_of_all(plans)
+        pieces = [[_described(item, 0, 0) for item in plan.items] for plan in plans]
+        plan_digest = checking.plan_digest(pieces, self._paths)
         # The vault is held in each step and not between them: a save that fails elsewhere would
         # hold it for ever. If its keys change between two steps, the next one fails.
         with self._vault.held(alone=False):
@@ -107,7 +125,7 @@ class CheckpointWriter(StorageWriter):
             self._draft = self._vault.new_version(self.checkpoint_id)
             self._claim.enter_context(claim(self._draft.folder.parent))
         folder = self._draft.folder.relative_to(self._vault.path / "objects").as_posix()
-        where = f"{folder}@{self._draft.vault_key}"
+        where = f"{folder}@{self._draft.vault_key}@{secrets.token_hex(16)}@{plan_digest}"
         return [replace(plan, storage_data=where) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -132,26 +150,15 @@ class CheckpointWriter(StorageWriter):
     def _commit(self, draft: Copy, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Makes the checkpoint, if a reader would accept it."""
         whose = f"{self.checkpoint_id!r} version {draft.place.version}"
-        parts, contributions = [], []
-        for written in results:
-            if written:
-                sealed = _sealed(written[0].storage_data, whose)
-                parts += sealed.parts
-                contributions.append(sealed.signed)
+        if paths_document(metadata.planner_data) != self._paths:
+            raise Unsupported("the planner changed its table of names: use DefaultSavePlanner")
+        sealed = [_sealed(written, whose) for written in results]
+        parts = [part for one in sealed for part in one.parts]
+        signed = [signing.as_document(one.signed) for one in sealed]
+        content = json.dumps({"contributions": signed, "paths": self._paths})
         credentials = signing.credentials_of(self._rank, self._world)
-        statement = {
-            "checkpoint": checking.identity(draft.place),
-            "contributions": [checking.digest(one) for one in contributions],
-            "paths": paths_document(metadata.planner_data),
-            "torch_version": metadata.version,
-        }
-        whole = signing.sign(credentials, self._world, statement)
-        content = {
-            "whole": signing.as_document(whole),
-            "contributions": [signing.as_document(one) for one in contributions],
-        }
         valid = checking.check(
-            json.dumps(content), draft.place, credentials.authorities, credentials.job, whose
+            content, draft.place, credentials.authorities, credentials.job, whose
         )
         valid.require_files(parts, whose)
         try:
@@ -161,41 +168,32 @@ class CheckpointWriter(StorageWriter):
         self._vault.commit(draft, KIND, self.checkpoint_id, parts, content)
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        where, number = self._draft_of(plan)
-        if not plan.items:
-            return []
+        draft = self._draft_of(plan)
         buffers = [_bytes_of(item, planner) for item in plan.items]
         name = checking.part_of(self._rank)
         with self._vault.held(alone=False):
             self._vault.refresh()
-            self._require_key(number)
+            self._require_key(draft.vault_key)
             copy = objects.open_copy(
-                self._vault.path / "objects" / where, self._vault.ring, self._vault.header.vault
+                self._vault.path / "objects" / draft.folder,
+                self._vault.ring,
+                self._vault.header.vault,
             )
             part, digests = self._seal(copy, name, buffers)
             listed = copy.write_part(checking.list_of(name), digests)
         start, items = 0, []
         for item, buffer in zip(plan.items, buffers, strict=True):
-            items.append(asdict(_described(item, start, buffer.numel())))
+            items.append(_described(item, start, buffer.numel()))
             start += buffer.numel()
-        signed = signing.sign(
-            signing.credentials_of(self._rank, self._world),
-            self._world,
-            {
-                "checkpoint": checking.identity(copy.place),
-                "length": part.length,
-                "digests": hashlib.sha256(digests).hexdigest(),
-                "items": items,
-            },
-        )
+        checkpoint = checking.checkpoint_at(copy.place, draft.save, draft.plan)
+        statement = checking.Contribution(checkpoint, part.length, part.digest, items)
+        credentials = signing.credentials_of(self._rank, self._world)
+        signed = signing.sign(credentials, self._world, asdict(statement))
         sealed = asdict(_Sealed(signed, [part, listed]))
-        return [
-            WriteResult(item.index, buffer.numel(), sealed if number == 0 else None)
-            for number, (item, buffer) in enumerate(zip(plan.items, buffers, strict=True))
-        ]
+        return [WriteResult(MetadataIndex(name), part.length, sealed)]
 
-    def _draft_of(self, plan: SavePlan) -> tuple[str, int]:
-        """The place that the coordinator made, and the number of the vault's key at that time."""
+    def _draft_of(self, plan: SavePlan) -> _Draft:
+        """What the coordinator has begun."""
         where = plan.storage_data
         found = _DRAFT.fullmatch(where) if isinstance(where, str) else None
         if found is None:
@@ -205,7 +203,7 @@ class CheckpointWriter(StorageWriter):
                 "the planner gave the plan of the checkpoint before: leave out enable_plan_caching"
             )
         self._used = where
-        return found[1], int(found[2])
+        return _Draft(found[1], int(found[2]), found[3], found[4])
 
     def _require_key(self, number: int) -> None:
         """A holder that was revoked since may know the key of a place that was made before."""
@@ -228,6 +226,17 @@ class CheckpointWriter(StorageWriter):
 
 
 @dataclass(frozen=True, slots=True)
+class _Draft:
+    """What the coordinator tells each rank."""
+
+    folder: str
+    vault_key: int
+    """Its number when the save began."""
+    save: str
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Sealed:
     """What a rank tells the coordinator."""
 
@@ -235,7 +244,8 @@ class _Sealed:
     parts: list[Part]
 
 
-def _sealed(document: Any, whose: str) -> _Sealed:
+def _sealed(results: list[WriteResult], whose: str) -> _Sealed:
+    document = results[0].storage_data if results else None
     try:
         sealed: _Sealed = strictly(_Sealed, document, f"a rank's part of {whose}", "checkpoint")
     except ConfigurationError as problem:

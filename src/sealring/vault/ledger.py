@@ -24,7 +24,7 @@ class Entry:
     object: str
     version: int
     manifest: str
-    """Its id."""
+    """Its digest."""
 
 
 @dataclass(frozen=True, slots=True)

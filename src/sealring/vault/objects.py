@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sealring import _native
 from sealring.errors import (
@@ -62,14 +63,14 @@ class Part:
     length: int
     """Bytes of plaintext."""
     commitment: str
+    digest: str
+    """Of the plaintext: see `digest_of`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     format: str
     version: int
-    id: str
-    """Random, and the same after `rotate`: by this a ledger knows a version."""
     kind: str
     """files or checkpoint: what `content` is."""
     name: str
@@ -77,6 +78,13 @@ class Manifest:
     parts: list[Part]
     content: str
     """JSON of the kind's own."""
+
+    @property
+    def digest(self) -> str:
+        """By this a ledger knows a version: of all that stays the same after `rotate`."""
+        parts = [[part.name, part.length, part.digest] for part in self.parts]
+        same = [self.kind, self.name, self.object_version, parts, self.content]
+        return hashlib.sha256(json.dumps(same, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +126,7 @@ class Copy:
         """Seals the last chunk and waits until the disk has all of it."""
         writer.finish()
         os.fsync(file)
-        return Part(name, writer.length, writer.commitment.hex())
+        return Part(name, writer.length, writer.commitment.hex(), digest_of(writer.digests))
 
     def write_part(self, name: str, content: bytes) -> Part:
         file = self.create_part(name)
@@ -134,26 +142,16 @@ class Copy:
         kind: str,
         name: str,
         parts: list[Part],
-        content: Any,
-        known_as: str = "",
+        content: str,
     ) -> str:
-        """Makes the copy complete: the parts' names are on disk, then the manifest. Its id."""
-        manifest = Manifest(
-            FORMAT,
-            VERSION,
-            known_as or secrets.token_hex(ID_BYTES),
-            kind,
-            name,
-            self.place.version,
-            parts,
-            json.dumps(content),
-        )
+        """Makes the copy complete: the parts' names are on disk, then the manifest. Its digest."""
+        manifest = Manifest(FORMAT, VERSION, kind, name, self.place.version, parts, content)
         # All at once: a file system then writes them in one transaction.
         for folder in (self.folder, *self.folder.parents[:3]):
             sync_directory(folder)
         sealed = self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
         write_file(self.folder / MANIFEST, sealed)
-        return manifest.id
+        return manifest.digest
 
     def manifest(self) -> Manifest:
         """Opened, and so authentic."""
@@ -200,6 +198,11 @@ class Copy:
             yield self.place.reader(file, part.name, name, threads)
         finally:
             os.close(file)
+
+
+def digest_of(chunks: bytes | bytearray) -> str:
+    """A part's digest: the SHA-256 of the list of its chunks' SHA-256, all of plaintext."""
+    return hashlib.sha256(chunks).hexdigest()
 
 
 def check_part(name: str) -> None:

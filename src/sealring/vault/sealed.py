@@ -47,7 +47,7 @@ class Place:
         return self.key.derive(_PREFIX, b"key of the part " + part.encode(), 32)
 
     def writer(
-        self, file: int, part: str, threads: int = 0, *, digests: bool = False
+        self, file: int, part: str, threads: int = 0, *, digests: bool = True
     ) -> _native.SealedFileWriter:
         """Seals to a file descriptor; to memory where that is -1."""
         key = self.part_key(part)
@@ -61,7 +61,7 @@ class Place:
         )
 
     def seal(self, part: str, plain: Buffer) -> bytes:
-        writer = self.writer(-1, part, 1)
+        writer = self.writer(-1, part, 1, digests=False)
         writer.write([plain])
         writer.finish()
         return writer.take()

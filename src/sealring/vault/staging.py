@@ -20,7 +20,7 @@ from sealring.errors import VaultError, WorkerFailed
 from sealring.identity.process import SETTING as ALLOW_DEBUGGERS
 from sealring.identity.process import shut_out_debuggers
 from sealring.vault.helper import peer_of
-from sealring.vault.objects import Copy, Part
+from sealring.vault.objects import Copy, Part, digest_of
 from sealring.vault.sealed import Place
 
 _GROUP_BYTES: Final = 32 << 20
@@ -36,7 +36,7 @@ def seal_here(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tuple[P
     """The part, and the digests of its chunks."""
     file = copy.create_part(name)
     try:
-        writer = copy.place.writer(file, name, digests=True)
+        writer = copy.place.writer(file, name)
         group: list[Any] = []
         size = 0
         for buffer in buffers:
@@ -72,15 +72,16 @@ def seal_in_helper(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tu
                 digests = _native.chunk_digests(whole[:size])
         target = copy.create_part(name)
         try:
-            return _sealed_by_helper(copy.place, name, size, [memory, target]), digests
+            commitment = _sealed_by_helper(copy.place, name, size, [memory, target])
+            return Part(name, size, commitment, digest_of(digests)), digests
         finally:
             os.close(target)
     finally:
         os.close(memory)
 
 
-def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> Part:
-    """Starts the helper with nothing secret, and hands over when it has shut debuggers out.
+def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> str:
+    """The part's commitment. The helper starts with nothing secret, and shuts debuggers out first.
 
     Another process of this user could take over what a new process inherits. So the helper inherits
     no descriptor: it shuts such processes out first, then connects, and the kernel says which
@@ -142,7 +143,7 @@ def _without_secrets() -> dict[str, str]:
     }
 
 
-def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: list[int]) -> Part:
+def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: list[int]) -> str:
     order = {
         "suite": place.suite,
         "context": place.context(name).hex(),
@@ -161,4 +162,4 @@ def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: l
     document = json.loads(answer)
     if "error" in document:
         raise VaultError(f"{name} could not be sealed: {document['error']}")
-    return Part(name, size, document["commitment"])
+    return str(document["commitment"])

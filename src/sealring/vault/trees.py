@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring import _native
-from sealring.errors import ConfigurationError, NotAVault, UnsafePath, Unsupported, VaultError
+from sealring.errors import (
+    ConfigurationError,
+    NotAVault,
+    TamperedChunk,
+    UnsafePath,
+    Unsupported,
+    VaultError,
+)
 from sealring.strict import strictly
 from sealring.vault import objects
 from sealring.vault.files import (
@@ -30,7 +37,8 @@ from sealring.vault.vault import Stored, Vault
 
 KIND: Final = "files"
 _BLOCK: Final = 8 << 20
-_VERIFIED_CHUNKS: Final = 4096
+"""A multiple of a chunk's size."""
+_DIGEST_BYTES: Final = 32
 Progress = Callable[[int], None]
 """Called with the number of bytes that were done since the last call."""
 
@@ -65,7 +73,7 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
                 part, executable = _seal_file(copy, path, f"{number:08}", progress)
                 parts.append(part)
                 files.append({"path": inside, "part": part.name, "executable": executable})
-            content = {"tree": source.is_dir(), "files": files, "folders": folders}
+            content = json.dumps({"tree": source.is_dir(), "files": files, "folders": folders})
             vault.commit(copy, KIND, name, parts, content)
         except BaseException:
             objects.remove(copy.folder)
@@ -119,11 +127,8 @@ def content_of(stored: Stored) -> Content:
 def verify(stored: Stored, progress: Progress) -> None:
     """Opens every chunk of every part, and keeps nothing."""
     for part in stored.manifest.parts:
-        with stored.copy.opened(part, stored.whose) as reader:
-            done = 0
-            while done < reader.chunks:
-                before, done = done, reader.verify(done, _VERIFIED_CHUNKS)
-                progress(min((done - before) * 16384, part.length))
+        for _ in _blocks(stored, part, progress):
+            pass
 
 
 def rotate(vault: Vault, progress: Progress, also: Sequence[SymmetricKey] = ()) -> KeyChange:
@@ -158,40 +163,48 @@ def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
     copy = objects.new_copy(old.folder.parent, vault.ring, vault.header.vault, old.place.suite)
     parts = []
     for part in stored.manifest.parts:
-        with old.opened(part, stored.whose) as reader:
-            file = copy.create_part(part.name)
-            try:
-                writer = copy.place.writer(file, part.name)
-                for block in _blocks(reader, progress):
-                    writer.write([block])
-                parts.append(copy.finish_part(file, part.name, writer))
-            finally:
-                os.close(file)
+        file = copy.create_part(part.name)
+        try:
+            writer = copy.place.writer(file, part.name)
+            for block in _blocks(stored, part, progress):
+                writer.write([block])
+            parts.append(copy.finish_part(file, part.name, writer))
+        finally:
+            os.close(file)
     manifest = stored.manifest
-    content = json.loads(manifest.content)
-    copy.commit(manifest.kind, manifest.name, parts, content, manifest.id)
+    copy.commit(manifest.kind, manifest.name, parts, manifest.content)
     objects.remove(old.folder)
 
 
-def _blocks(reader: _native.SealedFileReader, progress: Progress) -> Iterator[memoryview]:
-    room = bytearray(min(_BLOCK, reader.length))
-    for start in range(0, reader.length, _BLOCK):
-        block = memoryview(room)[: min(_BLOCK, reader.length - start)]
-        reader.read_into(start, block)
-        progress(len(block))
-        yield block
+def _blocks(stored: Stored, part: Part, progress: Progress) -> Iterator[memoryview]:
+    """A part's plaintext. It is what the manifest lists only if this ends without an error."""
+    with stored.copy.opened(part, stored.whose) as reader:
+        room = bytearray(min(_BLOCK, reader.length))
+        digests = bytearray() if reader.length else _native.chunk_digests(room)
+        for start in range(0, reader.length, _BLOCK):
+            block = memoryview(room)[: min(_BLOCK, reader.length - start)]
+            reader.read_into(start, block)
+            found = _native.chunk_digests(block)
+            # A block of full chunks has the digest of an empty one behind them.
+            digests += found if start + _BLOCK >= reader.length else found[:-_DIGEST_BYTES]
+            progress(len(block))
+            yield block
+    if objects.digest_of(digests) != part.digest:
+        raise TamperedChunk(
+            f"part {part.name} of {stored.whose} holds other bytes than its manifest lists: a "
+            "holder of the vault's key has changed it. Restore it from a copy"
+        )
 
 
 def _open_file(stored: Stored, part: Part, target: Path, mode: int, progress: Progress) -> None:
-    with stored.copy.opened(part, stored.whose) as reader:
-        file = os.open(target, NEW_FILE, 0o600)
-        with open(file, "wb", buffering=0) as output:
-            for block in _blocks(reader, progress):
-                left = block
-                while left:
-                    left = left[output.write(left) :]
-            os.fchmod(file, mode)
-            os.fsync(file)
+    file = os.open(target, NEW_FILE, 0o600)
+    with open(file, "wb", buffering=0) as output:
+        for block in _blocks(stored, part, progress):
+            left = block
+            while left:
+                left = left[output.write(left) :]
+        os.fchmod(file, mode)
+        os.fsync(file)
 
 
 def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[Part, bool]:

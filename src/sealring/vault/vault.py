@@ -6,8 +6,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -134,17 +133,12 @@ class Vault(OpenedHeader):
         """Of the versions that are genuine: an attacker can make directories with any number."""
         known = self.ledger.newest(folder.name)
         recorded = known.version if known else 0
-        for version in reversed(_complete(folder)):
-            if int(version.name) <= recorded:
-                break
-            with suppress(VaultError):
-                self._open_version(_complete_copies(version), version)
-                return int(version.name)
-        return recorded
+        stored = self._newest_above(recorded, {int(one.name): one for one in _complete(folder)})
+        return stored.manifest.object_version if stored else recorded
 
     def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
-               content: object) -> str:  # fmt: skip
-        """Makes the copy complete and records it. The manifest's id."""
+               content: str) -> str:  # fmt: skip
+        """Makes the copy complete and records it. The manifest's digest."""
         manifest = copy.commit(kind, name, parts, content)
         self.record(copy, manifest)
         return manifest
@@ -195,9 +189,9 @@ class Vault(OpenedHeader):
     def stored(self, problems: list[VaultError]) -> Iterator[Stored]:
         """All complete versions of all objects; what is wrong with one is put into `problems`."""
         for version in self._versions(problems):
-            if copies := _complete_copies(version):
+            if _complete_copies(version):
                 try:
-                    yield self._open_version(copies, version)
+                    yield self._open_version(version)
                 except VaultError as problem:
                     problems.append(problem)
 
@@ -233,38 +227,48 @@ class Vault(OpenedHeader):
                 raise NoSuchObject(
                     f"{what} has no version {version} in {self.path}: it has {there}"
                 )
-            return self._open_version(_complete_copies(numbers[version]), numbers[version])
-        newest = max(numbers, default=0)
-        if known is not None and newest < known.version:
+            return self._open_version(numbers[version])
+        recorded = known.version if known else 0
+        stored = self._newest_above(recorded, numbers)
+        if stored is not None:
+            self.record_quietly(stored)
+            return stored
+        if recorded and recorded not in numbers:
+            older = max((one for one in numbers if one < recorded), default=0)
             raise RolledBack(
-                f"{what} was last written as version {known.version}, says {self.ledger.path}, and "
-                f"{self.path} has {f'version {newest}' if newest else 'none'}: an older copy of "
+                f"{what} was last written as version {recorded}, says {self.ledger.path}, and "
+                f"{self.path} has {f'version {older}' if older else 'none'}: an older copy of "
                 "the vault lies there. Restore the newest, or ask for a version by its number"
             )
         if not numbers:
             raise NoSuchObject(f"{what} is not in {self.path}: `sealring vault ls` shows what is")
-        stored = self._open_version(_complete_copies(numbers[newest]), numbers[newest])
-        if known is None or newest > known.version:
-            self.record_quietly(stored)
-        elif stored.manifest.id != known.manifest:
-            raise RolledBack(
-                f"{what} version {newest} has another manifest than {self.ledger.path} has "
-                "recorded: an older copy was put back, or the ledger is another copy's"
-            )
-        return stored
+        return self._open_version(numbers[recorded or max(numbers)])
+
+    def _newest_above(self, recorded: int, numbers: Mapping[int, Path]) -> Stored | None:
+        """The newest version that opens, of those that the ledger does not know yet.
+
+        One that does not open may be an attacker's, so it hides no genuine one below it.
+        """
+        for number in sorted(numbers, reverse=True):
+            if number > recorded:
+                try:
+                    return self._open_version(numbers[number])
+                except VaultError as problem:
+                    _LOG.warning("sealring: %s is left out: %s", numbers[number], problem)
+        return None
 
     def record_quietly(self, stored: Stored) -> None:
         """A ledger that cannot be written does not keep a reader from reading."""
         try:
-            self.record(stored.copy, stored.manifest.id)
+            self.record(stored.copy, stored.manifest.digest)
         except OSError as problem:
             _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
 
-    def _open_version(self, copies: list[Path], version: Path) -> Stored:
-        """The copy under the newest key of the vault."""
+    def _open_version(self, version: Path) -> Stored:
+        """The copy under the newest key of the vault. It is the recorded one, if one is."""
         opened: list[Copy] = []
         failure: VaultError | None = None
-        for folder in copies:
+        for folder in _complete_copies(version):
             try:
                 opened.append(objects.open_copy(folder, self.ring, self.header.vault))
             except VaultError as problem:
@@ -272,7 +276,16 @@ class Vault(OpenedHeader):
         if not opened:
             raise failure or NotAVault(f"{version} holds no complete copy")
         best = max(opened, key=lambda one: one.vault_key)
-        return Stored(best, best.manifest())
+        stored = Stored(best, best.manifest())
+        found = best.place.version, stored.manifest.digest
+        known = self.ledger.newest(version.parent.name)
+        if known is not None and known.version == found[0] and known.manifest != found[1]:
+            raise RolledBack(
+                f"{stored.whose} has another content than {self.ledger.path} has recorded: another "
+                "copy was put in its place, a holder of the vault's key has changed it, or the "
+                "ledger is another copy's"
+            )
+        return stored
 
 
 def _entries(folder: Path, form: re.Pattern[str]) -> list[Path]:
