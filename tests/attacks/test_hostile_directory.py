@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan
 
 from sealring.errors import (
     ConfigurationError,
@@ -27,7 +28,7 @@ from sealring.errors import (
     OutputExists,
     UnsafePath,
 )
-from sealring.vault import CheckpointWriter, Vault, keys, trees
+from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, trees
 from sealring.vault.files import move_into_place, remove_directory
 from sealring.vault.outputs import unfinished
 from tests.workers import SECRET
@@ -255,7 +256,7 @@ def test_a_save_leaves_what_another_process_writes_under_the_same_name(vault: Va
     state: Any = {"a": torch.ones(2)}
     writer = CheckpointWriter(vault, "run")
     writer.set_up_storage_writer(True)
-    writer.prepare_global_plan([])
+    writer.prepare_global_plan([SavePlan([])])
     dcp.save(state, storage_writer=CheckpointWriter(vault, "run"))
     assert len(vault.incomplete("run")) == 1
     writer.set_up_storage_writer(True)  # its save failed: what it wrote is given up
@@ -291,3 +292,35 @@ def test_a_file_system_without_exclusive_renames(
             with pytest.raises(OutputExists):
                 move_into_place(made, target)
     assert (target if kind == "file" else target / "file").read_text() == "0"
+
+
+@pytest.mark.parametrize("keep", [1, 2, None])
+def test_versions_that_only_look_complete(
+    keep: int | None, vault: Vault, key: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are neither counted as checkpoints that are kept, nor found as the newest."""
+
+    def save(value: float) -> None:
+        writer = CheckpointWriter(vault, "run", keep=keep)
+        dcp.save({"w": torch.full((4,), value)}, storage_writer=writer)
+
+    for value in (1.0, 2.0):
+        save(value)
+    for number in ("0000000003", "9999999998", "9999999999"):
+        junk = objects_of(vault) / number / "aaaaaaaa"
+        junk.mkdir(parents=True)
+        (junk / "manifest").touch()
+    save(3.0)
+    left = sorted(int(one.name) for one in objects_of(vault).iterdir())
+    genuine = {1: [4], 2: [2, 4], None: [1, 2, 4]}[keep]
+    assert left == sorted([*genuine, 3, 9999999998, 9999999999])
+    # Also for a reader whose ledger knows nothing yet.
+    (vault.path / "ledger.json").unlink()
+    fresh = Vault.open(vault.path, keys.key_file(key))
+    into = {"w": torch.zeros(4)}
+    with caplog.at_level(logging.WARNING, logger="sealring"):
+        dcp.load(into, storage_reader=CheckpointReader(fresh, "run"))
+    assert bool((into["w"] == 3).all())
+    assert "9999999999 is left out" in caplog.text
+    with pytest.raises(NotAVault):
+        fresh.find("run", 9999999999)

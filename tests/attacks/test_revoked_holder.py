@@ -313,3 +313,48 @@ def test_digests_of_every_length(length: int, vault: Vault, tmp_path: Path) -> N
     assert len(opened_text(vault, tmp_path)) == length
     trees.rotate(vault, nothing)
     trees.verify(vault.find("data"), nothing)
+
+
+# ---- a ledger of another reader ------------------------------------------------------------------
+
+
+def test_a_reader_that_saw_the_revocation_accepts_no_header_from_before_it(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It only reads, and its ledger lies elsewhere: it learns the new key by reading."""
+    put(vault, tmp_path, "data", "one")
+    keys.make_key_file(tmp_path / "second")
+    vault.grant("second", keys.key_file(tmp_path / "second"))
+    before = (vault.path / "vault.json").read_bytes()
+    (tmp_path / "ledgers").mkdir()
+
+    def as_reader() -> Vault:
+        with monkeypatch.context() as patch:
+            patch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
+            return Vault.open(vault.path, keys.key_file(key))
+
+    assert opened_text(as_reader(), tmp_path) == "one"
+    vault.revoke("second")
+    assert as_reader().ledger.state() == (vault.header.key, vault.header.generation)
+    (vault.path / "vault.json").write_bytes(before)
+    with pytest.raises(RolledBack, match="with key 1"):
+        as_reader()
+
+
+def test_a_forged_generation_does_not_keep_the_next_key_out(
+    vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    """A revoked holder shows a header under the older key with a large number first."""
+    late = Vault.open(vault.path, keys.key_file(key))
+    forged = headers.changed(dataclasses.replace(late.header, generation=10**9), late.ring)
+    genuine = (vault.path / "vault.json").read_bytes()
+    (vault.path / "vault.json").write_bytes(headers.write_header(forged))
+    late.refresh()
+    assert late.ledger.state() == (1, 10**9 + 1)
+    (vault.path / "vault.json").write_bytes(genuine)
+    (vault.path / "ledger.json").rename(tmp_path / "ledger")
+    Vault.open(vault.path, keys.key_file(key)).rekey()
+    (tmp_path / "ledger").rename(vault.path / "ledger.json")
+    late.refresh()
+    assert late.header.key == 2
+    assert late.ledger.state() == (2, late.header.generation)

@@ -141,7 +141,7 @@ class CheckpointWriter(StorageWriter):
                 self._vault.refresh()
                 self._require_key(draft.vault_key)
                 self._commit(draft, metadata, results)
-                self._remove_old()
+                self._remove_older_than(draft.place.version)
         except BaseException:
             if not draft.complete:
                 objects.remove(draft.folder)
@@ -219,9 +219,13 @@ class CheckpointWriter(StorageWriter):
             if not claimed(version):
                 self._vault.remove_version(version)
 
-    def _remove_old(self) -> None:
+    def _remove_older_than(self, saved: int) -> None:
+        """Keeps this one, and as many before it as were asked for.
+
+        What does not open is neither counted nor removed: an attacker may have put it there.
+        """
         if self._keep is not None:
-            for version in self._vault.complete(self.checkpoint_id)[: -self._keep]:
+            for version in self._vault.before(self.checkpoint_id, saved)[self._keep - 1 :]:
                 self._vault.remove_version(version)
 
 

@@ -97,7 +97,7 @@ class LocalLedger:
         return known.key, known.generation
 
     def record(self, key: int, generation: int, entry: Entry | None = None) -> None:
-        """Never goes back: an older version of an object leaves what is recorded."""
+        """Never goes back: an older header or version leaves what is recorded."""
         with locked(self.path.with_name(self.path.name + ".lock"), shared=False):
             ledger = self._read()
             entries = {one.object: one for one in ledger.entries}
@@ -105,12 +105,8 @@ class LocalLedger:
                 entry.object not in entries or entry.version >= entries[entry.object].version
             ):
                 entries[entry.object] = entry
-            made = Ledger(
-                self._vault,
-                max(generation, ledger.generation),
-                max(key, ledger.key),
-                list(entries.values()),
-            )
+            key, generation = max((key, generation), (ledger.key, ledger.generation))
+            made = Ledger(self._vault, generation, key, list(entries.values()))
             # One that is behind the vault is caught up by the next reader.
             write_file(self.path, json.dumps(asdict(made)).encode() + b"\n", lasting=False)
 

@@ -41,12 +41,19 @@ class OpenedHeader:
         self._seen = 0, 0
         self._id = expect
         self._ledger: LocalLedger | None = None
+        self._told_of_ledger = False
         self.refresh(made_now=made_now)
 
     def _bind(self, made_now: bool) -> None:
         try:
             self.ledger.bind(self.path, made_now=made_now)
         except OSError as problem:
+            self.tell_of_ledger(problem)
+
+    def tell_of_ledger(self, problem: OSError) -> None:
+        """A ledger that cannot be written does not keep a reader from reading. Said once."""
+        if not self._told_of_ledger:
+            self._told_of_ledger = True
             _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
 
     def refresh(self, *, made_now: bool = False) -> None:
@@ -72,17 +79,23 @@ class OpenedHeader:
         self.header, self.ring = header, ring
 
     def _require_as_new(self, header: headers.Header) -> None:
+        # The key first: a holder of an older key can write a header of any generation.
         state = header.key, header.generation
+        recorded = self.ledger.state()
         for known, who in ((self._seen, "this process has seen"),
-                           (self.ledger.state(), f"{self.ledger.path} has recorded")):  # fmt: skip
-            # Each by itself: a holder of an older key can write a header of any generation.
-            if any(now < then for now, then in zip(state, known, strict=True)):
+                           (recorded, f"{self.ledger.path} has recorded")):  # fmt: skip
+            if state < known:
                 raise RolledBack(
                     f"the vault's header is number {state[1]} with key {state[0]}, and {who} "
                     f"number {known[1]} with key {known[0]}: an older header lies there. Restore "
                     "the newest, or remove the ledger if you put the older one there yourself"
                 )
         self._seen = state
+        if state > recorded:
+            try:
+                self.ledger.record(*state)
+            except OSError as problem:
+                self.tell_of_ledger(problem)
 
     @property
     def ledger(self) -> LocalLedger:

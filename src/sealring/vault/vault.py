@@ -213,10 +213,18 @@ class Vault(OpenedHeader):
         folder = self.path / "objects" / object_bytes.hex()
         return [one for one in _entries(folder, _VERSION) if not _complete_copies(one)]
 
-    def complete(self, name: str) -> list[Path]:
-        """Versions of this name that were finished, oldest first."""
+    def before(self, name: str, version: int) -> list[Path]:
+        """The versions of this name that open, of those with a lower number; newest first."""
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
-        return _complete(self.path / "objects" / object_bytes.hex())
+        found = []
+        for one in reversed(_complete(self.path / "objects" / object_bytes.hex())):
+            if int(one.name) < version:
+                try:
+                    self._open_version(one)
+                    found.append(one)
+                except VaultError as problem:
+                    _LOG.warning("sealring: %s is left as it is: %s", one, problem)
+        return found
 
     def _find(self, folder: Path, what: str, version: int | None = None) -> Stored:
         known = self.ledger.newest(folder.name)
@@ -258,11 +266,10 @@ class Vault(OpenedHeader):
         return None
 
     def record_quietly(self, stored: Stored) -> None:
-        """A ledger that cannot be written does not keep a reader from reading."""
         try:
             self.record(stored.copy, stored.manifest.digest)
         except OSError as problem:
-            _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
+            self.tell_of_ledger(problem)
 
     def _open_version(self, version: Path) -> Stored:
         """The copy under the newest key of the vault. It is the recorded one, if one is."""
