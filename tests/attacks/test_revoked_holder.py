@@ -122,6 +122,40 @@ def test_holders_whose_secrets_are_not_presented_are_dropped_and_named(
     assert Vault.open(vault.path, second).header.key == 4
 
 
+@pytest.mark.parametrize("presented", [False, True])
+def test_a_holder_exchanges_anothers_public_key_before_it_is_revoked(
+    presented: bool, vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    """Both still open the vault, so the header looks as before."""
+    bob, other = (keys.make_identity(tmp_path / name) for name in ("bob", "other"))
+    vault.grant("bob", keys.PublicKey(bob.public))
+    keys.make_key_file(tmp_path / "second")
+    vault.grant("second", keys.key_file(tmp_path / "second"))
+    holder = Vault.open(vault.path, keys.key_file(tmp_path / "second"))
+    grants = [
+        dataclasses.replace(one, public=other.public) if one.name == "bob" else one
+        for one in holder.header.grants
+    ]
+    holder._write(headers.changed(holder.header, holder.ring, grants=grants))
+    Vault.open(vault.path, bob)
+    owner = Vault.open(vault.path, keys.key_file(key))
+    also = [keys.PublicKey(bob.public)] if presented else []
+    assert owner.revoke("second", also).dropped == ["bob"]
+    for person in (other, bob):
+        with pytest.raises(NotGranted):
+            Vault.open(vault.path, person)
+
+
+def test_people_who_are_presented_keep_their_grants(vault: Vault, tmp_path: Path) -> None:
+    bob, carol = (keys.make_identity(tmp_path / name) for name in ("bob", "carol"))
+    for name, one in (("bob", bob), ("carol", carol)):
+        vault.grant(name, keys.PublicKey(one.public))
+    assert vault.rekey([keys.PublicKey(bob.public)]).dropped == ["carol"]
+    assert Vault.open(vault.path, bob).header.key == 2
+    with pytest.raises(NotGranted):
+        Vault.open(vault.path, carol)
+
+
 def test_a_header_by_a_revoked_holder_with_a_later_number(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:

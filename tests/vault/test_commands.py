@@ -163,9 +163,36 @@ def test_grants_that_stay_are_presented(sh: Shell) -> None:
     data.chmod(0o600)
     sh("grant", "v", "--name", "job", "--to-broker", "a/b/c", "--data-key", "data.key")
     told = sh("rekey", "v", "--also-key", "two.key", "--also-data-key", "a/b/c=data.key")
-    assert "three can no longer open v" in " ".join(told.split())
-    assert "two can no longer" not in told
+    assert "three gets no new key of v" in " ".join(told.split())
+    assert "two gets no" not in told
     grants = json.loads(sh("ls", "v", "--json"))["grants"]
     assert [one["name"] for one in grants] == ["owner", "two", "job"]
     with pytest.raises(ConfigurationError, match="REPOSITORY/TYPE/TAG=FILE"):
         sh("rotate", "v", "--also-data-key", "a/b/c")
+
+
+def test_people_stay_granted_by_their_public_keys(sh: Shell) -> None:
+    for name in ("bob", "carol"):
+        Path(f"{name}.public").write_text(sh("identity", name))
+        sh("grant", "v", "--name", name, "--to-person", f"{name}.public")
+    told = sh("rekey", "v", "--also-person", "bob.public")
+    assert "carol gets no new key of v" in told
+    assert "bob" not in told
+    told = sh("rotate", "v", "--also-person", Path("bob.public").read_text().strip())
+    assert "gets no new key" not in told
+    assert "bob (person)" in sh("ls", "v")
+
+
+@pytest.mark.parametrize("verb", [["revoke", "v", "two"], ["rekey", "v"], ["rotate", "v"]])
+def test_dropped_grants_are_named_also_if_an_object_does_not_open(
+    verb: list[str], sh: Shell
+) -> None:
+    sh("seal", "v", "f")
+    for name in ("two", "three"):
+        sh("grant", "v", "--name", name, "--to-key", f"{name}.key")
+    (damaged,) = (sh.folder / "v").rglob("key.json")
+    damaged.write_text("damaged")
+    result = CliRunner().invoke(app, ["vault", *verb])
+    assert type(result.exception) is NotAVault
+    assert "Restore them from a copy" in str(result.exception)
+    assert "three gets no new key of v" in result.output

@@ -137,10 +137,11 @@ def test_each_kind_of_holder_opens_it_and_a_revoked_one_does_not(
     for holder in (person, worker, second):
         assert Vault.open(vault.path, holder).find("object").manifest.name == "object"
     before = (vault.path / "vault.json").read_bytes()
-    assert vault.rekey([worker, second]).dropped == []
+    public = keys.PublicKey(person.public)
+    assert vault.rekey([worker, second, public]).dropped == []
     for holder in (person, worker, second):
         Vault.open(vault.path, holder).find("object")
-    assert vault.revoke("workers", [second]).dropped == []
+    assert vault.revoke("workers", [second, public]).dropped == []
     with pytest.raises(NotGranted, match="not open to gpt/key/vault; it is to owner"):
         Vault.open(vault.path, worker)
     for holder in (person, second):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
 from sealring.cli.vault_options import (
     AlsoDataKey,
     AlsoKey,
+    AlsoPerson,
     AsJson,
     Broker,
     Directory,
@@ -25,11 +26,12 @@ from sealring.cli.vault_options import (
     holder_of,
     opener_of,
     presented,
+    public_key,
 )
 from sealring.errors import ConfigurationError, VaultError
 from sealring.identity.credentials import read_authorities
 from sealring.vault import keys, trees
-from sealring.vault.opened import KeyChange
+from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Stored, Vault
 
@@ -220,8 +222,7 @@ def grant(
         raise ConfigurationError("name one of --to-key, --to-person and --to-broker")
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     if to_person is not None:
-        public = Path(to_person).read_text().strip() if os.path.exists(to_person) else to_person
-        opened.grant(name, keys.PublicKey(public))
+        opened.grant(name, public_key(to_person))
     else:
         opened.grant(name, holder_of(to_key, to_broker, data_key))
     say(f"{name} can open {vault}.")
@@ -236,16 +237,17 @@ def revoke(
     broker: Broker = None,
     also_key: AlsoKey = None,
     also_data_key: AlsoDataKey = None,
+    also_person: AlsoPerson = None,
 ) -> None:
     """Take a grant away, and wrap everything under a key that its holder does not have."""
-    also = presented(also_key, also_data_key)
-    change = Vault.open(vault, opener_of(key, broker, None), vault_id).revoke(name, also)
+    also = presented(also_key, also_data_key, also_person)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    opened.revoke(name, also, _naming_dropped(vault))
     say(f"{name} gets no key of {vault} from now on, and cannot open what is sealed from now on.")
     say(
         "Keys that were handed out stay known: a holder who kept them, or a copy of the vault, can "
         f"open what was sealed before. `sealring vault rotate {vault}` seals it anew."
     )
-    _say_dropped(change, vault)
 
 
 @app.command()
@@ -256,12 +258,13 @@ def rekey(
     broker: Broker = None,
     also_key: AlsoKey = None,
     also_data_key: AlsoDataKey = None,
+    also_person: AlsoPerson = None,
 ) -> None:
     """Wrap all objects' keys under a new key of the vault; the data stay as they are."""
-    also = presented(also_key, also_data_key)
-    change = Vault.open(vault, opener_of(key, broker, None), vault_id).rekey(also)
+    also = presented(also_key, also_data_key, also_person)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    change = opened.rekey(also, _naming_dropped(vault))
     say(f"The keys of {change.versions} versions are wrapped under a new key.")
-    _say_dropped(change, vault)
 
 
 @app.command()
@@ -272,22 +275,25 @@ def rotate(
     broker: Broker = None,
     also_key: AlsoKey = None,
     also_data_key: AlsoDataKey = None,
+    also_person: AlsoPerson = None,
 ) -> None:
     """Seal everything anew under new keys. It can be stopped and started again."""
-    also = presented(also_key, also_data_key)
+    also = presented(also_key, also_data_key, also_person)
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     with _bar("rotating", sum(map(_length, opened.stored([])))) as progress:
-        change = trees.rotate(opened, progress, also)
+        change = trees.rotate(opened, progress, also, _naming_dropped(vault))
     say(f"{change.versions} versions are sealed under new keys.")
-    _say_dropped(change, vault)
 
 
-def _say_dropped(change: KeyChange, vault: Path) -> None:
-    for name in change.dropped:
-        say(
-            f"{name} can no longer open {vault}: its secret was not presented. Open the vault to "
-            "it again with `sealring vault grant`."
-        )
+def _naming_dropped(vault: Path) -> Tell:
+    def tell(names: Sequence[str]) -> None:
+        for name in names:
+            say(
+                f"{name} gets no new key of {vault}: its secret or public key, as the vault has "
+                "it, was not presented. Open the vault to it again with `sealring vault grant`."
+            )
+
+    return tell
 
 
 def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict[str, Any]]:

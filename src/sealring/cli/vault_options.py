@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from sealring.errors import BadKeyFile, ConfigurationError
-from sealring.identity.private_files import read_secret_file
+from sealring.identity.private_files import read_public, read_secret_file
 from sealring.vault import keys
-from sealring.vault.keys import Opener, SymmetricKey
+from sealring.vault.keys import Opener, Presented, PublicKey, SymmetricKey
 
 Directory = Annotated[Path, typer.Argument(help="The vault's directory.")]
 Key = Annotated[
@@ -28,6 +28,10 @@ AlsoKey = Annotated[
 AlsoDataKey = Annotated[
     list[str] | None,
     typer.Option(help="A broker's data key that stays granted: REPOSITORY/TYPE/TAG=FILE."),
+]
+AlsoPerson = Annotated[
+    list[str] | None,
+    typer.Option(help="A person's public key, or a file of it, that stays granted."),
 ]
 VaultId = Annotated[
     str | None, typer.Option(help="The id that the vault must have, as `init` and `ls` show it.")
@@ -65,9 +69,20 @@ def holder_of(file: Path | None, resource: str | None, data_key: Path | None) ->
     return keys.broker_key(resource, read_secret_file(data_key, "the data key", BadKeyFile))
 
 
-def presented(files: list[Path] | None, data_keys: list[str] | None) -> list[SymmetricKey]:
-    """The secrets of other holders that are to have the vault's next key."""
-    found = [keys.key_file(file) for file in files or []]
+def public_key(text: str) -> PublicKey:
+    """Of a person: the key itself, or a file of it."""
+    path = Path(text)
+    if os.path.exists(path):
+        text = read_public(path, "the public key", ConfigurationError).decode("ascii", "replace")
+    return PublicKey(text.strip())
+
+
+def presented(
+    files: list[Path] | None, data_keys: list[str] | None, persons: list[str] | None
+) -> list[Presented]:
+    """Other holders that are to have the vault's next key."""
+    found: list[Presented] = [keys.key_file(file) for file in files or []]
+    found += [public_key(text) for text in persons or []]
     for text in data_keys or []:
         resource, given, file = text.partition("=")
         if not given:

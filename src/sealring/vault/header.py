@@ -22,7 +22,7 @@ from sealring.errors import (
     TamperedHeader,
 )
 from sealring.strict import strictly
-from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, SymmetricKey
+from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, Presented, SymmetricKey
 from sealring.vault.sealed import ID_BYTES, parse
 
 FORMAT: Final = "sealring vault"
@@ -87,11 +87,11 @@ def changed(header: Header, ring: KeyRing, **changes: Any) -> Header:
 
 
 def next_key(
-    header: Header, ring: KeyRing, presented: Sequence[SymmetricKey]
+    header: Header, ring: KeyRing, presented: Sequence[Presented]
 ) -> tuple[Header, KeyRing]:
     """The header under a new key of the vault, from which all older ones follow.
 
-    People get it, and the holders whose secrets are presented. Other grants are left out.
+    The holders that are presented get it. Other grants are left out.
     """
     number, key = ring.newest + 1, _native.Secret.random(KEY_BYTES)
     made = KeyRing(number, {**ring.keys, number: key}, ring.names)

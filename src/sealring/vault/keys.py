@@ -7,9 +7,9 @@
 
 The wrapping key is derived from a key file or data key for one vault and one number of the vault's
 key. It is stored nowhere: a holder of the vault's key cannot compute what wraps the next one, and
-a holder of an older key cannot pass it off as a newer one. A new key of the vault is therefore
-wrapped only for people, whose public keys are known, and for the secrets that are presented with
-the change.
+a holder of an older key cannot pass it off as a newer one. A new key of the vault is wrapped only
+for the secrets and the public keys that are presented with the change. The public keys in the
+header do not count: any holder could have exchanged them.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ class SymmetricKey:
             return None
         return _native.unwrap_key(self.wrapping_key(vault, number), bytes.fromhex(grant.wrapped))
 
+    def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
+        """Whether the grant gives this key of the vault to this holder."""
+        found = self.unwrap(vault, number, grant)
+        return found is not None and found == key
+
     def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
         wrapped = _native.wrap_key(self.wrapping_key(vault, number), key)
         return Grant(name, self.kind, wrapped.hex(), "", self.resource)
@@ -146,9 +151,17 @@ class PublicKey:
     def __post_init__(self) -> None:
         _public_key(self.text)
 
+    def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
+        """Whether the grant names this person. What it wraps, only the person can tell."""
+        return (grant.kind, grant.public) == ("person", self.text)
+
     def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
         wrapped = _HPKE.encrypt(memoryview(key), _public_key(self.text), _info(vault, number))
         return Grant(name, "person", wrapped.hex(), self.text, "")
+
+
+Presented = SymmetricKey | PublicKey
+"""A holder that is named together with a change of the vault's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +170,14 @@ class NextKey:
 
     number: int
     key: _native.Secret = field(repr=False)
-    presented: Sequence[SymmetricKey]
+    presented: Sequence[Presented]
 
     def renewed(self, grant: Grant, vault: bytes, old: _native.Secret) -> Grant | None:
-        """The same grant for the next key; None where its holder's secret was not presented."""
-        holder: Holder
-        if grant.kind == "person":
-            holder = PublicKey(grant.public)
-        else:
-            for one in self.presented:
-                found = one.unwrap(vault, self.number - 1, grant)
-                if found is not None and found == old:
-                    holder = one
-                    break
-            else:
-                return None
-        return holder.grant(grant.name, vault, self.number, self.key)
+        """The same grant for the next key; None where its holder was not presented."""
+        for one in self.presented:
+            if one.has(grant, vault, self.number - 1, old):
+                return one.grant(grant.name, vault, self.number, self.key)
+        return None
 
 
 def key_file(path: Path) -> SymmetricKey:

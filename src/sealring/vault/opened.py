@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Final
 from sealring.errors import ForeignVault, NotAVault, NotGranted, RolledBack, VaultError
 from sealring.vault import header as headers
 from sealring.vault.files import locked, write_file
-from sealring.vault.keys import Holder, Opener, SymmetricKey
+from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
 from sealring.vault.ledger import LocalLedger
 from sealring.vault.sealed import read_small
 
@@ -27,7 +27,15 @@ class KeyChange:
     versions: int
     """Whose keys were wrapped anew, or that were sealed anew."""
     dropped: list[str]
-    """Grants that were left out, because their holders' secrets were not presented."""
+    """Grants that were left out, because their holders were not presented."""
+
+
+Tell = Callable[[Sequence[str]], None]
+"""Called with the names of the grants that are left out, before the header is written."""
+
+
+def tell_later(names: Sequence[str]) -> None:
+    """For callers that look at KeyChange."""
 
 
 class OpenedHeader:
@@ -129,17 +137,21 @@ class OpenedHeader:
             made = holder.grant(name, self.header.vault, self.header.key, self.ring.key)
             self._write(headers.with_grant(self.header, self.ring, made))
 
-    def begin_rotation(self, header: headers.Header, also: Sequence[SymmetricKey]) -> KeyChange:
+    def begin_rotation(
+        self, header: headers.Header, also: Sequence[Presented], tell: Tell
+    ) -> KeyChange:
         """A new key of the vault, beside the older ones. The caller holds the vault alone.
 
-        `also`: the secrets of other holders that are to have it.
+        `also`: other holders that are to have it.
         """
         assert isinstance(self._opener, SymmetricKey), "require_writer"
         made, ring = headers.next_key(header, self.ring, [self._opener, *also])
         kept = {grant.name for grant in made.grants}
+        dropped = [one.name for one in header.grants if one.name not in kept]
+        tell(dropped)  # first: what follows can fail, or be stopped
         self.ring = ring
         self._write(made)
-        return KeyChange(0, [one.name for one in header.grants if one.name not in kept])
+        return KeyChange(0, dropped)
 
     def end_rotation(self, problems: Sequence[VaultError]) -> None:
         """Drops the older keys, if no object needs them.
@@ -150,8 +162,9 @@ class OpenedHeader:
         if problems:
             raise type(problems[0])(
                 f"{problems[0]} ({len(problems)} in all did not open and stay as they are. All "
-                "others have the new key. Restore or remove them, and run `sealring vault rekey`: "
-                "until then the vault accepts objects under its older keys too)"
+                "others have the new key. Restore them from a copy, or remove what never was an "
+                "object of this vault, and run `sealring vault rekey`: until then the vault "
+                "accepts objects under its older keys too)"
             )
         header, self.ring = headers.without_older_keys(self.header, self.ring)
         self._write(header)

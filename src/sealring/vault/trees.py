@@ -29,9 +29,9 @@ from sealring.vault.files import (
     move_into_place,
     sync_directory,
 )
-from sealring.vault.keys import SymmetricKey
+from sealring.vault.keys import Presented
 from sealring.vault.objects import Copy, Part
-from sealring.vault.opened import KeyChange
+from sealring.vault.opened import KeyChange, Tell, tell_later
 from sealring.vault.outputs import unfinished
 from sealring.vault.vault import Stored, Vault
 
@@ -131,7 +131,12 @@ def verify(stored: Stored, progress: Progress) -> None:
             pass
 
 
-def rotate(vault: Vault, progress: Progress, also: Sequence[SymmetricKey] = ()) -> KeyChange:
+def rotate(
+    vault: Vault,
+    progress: Progress,
+    also: Sequence[Presented] = (),
+    tell: Tell = tell_later,
+) -> KeyChange:
     """Seals everything anew, under new keys.
 
     Whenever it is stopped, the vault opens: the header has the new key and the older ones, and a
@@ -142,7 +147,7 @@ def rotate(vault: Vault, progress: Progress, also: Sequence[SymmetricKey] = ()) 
     with vault.held(alone=True):
         vault.refresh()
         vault.require_writer()
-        change = vault.begin_rotation(vault.header, also)
+        change = vault.begin_rotation(vault.header, also, tell)
         problems: list[VaultError] = []
         for stored in list(vault.stored(problems)):
             try:

@@ -23,10 +23,10 @@ from sealring.errors import (
 from sealring.vault import header as headers
 from sealring.vault import objects
 from sealring.vault.files import beside, move_into_place, remove_directory, write_file
-from sealring.vault.keys import Opener, SymmetricKey
+from sealring.vault.keys import Opener, Presented, SymmetricKey
 from sealring.vault.ledger import Entry
 from sealring.vault.objects import Copy, Manifest
-from sealring.vault.opened import HEADER, KeyChange, OpenedHeader
+from sealring.vault.opened import HEADER, KeyChange, OpenedHeader, Tell, tell_later
 from sealring.vault.sealed import AES, SUITES
 
 _LOG = logging.getLogger("sealring")
@@ -80,22 +80,24 @@ class Vault(OpenedHeader):
 
     # ---- keys ------------------------------------------------------------------------------------
 
-    def revoke(self, name: str, also: Sequence[SymmetricKey] = ()) -> KeyChange:
+    def revoke(
+        self, name: str, also: Sequence[Presented] = (), tell: Tell = tell_later
+    ) -> KeyChange:
         """Drops a grant and wraps everything under a new key, which that holder does not get."""
         with self.held(alone=True):
             self.refresh()
             self.require_writer()
             # One header for both: a holder that is dropped never shares the key with the rest.
             left = headers.without_grant(self.header, self.ring, name)
-            change = self.begin_rotation(left, also)
+            change = self.begin_rotation(left, also, tell)
             return self._rewrap(change)
 
-    def rekey(self, also: Sequence[SymmetricKey] = ()) -> KeyChange:
+    def rekey(self, also: Sequence[Presented] = (), tell: Tell = tell_later) -> KeyChange:
         """Wraps every object's key under a new key of the vault."""
         with self.held(alone=True):
             self.refresh()
             self.require_writer()
-            change = self.begin_rotation(self.header, also)
+            change = self.begin_rotation(self.header, also, tell)
             return self._rewrap(change)
 
     def _rewrap(self, change: KeyChange) -> KeyChange:
