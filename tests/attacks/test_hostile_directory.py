@@ -189,6 +189,7 @@ def test_a_vault_that_was_exchanged_for_another_of_the_same_key(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both open, and each is genuine: a ledger elsewhere knows which one lay there."""
+    (tmp_path / "ledgers").mkdir()
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
     Vault.open(vault.path, keys.key_file(key))
     other = Vault.create(tmp_path / "other", keys.key_file(key), "owner")

@@ -342,7 +342,9 @@ def test_loading_says_what_a_local_ledger_proves(
     said = [one.getMessage() for one in caplog.records if one.name == "sealring"]
     assert len(said) == 1
     assert "detects accidents, not an attacker" in said[0]
+    (tmp_path / "elsewhere").mkdir()
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "elsewhere"))
+    Vault.open(vault.path, keys.key_file(key))
     caplog.clear()
     load(Vault.open(vault.path, keys.key_file(key)))
     assert not [one for one in caplog.records if one.name == "sealring"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.checkpoint as dcp
 
+from sealring.identity.private_files import replace_private, sync_directory, write_public
 from sealring.vault import CheckpointWriter, Vault, keys, trees
 from tests.vault.power import Disk
 from tests.vault.test_checkpoints import load, same, save, state
@@ -74,8 +75,31 @@ def test_the_disk_of_this_test_loses_what_was_not_synced(tmp_path: Path) -> None
     disk = Disk(root)
     with disk.recording(lambda: None):
         (root / "file").write_bytes(b"content")
-        from sealring.vault.files import sync_directory
-
         sync_directory(root)
     disk.after_a_power_cut(tmp_path / "after")
     assert (tmp_path / "after" / "file").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        keys.make_key_file,
+        keys.make_identity,
+        lambda path: write_public(path, b"content"),
+        lambda path: replace_private(path, b"content"),
+    ],
+    ids=["key file", "identity", "public", "private"],
+)
+def test_a_key_that_was_written_is_there_after_a_power_cut(
+    write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Else a vault can be there without the only key that opens it."""
+    root = tmp_path / "root"
+    root.mkdir()
+    disk = Disk(root)
+    with disk.recording(lambda: None):
+        write(root / "key")
+        disk.after_a_power_cut(tmp_path / "after")
+    written = (root / "key").read_bytes()
+    assert [one.name for one in (tmp_path / "after").iterdir()] == ["key"]
+    assert (tmp_path / "after" / "key").read_bytes() == written != b""

@@ -187,7 +187,9 @@ def test_a_changed_part_names_the_rank_that_wrote_it(
 
 
 def load_from_copies(rank: int, world: int, folder: str) -> list[tuple[int, str, str]]:
-    os.environ["SEALRING_VAULT_LEDGER"] = str(Path(folder, f"ledger-{rank}"))
+    ledgers = Path(folder, f"ledger-{rank}")
+    ledgers.mkdir()
+    os.environ["SEALRING_VAULT_LEDGER"] = str(ledgers)
     place = Path(folder, "vault" if rank == 0 else "older")
     vault = Vault.open(place, keys.key_file(Path(folder, "vault.key")))
     state: dict[str, Any] = laid_out({"weight": torch.zeros(8, 4)}, ROWS)

@@ -376,6 +376,7 @@ def test_an_older_header_put_back_is_seen(vault: Vault, key: Path) -> None:
 
 def test_a_ledger_elsewhere(vault: Vault, key: Path, tmp_path: Path,
                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    (tmp_path / "ledgers").mkdir()
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
     shutil.copytree(vault.path, tmp_path / "whole")
     seal(reopened(vault, key), a_file(tmp_path))

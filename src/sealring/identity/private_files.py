@@ -70,6 +70,16 @@ def write_private(path: Path, content: bytes | bytearray) -> None:
         raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
     finally:
         os.unlink(temporary)
+    _sync_parent(path)
+
+
+def sync_directory(path: Path) -> None:
+    """After this a file that was made or renamed there is there after a power loss too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_public(path: Path, content: bytes) -> None:
@@ -89,6 +99,16 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
     except OSError as problem:
         os.unlink(temporary)
         raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+    _sync_parent(path)
+
+
+def _sync_parent(path: Path) -> None:
+    try:
+        sync_directory(path.parent)
+    except OSError as problem:
+        raise ConfigurationError(
+            f"{path} was written, and may be lost in a power cut: {problem.strerror}"
+        ) from problem
 
 
 def _check_private(

@@ -15,21 +15,13 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from sealring.errors import OutputExists, UnsafePath, VaultBusy
+from sealring.identity.private_files import sync_directory
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
 LONGEST_WAIT: Final = 300.0
 """Seconds, for another process that holds the vault."""
 NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
-def sync_directory(path: Path) -> None:
-    """After this a file that was made or renamed there is there after a power loss too."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
@@ -131,38 +123,60 @@ def check_inside(path: str) -> PurePosixPath:
     return pure
 
 
+_LOCKS: Final[set[int]] = set()
+"""Descriptors of this process that may hold a lock."""
+
+
+def _close_locks_of_parent() -> None:
+    """A forked child has copies of them, and would hold the locks if its parent were killed."""
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
+os.register_at_fork(after_in_child=_close_locks_of_parent)
+
+
+@contextlib.contextmanager
+def _lockable(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor whose lock ends with the context, also if forked children have copies of it."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    _LOCKS.add(descriptor)
+    try:
+        yield descriptor
+    finally:
+        if descriptor in _LOCKS:
+            _LOCKS.remove(descriptor)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[None]:
     """Says that this process works in a directory, until it ends."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with _lockable(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         with contextlib.suppress(OSError):  # some network file systems lock no directories
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def claimed(folder: Path) -> bool:
     """Whether a process that has not ended works in the directory."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    with _lockable(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool) -> Iterator[None]:
     """Holds a vault: alone to change its header or keys, with others to add objects."""
     deadline = time.monotonic() + LONGEST_WAIT
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with _lockable(path, os.O_RDWR | os.O_CREAT) as descriptor:
         while True:
             try:
                 fcntl.flock(
@@ -177,5 +191,3 @@ def locked(path: Path, *, shared: bool) -> Iterator[None]:
                     ) from None
                 time.sleep(0.02)
         yield
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from sealring.errors import ConfigurationError, ForeignVault, NotAVault
 from sealring.strict import strictly
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import parse, read_small
+
+_LOG = logging.getLogger("sealring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +59,28 @@ class LocalLedger:
         folder = os.environ.get("SEALRING_VAULT_LEDGER")
         if not folder:
             return cls(vault, directory / "ledger.json")
-        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not Path(folder).is_dir():
+            # It is not made here: it may lie on a disk that is not there at the moment.
+            raise ConfigurationError(
+                f"SEALRING_VAULT_LEDGER={folder} is no directory: attach the disk that it lies on, "
+                f"or, if there was none before, run `mkdir -m 700 {folder}`"
+            )
         return cls(vault, Path(folder) / f"{vault}.json")
 
     def bind(self, directory: Path, *, made_now: bool) -> None:
         """A ledger elsewhere remembers which vault lies in a directory.
 
-        Another one there is refused, unless this process has made it.
+        Another one there is refused, unless this process has made it. A vault that it does not
+        know yet is accepted, and reported.
         """
         if self.path.parent == directory:
             return
+        if not made_now and not self.path.exists():
+            _LOG.warning(
+                "sealring: %s has recorded nothing of the vault %s yet, so an older copy of it "
+                "would not be recognised now. If it should know the vault, stop and restore it",
+                self.path.parent, self._vault,
+            )  # fmt: skip
         where = str(directory.resolve())
         name = hashlib.sha256(where.encode()).hexdigest()[:32]
         path = self.path.with_name(f"directory-{name}.json")

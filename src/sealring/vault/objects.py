@@ -33,8 +33,9 @@ from sealring.errors import (
     UnsafePath,
     WrongKey,
 )
+from sealring.identity.private_files import sync_directory
 from sealring.strict import strictly
-from sealring.vault.files import NEW_FILE, remove_directory, sync_directory, write_file
+from sealring.vault.files import NEW_FILE, remove_directory, write_file
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import (

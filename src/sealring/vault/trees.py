@@ -20,6 +20,7 @@ from sealring.errors import (
     Unsupported,
     VaultError,
 )
+from sealring.identity.private_files import sync_directory
 from sealring.strict import strictly
 from sealring.vault import objects
 from sealring.vault.files import (
@@ -27,7 +28,6 @@ from sealring.vault.files import (
     check_inside,
     check_output,
     move_into_place,
-    sync_directory,
 )
 from sealring.vault.keys import Presented
 from sealring.vault.objects import Copy, Part

@@ -24,7 +24,7 @@ from sealring.vault import header as headers
 from sealring.vault import objects
 from sealring.vault.files import beside, move_into_place, remove_directory, write_file
 from sealring.vault.keys import Opener, Presented, SymmetricKey
-from sealring.vault.ledger import Entry
+from sealring.vault.ledger import Entry, LocalLedger
 from sealring.vault.objects import Copy, Manifest
 from sealring.vault.opened import HEADER, KeyChange, OpenedHeader, Tell, tell_later
 from sealring.vault.sealed import AES, SUITES
@@ -59,6 +59,7 @@ class Vault(OpenedHeader):
         if os.path.lexists(path):
             raise OutputExists(f"{path} is there already: choose another directory for the vault")
         header, ring = headers.new_header(suite)
+        LocalLedger.of(header.id, path)  # an error of the settings comes first
         owner = key.grant(grant, header.vault, header.key, ring.key)
         made = headers.with_grant(header, ring, owner)
         temporary = beside(path)
