@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from sealring import _native
-from sealring.errors import ForeignVault, NotGranted, RolledBack, TamperedChunk, WrongKey
+from sealring.errors import (
+    ConfigurationError,
+    ForeignVault,
+    NotGranted,
+    RolledBack,
+    TamperedChunk,
+    WrongKey,
+)
 from sealring.vault import Vault, keys, objects, trees
 from sealring.vault import header as headers
 from sealring.vault.keys import Grant
@@ -392,3 +399,42 @@ def test_a_forged_generation_does_not_keep_the_next_key_out(
     late.refresh()
     assert late.header.key == 2
     assert late.ledger.state() == (2, late.header.generation)
+
+
+def test_a_vault_made_for_a_persons_public_key_does_not_change_the_ledger(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the real vault's id, and numbers that no real header reaches."""
+    (tmp_path / "ledgers").mkdir()
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
+    alice = keys.make_identity(tmp_path / "alice")
+    owner = Vault.open(vault.path, keys.key_file(key))
+    put(owner, tmp_path, "data", "genuine")
+    owner.grant("alice", keys.PublicKey(alice.public))
+    state = owner.ledger.state()
+    keys.make_key_file(tmp_path / "attackers.key")
+    monkeypatch.delenv("SEALRING_VAULT_LEDGER")
+    forged = Vault.create(tmp_path / "forged", keys.key_file(tmp_path / "attackers.key"), "x")
+    number = 1 << 40
+    grant = keys.PublicKey(alice.public).grant("a", owner.header.vault, number, forged.ring.key)
+    header = dataclasses.replace(
+        forged.header, id=owner.header.id, key=number, generation=number, grants=[grant]
+    )
+    (forged.path / "vault.json").write_bytes(
+        headers.write_header(headers.changed(header, forged.ring))
+    )
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
+    Vault.open(forged.path, alice)
+    assert Vault.open(vault.path, keys.key_file(key)).ledger.state() == state
+    assert opened_text(Vault.open(vault.path, alice), tmp_path) == "genuine"
+
+
+def test_a_holder_is_not_granted_twice(vault: Vault, tmp_path: Path) -> None:
+    """It would open the vault by the second grant after the first one was revoked."""
+    alice = keys.PublicKey(keys.make_identity(tmp_path / "alice").public)
+    keys.make_key_file(tmp_path / "second")
+    second = keys.key_file(tmp_path / "second")
+    for name, holder in (("alice", alice), ("second", second)):
+        vault.grant(name, holder)
+        with pytest.raises(ConfigurationError, match=f"has the grant '{name}' already"):
+            vault.grant("again", holder)

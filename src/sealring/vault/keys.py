@@ -61,6 +61,9 @@ class Opener(Protocol):
 class Holder(Protocol):
     """What a vault can be granted to."""
 
+    def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
+        """Whether the grant is for this holder already."""
+
     def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
         """The vault's key of this number, wrapped for the holder."""
 

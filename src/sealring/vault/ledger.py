@@ -67,7 +67,7 @@ class LocalLedger:
             )
         return cls(vault, Path(folder) / f"{vault}.json")
 
-    def bind(self, directory: Path, *, made_now: bool) -> None:
+    def bind(self, directory: Path, *, made_now: bool, record: bool) -> None:
         """A ledger elsewhere remembers which vault lies in a directory.
 
         Another one there is refused, unless this process has made it. A vault that it does not
@@ -98,7 +98,8 @@ class LocalLedger:
                     "file if you put it there yourself"
                 )
             return
-        write_file(path, json.dumps(asdict(Directory(where, self._vault))).encode() + b"\n")
+        if record:
+            write_file(path, json.dumps(asdict(Directory(where, self._vault))).encode() + b"\n")
 
     def objects(self) -> set[str]:
         return {one.object for one in self._read().entries}

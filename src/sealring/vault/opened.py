@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealring.errors import ForeignVault, NotAVault, NotGranted, RolledBack, VaultError
+from sealring.errors import (
+    ConfigurationError,
+    ForeignVault,
+    NotAVault,
+    NotGranted,
+    RolledBack,
+    VaultError,
+)
 from sealring.vault import header as headers
 from sealring.vault.files import locked, write_file
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
-from sealring.vault.ledger import LocalLedger
+from sealring.vault.ledger import Entry, LocalLedger
 from sealring.vault.sealed import read_small
 
 _LOG = logging.getLogger("sealring")
@@ -54,12 +61,12 @@ class OpenedHeader:
 
     def _bind(self, made_now: bool) -> None:
         try:
-            self.ledger.bind(self.path, made_now=made_now)
+            self.ledger.bind(self.path, made_now=made_now, record=self._opener.may_write)
         except OSError as problem:
-            self.tell_of_ledger(problem)
+            self._tell_of_ledger(problem)
 
-    def tell_of_ledger(self, problem: OSError) -> None:
-        """A ledger that cannot be written does not keep a reader from reading. Said once."""
+    def _tell_of_ledger(self, problem: OSError) -> None:
+        """Once."""
         if not self._told_of_ledger:
             self._told_of_ledger = True
             _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
@@ -100,10 +107,19 @@ class OpenedHeader:
                 )
         self._seen = state
         if state > recorded:
+            self.record_quietly(state)
+
+    def record_quietly(self, state: tuple[int, int], entry: Entry | None = None) -> None:
+        """A ledger that cannot be written does not keep a reader from reading.
+
+        What a person's identity opens is not recorded: anyone can make a header for a public key,
+        with any vault's id in it, and the real vault would then look older.
+        """
+        if self._opener.may_write:
             try:
-                self.ledger.record(*state)
+                self.ledger.record(*state, entry)
             except OSError as problem:
-                self.tell_of_ledger(problem)
+                self._tell_of_ledger(problem)
 
     @property
     def ledger(self) -> LocalLedger:
@@ -134,7 +150,14 @@ class OpenedHeader:
         self.require_writer()
         with self.held(alone=True):
             self.refresh()
-            made = holder.grant(name, self.header.vault, self.header.key, self.ring.key)
+            which = self.header.vault, self.header.key, self.ring.key
+            for one in self.header.grants:
+                if holder.has(one, *which):
+                    raise ConfigurationError(
+                        f"this holder has the grant {one.name!r} already: with two of them, it "
+                        "would keep one when the other is revoked"
+                    )
+            made = holder.grant(name, *which)
             self._write(headers.with_grant(self.header, self.ring, made))
 
     def begin_rotation(

@@ -79,8 +79,8 @@ class _Ending:
                 if handler in (signal.SIG_DFL, signal.default_int_handler):
                     self._before[one] = handler
             try:
-                for one in self._before:
-                    signal.signal(one, self._handle)
+                for number in self._before:
+                    signal.signal(number, self._handle)
             except BaseException:
                 self._restore()
                 raise

@@ -147,8 +147,7 @@ class Vault(OpenedHeader):
         return manifest
 
     def record(self, copy: Copy, manifest: str) -> None:
-        entry = Entry(copy.place.object.hex(), copy.place.version, manifest)
-        self.ledger.record(self.header.key, self.header.generation, entry)
+        self.ledger.record(self.header.key, self.header.generation, _entry(copy, manifest))
 
     def find(self, name: str, version: int | None = None) -> Stored:
         """The newest version, which must not be older than the ledger's; or the one asked for."""
@@ -242,7 +241,7 @@ class Vault(OpenedHeader):
         recorded = known.version if known else 0
         stored = self._newest_above(recorded, numbers)
         if stored is not None:
-            self.record_quietly(stored)
+            self.record_quietly(self._seen, _entry(stored.copy, stored.manifest.digest))
             return stored
         if recorded and recorded not in numbers:
             older = max((one for one in numbers if one < recorded), default=0)
@@ -268,12 +267,6 @@ class Vault(OpenedHeader):
                     _LOG.warning("sealring: %s is left out: %s", numbers[number], problem)
         return None
 
-    def record_quietly(self, stored: Stored) -> None:
-        try:
-            self.record(stored.copy, stored.manifest.digest)
-        except OSError as problem:
-            self.tell_of_ledger(problem)
-
     def _open_version(self, version: Path) -> Stored:
         """The copy under the newest key of the vault. It is the recorded one, if one is."""
         opened: list[Copy] = []
@@ -296,6 +289,10 @@ class Vault(OpenedHeader):
                 "ledger is another copy's"
             )
         return stored
+
+
+def _entry(copy: Copy, manifest: str) -> Entry:
+    return Entry(copy.place.object.hex(), copy.place.version, manifest)
 
 
 def _entries(folder: Path, form: re.Pattern[str]) -> list[Path]:
