@@ -12,8 +12,10 @@ import json
 import os
 import re
 import secrets
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
@@ -29,6 +31,7 @@ from sealring.errors import (
     MissingPart,
     NotAVault,
     Unsupported,
+    VaultBusy,
 )
 from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
@@ -119,9 +122,9 @@ class CheckpointWriter(StorageWriter):
         plan_digest = checking.plan_digest(pieces, self._paths)
         # The vault is held in each step and not between them: a save that fails elsewhere would
         # hold it for ever. If its keys change between two steps, the next one fails.
+        self._remove(self._unfinished)
         with self._vault.held(alone=False):
             self._vault.refresh()
-            self._remove_unfinished()
             self._draft = self._vault.new_version(self.checkpoint_id)
             self._claim.enter_context(claim(self._draft.folder.parent))
         folder = self._draft.folder.relative_to(self._vault.path / "objects").as_posix()
@@ -141,7 +144,8 @@ class CheckpointWriter(StorageWriter):
                 self._vault.refresh()
                 self._require_key(draft.vault_key)
                 self._commit(draft, metadata, results)
-                self._remove_older_than(draft.place.version)
+            if self._keep is not None:
+                self._remove(lambda: self._older_than(draft.place.version))
         except BaseException:
             if not draft.complete:
                 objects.remove(draft.folder)
@@ -213,20 +217,28 @@ class CheckpointWriter(StorageWriter):
                 f"{self.checkpoint_id!r} was saved under key {number}: save it again"
             )
 
-    def _remove_unfinished(self) -> None:
-        """What a save that was killed has left; not what another process still writes."""
-        for version in self._vault.incomplete(self.checkpoint_id):
-            if not claimed(version):
+    def _remove(self, versions: Callable[[], list[Path]]) -> None:
+        """Removes versions while no other process uses the vault; else a later save does it.
+
+        Then none of them is being read, and each that is being written is claimed.
+        """
+        with suppress(VaultBusy), self._vault.held(alone=True, wait=False):
+            self._vault.refresh()
+            for version in versions():
                 self._vault.remove_version(version)
 
-    def _remove_older_than(self, saved: int) -> None:
-        """Keeps this one, and as many before it as were asked for.
+    def _unfinished(self) -> list[Path]:
+        """What saves that were killed have left; not what another process still writes."""
+        found = self._vault.incomplete(self.checkpoint_id)
+        return [version for version in found if not claimed(version)]
+
+    def _older_than(self, saved: int) -> list[Path]:
+        """All but those that are kept: the one that was saved, and some before it.
 
         What does not open is neither counted nor removed: an attacker may have put it there.
         """
-        if self._keep is not None:
-            for version in self._vault.before(self.checkpoint_id, saved)[self._keep - 1 :]:
-                self._vault.remove_version(version)
+        assert self._keep is not None
+        return self._vault.before(self.checkpoint_id, saved)[self._keep - 1 :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,9 +173,10 @@ def claimed(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool) -> Iterator[None]:
-    """Holds a vault: alone to change its header or keys, with others to add objects."""
-    deadline = time.monotonic() + LONGEST_WAIT
+def locked(path: Path, *, shared: bool, wait: bool = True) -> Iterator[None]:
+    """Holds a vault: alone to change its keys or to remove objects, with others to add objects."""
+    seconds = LONGEST_WAIT if wait else 0.0
+    deadline = time.monotonic() + seconds
     with _lockable(path, os.O_RDWR | os.O_CREAT) as descriptor:
         while True:
             try:
@@ -186,7 +187,7 @@ def locked(path: Path, *, shared: bool) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise VaultBusy(
-                        f"{path} was held by another process for {LONGEST_WAIT:.0f} seconds: wait "
+                        f"{path} was held by another process for {seconds:.0f} seconds: wait "
                         "until that has finished, and try again"
                     ) from None
                 time.sleep(0.02)

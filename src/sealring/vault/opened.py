@@ -133,8 +133,8 @@ class OpenedHeader:
                 "header for a public key. Write with a key file or through the broker"
             )
 
-    def held(self, *, alone: bool) -> AbstractContextManager[None]:
-        return locked(self.path / "lock", shared=not alone)
+    def held(self, *, alone: bool, wait: bool = True) -> AbstractContextManager[None]:
+        return locked(self.path / "lock", shared=not alone, wait=wait)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
