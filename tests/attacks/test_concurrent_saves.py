@@ -43,7 +43,8 @@ def test_a_save_that_ends_while_another_looks_for_what_was_left(
     """The list of unfinished versions has it, and it is committed and no longer claimed."""
     writer = CheckpointWriter(vault, "run")
     real = Vault.incomplete
-    started, listed, threads = threading.Event(), threading.Event(), []
+    started, listed = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
 
     def first(self: Vault, name: str) -> list[Path]:
         """The other save has begun; it goes on when the list was made, if it can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -21,7 +22,7 @@ from sealring.cli import (
     vault,
 )
 from sealring.cli.terminal import errors
-from sealring.errors import SealringError
+from sealring.errors import ConfigurationError, SealringError
 from sealring.version import __version__
 
 app = typer.Typer(
@@ -58,6 +59,16 @@ def main() -> None:
     try:
         app()
     except SealringError as error:
-        errors.print(type(error).__name__, style="bold red", end=": ")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _end(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # A full disk, a directory without rights: of the machine, not of this program.
+        where = f"{error.filename}: " if error.filename else ""
+        _end(ConfigurationError(f"{where}{error.strerror or error}"))
+
+
+def _end(error: SealringError) -> NoReturn:
+    errors.print(type(error).__name__, style="bold red", end=": ")
+    errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)

@@ -31,6 +31,7 @@ from sealring.errors import (
     NotAVault,
     TruncatedFile,
     UnsafePath,
+    VaultError,
     WrongKey,
 )
 from sealring.identity.private_files import sync_directory
@@ -254,6 +255,10 @@ def open_copy(folder: Path, ring: KeyRing, vault: bytes) -> Copy:
             f"{path} does not open under key {known.key} of this vault for this object and version"
         )
     return Copy(folder, Place(vault, object_bytes, number, known.suite, key), known.key)
+
+
+def not_written(folder: Path, problem: OSError) -> VaultError:
+    return VaultError(f"{folder} cannot be written: {problem.strerror}")
 
 
 def remove(folder: Path) -> None:

@@ -15,6 +15,7 @@ from sealring.errors import (
     NotAVault,
     NotGranted,
     RolledBack,
+    UnsafePath,
     VaultError,
 )
 from sealring.vault import header as headers
@@ -78,6 +79,10 @@ class OpenedHeader:
         """
         if not (self.path / HEADER).exists():
             raise NotAVault(f"there is no vault in {self.path}: `sealring vault init` makes one")
+        if (self.path / "objects").is_symlink():
+            raise UnsafePath(
+                f"{self.path / 'objects'} is a symlink: put the directory itself there"
+            )
         content = read_small(self.path / HEADER, "the vault's header")
         header = headers.read_header(content, str(self.path / HEADER))
         ring = headers.open_header(header, self._opener, f"the vault {self.path}")

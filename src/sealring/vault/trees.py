@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sealring import _native
 from sealring.errors import (
@@ -30,6 +30,7 @@ from sealring.vault.files import (
     move_into_place,
 )
 from sealring.vault.keys import Presented
+from sealring.vault.layout import complete_copies
 from sealring.vault.objects import Copy, Part
 from sealring.vault.opened import KeyChange, Tell, tell_later
 from sealring.vault.outputs import unfinished
@@ -147,6 +148,7 @@ def rotate(
     with vault.held(alone=True):
         vault.refresh()
         vault.require_writer()
+        _remove_unfinished(vault)  # first: they may be what fills the disk
         change = vault.begin_rotation(vault.header, also, tell)
         problems: list[VaultError] = []
         for stored in list(vault.stored(problems)):
@@ -155,6 +157,8 @@ def rotate(
                 count += 1
             except VaultError as problem:
                 problems.append(problem)
+            except OSError as problem:
+                problems.append(objects.not_written(stored.copy.folder.parent, problem))
         if not problems:  # else a copy under an older key may be the only one that is left
             for copy in list(vault.copies(problems)):
                 if copy.vault_key != vault.ring.newest:
@@ -163,9 +167,26 @@ def rotate(
     return replace(change, versions=count)
 
 
+def _remove_unfinished(vault: Vault) -> None:
+    """Copies that a rotation began and did not finish: their versions have a complete one."""
+    for copy in list(vault.copies([])):
+        if not copy.complete and complete_copies(copy.folder.parent):
+            objects.remove(copy.folder)
+
+
 def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
     old = stored.copy
     copy = objects.new_copy(old.folder.parent, vault.ring, vault.header.vault, old.place.suite)
+    try:
+        _copy_into(copy, stored, progress)
+    except BaseException:
+        if not copy.complete:
+            objects.remove(copy.folder)
+        raise
+    objects.remove(old.folder)
+
+
+def _copy_into(copy: Copy, stored: Stored, progress: Progress) -> None:
     parts = []
     for part in stored.manifest.parts:
         file = copy.create_part(part.name)
@@ -178,7 +199,6 @@ def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
             os.close(file)
     manifest = stored.manifest
     copy.commit(manifest.kind, manifest.name, parts, manifest.content)
-    objects.remove(old.folder)
 
 
 def _blocks(stored: Stored, part: Part, progress: Progress) -> Iterator[memoryview]:
@@ -213,7 +233,10 @@ def _open_file(stored: Stored, part: Part, target: Path, mode: int, progress: Pr
 
 
 def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[Part, bool]:
-    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as problem:
+        _refuse_unreadable(problem)
     target = copy.create_part(name)
     try:
         status = os.fstat(source)
@@ -258,7 +281,7 @@ def _sources(source: Path) -> Iterator[tuple[Path, str]]:
             yield path, path.relative_to(source).as_posix()
 
 
-def _refuse_unreadable(problem: OSError) -> None:
+def _refuse_unreadable(problem: OSError) -> NoReturn:
     raise ConfigurationError(
         f"{problem.filename} cannot be read: {problem.strerror}. Nothing was sealed"
     ) from problem

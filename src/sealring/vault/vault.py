@@ -17,22 +17,27 @@ from sealring.errors import (
     NotAVault,
     OutputExists,
     RolledBack,
-    UnsafePath,
     VaultError,
 )
 from sealring.vault import header as headers
 from sealring.vault import objects
 from sealring.vault.files import beside, move_into_place, remove_directory, write_file
 from sealring.vault.keys import Opener, Presented, SymmetricKey
+from sealring.vault.layout import (
+    COPY,
+    OBJECT,
+    VERSION,
+    complete,
+    complete_copies,
+    entries,
+    is_complete,
+)
 from sealring.vault.ledger import Entry, LocalLedger
 from sealring.vault.objects import Copy, Manifest
 from sealring.vault.opened import HEADER, KeyChange, OpenedHeader, Tell, tell_later
 from sealring.vault.sealed import AES, SUITES
 
 _LOG = logging.getLogger("sealring")
-_OBJECT: Final = re.compile(r"[0-9a-f]{32}")
-_VERSION: Final = re.compile(r"[0-9]{10}")
-_COPY: Final = re.compile(r"[0-9a-f]{8}")
 _LAST_VERSION: Final = 9_999_999_999
 
 
@@ -105,8 +110,11 @@ class Vault(OpenedHeader):
         count = 0
         problems: list[VaultError] = []
         for copy in self.copies(problems):
-            objects.write_key(copy.folder, self.ring, copy.place)
-            count += 1
+            try:
+                objects.write_key(copy.folder, self.ring, copy.place)
+                count += 1
+            except OSError as problem:
+                problems.append(objects.not_written(copy.folder, problem))
         self.end_rotation(problems)
         return replace(change, versions=count)
 
@@ -117,9 +125,9 @@ class Vault(OpenedHeader):
         self.require_writer()
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
         folder = self.path / "objects" / object_bytes.hex()
-        _entries(folder.parent, _OBJECT)  # no symlinks
+        entries(folder.parent, OBJECT)  # no symlinks
         folder.mkdir(mode=0o700, exist_ok=True)
-        _entries(folder, _VERSION)
+        entries(folder, VERSION)
         number = 1 + self._newest_number(folder)
         while True:
             if number > _LAST_VERSION:
@@ -136,7 +144,7 @@ class Vault(OpenedHeader):
         """Of the versions that are genuine: an attacker can make directories with any number."""
         known = self.ledger.newest(folder.name)
         recorded = known.version if known else 0
-        stored = self._newest_above(recorded, {int(one.name): one for one in _complete(folder)})
+        stored = self._newest_above(recorded, {int(one.name): one for one in complete(folder)})
         return stored.manifest.object_version if stored else recorded
 
     def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
@@ -159,10 +167,13 @@ class Vault(OpenedHeader):
 
         What is wrong with an object is raised, or put into `problems`.
         """
-        found = [one.name for one in _entries(self.path / "objects", _OBJECT) if _complete(one)]
+        found = {one.name for one in entries(self.path / "objects", OBJECT)}
+        recorded = self.ledger.objects()
         stored = []
-        for name in sorted({*found, *self.ledger.objects()}):
+        for name in sorted(found | recorded):
             try:
+                if name not in recorded and not complete(self.path / "objects" / name):
+                    continue
                 stored.append(self._find(self.path / "objects" / name, f"object {name}"))
             except VaultError as problem:
                 if problems is None:
@@ -177,35 +188,38 @@ class Vault(OpenedHeader):
         save that was killed has left it, or an attacker has put it there.
         """
         for version in self._versions(problems):
-            for one in _entries(version, _COPY):
+            for one in _collected(version, COPY, problems):
+                whole = True
                 try:
-                    yield objects.open_copy(one, self.ring, self.header.vault)
+                    whole = is_complete(one)
+                    copy = objects.open_copy(one, self.ring, self.header.vault)
                 except VaultError as problem:
-                    if (one / objects.MANIFEST).exists():
+                    if whole:
                         problems.append(problem)
                     else:
                         _LOG.warning(
                             "sealring: %s is no complete copy and is left: %s", one, problem
                         )
+                else:
+                    yield copy
 
     def stored(self, problems: list[VaultError]) -> Iterator[Stored]:
         """All complete versions of all objects; what is wrong with one is put into `problems`."""
         for version in self._versions(problems):
-            if _complete_copies(version):
-                try:
-                    yield self._open_version(version)
-                except VaultError as problem:
-                    problems.append(problem)
+            try:
+                stored = self._open_version(version) if complete_copies(version) else None
+            except VaultError as problem:
+                problems.append(problem)
+            else:
+                if stored is not None:
+                    yield stored
 
     def _versions(self, problems: list[VaultError]) -> Iterator[Path]:
-        for folder in _entries(self.path / "objects", _OBJECT):
-            try:
-                yield from _entries(folder, _VERSION)
-            except UnsafePath as problem:
-                problems.append(problem)
+        for folder in entries(self.path / "objects", OBJECT):
+            yield from _collected(folder, VERSION, problems)
 
     def remove_version(self, version: Path) -> None:
-        for copy in _entries(version, _COPY):
+        for copy in entries(version, COPY):
             objects.remove(copy)
         remove_directory(self.path, version)
 
@@ -213,13 +227,13 @@ class Vault(OpenedHeader):
         """Versions of this name that were never finished."""
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
         folder = self.path / "objects" / object_bytes.hex()
-        return [one for one in _entries(folder, _VERSION) if not _complete_copies(one)]
+        return [one for one in entries(folder, VERSION) if not complete_copies(one)]
 
     def before(self, name: str, version: int) -> list[Path]:
         """The versions of this name that open, of those with a lower number; newest first."""
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
         found = []
-        for one in reversed(_complete(self.path / "objects" / object_bytes.hex())):
+        for one in reversed(complete(self.path / "objects" / object_bytes.hex())):
             if int(one.name) < version:
                 try:
                     self._open_version(one)
@@ -230,7 +244,7 @@ class Vault(OpenedHeader):
 
     def _find(self, folder: Path, what: str, version: int | None = None) -> Stored:
         known = self.ledger.newest(folder.name)
-        numbers = {int(one.name): one for one in _complete(folder)}
+        numbers = {int(one.name): one for one in complete(folder)}
         if version is not None:
             if version not in numbers:
                 there = ", ".join(map(str, sorted(numbers))) or "none"
@@ -271,7 +285,7 @@ class Vault(OpenedHeader):
         """The copy under the newest key of the vault. It is the recorded one, if one is."""
         opened: list[Copy] = []
         failure: VaultError | None = None
-        for folder in _complete_copies(version):
+        for folder in complete_copies(version):
             try:
                 opened.append(objects.open_copy(folder, self.ring, self.header.vault))
             except VaultError as problem:
@@ -295,27 +309,9 @@ def _entry(copy: Copy, manifest: str) -> Entry:
     return Entry(copy.place.object.hex(), copy.place.version, manifest)
 
 
-def _entries(folder: Path, form: re.Pattern[str]) -> list[Path]:
-    """Directories whose name is of this form; other names are not the vault's.
-
-    A symlink in their place is refused: what lies behind it is not the vault's.
-    """
-    if folder.is_symlink():
-        raise UnsafePath(f"{folder} is a symlink: a vault has none. Put the directory itself there")
-    if not folder.is_dir():
+def _collected(folder: Path, form: re.Pattern[str], problems: list[VaultError]) -> list[Path]:
+    try:
+        return entries(folder, form)
+    except VaultError as problem:
+        problems.append(problem)
         return []
-    with os.scandir(folder) as found:
-        names = [
-            one.name
-            for one in found
-            if form.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
-        ]
-    return [folder / name for name in sorted(names)]
-
-
-def _complete_copies(version: Path) -> list[Path]:
-    return [one for one in _entries(version, _COPY) if (one / objects.MANIFEST).exists()]
-
-
-def _complete(folder: Path) -> list[Path]:
-    return [one for one in _entries(folder, _VERSION) if _complete_copies(one)]
