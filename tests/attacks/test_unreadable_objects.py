@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,14 @@ from typing import Any
 import pytest
 
 import sealring.cli
-from sealring.errors import ConfigurationError, NotAVault, NotGranted, UnsafePath, VaultError
+from sealring.errors import (
+    ConfigurationError,
+    ForeignPart,
+    NotAVault,
+    NotGranted,
+    UnsafePath,
+    VaultError,
+)
 from sealring.vault import Vault, keys, objects, trees
 
 
@@ -145,3 +154,24 @@ def test_a_command_on_a_full_disk_ends_with_a_sentence(
     assert capsys.readouterr().err.split("\n")[0] == (
         "ConfigurationError: /somewhere: No space left on device"
     )
+
+
+def test_a_manifest_with_anothers_name_or_version(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder of the key wrote it: control characters would reach the terminal."""
+    stored = vault.find("one")
+    manifest = stored.manifest
+    for name, error, words in (
+        ("a\x1b]0;owned\x1b[2J", NotAVault, "cannot be printed"),
+        ("two", ForeignPart, "manifest of another object, 'two'"),
+    ):
+        stored.copy.commit("files", name, manifest.parts, manifest.content)
+        with pytest.raises(error, match=words):
+            list(vault.newest())
+    place = stored.copy.place
+    other = dataclasses.replace(manifest, object_version=7)
+    text = json.dumps(dataclasses.asdict(other)).encode()
+    (stored.copy.folder / "manifest").write_bytes(place.seal("manifest", text))
+    with pytest.raises(ForeignPart, match="is that of version 7"):
+        vault.find("one")

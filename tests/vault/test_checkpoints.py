@@ -583,3 +583,23 @@ def test_files_that_are_no_safetensors(content: bytes, vault: Vault, tmp_path: P
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="is not a safetensors file"):
         import_safetensors(CheckpointWriter(vault, "model"), path)
+
+
+def test_a_name_that_safetensors_keeps_for_itself(vault: Vault, tmp_path: Path) -> None:
+    tensors = {"__metadata__": torch.ones(2), "b": torch.ones(2)}
+    dcp.save(tensors, storage_writer=CheckpointWriter(vault, "model"))
+    with pytest.raises(Unsupported, match="no tensor named '__metadata__'"):
+        export_safetensors(CheckpointReader(vault, "model"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    described = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    text = json.dumps({"__metadata__": described}).encode()
+    (tmp_path / "in").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(ConfigurationError, match="__metadata__ is no table of strings"):
+        import_safetensors(CheckpointWriter(vault, "model"), tmp_path / "in")
+
+
+def test_tensors_without_content_are_refused_by_name(vault: Vault) -> None:
+    def action() -> None:
+        dcp.save({"m": torch.ones(2, device="meta")}, storage_writer=CheckpointWriter(vault, "run"))
+
+    refused(action, Unsupported, "m is on the device 'meta'")

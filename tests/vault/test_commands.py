@@ -196,3 +196,11 @@ def test_dropped_grants_are_named_also_if_an_object_does_not_open(
     assert type(result.exception) is NotAVault
     assert "Restore them from a copy" in str(result.exception)
     assert "three gets no new key of v" in result.output
+
+
+@pytest.mark.parametrize("name", ["x[/red]", "x[red].bin", "[bold]", "a\\[b"])
+def test_names_are_shown_as_they_are(name: str, sh: Shell) -> None:
+    assert f"{name} is sealed" in sh("seal", "v", "f", "--name", name)
+    assert name in sh("ls", "v")
+    sh("open", "v", name, "--out", "out")
+    assert Path("out").read_bytes() == b"content"

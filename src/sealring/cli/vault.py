@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
 from sealring.cli.vault_options import (
@@ -64,7 +66,7 @@ def init(
 def identity(
     file: Annotated[Path, typer.Argument(help="Where to keep the private key.")],
 ) -> None:
-    """Make a person's identity and print its public key, for `grant --person`."""
+    """Make a person's identity and print its public key, for `grant --to-person`."""
     if os.path.lexists(file):
         say(keys.identity(file).public)
         return
@@ -131,7 +133,7 @@ def ls(
     table = Table("object", "version", "kind", "parts", "size")
     for row in rows:
         size = human_bytes(row["bytes"])
-        table.add_row(row["name"], str(row["version"]), row["kind"], str(row["parts"]), size)
+        table.add_row(Text(row["name"]), str(row["version"]), row["kind"], str(row["parts"]), size)
     console.print(table)
     say(
         f"The vault {opened.header.id} is open to "
@@ -340,5 +342,5 @@ def _row(stored: Stored) -> dict[str, Any]:
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[trees.Progress]:
     with progress_bar("{task.percentage:>3.0f} %") as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(escape(what), total=total)
         yield lambda count: bar.advance(task, count)

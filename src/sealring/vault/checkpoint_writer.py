@@ -296,5 +296,7 @@ def _bytes_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
     tensor: torch.Tensor = data.detach()
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise Unsupported(f"{item.index.fqn} is sparse or quantized: save its dense tensors")
+    if tensor.is_meta:
+        raise Unsupported(f"{item.index.fqn} is on the device 'meta' and has no content to save")
     plain = tensor.cpu().resolve_conj().resolve_neg()
     return plain.contiguous().reshape(-1).view(torch.uint8)

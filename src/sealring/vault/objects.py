@@ -170,6 +170,12 @@ class Copy:
             raise NotAVault(str(problem)) from None
         for part in manifest.parts:
             check_part(part.name)
+        try:
+            check_name(manifest.name)
+        except ConfigurationError:
+            raise NotAVault(f"the manifest {path} has a name that cannot be printed") from None
+        if manifest.object_version != self.place.version:
+            raise ForeignPart(f"the manifest {path} is that of version {manifest.object_version}")
         return manifest
 
     @contextlib.contextmanager

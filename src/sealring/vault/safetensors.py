@@ -16,6 +16,7 @@ import torch
 
 from sealring.errors import ConfigurationError, Unsupported
 
+_METADATA: Final = "__metadata__"
 _LARGEST_HEADER: Final = 100 << 20
 _MOST_ELEMENTS: Final = 1 << 56
 DTYPES: Final = {
@@ -55,9 +56,11 @@ class Entry:
 
 def header(entries: list[Entry], notes: Mapping[str, str]) -> bytes:
     """What goes in front of the tensors' bytes, which follow in the order of `entries`."""
-    document: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
+    document: dict[str, Any] = {_METADATA: dict(notes)} if notes else {}
     start = 0
     for entry in entries:
+        if entry.name == _METADATA:
+            raise Unsupported(f"safetensors has no tensor named {_METADATA!r}: rename it")
         if entry.dtype not in _NAMES:
             raise Unsupported(f"{entry.name} is {entry.dtype}, which safetensors has no name for")
         document[entry.name] = {
@@ -78,7 +81,9 @@ def read(file: BinaryIO, size: int, where: str) -> Iterator[tuple[str, torch.Ten
         if length > min(_LARGEST_HEADER, size):
             raise ValueError("its header is too long")
         document = json.loads(file.read(length))
-        document.pop("__metadata__", None)
+        notes = document.pop(_METADATA, {})
+        if not all(isinstance(one, str) for one in notes.values()):
+            raise ValueError(f"{_METADATA} is no table of strings")
         entries = []
         for name, described in document.items():
             shape = tuple(described["shape"])

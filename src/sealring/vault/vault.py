@@ -13,6 +13,7 @@ from typing import Final
 
 from sealring.errors import (
     ConfigurationError,
+    ForeignPart,
     NoSuchObject,
     NotAVault,
     OutputExists,
@@ -294,6 +295,8 @@ class Vault(OpenedHeader):
             raise failure or NotAVault(f"{version} holds no complete copy")
         best = max(opened, key=lambda one: one.vault_key)
         stored = Stored(best, best.manifest())
+        if objects.object_id(self.ring, stored.manifest.name) != best.place.object:
+            raise ForeignPart(f"{version} has the manifest of another object, {stored.whose}")
         found = best.place.version, stored.manifest.digest
         known = self.ledger.newest(version.parent.name)
         if known is not None and known.version == found[0] and known.manifest != found[1]:
