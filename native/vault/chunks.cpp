@@ -1,5 +1,7 @@
 #include "vault/chunks.hpp"
 
+#include <openssl/evp.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -34,6 +36,12 @@ FileKey derive_file_key(const KeyBytes& input, Suite suite, const Salt& salt,
   std::copy_n(derived.begin() + kKeyBytes, kNonceBytes, made.base.begin());
   std::copy_n(derived.begin() + kKeyBytes + kNonceBytes, kCommitmentBytes, made.commitment.begin());
   return made;
+}
+
+void digest_chunk(const uint8_t* plain, size_t bytes, uint8_t* digest) {
+  if (EVP_Q_digest(nullptr, "SHA256", nullptr, plain, bytes, digest, nullptr) != 1) {
+    throw std::runtime_error("OpenSSL cannot compute SHA-256");
+  }
 }
 
 Nonce chunk_nonce(const Nonce& base, uint64_t chunk) {

@@ -9,6 +9,7 @@
     │   ├── MissingExtra
     │   ├── Unsupported
     │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
+    │   ├── BadKeyFile                a vault's key file cannot be read, or others can read it
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
     │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
@@ -77,6 +78,20 @@
     │   └── BrokenAuditLog            an attacker's: the log was changed
     ├── VaultError                    a vault refused; nothing that failed was given out
     │   ├── NotAVault                 yours: there is no vault, or one that cannot be read
+    │   ├── LaterVersion              yours: a later sealring wrote it
+    │   ├── NotGranted                yours: the vault is not open to this key
+    │   ├── ForeignVault              an attacker's, or yours: another vault is in its place
+    │   ├── VaultBusy                 another process changes the vault: wait, and try again
+    │   ├── KeysChanged               the vault's keys changed during a save: save again
+    │   ├── NoSuchObject              yours: the vault holds nothing under that name
+    │   ├── OutputExists              yours: something is where the output should go
+    │   ├── UnsafePath                a path that leaves its directory, or a symlink
+    │   ├── TamperedHeader            an attacker's: the list of grants was changed
+    │   ├── UnsafeEntry               yours: loading it would run code that it brings
+    │   ├── UnadmittedSigner          an attacker's: signed by no worker of this job
+    │   ├── MissingPart               a file that the manifest lists is not there
+    │   ├── ForeignPart               an attacker's: another file lies in a part's place
+    │   ├── RolledBack                an attacker's, or an old backup's: something newer was there
     │   ├── TruncatedFile             an attacker's, or the disk's: a file was cut or extended
     │   ├── TamperedChunk             an attacker's, or the disk's: a chunk is not authentic
     │   └── WrongKey                  sealed under another key, or as another object or part
@@ -142,6 +157,10 @@ class BadCertificate(ConfigurationError):
 
 class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
+
+
+class BadKeyFile(ConfigurationError):
+    """A vault's key file cannot be read, is not one, or others can read it."""
 
 
 class Unsupported(ConfigurationError):
@@ -443,6 +462,62 @@ class VaultError(SealringError):
 
 class NotAVault(VaultError):
     """There is no vault in that directory, or its files cannot be read as a vault's."""
+
+
+class LaterVersion(VaultError):
+    """A later version of sealring wrote this; it must be opened with that version."""
+
+
+class NotGranted(VaultError):
+    """The vault is not open to the key that was given."""
+
+
+class ForeignVault(VaultError):
+    """The vault at this path has another id than the one that is expected there."""
+
+
+class VaultBusy(VaultError):
+    """Another process held the vault for too long: wait until it has finished, and try again."""
+
+
+class KeysChanged(VaultError):
+    """The vault got a new key while a checkpoint was saved under the older one: save again."""
+
+
+class NoSuchObject(VaultError):
+    """The vault holds nothing under that name, or not that version of it."""
+
+
+class OutputExists(VaultError):
+    """Something lies where the output should go; nothing is overwritten."""
+
+
+class UnsafePath(VaultError):
+    """A path leads out of its directory, or is a symlink or no regular file."""
+
+
+class TamperedHeader(VaultError):
+    """The vault's header was changed by something that does not hold the vault's key."""
+
+
+class UnsafeEntry(VaultError):
+    """An entry of a checkpoint is a pickle that could run code when it is loaded."""
+
+
+class UnadmittedSigner(VaultError):
+    """A checkpoint's manifest is not signed by workers of this job, or not by all that wrote it."""
+
+
+class MissingPart(VaultError):
+    """A file that an object's manifest lists is not there."""
+
+
+class ForeignPart(VaultError):
+    """Another file lies in a part's place: of another part, an older version or another vault."""
+
+
+class RolledBack(VaultError):
+    """The ledger has recorded something newer than what the vault holds now."""
 
 
 class TruncatedFile(VaultError):

@@ -86,6 +86,7 @@ from sealring.store.values import Kind as StoredKind
 from sealring.store.values import StoreKeys, parse_parts
 from tests.engine.attacker import Kind, header
 from tests.fuzz.log_targets import LOG_TARGETS
+from tests.fuzz.vault_targets import safetensors, vault_header
 
 ALERT_FIXED: Final = struct.Struct("<BiiQ")
 ALERT_TEXT_BYTES: Final = 512
@@ -403,6 +404,8 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "evidence": evidence,
     "snp_report": snp_report,
     "policy": policy,
+    "vault_header": vault_header,
+    "safetensors": safetensors,
     "tpm_quote": tpm_quote,
     "tpm_key": tpm_key,
     "tpm_signature": tpm_signature,

@@ -38,6 +38,7 @@ from tests.broker.kbs_client import public_jwk as rsa_jwk
 from tests.engine.attacker import EVERYONE, Kind, header
 from tests.fuzz.log_corpus import LOG_CORPUS
 from tests.fuzz.targets import ALERT_FIXED
+from tests.fuzz.vault_corpus import safetensors_files, vault_headers
 from tests.handshake.meeting import terms
 from tests.identity.attestation.ima_lists import GOOD, PYTHON, File, listed
 from tests.identity.attestation.minting import CHALLENGE, Amd
@@ -428,6 +429,8 @@ def main() -> None:
         "evidence": evidence(),
         "snp_report": snp_reports(),
         "policy": policies(),
+        "vault_header": vault_headers(),
+        "safetensors": safetensors_files(),
         "tpm_quote": tpm_quotes(),
         "tpm_key": tpm_keys(),
         "tpm_signature": tpm_signatures(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -23,11 +24,12 @@ from sealring.cli import (
     terminal,
     top,
     trace,
+    vault,
     witness,
 )
 from sealring.cli.help import prepare
 from sealring.cli.terminal import errors
-from sealring.errors import SealringError
+from sealring.errors import ConfigurationError, SealringError
 from sealring.version import __version__
 
 app = typer.Typer(
@@ -52,6 +54,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(log.app, name="log")
 app.add_typer(witness.app, name="witness")
 app.add_typer(statement.app, name="statement")
+app.add_typer(vault.app, name="vault")
 
 
 @app.callback(invoke_without_command=True)
@@ -71,11 +74,17 @@ def main() -> None:
         prepare(typer.main.get_command(app))()
     except SealringError as error:
         _end(error, "")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # A full disk, a directory without rights: of the machine, not of this program.
+        where = f"{error.filename}: " if error.filename else ""
+        _end(ConfigurationError(f"{where}{error.strerror or error}"), "")
     except Exception as error:
         _end(error, "\nsealring does not know this error: `sealring --debug` shows where it is.")
 
 
-def _end(error: Exception, advice: str) -> None:
+def _end(error: Exception, advice: str) -> NoReturn:
     if terminal.debug:
         raise error
     errors.print(type(error).__name__, style="bold red", end=": ")
