@@ -269,7 +269,7 @@ def test_a_network_that_answers_for_the_witnesses(scene: Scene) -> None:
             scene.check_newest()
 
 
-def test_asking_nobody_shows_nothing(scene: Scene) -> None:
+def test_asking_no_witness_shows_nothing(scene: Scene) -> None:
     signed, stored = scene.log.opened(), scene.log.tree()
     for policy in (scene.log.policy, LogPolicy(scene.policy.logs, scene.policy.witnesses)):
         with pytest.raises(ConfigurationError, match="no quorum"):

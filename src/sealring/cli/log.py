@@ -196,7 +196,7 @@ def verify(
     signed = _opened(log, trust, max_age)
     stored = StoredTree(log, signed.size)
     stored.check_all(signed.root)
-    logs_alone = LogPolicy(trust.logs)  # what was seen may have been cosigned by nobody yet
+    logs_alone = LogPolicy(trust.logs)  # what was seen may not have been cosigned yet
     for path in seen or []:
         earlier = open_checkpoint(_read(path, MAX_NOTE_BYTES), logs_alone)
         if earlier.checkpoint.origin != signed.checkpoint.origin:
