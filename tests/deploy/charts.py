@@ -5,6 +5,7 @@ python -m tests.deploy.charts     writes the manifests of deploy/kustomize anew
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -82,20 +83,25 @@ def _run(command: list[str], given: str) -> str:
 
 @cache
 def _renderer() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="sealring-renderer-"))
-    environ = {
-        **os.environ, "GO111MODULE": "off", "GOPATH": str(GO_PACKAGES), "GOFLAGS": "",
-        "GOCACHE": str(folder / "cache"),
-    }  # fmt: skip
+    """Built once for each version of its source, below build/."""
     source = Path(__file__).parent / "helm" / "render.go"
-    try:
-        subprocess.run(
-            ["go", "build", "-o", folder / "render", source],
-            env=environ, check=True, capture_output=True, cwd=folder,
-        )  # fmt: skip
-    finally:
-        shutil.rmtree(folder / "cache", ignore_errors=True)
-    return folder / "render"
+    folder = ROOT / "build" / "helm"
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    program = folder / f"render-{digest}"
+    if not program.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as own:
+            environ = {
+                **os.environ, "GO111MODULE": "off", "GOPATH": str(GO_PACKAGES), "GOFLAGS": "",
+                "GOCACHE": own,
+            }  # fmt: skip
+            new = folder / f".{os.getpid()}"
+            subprocess.run(
+                ["go", "build", "-o", new, source],
+                env=environ, check=True, capture_output=True, cwd=folder,
+            )  # fmt: skip
+            new.rename(program)
+    return program
 
 
 def manifests(variant: str) -> str:

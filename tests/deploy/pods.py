@@ -113,7 +113,8 @@ class Pod:
     def environ(self, container: Mapping[str, Any]) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
         named = {each["name"]: each["value"] for each in container.get("env", ())}
-        return {"PATH": path, "OMP_NUM_THREADS": "1", **named}
+        # In a cluster the sockets of the live view are in the container's own /tmp.
+        return {"PATH": path, "OMP_NUM_THREADS": "1", "SEALRING_LIVE": "0", **named}
 
     def initialise(self) -> None:
         for container in self.spec.get("initContainers", ()):

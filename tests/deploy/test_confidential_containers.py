@@ -8,8 +8,10 @@ import hashlib
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,31 @@ def test_a_pod_fetches_authority_and_policy_only_with_this_initdata(tmp_path: Pa
             guest(bytes(32)).handshake()
     assert refusal.value.error == "MeasurementNotAllowed"
     assert "host_data" in refusal.value.detail
+
+
+@pytest.mark.parametrize("answered", ["both", "one"])
+def test_the_pod_has_both_files_or_does_not_start(answered: str, tmp_path: Path) -> None:
+    """The script up to `sealring run`, with a server in the place of the guest's data hub."""
+    site = tmp_path / "site" / "cdh" / "resource" / "gpt" / "config"
+    site.mkdir(parents=True)
+    for name in ("authority", "policy") if answered == "both" else ("authority",):
+        (site / name).write_text(f"the {name}")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "site"))
+    script = MANIFESTS[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    fetching = script[: script.index("exec sealring run")]
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        fetching = fetching.replace("cd /run/sealring", f"cd {tmp_path}")
+        fetching = fetching.replace("127.0.0.1:8006", f"127.0.0.1:{server.server_port}")
+        done = subprocess.run(["sh", "-euc", fetching], capture_output=True, text=True)
+        server.shutdown()
+    assert (tmp_path / "authority").read_text() == "the authority"
+    if answered == "both":
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "policy").read_text() == "the policy"
+    else:
+        assert done.returncode != 0
+        assert "HTTP Error 404" in done.stderr
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=["service", "job"])

@@ -89,7 +89,7 @@ def _run(case: Case, *, sealed: bool) -> Any:
             environ |= {"SEALRING_ONLY": "1", "SEALRING_SECRET_FILE": str(secret)}
         done = subprocess.run(
             [*command, str(SCRIPTS / f"{case.script}.py"), *case.arguments],
-            env=environ, capture_output=True, text=True, cwd=folder,
+            env=environ, capture_output=True, text=True, cwd=folder, timeout=900,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     (line,) = (each for each in done.stdout.splitlines() if each.startswith("RESULT "))
