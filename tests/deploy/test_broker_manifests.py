@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import ssl
 import subprocess
 import time
@@ -16,7 +17,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.broker.etcd_cluster import Cluster, needs_etcd
 from tests.broker.local import Place
+from tests.broker.test_etcd_tls import Files
 from tests.deploy.charts import (
     DEPLOY,
     RenderError,
@@ -140,6 +143,44 @@ def test_the_broker_starts_from_its_manifest_and_answers_its_probe(
         assert said.startswith("Out: machine snp:aa\n")
     written = {each.name for each in (open_folder / "state").iterdir()}
     assert {"broker.sqlite", "broker.version"} <= written
+
+
+@needs_renderer
+@needs_pods
+@needs_etcd
+def test_the_manifest_for_etcd_reaches_a_store_that_demands_certificates(
+    tmp_path: Path, open_folder: Path
+) -> None:
+    place, issued = Place(tmp_path / "broker"), Files(tmp_path)
+    certificate, key = issued.issue("etcd")
+    tls = [
+        "--cert-file", str(certificate), "--key-file", str(key),
+        "--client-cert-auth", "--trusted-ca-file", str(issued.ca),
+    ]  # fmt: skip
+    etcd = Cluster(tmp_path / "etcd", 1, tls)
+    try:
+        values = {**NEEDED, "etcd": {**ETCD, "endpoints": etcd.url.removeprefix("etcd://")}}
+        spec = documents(render(values))["StatefulSet"]["spec"]["template"]["spec"]
+        own = dict(zip(("tls.crt", "tls.key"), issued.issue("broker"), strict=True))
+        sources = {
+            "authority": {each.name: each.read_bytes() for each in place.ca.iterdir()},
+            "policy": {"policy.toml": place.policy.read_bytes()},
+            "etcd": {
+                name: each.read_bytes() for name, each in {**own, "ca.crt": issued.ca}.items()
+            },
+        }
+        pod = Pod(spec, open_folder, sources, {})
+        pod.make_volumes(claims=("state",))
+        pod.initialise()
+        (broker,) = spec["containers"]
+        where = [each for each in broker["args"] if each.startswith(("--ca", "--state", "--store"))]
+        revoke = {**broker, "args": ["revoke", *where, "--machine=snp:aa", "--unseen"]}
+        with pod.started(revoke, network=os.getpid()) as command:
+            said, _ = command.communicate(timeout=60)
+    finally:
+        etcd.close()
+    assert said.startswith("Out: machine snp:aa\n")
+    assert [each.name for each in (open_folder / "state").iterdir()] == ["broker.version"]
 
 
 def probe(
