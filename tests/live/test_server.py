@@ -14,6 +14,7 @@ import pytest
 from sealring.live import server as server_module
 from sealring.live.directory import PrivateDirectory
 from sealring.live.server import MOST_OPEN, CachedAnswer, StatusServer, is_stale
+from sealring.live.worker import sweep
 
 Start = Callable[..., StatusServer]
 
@@ -122,6 +123,17 @@ def test_a_worker_that_starts_removes_the_socket_of_one_that_was_killed(
     folder.close()
     newer = start()
     assert sorted(os.listdir(tmp_path / "live")) == sorted([server.name, newer.name])
+
+
+def test_the_launcher_removes_what_killed_workers_left(start: Start, tmp_path: Path) -> None:
+    server = start()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "live" / "7-00000000.sock"))
+        dead.listen()
+    sweep({"SEALRING_LIVE": str(tmp_path / "live")})
+    assert os.listdir(tmp_path / "live") == [server.name]
+    sweep({"SEALRING_LIVE": str(tmp_path / "none")})  # nothing to do
+    sweep({"SEALRING_LIVE": "0"})
 
 
 def test_a_path_longer_than_a_sockets_address_is_used(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from sealring.group.settings import read_settings
 from sealring.identity.process import shut_out_debuggers
 from sealring.identity.secret import read_secret
 from sealring.last_words import LAUNCHED
+from sealring.live.worker import sweep
 from sealring.sealed_only.guard import require_sealed
 
 if TYPE_CHECKING:
@@ -189,6 +190,8 @@ def _launch(arguments: list[str], several: bool) -> None:
     except ChildFailedError as failed:
         _print_first(failed)
         raise typer.Exit(1) from None
+    finally:
+        sweep(os.environ)
 
 
 def _print_first(failed: ChildFailedError) -> None:

@@ -221,7 +221,7 @@ def bounded(answer: bytes) -> bytes:
 
 
 def _listen(directory: PrivateDirectory, name: str) -> socket.socket:
-    _remove_stale(directory)
+    remove_stale(directory)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     # Under its final name only when it listens: one that does not is taken for a stale one.
     unfinished = f".{name}"
@@ -238,7 +238,7 @@ def _listen(directory: PrivateDirectory, name: str) -> socket.socket:
     return listener
 
 
-def _remove_stale(directory: PrivateDirectory) -> None:
+def remove_stale(directory: PrivateDirectory) -> None:
     """A worker that was killed leaves its socket behind; no other will have its name."""
     for name in directory.sockets():
         if is_stale(directory, name):

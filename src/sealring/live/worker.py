@@ -7,12 +7,13 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from sealring.errors import ConfigurationError
-from sealring.live.directory import SETTING, PrivateDirectory
+from sealring.live.directory import SETTING, PrivateDirectory, chosen_directory
 from sealring.live.gather import ProcessFacts, socket_status, worker_status
-from sealring.live.server import StatusServer, bounded
+from sealring.live.server import StatusServer, bounded, remove_stale
 from sealring.live.status import encode
 
 _LOG = logging.getLogger("sealring")
@@ -64,6 +65,17 @@ def _sockets() -> bytes:
 def socket_path() -> Path | None:
     """Of this process, if it answers."""
     return None if _server is None else _server.path
+
+
+def sweep(environ: Mapping[str, str]) -> None:
+    """Removes what workers left that were killed; for the launcher, when all have ended."""
+    with contextlib.suppress(OSError, ConfigurationError):
+        if (path := chosen_directory(environ)) is not None:
+            directory = PrivateDirectory(path)
+            try:
+                remove_stale(directory)
+            finally:
+                directory.close()
 
 
 @atexit.register
