@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tools import wheels
 
+from sealring import _native
+
 ROOT = Path(__file__).parents[2]
 GOOD = "int PyInit__native(void) { return 0; } const char *version(void) { return TEXT; }"
 HIDDEN = "-fvisibility=hidden"
@@ -60,6 +62,11 @@ def test_another_openssl_than_the_pinned_does_not(tmp_path: Path) -> None:
     other = module(tmp_path, GOOD, HIDDEN, text="OpenSSL 3.0.2 15 Mar 2022")
     with pytest.raises(wheels.WheelRefused, match=r"of native/openssl\.pin is not inside"):
         wheels.check(wheel(tmp_path, {"sealring/_native.abi3.so": other}))
+
+
+def test_the_module_that_is_installed_exports_its_entry_point_alone() -> None:
+    _, exported = wheels.linkage(Path(_native.__file__).read_bytes())
+    assert exported == ["PyInit__native"]
 
 
 @pytest.mark.parametrize(
