@@ -11,6 +11,7 @@ needs root and mmdebstrap. The images are localhost/sealring-broker and localhos
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import shutil
 import subprocess
@@ -19,8 +20,10 @@ from importlib.metadata import distribution
 from pathlib import Path
 from platform import machine
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
+from tools.lock import pinned, pip_settings
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORK: Final = ROOT / "build" / "containers"
@@ -78,6 +81,9 @@ def gather(role: str, python: str, into: Path) -> None:
     names = {one.partition("==")[0] for one in entries}
     if missing := set(wanted) - names:
         raise SystemExit(f"requirements.lock does not name {', '.join(sorted(missing))}: make lock")
+    if "torch" in wanted:
+        entries = [one for one in entries if not one.startswith("torch==")]
+        shutil.copy(cpu_torch(tag, lock), into)
     listed = into.parent / "requirements.txt"
     listed.write_text("\n".join(entries) + "\n")
     platforms = [f"manylinux_2_{minor}_{machine()}" for minor in range(NEWEST_GLIBC, 16, -1)]
@@ -92,6 +98,23 @@ def gather(role: str, python: str, into: Path) -> None:
         ],
         check=True,
     )  # fmt: skip
+
+
+def cpu_torch(tag: str, lock: str) -> Path:
+    """torch's build without CUDA, from a folder that pip was given; the lock has its hash.
+
+    The index's build needs gigabytes of CUDA's libraries, which the lock does not name.
+    """
+    version = next(version for name, version in pinned() if name == "torch")
+    for place in pip_settings("find-links"):
+        folder = Path(unquote(urlsplit(place).path))
+        for wheel in folder.glob(f"torch-{version}+cpu-{tag}-*_{machine()}.whl"):
+            if hashlib.sha256(wheel.read_bytes()).hexdigest() in lock:
+                return wheel
+    raise SystemExit(
+        f"a worker's image needs torch {version}+cpu for {tag} on {machine()}: put a build whose "
+        "hash is in requirements.lock into a folder of pip's find-links (PIP_FIND_LINKS)"
+    )
 
 
 def make_base(suite: str) -> str:
