@@ -3,8 +3,9 @@
 Each rank of the world signs for its own part and for no other: which tensors' pieces are in it, of
 which type and shape, and the SHA-256 of each chunk of plaintext. Each signs the digest of the plan
 as well, which says which rank saves which pieces. The metadata that torch gets is computed from
-these statements alone, so one rank that lies can change the bytes of its own pieces, and nothing
-else: for another plan it needs the signatures of all other ranks.
+these statements alone, so one rank that lies after the save can change the bytes of its own
+pieces, and nothing else: for another plan it needs the signatures of all other ranks. During the
+save it can say that it has a tensor of another rank, and torch's planner may have it save that one.
 """
 
 from __future__ import annotations

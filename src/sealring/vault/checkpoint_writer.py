@@ -9,6 +9,7 @@ before it is untouched.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -32,6 +33,7 @@ from sealring.errors import (
     NotAVault,
     Unsupported,
     VaultBusy,
+    VaultError,
 )
 from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
@@ -48,6 +50,7 @@ from sealring.vault.objects import Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
 from sealring.vault.vault import Vault
 
+_LOG = logging.getLogger("sealring")
 _DRAFT: Final = re.compile(
     r"([0-9a-f]{32}/[0-9]{10}/[0-9a-f]{8})@([0-9]{1,18})@([0-9a-f]{32})@([0-9a-f]{64})"
 )
@@ -225,7 +228,10 @@ class CheckpointWriter(StorageWriter):
         with suppress(VaultBusy), self._vault.held(alone=True, wait=False):
             self._vault.refresh()
             for version in versions():
-                self._vault.remove_version(version)
+                try:
+                    self._vault.remove_version(version)
+                except (VaultError, OSError) as problem:  # the checkpoint itself is saved
+                    _LOG.warning("sealring: %s is not removed: %s", version, problem)
 
     def _unfinished(self) -> list[Path]:
         """What saves that were killed have left; not what another process still writes."""

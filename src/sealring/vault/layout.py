@@ -25,9 +25,7 @@ def entries(folder: Path, form: re.Pattern[str]) -> list[Path]:
     """
     try:
         if folder.is_symlink():
-            raise UnsafePath(
-                f"{folder} is a symlink: a vault has none. Put the directory itself there"
-            )
+            raise _link(folder)
         with os.scandir(folder) as found:
             names = [
                 one.name
@@ -39,6 +37,18 @@ def entries(folder: Path, form: re.Pattern[str]) -> list[Path]:
     except OSError as problem:
         raise _unreadable(folder, problem) from problem
     return [folder / name for name in sorted(names)]
+
+
+def links(folder: Path, form: re.Pattern[str]) -> list[UnsafePath]:
+    """An error for each symlink with a name of this form: `entries` leaves them out."""
+    with os.scandir(folder) as found:
+        names = sorted(one.name for one in found if form.fullmatch(one.name) and one.is_symlink())
+    return [
+        UnsafePath(
+            f"{folder / name} is a symlink: a vault has none. Put the directory itself there"
+        )
+        for name in names
+    ]
 
 
 def is_complete(copy: Path) -> bool:
@@ -65,6 +75,10 @@ def _may_be_complete(version: Path) -> bool:
         return bool(complete_copies(version))
     except VaultError:
         return True  # to open it gives the error
+
+
+def _link(path: Path) -> UnsafePath:
+    return UnsafePath(f"{path} is a symlink: a vault has none. Put the directory itself there")
 
 
 def _unreadable(path: Path, problem: OSError) -> NotAVault:

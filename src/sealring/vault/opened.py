@@ -198,6 +198,14 @@ class OpenedHeader:
         self._write(header)
 
     def _write(self, header: headers.Header) -> None:
+        try:
+            # A ledger that cannot be written must not stop a change of keys half way.
+            self.ledger.record(*self._seen)
+        except OSError as problem:
+            raise ConfigurationError(
+                f"the ledger {self.ledger.path} cannot be written: {problem.strerror}. Nothing was "
+                "changed"
+            ) from problem
         write_file(self.path / HEADER, headers.write_header(header))
         self.header = header
         self._seen = header.key, header.generation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,8 +109,11 @@ def read_small(path: Path, what: str, largest: int = _LARGEST_DOCUMENT) -> bytes
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):  # to read a pipe may give nothing, or not end
+                raise NotAVault(f"{what} {path} is not a regular file")
             # By its size first: what an attacker made large is not read at all.
-            too_large = os.fstat(descriptor).st_size > largest
+            too_large = status.st_size > largest
             content = b"" if too_large else file.read(largest + 1)
     except OSError as problem:
         raise NotAVault(f"{what} {path} cannot be read: {problem.strerror}") from problem

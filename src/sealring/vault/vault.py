@@ -32,6 +32,7 @@ from sealring.vault.layout import (
     complete_copies,
     entries,
     is_complete,
+    links,
 )
 from sealring.vault.ledger import Entry, LocalLedger
 from sealring.vault.objects import Copy, Manifest
@@ -216,7 +217,13 @@ class Vault(OpenedHeader):
                     yield stored
 
     def _versions(self, problems: list[VaultError]) -> Iterator[Path]:
-        for folder in entries(self.path / "objects", OBJECT):
+        found = _collected(self.path / "objects", OBJECT, problems)
+        for name in sorted(self.ledger.objects() - {one.name for one in found}):
+            _LOG.warning(
+                "sealring: object %s, which %s has recorded, is not in %s: a copy of it that is "
+                "put back later does not open under the new key", name, self.ledger.path, self.path,
+            )  # fmt: skip
+        for folder in found:
             yield from _collected(folder, VERSION, problems)
 
     def remove_version(self, version: Path) -> None:
@@ -228,7 +235,8 @@ class Vault(OpenedHeader):
         """Versions of this name that were never finished."""
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
         folder = self.path / "objects" / object_bytes.hex()
-        return [one for one in entries(folder, VERSION) if not complete_copies(one)]
+        whole = set(complete(folder))  # and what cannot be read
+        return [one for one in entries(folder, VERSION) if one not in whole]
 
     def before(self, name: str, version: int) -> list[Path]:
         """The versions of this name that open, of those with a lower number; newest first."""
@@ -314,7 +322,9 @@ def _entry(copy: Copy, manifest: str) -> Entry:
 
 def _collected(folder: Path, form: re.Pattern[str], problems: list[VaultError]) -> list[Path]:
     try:
-        return entries(folder, form)
+        found = entries(folder, form)
+        problems += links(folder, form) if found or folder.is_dir() else []
     except VaultError as problem:
         problems.append(problem)
         return []
+    return found
