@@ -15,6 +15,7 @@ from sealring import _native
 from sealring.errors import (
     ConfigurationError,
     ForeignVault,
+    NotAVault,
     NotGranted,
     RolledBack,
     TamperedChunk,
@@ -438,3 +439,25 @@ def test_a_holder_is_not_granted_twice(vault: Vault, tmp_path: Path) -> None:
         vault.grant(name, holder)
         with pytest.raises(ConfigurationError, match=f"has the grant '{name}' already"):
             vault.grant("again", holder)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_key_of_the_holders_own_among_the_older_ones(
+    ahead: int, vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    # Under the number of the present or the next key, it would be taken for that one.
+    planted = _native.wrap_key(vault.ring.key, _native.Secret.random(32)).hex()
+    older = [headers.OlderKey(vault.header.key + ahead, planted)]
+    made = headers.changed(vault.header, vault.ring, older=older)
+    (vault.path / "vault.json").write_bytes(headers.write_header(made))
+    with pytest.raises(NotAVault, match="its older keys are not older than its key"):
+        Vault.open(vault.path, keys.key_file(key))
+
+
+def test_an_older_key_that_is_listed_twice(vault: Vault, key: Path) -> None:
+    vault.rekey()
+    planted = _native.wrap_key(vault.ring.key, _native.Secret.random(32)).hex()
+    made = headers.changed(vault.header, vault.ring, older=[headers.OlderKey(1, planted)] * 2)
+    (vault.path / "vault.json").write_bytes(headers.write_header(made))
+    with pytest.raises(NotAVault, match="its older keys are not older than its key"):
+        Vault.open(vault.path, keys.key_file(key))

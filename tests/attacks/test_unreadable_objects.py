@@ -144,10 +144,10 @@ def test_a_symlink_in_the_place_of_all_objects(
 def test_a_command_on_a_full_disk_ends_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def app() -> None:
+    def command() -> None:
         raise OSError(28, "No space left on device", "/somewhere")
 
-    monkeypatch.setattr(sealring.cli, "app", app)
+    monkeypatch.setattr(sealring.cli, "prepare", lambda _: command)
     with pytest.raises(SystemExit) as ended:
         sealring.cli.main()
     assert ended.value.code == 2

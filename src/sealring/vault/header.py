@@ -151,6 +151,10 @@ def read_header(content: bytes, where: str) -> Header:
         header: Header = strictly(Header, document, where, "vault")
         if len(header.vault) != ID_BYTES or not 1 <= header.key < 1 << 63:
             raise ValueError
+        # A holder could put a key of its own here, under the number of the next one.
+        numbers = [one.number for one in header.older]
+        if len(set(numbers)) < len(numbers) or not all(0 < one < header.key for one in numbers):
+            raise ValueError("its older keys are not older than its key")
         for text in (header.names, header.mac, *(one.wrapped for one in header.older)):
             bytes.fromhex(text)
         for grant in header.grants:
