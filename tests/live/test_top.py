@@ -48,12 +48,14 @@ def test_top_shows_the_workers_of_a_job(workers: Workers, tmp_path: Path) -> Non
         assert worker["host"] == socket.gethostname()
         assert worker["identity"] == "secret"
         assert worker["certificate_ends_s"] > worker["time_s"]
-        assert worker["sealed_bytes"] == sealed[rank]
+        assert worker["sealed_bytes"] >= sealed[rank]  # with groups of tests before this one
         assert worker["sealed_bytes_per_s"] == 0.0
         (group,) = [one for one in worker["groups"] if one["state"] == "open"]
         assert group["sealed_bytes"] == sealed[rank]
         assert [(p["rank"], p["transport"]) for p in group["peers"]] == [(1 - rank, "tcp")]
-        assert worker["counts"][-1]["collectives"] == [{"name": "all_reduce", "count": 1}]
+        (counts,) = [one for one in worker["counts"] if one["group"] == group["name"]]
+        tallies = {one["name"]: one["count"] for one in counts["collectives"]}
+        assert tallies["all_reduce"] >= 1  # of all groups of this name
     assert len(document["workers"]) == 2
     table = CliRunner().invoke(app, options, env={"COLUMNS": "80"})
     assert "job shown: 2 of 2 ranks are on this machine" in table.stdout
