@@ -107,7 +107,7 @@ def checkpoint_at(view: View, size: int, key: Verifier) -> SignedCheckpoint | No
 
 
 def entries_from(view: View, start: int) -> list[bytes]:
-    """The leaves from this number on. Whoever uses them compares the root that they lead to."""
+    """The leaves from this number on. The caller compares the root that they lead to."""
     try:
         return [
             encode(row["entry"]) for name, row in view.scan(PREFIX, f"{start:012d}") if name < HEAD
