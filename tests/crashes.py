@@ -6,19 +6,19 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 STEPS = ("open", "mkdir", "replace", "rename", "fsync", "unlink", "rmdir", "link")
 """The calls that change the disk or make a change last. Sealed chunks go past them."""
 
 
-def killed_at(step: int, action: Callable[[], object]) -> bool:
+def killed_at(step: int, action: Callable[[], object], calls: Sequence[str] = STEPS) -> bool:
     """Runs the action in a child that gets SIGKILL at that step; False if it came through."""
     child = os.fork()
     if child == 0:
         try:
-            _count_down(step)
+            _count_down(step, calls)
             action()
             os._exit(0)
         except BaseException:
@@ -29,7 +29,7 @@ def killed_at(step: int, action: Callable[[], object]) -> bool:
     return status != 0
 
 
-def _count_down(step: int) -> None:
+def _count_down(step: int, calls: Sequence[str]) -> None:
     left = step
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,5 +42,5 @@ def _count_down(step: int) -> None:
 
         return call
 
-    for name in STEPS:
+    for name in calls:
         setattr(os, name, counted(getattr(os, name)))

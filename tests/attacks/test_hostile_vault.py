@@ -29,8 +29,8 @@ from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, sign
 from sealring.vault import header as headers
 from sealring.vault.checkpoint_form import check_entry
 from sealring.vault.keys import Person
+from tests.crashes import killed_at
 from tests.vault import slow
-from tests.vault.crashes import killed_at
 from tests.workers import SECRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sealring.errors import ConfigurationError
-from tests.provenance.logs import LocalLog, new_log, numbered
-
-STEPS = ("open", "fsync", "replace", "mkdir")
-
-
-def killed_at(step: int, log: LocalLog, entries: list[bytes]) -> bool:
-    """Appends in a child that ends by SIGKILL before its `step`-th call; False if it has fewer."""
-    child = os.fork()
-    if child == 0:
-        left = step
-
-        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **options: Any) -> Any:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments, **options)
-
-            return call
-
-        try:
-            for name in STEPS:
-                setattr(os, name, counted(getattr(os, name)))
-            log.append(entries)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+from tests.crashes import killed_at
+from tests.provenance.logs import new_log, numbered
 
 
 @pytest.mark.parametrize("before", [0, 250])
@@ -52,7 +23,7 @@ def test_killed_before_every_step_of_an_append(tmp_path: Path, before: int) -> N
         size = log.opened().size
         # The batch differs each time, so a file that a killed writer left is never the right one.
         more = [b"step %d: %d" % (step, number) for number in range(10)]
-        killed = killed_at(step, log, more)
+        killed = killed_at(step, functools.partial(log.append, more))
         found = log.check()
         assert found in (size, size + 10)
         outcomes |= 1 << (found > size)

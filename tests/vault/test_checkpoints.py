@@ -44,7 +44,7 @@ from sealring.vault import (
     signing,
     trees,
 )
-from tests.vault.crashes import killed_at
+from tests.crashes import killed_at
 from tests.workers import SECRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -36,7 +36,7 @@ from sealring.identity.private_files import write_private
 from sealring.vault import header as headers
 from sealring.vault import keys, trees
 from sealring.vault.vault import Vault
-from tests.vault.crashes import killed_at
+from tests.crashes import killed_at
 
 
 def nothing(count: int) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,40 +14,24 @@ from sealring.cli import app
 from sealring.errors import ConfigurationError, ForkedLog, LogError
 from sealring.provenance.writer import write_signer
 from sealring.witness.state import OtherSize, WitnessState
+from tests.crashes import STEPS, killed_at
 from tests.provenance.logs import numbered
 from tests.witness.local import witness_key
 from tests.witness.test_protocol import ENTRIES, KEY, POLICY, submission
 
 
-def killed_at(step: int, folder: Path, body: bytes) -> tuple[bool, bool]:
-    """Whether a witness was killed before its `step`-th call, and whether it had answered."""
+def killed_in_an_answer(step: int, folder: Path, body: bytes) -> tuple[bool, bool]:
+    """Whether a witness was killed at this step, and whether it had answered."""
     answered, answer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        left = step
 
-        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **options: Any) -> Any:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments, **options)
+    def serve() -> None:
+        with WitnessState(folder, KEY, POLICY) as state:
+            os.write(answer, state.add_checkpoint(body))
 
-            return call
-
-        try:
-            with WitnessState(folder, KEY, POLICY) as state:
-                for name in ("open", "fsync", "replace", "mkdir", "write"):
-                    setattr(os, name, counted(getattr(os, name)))
-                os.write(answer, state.add_checkpoint(body))
-        finally:
-            os._exit(0)
+    killed = killed_at(step, serve, (*STEPS, "write"))
     os.close(answer)
     with open(answered, "rb") as pipe:
-        came = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status), bool(came)
+        return killed, bool(pipe.read())
 
 
 def test_killed_at_every_step_it_remembers_what_it_answered(tmp_path: Path) -> None:
@@ -60,7 +41,7 @@ def test_killed_at_every_step_it_remembers_what_it_answered(tmp_path: Path) -> N
     remembered_unanswered = 0
     while True:
         step += 1
-        killed, answered = killed_at(step, tmp_path, submission(size, size + 1))
+        killed, answered = killed_in_an_answer(step, tmp_path, submission(size, size + 1))
         with WitnessState(tmp_path, KEY, POLICY) as state:
             (_, found), _ = state.logs
             assert found in (size, size + 1)
