@@ -9,8 +9,6 @@ the certificate's issuer have been checked.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Sequence
@@ -25,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from sealring.errors import ForgedStatement, MalformedStatement, Unsupported
 from sealring.identity.credentials import Credentials
 from sealring.identity.verification import is_issued_by
+from sealring.provenance.notes import decode_base64, encode_base64
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
 from sealring.strict import strictly, unique_keys
 
@@ -59,11 +58,11 @@ def seal_envelope(payload: bytes, credentials: Credentials) -> bytes:
         raise Unsupported("a statement is signed with an Ed25519 key, and this worker's is another")
     signature = {
         "keyid": key_id(key.public_key()),
-        "sig": _encode(key.sign(_pre_authentication(payload))),
-        "certificate": _encode(credentials.certificate.public_bytes(Encoding.PEM)),
+        "sig": encode_base64(key.sign(_pre_authentication(payload))),
+        "certificate": encode_base64(credentials.certificate.public_bytes(Encoding.PEM)),
     }
     envelope = {
-        "payload": _encode(payload),
+        "payload": encode_base64(payload),
         "payloadType": PAYLOAD_TYPE,
         "signatures": [signature],
     }
@@ -139,18 +138,8 @@ def _pre_authentication(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def _encode(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
 def _decode(text: str, what: str) -> bytes:
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        data = b""
-    if not data or _encode(data) != text:
-        raise MalformedStatement(f"the envelope's {what} is not base64")
-    return data
+    return decode_base64(text, f"the envelope's {what}", MalformedStatement)
 
 
 def _no_constant(name: str) -> None:

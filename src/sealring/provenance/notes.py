@@ -18,7 +18,7 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sealring.errors import ForgedNote, MalformedNote
+from sealring.errors import ForgedNote, LogError, MalformedNote
 
 MAX_NOTE_BYTES: Final = 1 << 17
 MAX_SIGNATURES: Final = 64
@@ -217,14 +217,14 @@ def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decode_base64(text: str, what: str) -> bytes:
+def decode_base64(text: str, what: str, error: type[LogError] = MalformedNote) -> bytes:
     """Only the one canonical spelling of the bytes passes."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         data = b""
     if not data or encode_base64(data) != text:
-        raise MalformedNote(f"{what} is not base64")
+        raise error(f"{what} is not base64")
     return data
 
 
