@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, Generic
 
 from sealring.errors import ConfigurationError
+from sealring.identity.peer_process import peer_of
 from sealring.live.directory import PrivateDirectory
-from sealring.live.server import peer_of
 from sealring.live.status import MOST_BYTES, Answer, SocketStatus, WorkerStatus, decode
 
 SECONDS: Final = 3.0

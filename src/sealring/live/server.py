@@ -15,12 +15,12 @@ import secrets
 import selectors
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from sealring.identity.peer_process import peer_of
 from sealring.live.directory import SUFFIX, PrivateDirectory
 from sealring.live.status import MOST_BYTES
 
@@ -36,7 +36,6 @@ _YOUNGEST_S: Final = 0.2
 _SHARE: Final = 50
 """An answer is computed at most once in 0.2 s, and takes at most one fiftieth of the time."""
 _BACKLOG: Final = 16
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class CachedAnswer:
@@ -197,21 +196,6 @@ class StatusServer:
         if not self._listening:
             moments.append(self._window[0] + 1.0)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
-
-
-class PeerProcess:
-    __slots__ = ("pid", "uid")
-
-    def __init__(self, pid: int, uid: int) -> None:
-        self.pid = pid
-        self.uid = uid
-
-
-def peer_of(sock: socket.socket) -> PeerProcess:
-    """The process at the other end, as the kernel knows it."""
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(packed)
-    return PeerProcess(pid, uid)
 
 
 def bounded(answer: bytes) -> bytes:

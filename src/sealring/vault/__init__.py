@@ -11,7 +11,7 @@ signing            what a rank vouches for
 checkpoint_form    tensors and other entries as bytes
 checkpoint_check   what makes a checkpoint valid
 checkpoint_writer, checkpoint_reader  torch.distributed.checkpoint's storage
-staging, helper    sealing in a process of its own
+staging, sealing_process    sealing in a process of its own
 checkpoint_export, safetensors  other forms of checkpoints
 """
 

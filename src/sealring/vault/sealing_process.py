@@ -1,4 +1,4 @@
-"""The process that seals one part: python -P -m sealring.vault.helper ADDRESS.
+"""The process that seals one part: python -P -m sealring.vault.sealing_process ADDRESS.
 
 It starts with nothing secret, and shuts other processes of its user out of its memory before it
 connects. Through that connection it gets its orders, the part's key and two files, once: the staged
@@ -11,29 +11,21 @@ import json
 import mmap
 import os
 import socket
-import struct
 import sys
 from typing import Final
 
 from sealring import _native
+from sealring.identity.peer_process import peer_of
 from sealring.identity.process import allows_debuggers, shut_out_debuggers
 from sealring.vault.keys import KEY_BYTES
 
 _SECONDS: Final = 120.0
-_PEER: Final = struct.Struct("3i")
 
 
 def tracer() -> int:
     """The process that traces this one; 0 if there is none."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("TracerPid:"))
-
-
-def peer_of(connection: socket.socket) -> int:
-    """The process that made the other end, by the kernel's word."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid: int = _PEER.unpack(found)[0]
-    return pid
 
 
 def main() -> None:
@@ -43,7 +35,7 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as parent:
         parent.settimeout(_SECONDS)
         parent.connect(b"\0" + sys.argv[1].encode())
-        if peer_of(parent) != os.getppid():
+        if peer_of(parent).pid != os.getppid():
             raise SystemExit("the address is not that of the process that started this one")
         head, files, _, _ = socket.recv_fds(parent, 4, 2)
         order = json.loads(_exactly(parent, int.from_bytes(head, "big")))

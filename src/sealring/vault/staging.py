@@ -17,9 +17,9 @@ import torch
 
 from sealring import _native
 from sealring.errors import VaultError, WorkerFailed
+from sealring.identity.peer_process import peer_of
 from sealring.identity.process import SETTING as ALLOW_DEBUGGERS
 from sealring.identity.process import shut_out_debuggers
-from sealring.vault.helper import peer_of
 from sealring.vault.objects import Copy, Part, digest_of
 from sealring.vault.sealed import Place
 
@@ -94,7 +94,7 @@ def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> s
         door.listen(16)
         process = subprocess.Popen(
             # -P: no module is taken from the working directory.
-            [sys.executable, "-P", "-m", "sealring.vault.helper", address[1:].decode()],
+            [sys.executable, "-P", "-m", "sealring.vault.sealing_process", address[1:].decode()],
             stdin=subprocess.DEVNULL,
             env=_without_secrets(),
         )
@@ -128,7 +128,7 @@ def _connected(
             if process.poll() is not None:
                 raise ConnectionError(f"it ended with status {process.returncode}") from None
             continue
-        if peer_of(here) == process.pid:
+        if peer_of(here).pid == process.pid:
             return here
         here.close()
     raise TimeoutError(f"it did not connect within {_START_SECONDS:.0f} seconds")
