@@ -7,28 +7,16 @@ import logging
 from pathlib import Path
 
 import ray
-import torch
 import torch.distributed as dist
-from ray import train
 from ray.train import RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
-from torch.nn.functional import mse_loss
+from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 
 def loop(config: dict[str, str]) -> None:
-    from tiny_training import STEPS, batch, model, result
+    from tiny_training import model, result, train
 
-    net = train.torch.prepare_model(model())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    losses = []
-    for step in range(STEPS):
-        rows, targets = batch(step, dist.get_rank())
-        loss = mse_loss(net(rows), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    found = result(losses, net.module)
+    net = prepare_model(model())
+    found = result(train(net), net.module)
     if dist.get_rank() == 0:
         Path(config["result"]).write_text(json.dumps(found))
 
