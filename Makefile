@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*/*.[ch]pp native/*/*/*.[ch]pp) CMakeLists.txt pyproject.toml
 FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo examples)
 CPP_FILES := '*.cpp' '*.hpp' '*.cu'
-SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl
+SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl prometheus slurmctld slurmd slurm-client \
+  munge kubernetes-client golang-go golang-github-masterminds-sprig-dev
 LIBCRYPTO := build/libcrypto
 # Where the libcrypto is that becomes part of the module; empty for the system's.
 STATIC_OPENSSL = SEALRING_STATIC_OPENSSL=$(shell cat $(LIBCRYPTO)/prefix)
@@ -13,7 +14,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: docs coverage format tidy lock sbom wheel reproducible demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance integrations clean help
+.PHONY: docs coverage format tidy lock sbom wheels install-test reproducible release containers container-deps container-test demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance integrations clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -47,7 +48,7 @@ test-gpu: $(VENV)/.installed ## what needs a GPU (compute capability 9.0 or late
 	@$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" || { echo "torch finds no GPU here"; exit 1; }
 	$(BIN)/python -m pytest tests/gpu tests/engine/cuda
 
-system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium, Maude, valgrind, iproute2, curl
+system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium, Maude, valgrind, iproute2, curl, Prometheus, Slurm, kubectl, Go
 	@dpkg --status $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends $(SYSTEM_PACKAGES); }
 
@@ -139,14 +140,35 @@ lock: $(VENV)/.locked ## writes requirements.lock: the hashes of all packages of
 sbom: $(VENV)/.installed ## a software bill of materials (CycloneDX): build/sealring.cdx.json
 	@mkdir -p build && $(BIN)/python tools/sbom.py >build/sealring.cdx.json && echo build/sealring.cdx.json
 
-wheel: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the wheel, in dist/; its times are those of the last commit
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
-	  --no-build-isolation --no-deps --config-settings=cmake.define.$(STATIC_OPENSSL) --wheel-dir dist .
-	@! for wheel in dist/*.whl; do $(BIN)/python -m zipfile -l $$wheel; done | grep stand_ins
-	@sha256sum dist/*.whl
+# Interpreters to build with; without them tools/wheels.py looks for 3.11, and for 3.12 or later.
+PYTHONS ?=
+wheels: $(VENV)/.locked ## source distribution and manylinux wheels with OpenSSL inside, in dist/; PYTHONS="python3.11 python3.12"
+	@$(BIN)/python tools/wheels.py $(addprefix --python ,$(PYTHONS))
 
-reproducible: $(VENV)/.locked $(LIBCRYPTO)/prefix ## builds the wheel twice, in different folders, and compares
-	@tools/reproducible.sh $(BIN)/python "$$(cat $(LIBCRYPTO)/prefix)"
+install-test: ## installs dist/'s wheel where no compiler and no header can be reached, and runs it; PYTHONS=... chooses
+	@$(foreach python,$(or $(PYTHONS),$(PYTHON)),$(PYTHON) tools/install_test.py --python $(python) dist &&) true
+
+reproducible: $(VENV)/.locked ## builds source distribution and wheels twice, in different folders, and compares
+	@tools/reproducible.sh $(BIN)/python $(PYTHONS)
+
+release: $(VENV)/.installed ## makes and checks the files of VERSION=X.Y.Z, on its tag; DRY=1 tries it without a tag. Publishes nothing
+	@test -n "$(VERSION)" || { echo "make release VERSION=X.Y.Z"; exit 1; }
+	@$(BIN)/python tools/release.py $(if $(DRY),--dry) $(addprefix --python ,$(PYTHONS)) $(VERSION)
+
+CONTAINER_PACKAGES := podman buildah runc mmdebstrap
+container-deps: ## Debian packages that build and run containers
+	@dpkg --status $(CONTAINER_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends $(CONTAINER_PACKAGES); }
+
+# Without LOCAL_BASE the images are based on the registry's debian:trixie-slim.
+LOCAL_BASE ?=
+CONTAINER_PYTHON ?= 3.13
+ROLES ?= broker worker
+containers: $(VENV)/.installed ## images of the broker and of a worker, from dist/'s wheels; LOCAL_BASE=trixie: no registry
+	@$(BIN)/python -m tools.containers $(addprefix --local-base ,$(LOCAL_BASE)) --python $(CONTAINER_PYTHON) $(ROLES)
+
+container-test: $(VENV)/.installed ## starts the images: the broker's health check, a worker's training
+	$(BIN)/python -m pytest tests/containers -v -rs
 
 model: ## the protocol's models: no attack with all checks, the known one without each (needs maude)
 	@$(PYTHON) -m model.check
@@ -163,7 +185,9 @@ integrations: $(VENV)/.installed ## frameworks on Gloo and sealed: what they com
 	@test -d $(INTEGRATIONS) || { $(PYTHON) -m venv $(INTEGRATIONS) && \
 	  echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(ls $(VENV)/lib)/site-packages')" \
 	    >$(INTEGRATIONS)/lib/$$(ls $(INTEGRATIONS)/lib)/site-packages/sealring-venv.pth; }
-	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/integrations/requirements.txt
+	@# DeepSpeed is built here, and looks for torch meanwhile.
+	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  --requirement tests/integrations/requirements.txt
 	@$(INTEGRATIONS)/bin/python -m tests.integrations
 
 clean:

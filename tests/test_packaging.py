@@ -6,13 +6,11 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
 
 import pytest
 
-import sealring
 from sealring import _native
 
 ROOT = Path(__file__).parent.parent
@@ -37,11 +35,6 @@ def test_both_entry_point_groups_lead_to_the_registration() -> None:
     for group in ("torch.backends", "torch.distributed.backends"):
         (entry,) = [e for e in entry_points(group=group) if e.name == "sealring"]
         assert entry.value == "sealring.registration:register"
-
-
-def test_the_version_is_stated_alike() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == sealring.__version__
 
 
 def test_torch_is_pinned_exactly_in_the_locked_versions() -> None:

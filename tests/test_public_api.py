@@ -16,9 +16,11 @@ from typing import Any
 import sealring
 import sealring.broker
 import sealring.errors
+import sealring.integrations
 import sealring.recorder
 import sealring.registration
 import sealring.store
+import sealring.vault
 
 ROOT = Path(__file__).parents[1]
 FILE = Path(__file__).parent / "public_api.txt"
@@ -37,6 +39,10 @@ def lines() -> Iterator[str]:
         yield member("sealring.SealedProcessGroup", sealring.SealedProcessGroup, name)
     for name in sealring.store.__all__:
         yield described("sealring.store", name, getattr(sealring.store, name))
+    for name in sealring.vault.__all__:
+        yield described("sealring.vault", name, getattr(sealring.vault, name))
+    for name in sealring.integrations.__all__:
+        yield described("sealring.integrations", name, getattr(sealring.integrations, name))
     yield described("sealring.broker", "data_key", sealring.broker.data_key)
     yield described("sealring.registration", "register", sealring.registration.register)
     for name in sealring.recorder.__all__:

@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-FOLDERS: Final = ("src", "native", "tests", "docs", "model", "examples", "tools", ".ci", ".github")
+FOLDERS: Final = (
+    "src",
+    "native",
+    "tests",
+    "docs",
+    "model",
+    "examples",
+    "tools",
+    "deploy",
+    ".ci",
+    ".github",
+)
 DATA: Final = ("tests/fuzz/corpus/", "native/fuzz/corpus/", "docs/results/")
 HERE: Final = ("tools/words.py", "CONTRIBUTING.md")
 """What has to name the phrases."""
@@ -26,7 +37,7 @@ PHRASES: Final = {
     r"(has|have|had) it not": "does not have it",
     r"(it|this|that|call|collective|group|message|time|traffic|work|step) is over": "has ended",
     r"(minutes|seconds|steps) are over": "have passed, have ended",
-    r"[Hh](?:e|im|is|imself)": "the attacker, the caller, it",
+    r"(?-i:[Hh](?:e|im|is|imself))": "the attacker, the caller, it",
     r"in vain": "without success",
     r"at leisure": "offline, at any time",
     r"by (its|their|his) own word": "as it states",
@@ -54,7 +65,7 @@ def findings(text: str) -> Iterator[tuple[int, str, str]]:
     """Line, phrase, and what to write: in names too, and where a line break is inside."""
     for pattern, instead in PHRASES.items():
         spaced = pattern.replace(" ", r"[\s#*/_]+")
-        for found in re.finditer(rf"(?<![A-Za-z])(?:{spaced})(?![A-Za-z])", text):
+        for found in re.finditer(rf"(?<![A-Za-z])(?:{spaced})(?![A-Za-z])", text, re.IGNORECASE):
             yield text.count("\n", 0, found.start()) + 1, " ".join(found[0].split()), instead
 
 

@@ -2,13 +2,11 @@
 
 #include "bindings/bind.hpp"
 #include "bindings/buffer.hpp"
+#include "keys/hkdf.hpp"
 
-#include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <openssl/kdf.h>
-#include <openssl/params.h>
 #include <openssl/rand.h>
 
 #include <vector>
@@ -75,29 +73,8 @@ void write_hex(const SecretBytes& secret, const nb::object& into) {
 // HKDF of RFC 5869 with SHA-256, both steps.
 SecretBytes derive(const SecretBytes& secret, const nb::bytes& salt, const nb::bytes& info,
                    size_t size) {
-  const KeyInUse in_use;
-  here(secret).require_key();
-  static constexpr char kDigest[] = "SHA256";
-  const std::unique_ptr<EVP_KDF, decltype(&EVP_KDF_free)> hkdf(
-      EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr), EVP_KDF_free);
-  const std::unique_ptr<EVP_KDF_CTX, decltype(&EVP_KDF_CTX_free)> context(
-      EVP_KDF_CTX_new(hkdf.get()), EVP_KDF_CTX_free);
-  const auto octets = [](const char* name, const void* bytes, size_t count) {
-    return OSSL_PARAM_construct_octet_string(name, const_cast<void*>(bytes), count);
-  };
-  // The parameters' constructors take pointers to non-const; the derivation only reads them.
-  OSSL_PARAM params[] = {
-      OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, const_cast<char*>(kDigest), 0),
-      octets(OSSL_KDF_PARAM_KEY, secret.data(), secret.size()),
-      octets(OSSL_KDF_PARAM_SALT, salt.c_str(), salt.size()),
-      octets(OSSL_KDF_PARAM_INFO, info.c_str(), info.size()),
-      OSSL_PARAM_construct_end(),
-  };
-  SecretBytes out(size);
-  if (!context || EVP_KDF_derive(context.get(), out.data(), out.size(), params) != 1) {
-    throw std::runtime_error("OpenSSL failed in HKDF");
-  }
-  return out;
+  return hkdf(Hash::sha256, here(secret), {salt.c_str(), salt.size()}, {info.c_str(), info.size()},
+              size);
 }
 
 nb::bytes hmac_sha256(const SecretBytes& secret, const nb::bytes& data) {

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -184,17 +185,19 @@ void bind_vault(nb::module_& m) {
       .def(
           "__init__",
           [](SealedFileWriter* self, int file, const SecretBytes& key, const std::string& suite,
-             const nb::bytes& context, std::string name, int threads) {
+             const nb::bytes& context, std::string name, int threads, bool digests) {
             new (self)
                 SealedFileWriter(file, key_from(key, "a sealed file's key"), suite_named(suite),
-                                 span_of(context), std::move(name), thread_count(threads));
+                                 span_of(context), std::move(name), thread_count(threads), digests);
           },
-          "file"_a, "key"_a, "suite"_a, "context"_a, "name"_a, "threads"_a = 0)
+          "file"_a, "key"_a, "suite"_a, "context"_a, "name"_a, "threads"_a = 0, "digests"_a = false)
       .def("write", &write_pieces, "pieces"_a)
       .def("finish", &SealedFileWriter::finish, nb::call_guard<nb::gil_scoped_release>())
       .def("take", [](SealedFileWriter& self) { return array_bytes(self.take()); })
       .def_prop_ro("commitment",
                    [](const SealedFileWriter& self) { return array_bytes(self.commitment()); })
+      .def_prop_ro("digests",
+                   [](const SealedFileWriter& self) { return array_bytes(self.digests()); })
       .def_prop_ro("length", &SealedFileWriter::length);
 
   nb::class_<SealedFileReader>(m, "SealedFileReader")
@@ -216,6 +219,13 @@ void bind_vault(nb::module_& m) {
                                         std::move(name), thread_count(threads));
           },
           "source"_a, "key"_a, "suite"_a, "context"_a, "name"_a, "threads"_a = 0, "size"_a = 0)
+      .def(
+          "expect",
+          [](SealedFileReader& self, const nb::bytes& digests) {
+            const auto list = span_of(digests);
+            self.expect({list.begin(), list.end()});
+          },
+          "digests"_a)
       .def(
           "read_boxes",
           [](SealedFileReader& self, const nb::sequence& wanted) {
@@ -261,5 +271,22 @@ void bind_vault(nb::module_& m) {
         return nb::cast(std::move(*key));
       },
       "wrapping"_a, "wrapped"_a, "None where it was not wrapped under this key.");
+  m.def(
+      "chunk_digests",
+      [](const nb::object& plain) {
+        const View view(plain, false);
+        const size_t chunks = view.size() / kChunkBytes + 1;
+        std::vector<uint8_t> digests(chunks * kDigestBytes);
+        {
+          const nb::gil_scoped_release released;
+          share_work(chunks, usable_cpus(), [&](size_t chunk) {
+            const size_t start = chunk * kChunkBytes;
+            digest_chunk(view.data() + start, std::min(kChunkBytes, view.size() - start),
+                         digests.data() + chunk * kDigestBytes);
+          });
+        }
+        return array_bytes(digests);
+      },
+      "plain"_a, "SHA-256 of every chunk that a sealed file of these bytes has.");
   m.def("sealed_length", &sealed_length, "plain"_a);
 }

@@ -1,12 +1,10 @@
 #include "keys/keys.hpp"
 
-#include <openssl/core_names.h>
-#include <openssl/kdf.h>
-#include <openssl/params.h>
-
 #include <cstring>
 #include <stdexcept>
 #include <string_view>
+
+#include "keys/hkdf.hpp"
 
 namespace sealring {
 namespace {
@@ -16,7 +14,12 @@ void require(bool good, const char* what) {
   if (!good) throw std::runtime_error(std::string("OpenSSL failed in ") + what);
 }
 
-KeyBytes expand(const KeyBytes& key, std::string_view info);
+KeyBytes expand(const KeyBytes& key, std::string_view info) {
+  const SecretBytes expanded = hkdf_expand(Hash::sha256, key, info, kKeyBytes);
+  KeyBytes next;
+  std::copy_n(expanded.begin(), kKeyBytes, next.begin());
+  return next;
+}
 
 // Looked up once: that takes longer than to expand a key.
 const EVP_CIPHER* cipher_of(Suite suite) {
@@ -37,37 +40,6 @@ Nonce make_nonce(uint32_t lane, uint64_t count) {
 KeyBytes ratchet(const KeyBytes& key) { return expand(key, "sealring 1 ratchet"); }
 
 KeyBytes gpu_key(const KeyBytes& key) { return expand(key, "sealring 1 gpu"); }
-
-namespace {
-
-// HKDF-Expand of RFC 5869 with SHA-256.
-KeyBytes expand(const KeyBytes& key, std::string_view info) {
-  key.require_key();
-  const KeyInUse in_use;
-  static constexpr char kDigest[] = "SHA256";
-  std::unique_ptr<EVP_KDF, decltype(&EVP_KDF_free)> hkdf(
-      EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr), EVP_KDF_free);
-  require(hkdf != nullptr, "EVP_KDF_fetch");
-  std::unique_ptr<EVP_KDF_CTX, decltype(&EVP_KDF_CTX_free)> context(EVP_KDF_CTX_new(hkdf.get()),
-                                                                    EVP_KDF_CTX_free);
-  require(context != nullptr, "EVP_KDF_CTX_new");
-  int mode = EVP_KDF_HKDF_MODE_EXPAND_ONLY;
-  // The parameters' constructors take pointers to non-const; the derivation only reads them.
-  OSSL_PARAM params[] = {
-      OSSL_PARAM_construct_int(OSSL_KDF_PARAM_MODE, &mode),
-      OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, const_cast<char*>(kDigest), 0),
-      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, const_cast<uint8_t*>(key.data()),
-                                        key.size()),
-      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, const_cast<char*>(info.data()),
-                                        info.size()),
-      OSSL_PARAM_construct_end(),
-  };
-  KeyBytes next;
-  require(EVP_KDF_derive(context.get(), next.data(), next.size(), params) == 1, "EVP_KDF_derive");
-  return next;
-}
-
-}  // namespace
 
 Aead::Aead(const KeyBytes& key, Direction direction, Suite suite, Zeros zeros)
     : key_(key),

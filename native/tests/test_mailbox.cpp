@@ -111,7 +111,7 @@ TEST(ended_lease_ends_messages_at_both_ends) {
   });
 }
 
-// Nobody waits: the next call finds out.
+// No call waits when the lease ends: the next one is refused.
 TEST(ended_lease_refuses_the_next_message) {
   over_both([](Post& post) {
     const auto lease = std::make_shared<Lease>();
@@ -244,7 +244,7 @@ TEST(devices_changed_message_is_not_delivered) {
   }
 }
 
-// Whoever gets the failure may use the memory for something else: the device has let go of it.
+// The caller may use the memory again when it gets the failure: the device no longer uses it.
 TEST(a_failure_takes_the_memory_from_the_device_first) {
   over_both([](Post& post) {
     post.attach(1, 1 << 30);

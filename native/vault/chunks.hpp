@@ -26,6 +26,10 @@ inline constexpr uint64_t kMaxChunks = 1ull << 38;
 using Salt = std::array<uint8_t, kSaltBytes>;
 using Commitment = std::array<uint8_t, kCommitmentBytes>;
 
+// SHA-256 of a chunk's plaintext: what a signature over a file can cover and a new seal keeps.
+inline constexpr size_t kDigestBytes = 32;
+void digest_chunk(const uint8_t* plain, size_t bytes, uint8_t* digest);
+
 // What a file's chunks are sealed with.
 struct FileKey {
   KeyBytes key;

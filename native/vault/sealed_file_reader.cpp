@@ -81,6 +81,14 @@ SealedFileReader::SealedFileReader(Source source, uint64_t sealed_bytes, const K
   verify(chunks() - 1, 1);
 }
 
+void SealedFileReader::expect(std::vector<uint8_t> digests) {
+  if (digests.size() / kDigestBytes != chunks() || digests.size() % kDigestBytes != 0) {
+    throw SealedFileError(FileProblem::tampered,
+                          name_ + ": the signed list has another number of chunks than the file");
+  }
+  expected_ = std::move(digests);
+}
+
 void SealedFileReader::read(std::span<const WantedRun> runs) {
   std::vector<Piece> pieces;
   for (const WantedRun& run : runs) {
@@ -142,11 +150,19 @@ size_t SealedFileReader::chunk_bytes(uint64_t chunk) const {
   return chunk + 1 < chunks() ? kChunkBytes : length_ % kChunkBytes;
 }
 
+bool SealedFileReader::as_expected(uint64_t chunk, const uint8_t* plain, size_t bytes) const {
+  if (expected_.empty()) return true;
+  uint8_t digest[kDigestBytes];
+  digest_chunk(plain, bytes, digest);
+  return std::memcmp(digest, expected_.data() + chunk * kDigestBytes, kDigestBytes) == 0;
+}
+
 void SealedFileReader::open_chunks(uint64_t first, size_t count, const Use& use) {
   thread_local std::vector<uint8_t> room(kBlockChunks * kSealedChunkBytes);
   const uint64_t end = chunk_offset(first + count - 1) + chunk_bytes(first + count - 1) + kTagBytes;
   fetch(chunk_offset(first), room.data(), static_cast<size_t>(end - chunk_offset(first)));
   uint64_t failed = kMaxChunks;
+  bool other_bytes = false;
   {
     const Aead aead(key_.key, Aead::Direction::open, key_.suite);
     Aead::Use opening(aead);
@@ -154,8 +170,11 @@ void SealedFileReader::open_chunks(uint64_t first, size_t count, const Use& use)
       uint8_t* const chunk = room.data() + i * kSealedChunkBytes;
       const size_t bytes = chunk_bytes(first + i);
       // In place: the next copy is the only one of the plaintext.
-      if (opening.open(chunk_nonce(key_.base, first + i), {&kNoAssociatedData, 0}, chunk, bytes,
-                       chunk + bytes, chunk)) {
+      const bool authentic =
+          opening.open(chunk_nonce(key_.base, first + i), {&kNoAssociatedData, 0}, chunk, bytes,
+                       chunk + bytes, chunk);
+      other_bytes = authentic && !as_expected(first + i, chunk, bytes);
+      if (authentic && !other_bytes) {
         use(first + i, chunk);
       } else {
         failed = first + i;
@@ -164,6 +183,13 @@ void SealedFileReader::open_chunks(uint64_t first, size_t count, const Use& use)
   }
   OPENSSL_cleanse(room.data(), failed == kMaxChunks ? 0 : room.size());
   if (failed == kMaxChunks) return;
+  if (other_bytes) {
+    throw SealedFileError(FileProblem::tampered,
+                          name_ + ": chunk " + std::to_string(failed) + " of " +
+                              std::to_string(chunks()) +
+                              " holds other bytes than its writer signed: a holder of the vault's "
+                              "key changed it. Restore the file from a copy");
+  }
   throw SealedFileError(
       FileProblem::tampered,
       name_ + ": chunk " + std::to_string(failed) + " of " + std::to_string(chunks()) +

@@ -32,6 +32,10 @@ class SealedFileReader {
   SealedFileReader(Source source, uint64_t sealed_bytes, const KeyBytes& key, Suite suite,
                    std::span<const uint8_t> context, std::string name, size_t threads);
 
+  // From now on a chunk whose plaintext has another digest than this list says is refused like one
+  // that is not authentic: a holder of the key sealed other bytes than the signer of the list.
+  void expect(std::vector<uint8_t> digests);
+
   // Reads every chunk that holds wanted bytes once, opens it in private memory and copies out what is
   // wanted of it. Runs may overlap. If it throws, some runs may have been filled; never with bytes that
   // are not authentic.
@@ -52,6 +56,7 @@ class SealedFileReader {
 
   void fetch(uint64_t offset, uint8_t* into, size_t bytes);
   size_t chunk_bytes(uint64_t chunk) const;
+  bool as_expected(uint64_t chunk, const uint8_t* plain, size_t bytes) const;
   void open_chunks(uint64_t first, size_t count, const Use& use);
 
   Source source_;
@@ -60,6 +65,7 @@ class SealedFileReader {
   FileKey key_;
   std::string name_;
   size_t threads_;
+  std::vector<uint8_t> expected_;  // digests of all chunks, or empty
   std::atomic<uint64_t> bytes_read_{0};
 };
 

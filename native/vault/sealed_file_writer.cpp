@@ -1,5 +1,6 @@
 #include "vault/sealed_file_writer.hpp"
 
+#include <fcntl.h>
 #include <openssl/rand.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@ namespace {
 // So many chunks are sealed with one expanded key and written with one call: the ciphertext stays in
 // the core's own cache until the kernel has copied it, and fork() waits for no more than this.
 constexpr size_t kBlockChunks = 16;
+constexpr size_t kWriteBackChunks = 256;  // less is not worth a call
 constexpr uint8_t kNoAssociatedData = 0;
 
 Salt random_salt() {
@@ -80,8 +82,8 @@ class Stream {
 
 SealedFileWriter::SealedFileWriter(int file, const KeyBytes& key, Suite suite,
                                    std::span<const uint8_t> context, std::string name,
-                                   size_t threads)
-    : file_(file), key_{}, name_(std::move(name)), threads_(threads) {
+                                   size_t threads, bool with_digests)
+    : file_(file), key_{}, name_(std::move(name)), threads_(threads), with_digests_(with_digests) {
   const Salt salt = random_salt();
   key_ = derive_file_key(key, suite, salt, context);
   rest_.reserve(kChunkBytes);
@@ -97,6 +99,12 @@ void SealedFileWriter::require_usable() const {
 uint64_t SealedFileWriter::length() const {
   const std::lock_guard<std::mutex> lock(lock_);
   return sealed_chunks_ * kChunkBytes + rest_.size();
+}
+
+std::vector<uint8_t> SealedFileWriter::digests() const {
+  const std::lock_guard<std::mutex> lock(lock_);
+  if (state_ != State::finished) throw std::logic_error(name_ + " is not finished");
+  return digests_;
 }
 
 void SealedFileWriter::write(std::span<const Plain> pieces) {
@@ -117,6 +125,7 @@ void SealedFileWriter::write(std::span<const Plain> pieces) {
     throw SealedFileError(FileProblem::too_long, name_ + " would be longer than 4 PiB");
   }
   seal_full_chunks(stream, chunks);
+  start_writing_back(chunks);
   const size_t left = whole.total() - chunks * kChunkBytes;
   std::vector<uint8_t> rest(left);
   if (left != 0) {
@@ -133,6 +142,7 @@ void SealedFileWriter::finish() {
   require_usable();
   state_ = State::failed;
   uint8_t sealed[kSealedChunkBytes];
+  if (with_digests_) digests_.resize((sealed_chunks_ + 1) * kDigestBytes);
   {
     const Aead aead(key_.key, Aead::Direction::seal, key_.suite);
     Aead::Use use(aead);
@@ -153,6 +163,7 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
   if (file_ == kToMemory) {
     memory_.resize(chunk_offset(sealed_chunks_ + chunks) - memory_start_);
   }
+  if (with_digests_) digests_.resize((sealed_chunks_ + chunks) * kDigestBytes);
   const size_t blocks = (chunks + kBlockChunks - 1) / kBlockChunks;
   share_work(blocks, threads_, [&](size_t block) {
     thread_local std::vector<uint8_t> sealed(kBlockChunks * kSealedChunkBytes);
@@ -163,8 +174,12 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
       const Aead aead(key_.key, Aead::Direction::seal, key_.suite);
       Aead::Use use(aead);
       for (size_t i = 0; i < count; ++i) {
-        const uint8_t* const plain =
-            whole.at((first + i) * kChunkBytes, kChunkBytes, gathered.data());
+        const uint8_t* plain = whole.at((first + i) * kChunkBytes, kChunkBytes, gathered.data());
+        if (with_digests_ && plain != gathered.data()) {
+          // Others may write there: what is sealed must be what the digest is of.
+          std::memcpy(gathered.data(), plain, kChunkBytes);
+          plain = gathered.data();
+        }
         seal_chunk(use, sealed_chunks_ + first + i, plain, kChunkBytes,
                    sealed.data() + i * kSealedChunkBytes);
       }
@@ -173,8 +188,16 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
   });
 }
 
+void SealedFileWriter::start_writing_back(size_t chunks) const {
+  if (file_ == kToMemory || chunks < kWriteBackChunks) return;
+  // The disk works while the next pieces are sealed. It is a hint: fsync reports what fails.
+  ::sync_file_range(file_, static_cast<off_t>(chunk_offset(sealed_chunks_)),
+                    static_cast<off_t>(chunks * kSealedChunkBytes), SYNC_FILE_RANGE_WRITE);
+}
+
 void SealedFileWriter::seal_chunk(Aead::Use& use, uint64_t number, const uint8_t* plain,
-                                  size_t bytes, uint8_t* out) const {
+                                  size_t bytes, uint8_t* out) {
+  if (with_digests_) digest_chunk(plain, bytes, digests_.data() + number * kDigestBytes);
   use.seal(chunk_nonce(key_.base, number), {&kNoAssociatedData, 0}, plain, bytes, out, out + bytes);
 }
 

@@ -20,9 +20,9 @@ class SealedFileWriter {
   // Where ciphertext goes: to a file that stays the caller's, or to memory that take() hands out.
   static constexpr int kToMemory = -1;
 
-  // Draws a salt and writes the header at the file's start.
+  // Draws a salt and writes the header at the file's start. `with_digests`: see digests().
   SealedFileWriter(int file, const KeyBytes& key, Suite suite, std::span<const uint8_t> context,
-                   std::string name, size_t threads);
+                   std::string name, size_t threads, bool with_digests = false);
 
   // Seals what follows what was written before. Full chunks are sealed from where they lie; what is
   // left over, less than a chunk, is kept until more comes. The pieces may be memory that others
@@ -37,11 +37,14 @@ class SealedFileWriter {
 
   const Commitment& commitment() const { return key_.commitment; }
   uint64_t length() const;
+  // The digests of all chunks as they were sealed, one behind the other, after finish().
+  std::vector<uint8_t> digests() const;
 
  private:
   void seal_full_chunks(std::span<const Plain> stream, size_t chunks);
+  void start_writing_back(size_t chunks) const;
   void seal_chunk(Aead::Use& use, uint64_t number, const uint8_t* plain, size_t bytes,
-                  uint8_t* out) const;
+                  uint8_t* out);
   void put(uint64_t offset, const uint8_t* bytes, size_t count);
   void require_usable() const;
 
@@ -52,6 +55,8 @@ class SealedFileWriter {
   size_t threads_;
   std::vector<uint8_t> rest_;  // plaintext behind the last full chunk
   uint64_t sealed_chunks_ = 0;
+  bool with_digests_;
+  std::vector<uint8_t> digests_;
   std::vector<uint8_t> memory_;
   uint64_t memory_start_ = 0;  // the file's offset of memory_[0]
   enum class State { writing, finished, failed } state_ = State::writing;

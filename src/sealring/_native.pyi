@@ -418,12 +418,22 @@ def wire_area_bytes(slots: int, payload: int) -> int: ...
 class SealedFileWriter:
     """Writes C2SP's chunked encryption to a file, or to memory where `file` is -1."""
     def __init__(
-        self, file: int, key: Secret, suite: str, context: bytes, name: str, threads: int = 0
+        self,
+        file: int,
+        key: Secret,
+        suite: str,
+        context: bytes,
+        name: str,
+        threads: int = 0,
+        digests: bool = False,
     ) -> None: ...
     def write(self, pieces: Sequence[Buffer]) -> None: ...
     def finish(self) -> None: ...
     def take(self) -> bytes:
         """The ciphertext since the last call, where it goes to memory."""
+    @property
+    def digests(self) -> bytes:
+        """SHA-256 of each chunk's plaintext, once it is finished, if they were asked for."""
     @property
     def commitment(self) -> bytes: ...
     @property
@@ -442,6 +452,8 @@ class SealedFileReader:
         threads: int = 0,
         size: int = 0,
     ) -> None: ...
+    def expect(self, digests: bytes) -> None:
+        """From now on a chunk with another SHA-256 than this list has is TamperedChunk."""
     def read_boxes(
         self,
         wanted: Sequence[tuple[Buffer, int, int, Sequence[int], Sequence[int], Sequence[int]]],
@@ -461,6 +473,9 @@ class SealedFileReader:
 
 def sealed_length(plain: int) -> int:
     """The length of a sealed file that holds so many bytes."""
+
+def chunk_digests(plain: Buffer) -> bytes:
+    """SHA-256 of every chunk that a sealed file of these bytes has."""
 
 def wrap_key(wrapping: Secret, key: Secret) -> bytes:
     """AES-256 key wrap with padding (RFC 5649)."""

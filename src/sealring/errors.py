@@ -9,6 +9,7 @@
     │   ├── MissingExtra
     │   ├── Unsupported
     │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
+    │   ├── BadKeyFile                a vault's key file cannot be read, or others can read it
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
     │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
@@ -77,9 +78,38 @@
     │   └── BrokenAuditLog            an attacker's: the log was changed
     ├── VaultError                    a vault refused; nothing that failed was given out
     │   ├── NotAVault                 yours: there is no vault, or one that cannot be read
+    │   ├── LaterVersion              yours: a later sealring wrote it
+    │   ├── NotGranted                yours: the vault is not open to this key
+    │   ├── ForeignVault              an attacker's, or yours: another vault is in its place
+    │   ├── VaultBusy                 another process changes the vault: wait, and try again
+    │   ├── KeysChanged               the vault's keys changed during a save: save again
+    │   ├── NoSuchObject              yours: the vault holds nothing under that name
+    │   ├── OutputExists              yours: something is where the output should go
+    │   ├── UnsafePath                a path that leaves its directory, or a symlink
+    │   ├── TamperedHeader            an attacker's: the list of grants was changed
+    │   ├── UnsafeEntry               yours: loading it would run code that it brings
+    │   ├── UnadmittedSigner          an attacker's: signed by no worker of this job
+    │   ├── MissingPart               a file that the manifest lists is not there
+    │   ├── ForeignPart               an attacker's: another file lies in a part's place
+    │   ├── RolledBack                an attacker's, or an old backup's: something newer was there
     │   ├── TruncatedFile             an attacker's, or the disk's: a file was cut or extended
     │   ├── TamperedChunk             an attacker's, or the disk's: a chunk is not authentic
     │   └── WrongKey                  sealed under another key, or as another object or part
+    ├── LogError                      a log, a proof or a witness cannot be believed
+    │   ├── NotALog                   yours: the folder holds no log, or cannot be read
+    │   ├── LogInUse                  yours: another process writes to it
+    │   ├── MalformedNote             a note, checkpoint, proof or key that is not in its format
+    │   ├── ForgedNote                an attacker's: not signed by the key that it names
+    │   ├── WrongLog                  signed by a log that is not one of those to believe
+    │   ├── TamperedLog               an attacker's, or the disk's: an entry or a hash was changed
+    │   ├── TruncatedLog              an attacker's: the end of the log was cut off
+    │   ├── ForkedLog                 the log's owner: two views of one log contradict each other
+    │   ├── NotIncluded               the proof does not show the entry
+    │   ├── NoQuorum                  too few witnesses cosigned
+    │   ├── StaleCheckpoint           cosigned too long ago: an old checkpoint shown again
+    │   ├── WitnessFault              one witness does not answer, or answers wrongly
+    │   ├── MalformedStatement        a worker's statement that is not in its format
+    │   └── ForgedStatement           an attacker's: not signed by the worker that it is about
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -127,6 +157,10 @@ class BadCertificate(ConfigurationError):
 
 class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
+
+
+class BadKeyFile(ConfigurationError):
+    """A vault's key file cannot be read, is not one, or others can read it."""
 
 
 class Unsupported(ConfigurationError):
@@ -446,6 +480,62 @@ class NotAVault(VaultError):
     """There is no vault in that directory, or its files cannot be read as a vault's."""
 
 
+class LaterVersion(VaultError):
+    """A later version of sealring wrote this; it must be opened with that version."""
+
+
+class NotGranted(VaultError):
+    """The vault is not open to the key that was given."""
+
+
+class ForeignVault(VaultError):
+    """The vault at this path has another id than the one that is expected there."""
+
+
+class VaultBusy(VaultError):
+    """Another process held the vault for too long: wait until it has finished, and try again."""
+
+
+class KeysChanged(VaultError):
+    """The vault got a new key while a checkpoint was saved under the older one: save again."""
+
+
+class NoSuchObject(VaultError):
+    """The vault holds nothing under that name, or not that version of it."""
+
+
+class OutputExists(VaultError):
+    """Something lies where the output should go; nothing is overwritten."""
+
+
+class UnsafePath(VaultError):
+    """A path leads out of its directory, or is a symlink or no regular file."""
+
+
+class TamperedHeader(VaultError):
+    """The vault's header was changed by something that does not hold the vault's key."""
+
+
+class UnsafeEntry(VaultError):
+    """An entry of a checkpoint is a pickle that could run code when it is loaded."""
+
+
+class UnadmittedSigner(VaultError):
+    """A checkpoint's manifest is not signed by workers of this job, or not by all that wrote it."""
+
+
+class MissingPart(VaultError):
+    """A file that an object's manifest lists is not there."""
+
+
+class ForeignPart(VaultError):
+    """Another file lies in a part's place: of another part, an older version or another vault."""
+
+
+class RolledBack(VaultError):
+    """The ledger has recorded something newer than what the vault holds now."""
+
+
 class TruncatedFile(VaultError):
     """A sealed file was cut or extended: an attack, or a copy that was not finished."""
 
@@ -456,6 +546,66 @@ class TamperedChunk(VaultError):
 
 class WrongKey(VaultError):
     """A file was sealed under another key or as another part, or its first bytes were changed."""
+
+
+class LogError(SealringError):
+    """A log, a proof or a witness cannot be believed, and nothing of it was used."""
+
+
+class NotALog(LogError):
+    """The folder holds no log, or its files cannot be read."""
+
+
+class LogInUse(LogError):
+    """Another process holds the lock of the log or of the witness's state."""
+
+
+class MalformedNote(LogError):
+    """A signed note, checkpoint, proof or key is not in the format that C2SP specifies."""
+
+
+class ForgedNote(LogError):
+    """A signature is not over this text, or no known key signed it."""
+
+
+class WrongLog(LogError):
+    """The checkpoint is of a log that the policy does not list."""
+
+
+class TamperedLog(LogError):
+    """An entry or a tile is not what the log's checkpoint commits to: it was changed later."""
+
+
+class TruncatedLog(LogError):
+    """The log ends before a checkpoint that was seen earlier: its end was cut off."""
+
+
+class ForkedLog(LogError):
+    """Two checkpoints of one log contradict each other: rewritten, or a view for each reader."""
+
+
+class NotIncluded(LogError):
+    """The proof does not lead from the entry to the root of the checkpoint."""
+
+
+class NoQuorum(LogError):
+    """Fewer witnesses cosigned the checkpoint than the policy demands."""
+
+
+class StaleCheckpoint(LogError):
+    """A quorum cosigned the checkpoint, but not since the time that the reader asks for."""
+
+
+class WitnessFault(LogError):
+    """One witness cannot be reached, refuses, or answers with something else than it must."""
+
+
+class MalformedStatement(LogError):
+    """An envelope or a statement is not in its format, or is of an unknown version."""
+
+
+class ForgedStatement(LogError):
+    """A statement is not signed by the key of its certificate, or is about another worker."""
 
 
 class GroupError(SealringError):

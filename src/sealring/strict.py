@@ -41,3 +41,11 @@ def strictly(wanted: Any, value: Any, where: str, document: str) -> Any:
     elif wanted in (int, float) and type(value) is wanted and 0 <= value < 1 << 63:
         return value  # a NaN is not between any two numbers
     raise ConfigurationError(f"{where} is not what a {document} has there")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads: readers differ in what an object means that has a key twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found

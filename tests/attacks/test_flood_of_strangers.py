@@ -83,8 +83,8 @@ def test_the_log_still_tells_of_those_that_passed_the_policy(place: Place) -> No
         broker.join(0)
         with pytest.raises(RankTaken):
             broker.join(0)
-        public = place.keys.audit_key.public_key()
-        _, entries = broker.store.submit(lambda view: audit.check(view, public)).result()
+        public = place.keys.audit_key.verifier
+        entries = broker.store.submit(lambda view: audit.check(view, public)).result().entries
     assert [entry["event"] for entry in entries] == ["joined", "gave", "refused"]
 
 

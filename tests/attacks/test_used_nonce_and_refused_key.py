@@ -84,8 +84,8 @@ def test_refused_requests_for_data_keys_are_in_the_log(place: Place) -> None:
                     await worker.fetch(f"data/key/secret{number}")
 
         talk(broker, act)
-        public = place.keys.audit_key.public_key()
-        _, entries = broker.store.submit(lambda view: audit.check(view, public)).result()
+        public = place.keys.audit_key.verifier
+        entries = broker.store.submit(lambda view: audit.check(view, public)).result().entries
     told = [(entry["event"], entry.get("what"), entry.get("error")) for entry in entries]
     assert told[1:5] == [
         ("refused", "data/key/secret", "ResourceNotGranted"),

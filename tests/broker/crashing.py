@@ -134,8 +134,8 @@ def check_rank(place: Place, rank: int) -> None:
         lambda view: ledger.admit(view, f"{rank:064x}", int(time.time()), time.time(), other)
     ).result()
     assert isinstance(refusal, RankTaken), refusal
-    public = place.keys.audit_key.public_key()
-    _, entries = store.submit(lambda view: audit.check(view, public)).result()
+    public = place.keys.audit_key.verifier
+    entries = store.submit(lambda view: audit.check(view, public)).result().entries
     keys = {
         entry["key"]
         for entry in entries

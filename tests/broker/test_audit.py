@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.broker import audit
 from sealring.broker.sqlite import SqliteStore
 from sealring.broker.store import View
 from sealring.errors import BrokenAuditLog, StoreUnavailable
+from sealring.provenance.notes import Kind, Signer
+from tests.provenance import slow
 
-KEY = Ed25519PrivateKey.generate()
+KEY = Signer.generate("broker.sealring/test", Kind.NOTE)
 
 
 class Rows(dict[str, bytes]):
@@ -25,10 +26,10 @@ class Rows(dict[str, bytes]):
         return sorted((key, value) for key, value in self.items() if start <= key < end)
 
 
-def written(entries: int = 4) -> Rows:
+def written(entries: int = 4, event: str = "joined") -> Rows:
     rows = Rows()
     for number in range(entries):
-        change(rows, lambda view, n=number: audit.append(view, KEY, n, "joined", {"rank": n}))
+        change(rows, lambda view, n=number: audit.append(view, KEY, n, event, {"rank": n}))
     return rows
 
 
@@ -42,8 +43,8 @@ def change(rows: Rows, act: Callable[[View], Any]) -> Any:
     return found
 
 
-def check(rows: Rows, noted: str | None = None) -> audit.Head:
-    return audit.check(View(rows, {}), KEY.public_key(), noted)[0]
+def check(rows: Rows) -> audit.Audited:
+    return audit.check(View(rows, {}), KEY.verifier)
 
 
 def entry(number: int) -> str:
@@ -51,16 +52,20 @@ def entry(number: int) -> str:
 
 
 def test_a_log_that_is_whole() -> None:
-    rows = written()
-    early = check(written(2)).digest
-    assert check(rows).number == 4
-    assert check(rows, check(rows).digest).number == 4
-    assert check(rows, audit.START).number == 4
-    assert check(Rows()).number == 0
-    assert early != check(rows).digest
+    for size in (1, 2, 3, 4, 7, 8, 9):
+        found = check(written(size))
+        leaves = [audit.encode(each) for each in found.entries]
+        assert [each["rank"] for each in found.entries] == list(range(size))
+        assert found.checkpoint is not None
+        assert found.checkpoint.root == found.root == slow.mth(leaves)
+        for old in range(1, size + 1):
+            root, proof = found.proof_from(old)
+            assert (root, proof) == (slow.mth(leaves[:old]), slow.proof(old, leaves))
+    empty = check(Rows())
+    assert (empty.size, empty.checkpoint, empty.root) == (0, None, slow.mth([]))
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("number", [0, 1, 3])
 def test_an_entry_changed_dropped_or_signed_by_another(number: int) -> None:
     rows = written()
     rows[entry(number)] = rows[entry(number)].replace(b'"joined"', b'"gained"')
@@ -70,8 +75,16 @@ def test_an_entry_changed_dropped_or_signed_by_another(number: int) -> None:
     del rows[entry(number)]
     with pytest.raises(BrokenAuditLog):
         check(rows)
-    stranger = Ed25519PrivateKey.generate().public_key()
-    with pytest.raises(BrokenAuditLog, match="entry 1 "):
+    rows = written()
+    rows[entry(number)] = written(4, "gained")[entry(number)]  # signed, and of another log
+    with pytest.raises(BrokenAuditLog, match=f"entry {number} " if number else "entry"):
+        check(rows)
+    for broken in (b"{}", b'{"entry": 1}', b'{"entry": {"number": %d}}' % number):
+        rows[entry(number)] = broken
+        with pytest.raises(BrokenAuditLog, match=f"entry {number} "):
+            check(rows)
+    stranger = Signer.generate(KEY.name, Kind.NOTE).verifier
+    with pytest.raises(BrokenAuditLog, match="entry 0 "):
         audit.check(View(written(), {}), stranger)
 
 
@@ -86,18 +99,35 @@ def test_entries_exchanged_or_added_and_the_end_cut_off() -> None:
     rows[audit.HEAD] = head
     with pytest.raises(BrokenAuditLog, match="cut off or added"):
         check(rows)
-    # Cut off with its head, it looks whole to all but those who noted the head.
-    whole, cut = written(4), written(3)
-    with pytest.raises(BrokenAuditLog, match="noted earlier"):
-        check(cut, check(whole).digest)
+    rows = written()
+    del rows[entry(3)]
+    with pytest.raises(BrokenAuditLog, match="cut off or added"):
+        check(rows)
+
+
+def test_a_log_that_was_cut_or_rewritten_contradicts_a_checkpoint_seen_earlier() -> None:
+    whole = check(written(4))
+    assert whole.checkpoint is not None
+    seen = whole.checkpoint.checkpoint
+    check(written(9)).require(seen, "what was seen")
+    with pytest.raises(BrokenAuditLog, match="ends at 3 entries, and what was seen has 4"):
+        check(written(3)).require(seen, "what was seen")
+    with pytest.raises(BrokenAuditLog, match=r"first 4 entries .* not those of what was seen"):
+        check(written(9, "gained")).require(seen, "what was seen")
+
+
+def test_a_log_of_an_older_form_is_not_continued() -> None:
+    rows = Rows({audit.HEAD: b'{"number": 4, "digest": "00"}'})
+    with pytest.raises(BrokenAuditLog, match="older sealring"):
+        change(rows, lambda view: audit.append(view, KEY, 0, "joined", {}))
 
 
 def test_the_store_does_not_let_it_be_changed(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store", bytes(32))
     store.submit(lambda view: audit.append(view, KEY, 0, "joined", {})).result()
     for act in (
-        lambda view: view.put(entry(1), {}),
-        lambda view: view.delete(entry(1)),
+        lambda view: view.put(entry(0), {}),
+        lambda view: view.delete(entry(0)),
     ):
         with pytest.raises(StoreUnavailable, match="only grows"):
             store.submit(act).result()

@@ -46,9 +46,11 @@ def test_two_replicas_give_each_rank_once_and_one_log_tells_it(etcd: Cluster, pl
         one.revoke(3)
         with pytest.raises(WorkerRevoked):
             other.join(3, key=key)
-        public = place.keys.audit_key.public_key()
-        head, entries = stores[1].submit(lambda view: audit.check(view, public)).result()
-        assert head.number == len(entries)
+        public = place.keys.audit_key.verifier
+        found = stores[1].submit(lambda view: audit.check(view, public)).result()
+        entries = found.entries
+        assert found.checkpoint is not None
+        assert found.checkpoint.size == len(entries)
         assert sum(entry["event"] == "joined" for entry in entries) == 9
 
 

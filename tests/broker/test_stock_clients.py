@@ -46,8 +46,8 @@ def client(broker: Running, tee: str = "snp", prove: Any = snp, **more: Any) -> 
 
 
 def entries(broker: Running) -> list[dict[str, Any]]:
-    public = broker.place.keys.audit_key.public_key()
-    return broker.store.submit(lambda view: audit.check(view, public)).result()[1]
+    public = broker.place.keys.audit_key.verifier
+    return broker.store.submit(lambda view: audit.check(view, public)).result().entries
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,7 +1,9 @@
-"""Three machines of one network, each in namespaces of its own, and the vendors' servers.
+"""Machines of one network, each in namespaces of its own, and the vendors' servers.
 
 broker 10.77.0.1 (a bridge) ---- host0 10.77.0.10
                             ---- host1 10.77.0.11
+
+`machines` takes other names and addresses; the first machine has the bridge.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,21 +79,24 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def machines(folder: Path) -> Iterator[dict[str, Machine]]:
+def machines(
+    folder: Path, addresses: Mapping[str, str] = ADDRESSES, *, prepare: str = "true"
+) -> Iterator[dict[str, Machine]]:
+    """`prepare` is a shell command that runs in each machine's folder and namespaces first."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare", "curl"))):
         pytest.skip("making network namespaces needs root, iproute2, util-linux and curl")
     made: dict[str, Machine] = {}
     with ExitStack() as stack:
-        for name in ADDRESSES:
+        for name in addresses:
             own = folder / name
             own.mkdir()
             hosts = own / ".hosts"
             local = " ".join(("localhost", *(VENDORS if name == "broker" else ())))
-            known = "".join(f"{address} {host}\n" for host, address in ADDRESSES.items())
+            known = "".join(f"{address} {host}\n" for host, address in addresses.items())
             hosts.write_text(f"127.0.0.1 {local}\n{known}")
             script = (
                 f"mount --bind {hosts} /etc/hosts && hostname {name} && ip link set lo up"
-                " && echo ready && exec sleep 1000"
+                f" && cd {own} && {prepare} && echo ready && exec sleep 1000"
             )
             holder = subprocess.Popen(
                 ["unshare", "--net", "--mount", "--uts", "sh", "-c", script],
@@ -105,7 +110,7 @@ def machines(folder: Path) -> Iterator[dict[str, Machine]]:
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             environ = {"PATH": path, "HOME": str(own), "OMP_NUM_THREADS": "1"}
             made[name] = Machine(name, own, holder, environ)
-        connect(made)
+        connect(made, addresses)
         yield made
 
 
@@ -117,17 +122,17 @@ def stop(holder: subprocess.Popen[bytes]) -> None:
         holder.stdout.close()
 
 
-def connect(made: dict[str, Machine]) -> None:
-    broker = made["broker"]
-    broker.run("ip link add bridge type bridge && ip link set bridge up")
-    broker.run(f"ip address add {ADDRESSES['broker']}/24 dev bridge")
-    for name in ("host0", "host1"):
+def connect(made: dict[str, Machine], addresses: Mapping[str, str]) -> None:
+    first, *others = made
+    made[first].run("ip link add bridge type bridge && ip link set bridge up")
+    made[first].run(f"ip address add {addresses[first]}/24 dev bridge")
+    for name in others:
         pid = made[name].holder.pid
-        broker.run(
+        made[first].run(
             f"ip link add {name} type veth peer name eth0 netns {pid}\n"
             f"ip link set {name} master bridge up"
         )
-        made[name].run(f"ip address add {ADDRESSES[name]}/24 dev eth0 && ip link set eth0 up")
+        made[name].run(f"ip address add {addresses[name]}/24 dev eth0 && ip link set eth0 up")
 
 
 @contextmanager

@@ -21,6 +21,10 @@ from sealring.cli import app
 from sealring.errors import BrokenAuditLog, ConfigurationError, WorkerRevoked
 from sealring.identity.attestation.attesters import make_simulator
 from sealring.identity.names import WorkerName
+from sealring.provenance.checkpoints import Checkpoint, open_checkpoint
+from sealring.provenance.folder import read_checkpoint
+from sealring.provenance.notes import Note, Verifier
+from sealring.provenance.policy import Log, LogPolicy
 from tests.broker.local import Place, running
 from tests.cli.test_commands import SCRIPT, sealring
 from tests.ports import free_port
@@ -37,7 +41,7 @@ def serving(directory: Path, port: int, page: int) -> Iterator[None]:
             [
                 SEALRING, "broker", "--policy", "policy.toml", "--ca", "ca",
                 "--listen", f"127.0.0.1:{port}", "--page", f"127.0.0.1:{page}",
-                "--name", "127.0.0.1",
+                "--name", "127.0.0.1", "--log", "audit",
             ],
             cwd=directory,
             stderr=output,
@@ -87,7 +91,11 @@ def test_an_attested_job_from_nothing(tmp_path: Path) -> None:
     assert sorted(joined) == [(0, "SIMULATED"), (1, "SIMULATED")]
     # A run that ended well gave its ranks back.
     assert sum(entry["event"] == "left" for entry in log["entries"]) == 2
-    assert "SIMULATED" in do("broker", "audit", "--ca", "ca", "--head", log["head"])
+    (tmp_path / "seen").write_text(log["checkpoint"])
+    assert "SIMULATED" in do("broker", "audit", "--ca", "ca", "--seen", "seen")
+    # The broker publishes it meanwhile (--log): at its start, it was empty.
+    own = LogPolicy((Log(Verifier.parse(log["vkey"])),))
+    assert open_checkpoint(read_checkpoint(tmp_path / "audit"), own).size <= log["number"]
 
 
 def test_one_error_once_and_last(place: Place) -> None:
@@ -123,7 +131,10 @@ def test_revoke_release_and_audit(place: Place) -> None:
     done = invoke(app, ["broker", "audit", *ca, "--json"])
     events = [entry["event"] for entry in json.loads(done.stdout)["entries"]]
     assert events == ["joined", "gave", "revoked", "released", "joined", "gave"]
-    refused = invoke(app, ["broker", "audit", *ca, "--head", "ab" * 32])
+    seen = place.directory / "seen"
+    text = Checkpoint(place.keys.audit_key.name, 7, bytes(32)).encode()
+    seen.write_bytes(Note(text, (place.keys.audit_key.sign(text),)).encode())
+    refused = invoke(app, ["broker", "audit", *ca, "--seen", str(seen)])
     assert isinstance(refused.exception, BrokenAuditLog)
     for arguments in (["revoke", *ca], ["revoke", *ca, "--job", "job", "--rank", "9"]):
         assert isinstance(invoke(app, ["broker", *arguments]).exception, ConfigurationError)

@@ -15,8 +15,13 @@ def fuzz(target: str) -> None:
 
     engine: Any = atheris
     # The targets too: they spell out what the native parsers must do, branch by branch.
-    watched = ["engine", "handshake", "identity.attestation", "links", "store"]
-    modules = [*(f"sealring.{name}" for name in watched), "tests.fuzz.targets", "json"]
+    watched = ["engine", "handshake", "identity.attestation", "links", "provenance", "store"]
+    modules = [
+        *(f"sealring.{name}" for name in watched),
+        "tests.fuzz.targets",
+        "tests.fuzz.log_targets",
+        "json",
+    ]
     with engine.instrument_imports(include=modules):
         from tests.fuzz.targets import TARGETS
     engine.Setup(sys.argv, TARGETS[target])

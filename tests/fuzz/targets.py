@@ -85,6 +85,8 @@ from sealring.links.rendezvous import encode_addresses, parse_addresses
 from sealring.store.values import Kind as StoredKind
 from sealring.store.values import StoreKeys, parse_parts
 from tests.engine.attacker import Kind, header
+from tests.fuzz.log_targets import LOG_TARGETS
+from tests.fuzz.vault_targets import safetensors, vault_header
 
 ALERT_FIXED: Final = struct.Struct("<BiiQ")
 ALERT_TEXT_BYTES: Final = 512
@@ -402,6 +404,8 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "evidence": evidence,
     "snp_report": snp_report,
     "policy": policy,
+    "vault_header": vault_header,
+    "safetensors": safetensors,
     "tpm_quote": tpm_quote,
     "tpm_key": tpm_key,
     "tpm_signature": tpm_signature,
@@ -417,4 +421,5 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "kbs_request": kbs_request,
     "broker_answer": broker_answer,
     "attestation_claims": attestation_claims,
+    **LOG_TARGETS,
 }

@@ -36,7 +36,9 @@ from tests.broker.guest_evidence import CASES, gpus, snp
 from tests.broker.kbs_client import KbsClient
 from tests.broker.kbs_client import public_jwk as rsa_jwk
 from tests.engine.attacker import EVERYONE, Kind, header
+from tests.fuzz.log_corpus import LOG_CORPUS
 from tests.fuzz.targets import ALERT_FIXED
+from tests.fuzz.vault_corpus import safetensors_files, vault_headers
 from tests.handshake.meeting import terms
 from tests.identity.attestation.ima_lists import GOOD, PYTHON, File, listed
 from tests.identity.attestation.minting import CHALLENGE, Amd
@@ -427,6 +429,8 @@ def main() -> None:
         "evidence": evidence(),
         "snp_report": snp_reports(),
         "policy": policies(),
+        "vault_header": vault_headers(),
+        "safetensors": safetensors_files(),
         "tpm_quote": tpm_quotes(),
         "tpm_key": tpm_keys(),
         "tpm_signature": tpm_signatures(),
@@ -442,6 +446,7 @@ def main() -> None:
         "kbs_request": kbs_requests(),
         "broker_answer": broker_answers(),
         "attestation_claims": attestation_claims(),
+        **{target: entries() for target, entries in LOG_CORPUS.items()},
     }.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)

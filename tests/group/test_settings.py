@@ -11,6 +11,7 @@ import torch.distributed as dist
 from sealring.engine.cuda.wires import Wire
 from sealring.errors import ConfigurationError, SettingsMismatch
 from sealring.group.settings import Settings, read_settings
+from sealring.live.directory import chosen_directory
 from sealring.schedule import Algorithm, Operation
 from sealring.schedule.table import parse_table, shipped_table
 from tests.workers import Workers
@@ -31,7 +32,7 @@ def own_table(directory: Path) -> Path:
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
-    assert read_settings({}) == Settings()
+    assert read_settings({}) == Settings(live_directory=chosen_directory({}))
 
 
 def test_everything_can_be_set(tmp_path: Path) -> None:
@@ -46,6 +47,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         "SEALRING_TRACE_DIR": str(tmp_path / "new"),
         "SEALRING_TRACE_SIGNAL": "USR1",
         "SEALRING_CUDA_WAIT": "stream",
+        "SEALRING_LIVE": str(tmp_path / "live"),
     }
     assert read_settings(environ) == Settings(
         "tcp",
@@ -58,6 +60,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         tmp_path / "new",
         signal.SIGUSR1,
         "stream",
+        tmp_path / "live",
     )
     assert (tmp_path / "new").is_dir()
 

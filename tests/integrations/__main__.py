@@ -8,21 +8,21 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.integrations.frameworks import FRAMEWORKS, Comparison, compare, version_of
+from tests.integrations.frameworks import CASES, compare, version_of
 
 
 def main() -> int:
-    table = Table("script", "framework", "version", "sealed", "largest difference to Gloo")
+    table = Table("case", "framework", "version", "sealed", "largest difference to Gloo")
     bad = 0
-    for script, framework in track(FRAMEWORKS.items(), "Running", console=Console(stderr=True)):
-        if version_of(framework) is None:
-            table.add_row(script, framework, "", "not installed", "")
+    for name, case in track(CASES.items(), "Running", console=Console(stderr=True)):
+        if version_of(case.framework) is None:
+            table.add_row(name, case.framework, "", "not installed", "")
             continue
-        found: Comparison = compare(script)
+        found = compare(name)
         sealed = found.groups == ["SealedProcessGroup"]
         bad += not sealed or found.difference != 0.0
         verdict = "yes" if sealed else ", ".join(found.groups)
-        table.add_row(script, framework, found.version, verdict, f"{found.difference:g}")
+        table.add_row(name, case.framework, found.version, verdict, f"{found.difference:g}")
     Console().print(table)
     return 1 if bad else 0
 

@@ -5,27 +5,45 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import secrets
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+ROOT: Final = Path(__file__).parents[2]
 SCRIPTS: Final = Path(__file__).parent / "scripts"
-FRAMEWORKS: Final = {
-    "plain": "torch",
-    "accelerated": "accelerate",
-    "trainer": "transformers",
-    "lightning_ddp": "lightning",
-    "fabric": "lightning",
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    script: str
+    framework: str
+    """The distribution that it needs."""
+    arguments: tuple[str, ...] = ()
+    starts_workers: bool = False
+    """The framework starts the workers itself, so there is no launcher."""
+
+
+CASES: Final = {
+    "plain": Case("plain", "torch"),
+    "nanogpt": Case("nanogpt", "torch"),
+    "accelerate": Case("accelerated", "accelerate"),
+    "trainer": Case("trainer", "transformers"),
+    "lightning_ddp": Case("lightning_ddp", "lightning"),
+    "fabric": Case("fabric", "lightning"),
+    "deepspeed_zero1": Case("deepspeed_zero", "deepspeed", ("1",)),
+    "deepspeed_zero2": Case("deepspeed_zero", "deepspeed", ("2",)),
+    "deepspeed_zero3": Case("deepspeed_zero", "deepspeed", ("3",)),
+    "ray_train": Case("ray_train", "ray", starts_workers=True),
+    "torchtitan": Case("titan", "torchtitan"),
 }
-"""Scripts, and the distribution that each needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    script: str
-    framework: str
     version: str
     groups: list[str]
     """The classes of all process groups that existed at the end of the sealed run."""
@@ -40,28 +58,39 @@ def version_of(framework: str) -> str | None:
         return None
 
 
-def compare(script: str) -> Comparison:
-    framework = FRAMEWORKS[script]
-    plain = _run([sys.executable, "-m", "torch.distributed.run", "--standalone"], script)
-    sealed = _run([sys.executable, "-m", "sealring.cli", "run"], script)
+def compare(name: str) -> Comparison:
+    case = CASES[name]
+    plain, sealed = _run(case, sealed=False), _run(case, sealed=True)
     pairs = zip(
         [*plain["losses"], plain["checksum"]], [*sealed["losses"], sealed["checksum"]], strict=True
     )
-    version = version_of(framework)
+    version = version_of(case.framework)
     assert version is not None
-    return Comparison(
-        script, framework, version, sealed["groups"], max(abs(one - two) for one, two in pairs)
-    )
+    return Comparison(version, sealed["groups"], max(abs(one - two) for one, two in pairs))
 
 
-def _run(launcher: list[str], script: str) -> Any:
+def _run(case: Case, *, sealed: bool) -> Any:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
-    done = subprocess.run(
-        [*launcher, "--nproc-per-node", "2", str(SCRIPTS / f"{script}.py")],
-        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-    )
+    environ = {
+        **clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS), "HF_HUB_OFFLINE": "1",
+        # Operators that DeepSpeed builds.
+        "TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "torch_extensions"),
+    }  # fmt: skip
+    command = [sys.executable]
+    if not case.starts_workers:
+        command += ["-m", *(["sealring.cli", "run"] if sealed else
+                            ["torch.distributed.run", "--standalone"]),
+                    "--nproc-per-node", "2"]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        if case.starts_workers and sealed:
+            secret = Path(folder) / "job.secret"
+            secret.touch(0o600)
+            secret.write_text(secrets.token_hex(32))
+            environ |= {"SEALRING_ONLY": "1", "SEALRING_SECRET_FILE": str(secret)}
+        done = subprocess.run(
+            [*command, str(SCRIPTS / f"{case.script}.py"), *case.arguments],
+            env=environ, capture_output=True, text=True, cwd=folder, timeout=900,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     (line,) = (each for each in done.stdout.splitlines() if each.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from tests.integrations.frameworks import FRAMEWORKS, compare, version_of
+from tests.integrations.frameworks import CASES, compare, version_of
 
 
-@pytest.mark.parametrize("script", FRAMEWORKS)
-def test_a_framework_is_sealed_and_computes_the_same(script: str) -> None:
-    if version_of(FRAMEWORKS[script]) is None:
-        pytest.skip(f"{FRAMEWORKS[script]} is not installed: make integrations installs it")
-    found = compare(script)
+def skip_without(framework: str) -> None:
+    if version_of(framework) is None:
+        pytest.skip(f"{framework} is not installed: make integrations installs it")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_framework_is_sealed_and_computes_the_same(name: str) -> None:
+    skip_without(CASES[name].framework)
+    found = compare(name)
     assert found.groups == ["SealedProcessGroup"]
     assert found.difference == 0.0
+
+
+@pytest.mark.parametrize("builder", ["ShareMemCommBuilder", "CCLCommBuilder"])
+def test_operators_of_deepspeed_that_move_plaintext_are_refused(builder: str) -> None:
+    skip_without("deepspeed")
+    code = (
+        "import sealring; sealring.require_sealed()\n"
+        f"from deepspeed.ops.op_builder.cpu import {builder}; {builder}().load()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "PlaintextGroup: " in done.stderr.splitlines()[-1]
+    assert "loads DeepSpeed's operator" in done.stderr.splitlines()[-1]

@@ -16,7 +16,7 @@ from sealring.errors import ConfigurationError
 from sealring.report import page
 from sealring.report.findings import changes, overheads, pairs
 from sealring.results import Results, write_results
-from tests.report.examples import whole
+from tests.report.examples import whole, with_gpu
 
 NO_PLOTS: dict[str, Any] = {"aead": [], "link": [], "step": []}
 
@@ -59,6 +59,71 @@ def test_noise_is_called_noise_and_gets_no_ratio() -> None:
     assert "too noisy to tell sealed from plain" in html
     assert f"only noise (±{only.against_plain.noise:.0%})" in html
     assert f"{only.against_plain.ratio:.3f}" not in html
+
+
+def lead_of(results: Results) -> str:
+    found = re.search(r'class="lead">(.*?)</p>', page(results))
+    assert found is not None
+    return found[1]
+
+
+def test_the_headline_counts_the_settings_that_are_noise() -> None:
+    clear = [case for case in whole().step if case.run == 8 and case.variant in ("plain", "sealed")]
+    lead = lead_of(dataclasses.replace(noisy(), step=[*clear, *noisy().step]))
+    assert re.search(r"takes <b>1\.\d\d times</b> the plain one in 1 of 2 settings", lead), lead
+    assert "too noisy to tell (±" in lead
+    alone = lead_of(dataclasses.replace(noisy(), step=clear))
+    assert "settings" not in alone
+    assert f"({clear[0].model}, {clear[0].ranks} ranks)" in alone
+
+
+def advice_for(features: list[str], openssl: str, architecture: str = "x86_64") -> str:
+    machine = dataclasses.replace(
+        whole().machine, architecture=architecture, features=features, openssl=openssl
+    )
+    texts = [each.what for each in changes(whole(factor=3.0, machine=machine))]
+    (text,) = [each for each in texts if each.startswith("Seal faster")]
+    return text
+
+
+def test_advice_on_sealing_knows_the_cpu_and_its_openssl() -> None:
+    wide = ["aes", "vaes", "vpclmulqdq", "avx512f"]
+    assert "a CPU with vector AES" in advice_for(["aes"], "OpenSSL 3.0.15")
+    unused = advice_for(wide, "OpenSSL 3.0.15")
+    assert "this CPU has vector AES (VAES), which OpenSSL 3.0.15 does not use" in unused
+    used = advice_for(wide, "OpenSSL 3.5.4")
+    assert "in use already" in used
+    for text in (unused, used, advice_for(["aes", "pmull"], "OpenSSL 3.0.15", "aarch64")):
+        assert "a CPU with" not in text
+
+
+def test_no_kernel_is_above_its_roof() -> None:
+    faster = [
+        dataclasses.replace(case, seconds=[each / 9 for each in case.seconds])
+        if case.kernel == "reduce"
+        else case
+        for case in whole().aead
+    ]
+    for results in (whole(), whole(aead=faster), with_gpu()):
+        shares = re.findall(r"(\d+)% of its roof", page(results))
+        assert shares
+        assert max(map(int, shares)) <= 100, shares
+
+
+def test_one_thing_has_one_name(html: str) -> None:
+    text = re.sub(r"<[^>]*>", " ", html)
+    assert "GPU-TEE path" in text
+    assert not re.search(r"\bCC\b", text)
+
+
+def test_published_figures_are_text_and_do_not_set_the_scale_of_the_bars(html: str) -> None:
+    section = html[html.index('id="overhead"') :]
+    section = section[: section.index("</section>")]
+    picture = section[: section.index("<figcaption>")]
+    drawn = re.findall(r">([\d.]+)×<", picture)
+    assert drawn
+    assert max(map(float, drawn)) < 8
+    assert "41.6" in section[section.index("<figcaption>") :]
 
 
 def test_nothing_runs_and_nothing_is_fetched(html: str) -> None:

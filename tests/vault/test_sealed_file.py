@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 from collections.abc import Callable
@@ -310,3 +311,32 @@ def test_a_forked_child_can_use_neither_end(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     writer.finish()
     assert opened(writer.take()) == b""
+
+
+@pytest.mark.parametrize("size", [0, 1, 16383, 16384, 16385, 40 * 16384, 40 * 16384 + 5])
+def test_digests_of_chunks(size: int, tmp_path: Path) -> None:
+    plain = os.urandom(size)
+    starts = range(0, size // CHUNK * CHUNK + 1, CHUNK)
+    wanted = b"".join(hashlib.sha256(plain[at : at + CHUNK]).digest() for at in starts)
+    assert _native.chunk_digests(plain) == wanted
+    key = _native.Secret.random(32)
+    with (tmp_path / "file").open("w+b") as file:
+        writer = _native.SealedFileWriter(
+            file.fileno(), key, "AEAD_AES_256_GCM", b"x", "it", digests=True
+        )
+        for at in range(0, size, 10000):
+            writer.write([plain[at : at + 3000], plain[at + 3000 : at + 10000]])
+        writer.finish()
+        assert writer.digests == wanted
+        reader = _native.SealedFileReader(file.fileno(), key, "AEAD_AES_256_GCM", b"x", "it")
+        reader.expect(wanted)
+        assert reader.verify(0, reader.chunks) == reader.chunks
+        for wrong in (wanted[:-1], wanted + bytes(32), b""):
+            with pytest.raises(TamperedChunk, match="another number of chunks"):
+                reader.expect(wrong)
+        for chunk in range(reader.chunks):
+            other = bytearray(wanted)
+            other[32 * chunk + 31] ^= 1
+            reader.expect(bytes(other))
+            with pytest.raises(TamperedChunk, match=rf"chunk {chunk} of .* other bytes"):
+                reader.verify(0, reader.chunks)

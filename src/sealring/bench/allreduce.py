@@ -1,4 +1,4 @@
-"""`sealring bench allreduce`: sealed all-reduce against torch's plaintext Gloo and the CC path."""
+"""`sealring bench allreduce`: sealed, by plaintext Gloo and by the GPU-TEE path."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ tokens      the verdict as a token (EAR)
 messages    the KBS protocol's JSON
 store       decisions as functions on a view, committed whole; sqlite and etcd keep it
 authenticated  the store's rows, checked against a MAC: what others wrote there is noticed
-audit       the log in which each entry commits to the one before
+audit       the log of decisions, a Merkle tree of which every root is signed
+published   that log as a folder that witnesses see grow
 bars        machines and ranks that may not join, and the names of a machine
 ledger      who holds which rank, what was used, who is out
 strangers   what was refused before anything was proven, counted
@@ -15,7 +16,7 @@ issuing     certificates for workers, and the broker's own
 data_keys   the files that hold them
 service     the broker without a network
 guest_messages, guests, guest_service  the same for stock KBS clients, which are no rank of a job
-tls, http   the network, with a limit on everything; bodies, rates, refusals
+tls, http, listener  the network, with a limit on everything; bodies, rates, refusals
 routes      which request asks what; page shows who is there
 server      the broker on its ports
 

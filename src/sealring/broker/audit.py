@@ -1,84 +1,149 @@
-"""The log of what a broker decided. Every entry commits to the one before, and is signed.
+"""The log of what a broker decided: entries in a Merkle tree, each with the checkpoint after it.
 
-hash(n) = SHA-256(entry n, as canonical JSON, with hash(n - 1) in it as "before")
+audit/<number>   {"entry": ..., "checkpoint": the log's signed note for all entries up to this one}
+audit/head       {"size", "peaks": the perfect subtrees of the tree, which give the next root}
 
-An attacker who changes, drops or inserts an entry must sign all later ones anew and needs the
-broker's key. Cutting off the end leaves a log that looks whole: note `audit/head` elsewhere now and
-then (`sealring broker audit` prints it), and hold the log against it with `--head`.
+An entry is a leaf as canonical JSON, hashed as RFC 6962 does it. It is written in the commit of the
+decision that it tells of. An attacker who changes, drops or inserts an entry needs the broker's
+key. Cutting off the end leaves a log that is whole by itself: `published` puts the log where
+witnesses see it grow, and `check` compares it with checkpoints that were seen earlier.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
 from sealring.broker.store import Row, View
-from sealring.errors import BrokenAuditLog
+from sealring.errors import BrokenAuditLog, LogError
+from sealring.provenance import tree
+from sealring.provenance.checkpoints import Checkpoint, SignedCheckpoint, open_checkpoint
+from sealring.provenance.notes import Note, Signer, Verifier
+from sealring.provenance.policy import Log, LogPolicy
+from sealring.provenance.tiles import check_entry
 
 PREFIX: Final = "audit/"
 HEAD: Final = "audit/head"
-START: Final = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    number: int
-    digest: str
+class Audited:
+    """A log that was read from its first entry to its last, and is whole."""
+
+    entries: list[Row]
+    leaves: list[bytes]
+    checkpoint: SignedCheckpoint | None
+    """None while the log is empty."""
+
+    @property
+    def size(self) -> int:
+        return len(self.entries)
+
+    @property
+    def root(self) -> bytes:
+        return tree.tree_root(self.size, self.subtree)
+
+    def subtree(self, height: int, index: int) -> bytes:
+        return tree.perfect_hash(self.leaves[index << height : index + 1 << height])
+
+    def proof_from(self, old: int) -> tuple[bytes, list[bytes]]:
+        """The root of the first `old` entries, and the proof that the log continues them."""
+        proof = tree.consistency_proof(old, self.size, self.subtree)
+        return tree.tree_root(old, self.subtree), proof
+
+    def require(self, earlier: Checkpoint, where: str) -> None:
+        """BrokenAuditLog unless this log continues a checkpoint that was seen earlier."""
+        if earlier.size > self.size:
+            raise BrokenAuditLog(
+                f"the log ends at {self.size} entries, and {where} has {earlier.size}: its end was "
+                "cut off, or an older copy of the store was put in its place"
+            )
+        if tree.tree_root(earlier.size, self.subtree) != earlier.root:
+            raise BrokenAuditLog(
+                f"the first {earlier.size} entries of the log are not those of {where}: it was "
+                "rewritten"
+            )
 
 
-def append(view: View, key: Ed25519PrivateKey, now: float, event: str, facts: Row) -> None:
-    head = view.get(HEAD) or {"number": 0, "digest": START}
-    entry = {
-        "number": head["number"] + 1,
-        "time": round(now, 3),
-        "event": event,
-        **facts,
-        "before": head["digest"],
-    }
-    digest = _digest(entry)
-    signature = base64.b64encode(key.sign(bytes.fromhex(digest))).decode()
-    view.put(f"{PREFIX}{entry['number']:012d}", {"entry": entry, "signature": signature})
-    view.put(HEAD, {"number": entry["number"], "digest": digest})
+def append(view: View, signer: Signer, now: float, event: str, facts: Row) -> None:
+    size, peaks = _head(view)
+    entry = {"number": size, "time": round(now, 3), "event": event, **facts}
+    peaks = tree.grown(size, peaks, tree.leaf_hash(check_entry(encode(entry))))
+    text = Checkpoint(signer.name, size + 1, tree.folded(peaks)).encode()
+    note = Note(text, (signer.sign(text),)).encode().decode()
+    view.put(_key(size), {"entry": entry, "checkpoint": note})
+    view.put(HEAD, {"size": size + 1, "peaks": [peak.hex() for peak in peaks]})
 
 
-def check(view: View, key: Ed25519PublicKey, noted: str | None = None) -> tuple[Head, list[Row]]:
+def check(view: View, key: Verifier) -> Audited:
     """The whole log, if it is whole; BrokenAuditLog says where it is not."""
-    head = view.get(HEAD) or {"number": 0, "digest": START}
+    size, head = _head(view)
     rows = [row for name, row in view.scan(PREFIX, "0") if name != HEAD]
-    entries = list(_checked(rows, key))
-    last = _digest(entries[-1]) if entries else START
-    if (len(entries), last) != (head["number"], head["digest"]):
+    found = Audited([], [], None)
+    peaks: list[bytes] = []
+    last: SignedCheckpoint | None = None
+    for number, (entry, checkpoint) in enumerate(_checked(rows, key)):
+        leaf = tree.leaf_hash(encode(entry))
+        peaks = tree.grown(number, peaks, leaf)
+        if (checkpoint.size, checkpoint.root) != (number + 1, tree.folded(peaks)):
+            raise BrokenAuditLog(f"entry {number} of the log, or one before it, was changed")
+        found.entries.append(entry)
+        found.leaves.append(leaf)
+        last = checkpoint
+    if (found.size, peaks) != (size, head):
         raise BrokenAuditLog(
-            f"the log ends at entry {len(entries)} and its head is {head['number']}: entries were "
+            f"the log ends after {found.size} entries and its head counts {size}: entries were "
             "cut off or added"
         )
-    if noted is not None and noted not in {START, *(_digest(entry) for entry in entries)}:
-        raise BrokenAuditLog("the head that was noted earlier is not in this log: it was rewritten")
-    return Head(len(entries), last), entries
+    return Audited(found.entries, found.leaves, last)
 
 
-def _checked(rows: Iterable[Row], key: Ed25519PublicKey) -> Iterable[Row]:
-    before = START
-    for number, row in enumerate(rows, 1):
+def checkpoint_at(view: View, size: int, key: Verifier) -> SignedCheckpoint | None:
+    """The checkpoint of the first `size` entries; None if there are fewer, or for an empty log."""
+    row = view.get(_key(size - 1)) if size else None
+    return None if row is None else next(iter(_checked([row], key, size - 1)))[1]
+
+
+def entries_from(view: View, start: int) -> list[bytes]:
+    """The leaves from this number on. The caller compares the root that they lead to."""
+    try:
+        return [
+            encode(row["entry"]) for name, row in view.scan(PREFIX, f"{start:012d}") if name < HEAD
+        ]
+    except (KeyError, TypeError):
+        raise BrokenAuditLog(f"an entry after number {start} is not what was written") from None
+
+
+def encode(entry: Row) -> bytes:
+    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _head(view: View) -> tuple[int, list[bytes]]:
+    head = view.get(HEAD) or {"size": 0, "peaks": []}
+    try:
+        return int(head["size"]), [bytes.fromhex(peak) for peak in head["peaks"]]
+    except (KeyError, TypeError, ValueError):
+        raise BrokenAuditLog(
+            "the head of the audit log is not what was written, or was written by an older "
+            "sealring: such a store cannot be continued"
+        ) from None
+
+
+def _checked(
+    rows: Iterable[Row], key: Verifier, first: int = 0
+) -> Iterator[tuple[Row, SignedCheckpoint]]:
+    policy = LogPolicy((Log(key),))
+    for number, row in enumerate(rows, first):
         try:
             entry = row["entry"]
-            if entry["number"] != number or entry["before"] != before:
-                raise BrokenAuditLog(f"entry {number} of the log does not follow the one before it")
-            before = _digest(entry)
-            key.verify(base64.b64decode(row["signature"]), bytes.fromhex(before))
-        except (InvalidSignature, KeyError, TypeError, ValueError):
+            if entry["number"] != number:
+                raise BrokenAuditLog(f"entry {number} of the log is missing")
+            yield entry, open_checkpoint(row["checkpoint"].encode(), policy)
+        except (LogError, KeyError, TypeError, AttributeError, ValueError):
             raise BrokenAuditLog(f"entry {number} of the log is not what was written") from None
-        yield entry
 
 
-def _digest(entry: Row) -> str:
-    return hashlib.sha256(
-        json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
+def _key(number: int) -> str:
+    return f"{PREFIX}{number:012d}"

@@ -15,8 +15,8 @@ back to an older value is either not used or noticed: TamperedStore. What this c
 is an older copy of the whole store. Versions never go back while a process runs, and `VersionNote`
 remembers the last one on the broker's own disk.
 
-Entries of the audit log are not part of the tree: they are signed, and `audit/head`, which is part
-of it, commits to all of them.
+Entries of the audit log are not part of the tree: each comes with a signed checkpoint, and
+`audit/head`, which is part of it, commits to all of them.
 """
 
 from __future__ import annotations

@@ -128,9 +128,12 @@ class BrokerClient:
         deadline = asyncio.get_running_loop().time() + deadline_seconds
         await self._call(_Leave(name, key), deadline, self._reached)
 
-    async def keys_out(self, job: str, deadline_seconds: float) -> frozenset[str]:
+    async def keys_out(
+        self, job: str, deadline_seconds: float, address: str | None = None
+    ) -> frozenset[str]:
+        """The keys that are no longer of the job. `address`: where the first broker listens."""
         deadline = asyncio.get_running_loop().time() + deadline_seconds
-        return await self._call(_AskOut(job), deadline)
+        return await self._call(_AskOut(job), deadline, address)
 
     async def _call(
         self, conversation: _Conversation[T], deadline: float, address: str | None = None

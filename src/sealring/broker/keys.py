@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sealring.identity.authority import open_authority
+from sealring.provenance.notes import Kind, Signer
 
 _SALT: Final = b"sealring-1 broker"
 
@@ -28,14 +29,15 @@ class BrokerKeys:
     authority_key: Ed25519PrivateKey = field(repr=False)
     nonce_key: bytes = field(repr=False)
     token_key: Ed25519PrivateKey = field(repr=False)
-    audit_key: Ed25519PrivateKey = field(repr=False)
+    audit_key: Signer
+    """Signs the audit log's checkpoints, under the log's origin."""
     store_key: bytes = field(repr=False)
     """Authenticates the rows of the store."""
 
     @property
     def name(self) -> str:
         """Tells the brokers apart that share one etcd."""
-        return self.authority.fingerprint(SHA256()).hex()[:16]
+        return _name_of(self.authority)
 
 
 def open_broker_keys(directory: Path) -> BrokerKeys:
@@ -45,11 +47,17 @@ def open_broker_keys(directory: Path) -> BrokerKeys:
     def derived(purpose: bytes) -> bytes:
         return HKDF(SHA256(), 32, _SALT, b"sealring-1 " + purpose).derive(secret)
 
+    name = _name_of(authority)
+    audit_key = Ed25519PrivateKey.from_private_bytes(derived(b"audit log"))
     return BrokerKeys(
         authority,
         key,
         derived(b"nonces"),
         Ed25519PrivateKey.from_private_bytes(derived(b"tokens")),
-        Ed25519PrivateKey.from_private_bytes(derived(b"audit log")),
+        Signer(f"broker.sealring/{name}", Kind.NOTE, audit_key),
         derived(b"store"),
     )
+
+
+def _name_of(authority: x509.Certificate) -> str:
+    return authority.fingerprint(SHA256()).hex()[:16]

@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from sealring.broker import audit, bars
 from sealring.broker.nonces import KEPT_SECONDS
 from sealring.broker.store import Row, View
@@ -34,6 +32,7 @@ from sealring.errors import (
     WorkerRevoked,
 )
 from sealring.identity.names import WorkerName
+from sealring.provenance.notes import Signer
 
 SWEEP_ROWS: Final = 24
 """Few enough to be committed together with other decisions (etcd takes 128 rows at once)."""
@@ -61,7 +60,7 @@ class Applicant:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    audit_key: Ed25519PrivateKey
+    audit_key: Signer
     rejoins: int
 
     def admit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -13,14 +14,22 @@ from sealring.cli import (
     ca,
     demo,
     doctor,
+    log,
+    metrics,
     plan,
     policy,
     report,
     run,
+    statement,
+    terminal,
+    top,
     trace,
+    vault,
+    witness,
 )
+from sealring.cli.help import prepare
 from sealring.cli.terminal import errors
-from sealring.errors import SealringError
+from sealring.errors import ConfigurationError, SealringError
 from sealring.version import __version__
 
 app = typer.Typer(
@@ -31,6 +40,8 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run", context_settings=run.PASS_ON)(run.run)
+app.command("top")(top.top)
+app.command("metrics")(metrics.metrics)
 app.command("doctor")(doctor.doctor)
 app.command("attest")(attest.attest)
 app.command("plan")(plan.plan)
@@ -40,22 +51,42 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(bench.app, name="bench")
 app.add_typer(ca.app, name="ca")
 app.add_typer(trace.app, name="trace")
+app.add_typer(log.app, name="log")
+app.add_typer(witness.app, name="witness")
+app.add_typer(statement.app, name="statement")
+app.add_typer(vault.app, name="vault")
 
 
 @app.callback(invoke_without_command=True)
 def _options(
     version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    debug: bool = typer.Option(False, "--debug", help="Show Python's tracebacks of errors."),
 ) -> None:
+    terminal.debug = debug
     if version:
         typer.echo(__version__)
         raise typer.Exit
 
 
 def main() -> None:
-    """The console script. An error of ours is a sentence, not a traceback; exit status 2."""
+    """The console script. An error is one sentence, and a traceback only with --debug."""
     try:
-        app()
+        prepare(typer.main.get_command(app))()
     except SealringError as error:
-        errors.print(type(error).__name__, style="bold red", end=": ")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _end(error, "")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # A full disk, a directory without rights: of the machine, not of this program.
+        where = f"{error.filename}: " if error.filename else ""
+        _end(ConfigurationError(f"{where}{error.strerror or error}"), "")
+    except Exception as error:
+        _end(error, "\nsealring does not know this error: `sealring --debug` shows where it is.")
+
+
+def _end(error: Exception, advice: str) -> NoReturn:
+    if terminal.debug:
+        raise error
+    errors.print(type(error).__name__, style="bold red", end=": ")
+    errors.print(f"{error}{advice}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)

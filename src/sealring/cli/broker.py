@@ -8,36 +8,40 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 from rich.logging import RichHandler
-from rich.table import Table
-from rich.text import Text
 
-from sealring.cli.terminal import console, errors, print_json
+from sealring.cli.broker_log import (
+    Ca,
+    LogFolder,
+    LogPolicyFile,
+    StateFolder,
+    StoreUrl,
+    audit,
+    open_store,
+    publish,
+    published_log,
+)
+from sealring.cli.health import health
+from sealring.cli.terminal import console, errors
 from sealring.errors import ConfigurationError
 from sealring.identity.names import WorkerName
 
 if TYPE_CHECKING:  # its packages are an extra
-    from sealring.broker.keys import BrokerKeys
     from sealring.broker.ledger import Ledger
-    from sealring.broker.store import Store, View
+    from sealring.broker.store import View
 
 app = typer.Typer(help="Give ranks and keys to workers whose evidence passes a policy.")
+app.command()(health)
+app.command()(audit)
+app.command()(publish)
 
 T = TypeVar("T")
 _PORT: Final = 8443
-_MORE: Final = ("guest", "what", "error", "barred")
-_REFUSALS_SHOWN: Final = 5
 
-Ca = Annotated[Path, typer.Option("--ca", help="The authority, of `sealring ca init`.")]
-StoreUrl = Annotated[
-    str | None,
-    typer.Option("--store", help="FILE, or etcd://HOST:PORT,... ; CA/broker.sqlite if not given."),
-]
 Job = Annotated[str | None, typer.Option("--job", help="The job.")]
 Rank = Annotated[int | None, typer.Option("--rank", help="The rank.")]
 Machine = Annotated[str | None, typer.Option("--machine", help="A machine, as the audit names it.")]
@@ -51,6 +55,7 @@ def serve(
     ] = None,
     ca: Ca = Path("sealring-ca"),
     store: StoreUrl = None,
+    state: StateFolder = None,
     listen: Annotated[str, typer.Option(help="Where workers ask.")] = f"0.0.0.0:{_PORT}",
     page: Annotated[
         str, typer.Option(help="Where on this host the read-only page is; `none`: no page.")
@@ -65,6 +70,8 @@ def serve(
     cache: Annotated[
         Path | None, typer.Option(help="Folder of lists, collateral and references.")
     ] = None,
+    log: LogFolder = None,
+    log_policy: LogPolicyFile = None,
 ) -> None:
     """Serve until it is stopped. Needs --policy and --ca."""
     if context.invoked_subcommand is not None:
@@ -74,8 +81,8 @@ def serve(
     _start_log()
     asyncio.run(
         _serve(
-            policy, ca, store, _address(listen), None if page == "none" else _address(page),
-            name or _own_names(), keys, cache,
+            policy, ca, store, state, _address(listen), None if page == "none" else _address(page),
+            name or _own_names(), keys, cache, log, log_policy,
         )
     )  # fmt: skip
 
@@ -84,6 +91,7 @@ def serve(
 def revoke(
     ca: Ca = Path("sealring-ca"),
     store: StoreUrl = None,
+    state: StateFolder = None,
     job: Job = None,
     rank: Rank = None,
     machine: Machine = None,
@@ -95,11 +103,14 @@ def revoke(
     now = time.time()
     if machine is not None:
         barred = _decide(
-            ca, store, lambda ledger, view: ledger.bar_machine(view, now, machine, unseen=unseen)
+            ca,
+            store,
+            state,
+            lambda ledger, view: ledger.bar_machine(view, now, machine, unseen=unseen),
         )
     else:
         name = _name(job, rank)
-        barred = _decide(ca, store, lambda ledger, view: ledger.revoke(view, now, name))
+        barred = _decide(ca, store, state, lambda ledger, view: ledger.revoke(view, now, name))
     for one in barred:
         _say(f"Out: {one}")
     _say("Peers learn of it at their next renewal, new groups at once.")
@@ -109,6 +120,7 @@ def revoke(
 def release(
     ca: Ca = Path("sealring-ca"),
     store: StoreUrl = None,
+    state: StateFolder = None,
     job: Job = None,
     rank: Rank = None,
     machine: Machine = None,
@@ -117,70 +129,22 @@ def release(
     now = time.time()
     if machine is not None:
         for one in _decide(
-            ca, store, lambda ledger, view: ledger.readmit_machine(view, now, machine)
+            ca, store, state, lambda ledger, view: ledger.readmit_machine(view, now, machine)
         ):
             _say(f"Machine {one} may join again.")
     elif job is not None and rank is None:
         freed: list[int] = []
-        while some := _decide(ca, store, lambda ledger, view: ledger.release_some(view, now, job)):
+        while some := _decide(
+            ca, store, state, lambda ledger, view: ledger.release_some(view, now, job)
+        ):
             freed += some
         if not freed:
             raise ConfigurationError(f"no rank of {job} is held")
         _say(f"{len(freed)} ranks of {job} are free. What was revoked stays barred.")
     else:
         name = _name(job, rank)
-        _decide(ca, store, lambda ledger, view: ledger.release(view, now, name))
+        _decide(ca, store, state, lambda ledger, view: ledger.release(view, now, name))
         _say(f"Rank {name.rank} of {name.job} is free.")
-
-
-@app.command()
-def audit(
-    ca: Ca = Path("sealring-ca"),
-    store: StoreUrl = None,
-    head: Annotated[
-        str | None, typer.Option(help="A head that was noted earlier; it must be in the log.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
-) -> None:
-    """Check the log from its first entry to its last, and show it."""
-    from sealring.broker import audit as log
-    from sealring.broker import strangers
-
-    keys, opened = _open(ca, store)
-    try:
-        public = keys.audit_key.public_key()
-        found, entries = opened.submit(lambda view: log.check(view, public, head)).result()
-        refused = opened.submit(strangers.refused).result()
-    finally:
-        opened.close()
-    if json:
-        print_json(
-            {
-                "entries": entries, "head": found.digest, "number": found.number,
-                "refused": refused,
-            }
-        )  # fmt: skip
-        return
-    table = Table(title=f"{found.number} entries, each committed to by the next")
-    for column in ("", "time", "event", "job", "rank", "evidence", "more"):
-        table.add_column(column)
-    for entry in entries:
-        more = " ".join(str(entry[key]) for key in _MORE if key in entry)
-        when = datetime.fromtimestamp(entry["time"], UTC)
-        table.add_row(
-            str(entry["number"]), f"{when:%Y-%m-%d %H:%M:%S}", entry["event"],
-            str(entry.get("job", "")), str(entry.get("rank", "")),
-            Text(str(entry.get("kind", ""))), Text(more, overflow="fold"),
-        )  # fmt: skip
-    console.print(table)
-    if refused["counts"]:
-        total = sum(refused["counts"].values())
-        kinds = ", ".join(f"{name} {refused['counts'][name]}" for name in sorted(refused["counts"]))
-        _say(f"Refused before anything was proven, and not in the log: {total} ({kinds}). Last:")
-        for one in refused["last"][-_REFUSALS_SHOWN:]:
-            when = datetime.fromtimestamp(one["time"], UTC)
-            _say(f"  {when:%Y-%m-%d %H:%M:%S} {one['address']} {one['error']}: {one['why']}")
-    _say(f"Head: {found.digest}")
 
 
 @app.command()
@@ -201,11 +165,14 @@ async def _serve(
     policy: Path,
     ca: Path,
     store: str | None,
+    state: Path | None,
     listen: tuple[str, int],
     page: tuple[str, int] | None,
     names: list[str],
     data_keys: Path | None,
     cache: Path | None,
+    log: Path | None,
+    log_policy: Path | None,
 ) -> None:
     from sealring.broker.http import Limits
     from sealring.broker.server import serving
@@ -214,9 +181,10 @@ async def _serve(
 
     rules, digest = read_policy(policy)
     trust = trust_in(rules, cache)
-    keys, opened = _open(ca, store)
+    keys, opened = open_store(ca, store, state)
     broker = Broker(keys, opened, Rules(rules, digest, trust, data_keys))
     try:
+        visible = published_log(state or ca, keys, log, log_policy)
         broker.check_data_keys()
         await opened.transact(lambda view: None)  # a store that is not ours is refused here
     except BaseException:
@@ -227,8 +195,9 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
         async with serving(
-            broker, keys, listen=listen, page=page, names=names, limits=Limits()
-        ) as (port, page_port):
+            broker, keys, listen=listen, page=page, names=names, limits=Limits(),
+            publish=None if visible is None else lambda: visible.update(opened),
+        ) as (port, page_port):  # fmt: skip
             errors.print(f"The broker answers at https://{names[0]}:{port}", highlight=False)
             if page_port is not None and page is not None:
                 errors.print(f"Its page is http://{page[0]}:{page_port}/", highlight=False)
@@ -241,24 +210,12 @@ async def _serve(
         opened.close()
 
 
-def _open(ca: Path, store: str | None) -> tuple[BrokerKeys, Store]:
-    from sealring.broker.authenticated import VersionNote
-    from sealring.broker.etcd import EtcdStore
-    from sealring.broker.keys import open_broker_keys
-    from sealring.broker.sqlite import SqliteStore
-
-    keys = open_broker_keys(ca)
-    note = VersionNote(ca / "broker.version")
-    if store is not None and "://" in store:
-        return keys, EtcdStore(store, keys.name, keys.store_key, note)
-    path = Path(store) if store else ca / "broker.sqlite"
-    return keys, SqliteStore(path, keys.store_key, note)
-
-
-def _decide(ca: Path, store: str | None, decide: Callable[[Ledger, View], T]) -> T:
+def _decide(
+    ca: Path, store: str | None, state: Path | None, decide: Callable[[Ledger, View], T]
+) -> T:
     from sealring.broker.ledger import Ledger
 
-    keys, opened = _open(ca, store)
+    keys, opened = open_store(ca, store, state)
     ledger = Ledger(keys.audit_key, rejoins=0)
     try:
         return opened.submit(lambda view: decide(ledger, view)).result()

@@ -52,8 +52,26 @@ class Finding:
 
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    watch: Annotated[
+        int | None,
+        typer.Option(
+            "--watch",
+            metavar="PID",
+            min=1,
+            help="Instead: list the sockets and groups of this process and of those that it "
+            "started, and which are sealed; exit status 1 if one is not, or cannot be told.",
+        ),
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="With --watch: where the workers' sockets are.")
+    ] = None,
 ) -> None:
     """Check that this machine can run sealed training; exit status 1 if it cannot."""
+    if watch is not None:
+        from sealring.cli.watch import watch as watch_process
+
+        watch_process(watch, as_json=json, directory=directory)
+        return
     findings = [finding for check in CHECKS for finding in check()]
     healthy = all(finding.verdict != "problem" for finding in findings)
     if json:

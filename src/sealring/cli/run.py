@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sealring.cli import terminal
 from sealring.cli.placement import PORT, Placement, placement
 from sealring.cli.terminal import errors
 from sealring.errors import ConfigurationError, NoIdentity
@@ -17,6 +19,7 @@ from sealring.group.settings import read_settings
 from sealring.identity.process import shut_out_debuggers
 from sealring.identity.secret import read_secret
 from sealring.last_words import LAUNCHED
+from sealring.live.worker import sweep
 from sealring.sealed_only.guard import require_sealed
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ PASS_ON: Final[dict[str, Any]] = {
 
 
 Text = str | None
+COUNTED: Final = ("auto", "gpu", "cpu")
 
 
 def run(
@@ -112,8 +116,6 @@ def run(
     """Run a training script with one worker per process, each with an identity of its own.
 
     Every process group of the script is sealed, whichever backend it names (docs/sealed-only.md).
-
-    Example: sealring run -n 4 train.py --learning-rate 0.1
     """
     shut_out_debuggers()  # the job's secret may be made here
     given = Placement() if standalone else placement(os.environ)
@@ -121,7 +123,7 @@ def run(
         del os.environ[name]  # torchrun would take them for options that we pass as well
     machines = nnodes if nnodes is not None else given.machines
     machine = node_rank if node_rank is not None else given.machine
-    workers = nproc if nproc is not None else given.workers
+    workers = _check_workers(nproc if nproc is not None else given.workers)
     endpoint = rdzv_endpoint or given.endpoint
     if master_addr is not None or master_port is not None:
         endpoint = f"{master_addr or 'localhost'}:{master_port or PORT}"
@@ -146,6 +148,7 @@ def run(
             "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a host "
             "that all of them reach, the same on every machine"
         )
+    _check_script(script, module=module, no_python=no_python)
     arguments = [
         "--nproc-per-node", workers,
         "--nnodes", str(machines),
@@ -171,7 +174,8 @@ def _launch(arguments: list[str], several: bool) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    os.environ[LAUNCHED] = "1"
+    if not terminal.debug:
+        os.environ[LAUNCHED] = "1"
     if several:
         # What torch's launcher sets, and warns of.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -186,6 +190,8 @@ def _launch(arguments: list[str], several: bool) -> None:
     except ChildFailedError as failed:
         _print_first(failed)
         raise typer.Exit(1) from None
+    finally:
+        sweep(os.environ)
 
 
 def _print_first(failed: ChildFailedError) -> None:
@@ -196,8 +202,7 @@ def _print_first(failed: ChildFailedError) -> None:
     told = failure.message if isinstance(failure.message, dict) else None
     if told is None:
         errors.print(
-            f"Rank {rank} ended with exit code {failure.exitcode}{ended}. What it said of it "
-            "stands above.",
+            f"Rank {rank} ended with exit code {failure.exitcode}{ended}. Its own output is above.",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
         return
@@ -205,6 +210,29 @@ def _print_first(failed: ChildFailedError) -> None:
         f"{told['extraInfo']['py_callstack']}{told['message']} (rank {rank}{ended})",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
+
+
+def _check_script(script: str, *, module: bool, no_python: bool) -> None:
+    """Here, once: each worker would say it, and the launcher of each."""
+    if module:
+        return
+    if no_python:
+        if shutil.which(script) is None:
+            raise ConfigurationError(f"there is no program {script}")
+    elif not Path(script).exists():
+        raise ConfigurationError(
+            f"there is no script {script} in {Path.cwd()}. A module is started with --module, "
+            "another program with --no-python"
+        )
+
+
+def _check_workers(text: str) -> str:
+    """What torchrun takes: a number, or what it counts by itself."""
+    if text in COUNTED or (text.isdecimal() and int(text) > 0):
+        return text
+    raise ConfigurationError(
+        f"--nproc-per-node is {text!r}; pass a number from 1, or {', '.join(COUNTED)}"
+    )
 
 
 def _brokered(

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 console = Console()
 errors = Console(stderr=True)
+debug = False
+"""Tracebacks are shown."""
 
 
 def print_json(value: Any) -> None:
@@ -41,3 +43,9 @@ def human_bytes(count: float) -> str:
 def say(text: str) -> None:
     """One sentence as it is: long values stay whole, so that they can be copied."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """In one line. A file or a process may come from anybody: nothing in it steers the terminal."""
+    in_one_line = " ".join(text.split())
+    return "".join(char if char.isprintable() else "?" for char in in_one_line)

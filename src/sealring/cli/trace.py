@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli.terminal import console, human_bytes, print_json
+from sealring.cli.terminal import console, human_bytes, print_json, printable
 from sealring.errors import ConfigurationError
 from sealring.identity.private_files import replace_private
 from sealring.recorder.account import CollectiveAccount, ProcessAccount
@@ -118,7 +118,7 @@ def show(
     table = Table("rank", "group", "number", "collective", "size", "algorithm", "state", "took")
     for rank, name, each in rows:
         cells = ["", "not in the record", "", "", "", ""] if each is None else _cells(each)
-        table.add_row(str(rank), *(Text(_printable(cell)) for cell in (name, *cells)))
+        table.add_row(str(rank), *(Text(printable(cell)) for cell in (name, *cells)))
     console.print(table)
     _print_errors((rank, each.error) for rank, _, each in rows if each and each.error)
 
@@ -150,7 +150,7 @@ def _show_messages(
             each.state,
             f"{(each.ended_ns - each.posted_ns) / 1000:,.0f} µs" if each.ended_ns else "",
         ]
-        table.add_row(str(rank), *(Text(_printable(cell)) for cell in cells))
+        table.add_row(str(rank), *(Text(printable(cell)) for cell in cells))
     console.print(table)
     _print_errors((rank, each.error) for rank, _, each in rows if each.error)
 
@@ -162,7 +162,7 @@ def _print_errors(errors: Iterable[tuple[int, str]]) -> None:
         ranks.setdefault(error, []).append(rank)
     for error, said_by in ranks.items():
         numbers = ", ".join(map(str, sorted(set(said_by))))
-        console.print(Text(_printable(f"rank {numbers}: {error}")), soft_wrap=True)
+        console.print(Text(printable(f"rank {numbers}: {error}")), soft_wrap=True)
 
 
 def _cells(each: CollectiveAccount) -> list[str]:
@@ -180,9 +180,3 @@ def _cells(each: CollectiveAccount) -> list[str]:
         each.state,
         took,
     ]
-
-
-def _printable(text: str) -> str:
-    """A file may come from anybody: nothing in it may steer the terminal."""
-    in_one_line = " ".join(text.split())
-    return "".join(char if char.isprintable() else "?" for char in in_one_line)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sealring import _native
 from sealring.engine.failures import Names, error_from
-from sealring.engine.link_ends import LateEnds, LinkEnds, hand_over, hand_over_late
+from sealring.engine.link_ends import (
+    LateEnds,
+    LinkEnds,
+    LinkSocket,
+    hand_over,
+    hand_over_late,
+    socket_of,
+)
 from sealring.errors import GroupError, Unsupported
 from sealring.links.late import LinksOfAKind
 from sealring.links.link import Link
@@ -48,13 +55,16 @@ class Endpoint(Generic[Native]):
         if lease is not None:
             native.use_lease(lease)
         names.hosts.update(hosts or {})
+        self.link_sockets: list[LinkSocket] = []
         for peer, link in links:
             names.hosts[peer] = link.host
+            self.link_sockets.append(socket_of(names.members[peer], link))
             hand_over(native, peer, link, publishes=publishes)
         self._late = None if late is None else LateEnds(self, late, names.members)
 
     def add_late_link(self, peer: int, link: Link) -> bool:
         """From any thread; False where the group has ended."""
+        self.link_sockets.append(socket_of(self._names.members[peer], link))
         return hand_over_late(self._native, peer, link)
 
     def _link_all(self) -> None:

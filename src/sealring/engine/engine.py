@@ -63,6 +63,8 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         self._prelaunch_stream = 0
         self.shares_gpu: bool | None = None
         """Two of the group's ranks are on one GPU; None until the ranks have said."""
+        self.wire: Wire | None = None
+        """Which way records take between GPUs; None until the ranks have agreed."""
         names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
         first_failure = first_failure or _native.FirstFailure()
@@ -127,7 +129,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it.
         """
         one_host = len(set(self.topology.host_of)) == 1
-        yield from agree(
+        self.wire = yield from agree(
             self._native,
             self._rank,
             self._names.members,

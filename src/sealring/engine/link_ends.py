@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from sealring import _native
 from sealring.engine.failures import ERROR_BY_CODE
@@ -37,6 +39,24 @@ class LinkEnds(Protocol):
     def peer_group_key(self) -> _native.Secret | None: ...
     @property
     def socket(self) -> socket.socket: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSocket:
+    """The socket of a link, as those see it who look at this process from outside."""
+
+    peer: int
+    """Its rank in the job."""
+    host: str
+    transport: Literal["tcp", "shm"]
+    inode: int
+    """Linux gives the number to no other socket while this one is open."""
+
+
+def socket_of(peer: int, link: LinkEnds) -> LinkSocket:
+    """Called before the link is handed over."""
+    transport: Literal["tcp", "shm"] = "tcp" if link.memory is None else "shm"
+    return LinkSocket(peer, link.host, transport, os.fstat(link.socket.fileno()).st_ino)
 
 
 def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes: bool) -> None:

@@ -15,6 +15,7 @@ from sealring.group.backward import restore_errors_in_backward
 from sealring.group.gpu import GpuCalls, in_use
 from sealring.group.gpu_setup import GpuSetup
 from sealring.group.interrupts import interrupt_on_signal
+from sealring.group.live import group_facts, process_facts
 from sealring.group.monitored import Arrivals
 from sealring.group.options import GroupOptions
 from sealring.group.process_group import SealedProcessGroup
@@ -24,6 +25,8 @@ from sealring.handshake import Terms, group_context, process_sessions
 from sealring.identity import load_credentials
 from sealring.identity.process import shut_out_debuggers
 from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh
+from sealring.live.gather import note_group
+from sealring.live.worker import show
 from sealring.recorder.start import start_recorder
 from sealring.schedule import Selection
 
@@ -139,6 +142,12 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         directory=settings.trace_directory,
         on_signal=settings.trace_signal,
     )
+    if settings.live_directory is not None:
+        note_group(recorder, group_facts(engine, mailbox))
+        show(
+            settings.live_directory,
+            process_facts(options, terms, credentials.certificate, enrolment, os.environ),
+        )
     group = SealedProcessGroup(
         group_rank,
         group_world,

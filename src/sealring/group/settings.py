@@ -12,6 +12,7 @@ from typing import Final, Literal, cast
 from sealring import limits
 from sealring.engine.cuda.wires import Wire
 from sealring.errors import ConfigurationError
+from sealring.live.directory import chosen_directory
 from sealring.recorder.process import trace_directory
 from sealring.schedule import Algorithm, Operation
 from sealring.schedule.choose import NOTHING_SET, parse_fixed
@@ -45,6 +46,8 @@ class Settings:
     """Which signal writes it there too."""
     cuda_wait: CudaWait = "auto"
     """Who waits for a call with CUDA tensors: the host, or only the current stream."""
+    live_directory: Path | None = None
+    """Where this worker's status can be asked for."""
 
     @property
     def shared(self) -> dict[str, int]:
@@ -84,6 +87,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         directory,
         number,
         cast(CudaWait, _one_of(environ, "SEALRING_CUDA_WAIT", CUDA_WAITS)),
+        chosen_directory(environ),
     )
 
 

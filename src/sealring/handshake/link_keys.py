@@ -26,20 +26,9 @@ class LinkKeys:
         self.receive.wipe()
 
 
-def export_link_keys(
-    connection: Connection,
-    terms: Terms,
-    peer: VerifiedPeer,
-    own_hello: bytes,
-    peer_hello: bytes,
-    *,
-    dialer: bool,
-) -> LinkKeys:
-    material = connection.export(
-        _LABEL,
-        2 * KEY_BYTES,
-        pair_context(connection, terms, peer, own_hello, peer_hello, dialer=dialer),
-    )
+def export_link_keys(connection: Connection, context: bytes, *, dialer: bool) -> LinkKeys:
+    """`context` is this connection's `pair_context`."""
+    material = connection.export(_LABEL, 2 * KEY_BYTES, context)
     forth, back = material.part(0, KEY_BYTES), material.part(KEY_BYTES, KEY_BYTES)
     material.wipe()
     return LinkKeys(forth, back) if dialer else LinkKeys(back, forth)

@@ -95,9 +95,9 @@ def dial(
         if judged is not None and judged.shows_evidence:
             send_message(connection, judged.admission.evidence)
             _check_evidence(connection, judged, peer)
-        keys = export_link_keys(connection, terms, peer, own, theirs, dialer=True)
+        context = pair_context(connection, terms, peer, own, theirs, dialer=True)
+        keys = export_link_keys(connection, context, dialer=True)
         if sessions is not None and isinstance(connection, TlsConnection):
-            context = pair_context(connection, terms, peer, own, theirs, dialer=True)
             _keep_session(
                 sessions, connection, credentials, certificate, peer, context, dialer=True
             )
@@ -261,9 +261,9 @@ class Incoming:
         if judged is not None and judged.shows_evidence:
             _check_evidence(connection, judged, peer)
             send_message(connection, judged.admission.evidence)
-        keys = export_link_keys(connection, terms, peer, own, theirs, dialer=False)
+        context = pair_context(connection, terms, peer, own, theirs, dialer=False)
+        keys = export_link_keys(connection, context, dialer=False)
         if self._sessions is not None and isinstance(connection, TlsConnection):
-            context = pair_context(connection, terms, peer, own, theirs, dialer=False)
             _keep_session(
                 self._sessions,
                 connection,

@@ -56,7 +56,7 @@ def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes
     return content
 
 
-def write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes | bytearray) -> None:
     """Write a new file of mode 0600. It appears whole or not at all, and replaces nothing."""
     temporary = _write_temporary(path, content, 0o600)
     try:
@@ -70,6 +70,16 @@ def write_private(path: Path, content: bytes) -> None:
         raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
     finally:
         os.unlink(temporary)
+    _sync_parent(path)
+
+
+def sync_directory(path: Path) -> None:
+    """After this a file that was made or renamed there is there after a power loss too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_public(path: Path, content: bytes) -> None:
@@ -89,6 +99,16 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
     except OSError as problem:
         os.unlink(temporary)
         raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+    _sync_parent(path)
+
+
+def _sync_parent(path: Path) -> None:
+    try:
+        sync_directory(path.parent)
+    except OSError as problem:
+        raise ConfigurationError(
+            f"{path} was written, and may be lost in a power cut: {problem.strerror}"
+        ) from problem
 
 
 def _check_private(
@@ -108,7 +128,7 @@ def _check_private(
         )
 
 
-def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
+def _write_temporary(path: Path, content: bytes | bytearray, mode: int) -> Path:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         fd = os.open(
@@ -117,10 +137,14 @@ def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
     except OSError as problem:
         raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
     try:
-        with open(fd, "wb") as file:
+        with (
+            open(fd, "wb", buffering=0) as file,
+            memoryview(content) as left,
+        ):  # no copy in a buffer
             os.fchmod(fd, mode)
-            file.write(content)
-            file.flush()
+            done = 0
+            while done < len(left):
+                done += file.write(left[done:])
             os.fsync(fd)
     except OSError as problem:
         os.unlink(temporary)

@@ -5,6 +5,7 @@ epoch       one name for one attempt to make a group
 rendezvous  addresses through the store, which is the adversary's
 memory      a link's shared memory: made, offered, checked
 agreement   what two verified workers settle before records flow: the transport
+setting_up  the sockets on which links are being made, for those who look
 listener    takes connections from anybody, a bounded number at a time
 dialer      reaches the lower ranks, and tries again
 waiting     links that have their keys and wait for the others; shared between threads

@@ -26,6 +26,7 @@ from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake.peers import Incoming
+from sealring.links import setting_up
 from sealring.links.link import send_without_delay
 from sealring.links.rendezvous import Address
 from sealring.links.unproven import (
@@ -406,6 +407,7 @@ def _listen(address: str) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(SILENT_SECONDS))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
+        setting_up.note(sock)
     except OSError as problem:
         sock.close()
         raise ConfigurationError(

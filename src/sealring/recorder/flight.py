@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from sealring.engine.datatypes import ReduceKind
 from sealring.recorder.account import CollectiveAccount, GroupAccount, State
@@ -105,7 +105,10 @@ class FlightRecorder:
         self.mail = MailRecorder(mailbox)
         self._failing = threading.Lock()
         self.closed = False
-        self._group_id = group_id
+        self.made_ns = monotonic_ns()
+        self.last_error: tuple[str, int] | None = None
+        """Its class and text, and when it came, by the monotonic clock."""
+        self.group_id = group_id
         self._on_failure = on_failure
         self._engine: Accountable | None = engine
         self._last_account = engine.account()
@@ -163,6 +166,7 @@ class FlightRecorder:
             first = not self.failed
             name = type(error).__name__
             self.failed[name] = self.failed.get(name, 0) + 1
+            self.last_error = (f"{name}: {error}", monotonic_ns())
         if first:
             self._on_failure()
 
@@ -174,6 +178,10 @@ class FlightRecorder:
         self.closed = True
 
     # ---- asked by others, at any time, from any thread
+
+    @property
+    def state(self) -> Literal["open", "failed", "closed"]:
+        return "failed" if self.failed else "closed" if self.closed else "open"
 
     def engine_account(self) -> Account:
         """As of the last collective that ended."""
@@ -201,11 +209,11 @@ class FlightRecorder:
         sealed, opened = self.sealed_and_opened()
         zero = monotonic_zero_ns() if since_1970_ns is None else since_1970_ns
         return GroupAccount(
-            id=self._group_id,
+            id=self.group_id,
             name=self.group,
             rank=self.members.index(self.job_rank),
             members=list(self.members),
-            state="failed" if self.failed else "closed" if self.closed else "open",
+            state=self.state,
             sealed_bytes=sealed,
             opened_bytes=opened,
             rekeys=sum(engine["rekeys"]),

@@ -62,8 +62,9 @@ def keep(recorder: FlightRecorder) -> None:
 
 def counts_of_all_groups() -> Counts:
     """Of every group that this process made."""
-    with _lock:
-        return total_of([*_ended.parts(), *map(counts_of, _recorders)])
+    with _lock:  # only for the copies: a new group waits for this lock
+        ended, known = _ended.parts(), list(_recorders)
+    return total_of([*ended, *map(counts_of, known)])
 
 
 def flight_record() -> ProcessAccount:

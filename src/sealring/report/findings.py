@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from sealring.bench.noise import Comparison, compare, compare_apart
 from sealring.results import CollectiveCase, KernelCase, LinkCase, Results, StepCase, usable
+from sealring.results.schema import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,13 @@ def best_buckets(found: Sequence[Overhead]) -> list[Overhead]:
         if known is None or median(case.seconds) < median(known.case.seconds):
             fastest[key] = each
     return list(fastest.values())
+
+
+def span_of(found: Sequence[Overhead]) -> str:
+    """The least and the largest ratio, of those that are more than noise; empty without any."""
+    told = [each.against_plain for each in found if not each.against_plain.only_noise]
+    ratios = sorted({f"{each.ratio:.2f}" for each in told}, key=float)
+    return " to ".join(dict.fromkeys((ratios[0], ratios[-1]))) if ratios else ""
 
 
 def split_steps(results: Results) -> list[StepCase]:
@@ -135,14 +144,6 @@ _WHY = {
         "Let ranks start together, and give each a core of its own",
         "ranks wait for each other's records; with more ranks than cores they wait for a core",
     ),
-    "seal": (
-        "Seal faster: a CPU with vector AES (VAES), or sealring's GPU engine",
-        "sealing is bound by one core's AES",
-    ),
-    "open": (
-        "Open faster: a CPU with vector AES (VAES), or sealring's GPU engine",
-        "opening is bound by one core's AES",
-    ),
     "transfer": (
         "Move less, or move it faster: shared memory inside a host, a faster link between hosts, "
         "gradients in bf16",
@@ -150,6 +151,33 @@ _WHY = {
     ),
     "reduce": ("Reduce less: gradients in bf16", "adding up what the others sent"),
 }
+
+
+_WIDE_AES: Final = {"vaes", "vpclmulqdq", "avx512f"}
+_FIRST_WITH_WIDE_AES: Final = (3, 1)
+
+
+def _faster_cipher(machine: Machine) -> str:
+    """What would seal faster than this CPU with this OpenSSL does."""
+    version = re.search(r"(\d+)\.(\d+)", machine.openssl)
+    known = (int(version[1]), int(version[2])) if version else _FIRST_WITH_WIDE_AES
+    if machine.architecture != "x86_64":
+        return "a faster core, or sealring's GPU engine"
+    if not set(machine.features) >= _WIDE_AES:
+        return "a CPU with vector AES (VAES and AVX-512), or sealring's GPU engine"
+    if known < _FIRST_WITH_WIDE_AES:
+        return (
+            f"this CPU has vector AES (VAES), which {machine.openssl} does not use: build sealring "
+            "with OpenSSL 3.1 or later (docs/configuration.md)"
+        )
+    return "sealring's GPU engine; vector AES (VAES) is in use already"
+
+
+def _advice(part: str, machine: Machine) -> tuple[str, str] | None:
+    if part in ("seal", "open"):
+        verb, noun = ("Seal", "sealing") if part == "seal" else ("Open", "opening")
+        return f"{verb} faster: {_faster_cipher(machine)}", f"{noun} is bound by one core's AES"
+    return _WHY.get(part)
 
 
 def _largest_parts(results: Results) -> Iterator[Change]:
@@ -160,8 +188,9 @@ def _largest_parts(results: Results) -> Iterator[Change]:
     slowest = max(sealed, key=lambda case: median(case.seconds))
     step = sum(part.exposed_s for part in slowest.split)
     for part in slowest.split:
-        if part.name in _WHY and step and part.exposed_s / step >= 0.01:
-            what, why = _WHY[part.name]
+        advice = _advice(part.name, results.machine)
+        if advice is not None and step and part.exposed_s / step >= 0.01:
+            what, why = advice
             yield Change(
                 what,
                 f"{why}: {part.exposed_s * 1e3:.1f} ms of a step of {slowest.model} on "

@@ -86,6 +86,6 @@ def roofline(results: Results) -> Picture | None:
     return roofline_of(
         found,
         "gpu-roofline",
-        "The GPU's roofline: its kernels under what its memory carries in a copy",
+        "The GPU's roofline: how close each kernel is to what its memory can carry",
         unit=(1e12, "trillion"),
     )

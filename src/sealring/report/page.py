@@ -14,8 +14,8 @@ from sealring.bench.noise import SAME_WITHIN
 from sealring.identity.private_files import write_public
 from sealring.report import gpu_plots, machine_plots, plots
 from sealring.report.drawing import Picture, plotting_library
-from sealring.report.findings import best_buckets, changes, overheads, pairs
-from sealring.report.published import FIGURES
+from sealring.report.findings import Overhead, best_buckets, changes, overheads, pairs, span_of
+from sealring.report.published import FIGURES, STUDY
 from sealring.results import Results, usable
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -60,31 +60,36 @@ def page(results: Results, other: Results | None = None) -> str:
 
 
 def _lead(results: Results) -> str:
-    best = [
-        each
-        for each in best_buckets(overheads(results))
-        if each.case.variant == "sealed" and not each.against_plain.only_noise
-    ]
-    said = []
-    if best:
-        ratios = [each.against_plain.ratio for each in best]
-        span = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
-        said.append(
-            f"On this machine a sealed training step takes <b>{span} times</b> the plain one, at "
-            f"the better bucket size of each of {len(best)} settings."
-        )
-    elif results.step:
-        said.append(
-            "The samples of training steps are too noisy to tell sealed from plain: measure again "
-            "on a quiet machine, or with more steps."
-        )
+    best = [each for each in best_buckets(overheads(results)) if each.case.variant == "sealed"]
+    said = [_headline(best)] if results.step else []
     published = ", ".join(f"{each.overhead:g} ({each.what})" for each in FIGURES)
-    said.append(f"Published for GPU TEEs, by their driver's path: {published}.")
+    said.append(f"Published for GPU TEEs ({STUDY}): {published}.")
     stopped = ""
     if not results.complete:
         why = escape(results.stopped or "it was stopped")
         stopped = f'<p class="warning">This run is not complete: {why}.</p>'
     return stopped + f'<p class="lead">{" ".join(said)}</p>'
+
+
+def _headline(best: Sequence[Overhead]) -> str:
+    """Of all settings, also of those whose samples say nothing."""
+    told = [each for each in best if not each.against_plain.only_noise]
+    if not told:
+        return (
+            "The samples of training steps are too noisy to tell sealed from plain: measure again "
+            "on a quiet machine, or with more steps."
+        )
+    span = span_of(told)
+    said = f"On this machine a sealed training step takes <b>{span} times</b> the plain one"
+    if len(best) == 1:
+        return f"{said} ({escape(best[0].setting)})."
+    if len(told) == len(best):
+        return f"{said}, at the better bucket size of each of {len(best)} settings."
+    noise = max(each.against_plain.noise for each in best if each.against_plain.only_noise)
+    return (
+        f"{said} in {len(told)} of {len(best)} settings, each at its better bucket size; the "
+        f"samples of the others are too noisy to tell (±{noise:.0%})."
+    )
 
 
 def _sections(results: Results) -> Iterable[str]:

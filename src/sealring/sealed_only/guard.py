@@ -23,9 +23,10 @@ def require_sealed() -> None:
 
 def guard() -> None:
     """Called where torch.distributed is loaded; a second call changes nothing."""
-    from sealring.sealed_only import classes, groups
+    from sealring.sealed_only import classes, frameworks, groups
 
     groups.refuse_existing()
     groups.seal_by_default()
     classes.refuse_all()
+    frameworks.close_as_they_load()
     children.watch()

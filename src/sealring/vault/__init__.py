@@ -1,1 +1,60 @@
-"""Data at rest: sealed files, the keys that open them, and checkpoints made of them."""
+"""Data at rest: sealed files, the keys that open them, and checkpoints made of them.
+
+files, sealed      what survives a crash; sealed files by the native core
+keys, header       who opens a vault, and its list of grants
+opened             a header while a process has it open, and how its keys change
+objects, vault     versions of a name, and the directory of them
+ledger             by which a rollback is seen
+trees, outputs     files and folders in and out; rotation; plaintext that is not finished
+
+signing            what a rank vouches for
+checkpoint_form    tensors and other entries as bytes
+checkpoint_check   what makes a checkpoint valid
+checkpoint_writer, checkpoint_reader  torch.distributed.checkpoint's storage
+staging, sealing_process    sealing in a process of its own
+checkpoint_export, safetensors  other forms of checkpoints
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from sealring.vault.keys import identity, key_file, released_key
+from sealring.vault.vault import Vault
+
+if TYPE_CHECKING:
+    from sealring.vault.checkpoint_export import (
+        export_safetensors,
+        export_torch,
+        import_safetensors,
+    )
+    from sealring.vault.checkpoint_reader import CheckpointReader
+    from sealring.vault.checkpoint_writer import CheckpointWriter
+
+__all__ = [
+    "CheckpointReader",
+    "CheckpointWriter",
+    "Vault",
+    "export_safetensors",
+    "export_torch",
+    "identity",
+    "import_safetensors",
+    "key_file",
+    "released_key",
+]
+
+_WITH_TORCH: Final = {
+    "CheckpointReader": "checkpoint_reader",
+    "CheckpointWriter": "checkpoint_writer",
+    "export_safetensors": "checkpoint_export",
+    "export_torch": "checkpoint_export",
+    "import_safetensors": "checkpoint_export",
+}
+"""Imported on first use: `sealring vault` needs no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)

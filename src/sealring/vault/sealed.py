@@ -6,11 +6,13 @@ place: another part of the same object, another version, another object, another
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import Buffer
 
@@ -23,7 +25,8 @@ CHACHA: Final = "AEAD_CHACHA20_POLY1305"
 SUITES: Final = (AES, CHACHA)
 ID_BYTES: Final = 16
 _PREFIX: Final = b"sealring vault 1"
-_LARGEST_DOCUMENT: Final = 1 << 30
+_LARGEST_DOCUMENT: Final = 16 << 20
+LARGEST_MANIFEST: Final = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +41,28 @@ class Place:
 
     def context(self, part: str) -> bytes:
         """Fields of fixed length and then the part's name, so that no two places look alike."""
-        assert len(self.vault) == len(self.object) == ID_BYTES
-        fixed = struct.pack(f">{ID_BYTES}s{ID_BYTES}sQ", self.vault, self.object, self.version)
-        return _PREFIX + fixed + part.encode()
+        return _context(self.vault, self.object, self.version) + part.encode()
 
-    def writer(self, file: int, part: str, threads: int = 0) -> _native.SealedFileWriter:
+    def part_key(self, part: str) -> _native.Secret:
+        """The input key of one part's file. From it neither the object's nor another's follows."""
+        return self.key.derive(_PREFIX, b"key of the part " + part.encode(), 32)
+
+    def writer(
+        self, file: int, part: str, threads: int = 0, *, digests: bool = True
+    ) -> _native.SealedFileWriter:
         """Seals to a file descriptor; to memory where that is -1."""
+        key = self.part_key(part)
         return _native.SealedFileWriter(
-            file, self.key, self.suite, self.context(part), f"part {part}", threads
+            file, key, self.suite, self.context(part), f"part {part}", threads, digests
         )
 
     def reader(self, file: int, part: str, name: str, threads: int = 0) -> _native.SealedFileReader:
         return _native.SealedFileReader(
-            file, self.key, self.suite, self.context(part), name, threads
+            file, self.part_key(part), self.suite, self.context(part), name, threads
         )
 
     def seal(self, part: str, plain: Buffer) -> bytes:
-        writer = self.writer(-1, part, 1)
+        writer = self.writer(-1, part, 1, digests=False)
         writer.write([plain])
         writer.finish()
         return writer.take()
@@ -68,21 +76,47 @@ class Place:
             return sealed[offset : offset + size]
 
         reader = _native.SealedFileReader(
-            read, self.key, self.suite, self.context(part), name, 1, len(sealed)
+            read, self.part_key(part), self.suite, self.context(part), name, 1, len(sealed)
         )
         plain = bytearray(reader.length)
         reader.read_into(0, plain)
         return bytes(plain)
 
 
-def read_small(path: Path, what: str) -> bytes:
+def wrapping_key(
+    vault_key: _native.Secret, vault: bytes, object_id: bytes, version: int, suite: str
+) -> _native.Secret:
+    """What wraps the key of this version of this object: the wrapped key opens nowhere else."""
+    info = b"wraps an object's key" + _context(vault, object_id, version) + suite.encode()
+    return vault_key.derive(_PREFIX, info, 32)
+
+
+def _context(vault: bytes, object_id: bytes, version: int) -> bytes:
+    assert len(vault) == len(object_id) == ID_BYTES
+    return _PREFIX + struct.pack(f">{ID_BYTES}s{ID_BYTES}sQ", vault, object_id, version)
+
+
+def parse(content: bytes) -> Any:
+    """JSON that anyone may have written: deep nesting is a ValueError like any other."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_small(path: Path, what: str, largest: int = _LARGEST_DOCUMENT) -> bytes:
     """A file of the vault that is read whole. It may be the work of an attacker: not endless."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            content = file.read(_LARGEST_DOCUMENT + 1)
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):  # to read a pipe may give nothing, or not end
+                raise NotAVault(f"{what} {path} is not a regular file")
+            # By its size first: what an attacker made large is not read at all.
+            too_large = status.st_size > largest
+            content = b"" if too_large else file.read(largest + 1)
     except OSError as problem:
         raise NotAVault(f"{what} {path} cannot be read: {problem.strerror}") from problem
-    if len(content) > _LARGEST_DOCUMENT:
-        raise NotAVault(f"{what} {path} is larger than {_LARGEST_DOCUMENT} bytes")
+    if too_large or len(content) > largest:
+        raise NotAVault(f"{what} {path} is larger than {largest} bytes")
     return content

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch.nn.functional import mse_loss
 
-from common import STEPS, batch, model, report
+from tiny_training import STEPS, batch, model, report
 
 accelerator = Accelerator(cpu=True)
 prepared = accelerator.prepare(model())

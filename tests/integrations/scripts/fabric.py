@@ -6,7 +6,7 @@ import torch
 from lightning.fabric import Fabric
 from torch.nn.functional import mse_loss
 
-from common import STEPS, batch, model, report
+from tiny_training import STEPS, batch, model, report
 
 fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
 fabric.launch()

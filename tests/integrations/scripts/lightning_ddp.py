@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset
 
-from common import STEPS, batch, model, report
+from tiny_training import STEPS, batch, model, report
 
 logging.getLogger("lightning").setLevel(logging.ERROR)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from common import ROWS, STEPS, batch, model, report
+from tiny_training import ROWS, STEPS, batch, model, report
 
 
 class Net(nn.Module):

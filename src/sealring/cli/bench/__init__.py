@@ -1,9 +1,11 @@
 """`sealring bench`: what protection costs on this machine.
 
 algorithms the algorithms against each other, and the table of them
+log        a transparency log: appends and proofs
 options    what may be written, and what is refused
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
+vault      checkpoints
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from sealring.bench.place import SHARED_GPU, find_place
 from sealring.bench.session import Job
 from sealring.cli.bench import tables
 from sealring.cli.bench.algorithms import algorithms
+from sealring.cli.bench.log import log
 from sealring.cli.bench.options import (
     check_gpt2,
     check_memory,
@@ -53,6 +56,7 @@ from sealring.cli.bench.options import (
     several,
 )
 from sealring.cli.bench.running import end, new_session, run
+from sealring.cli.bench.vault import vault
 from sealring.cli.terminal import console, errors, print_json
 from sealring.errors import ConfigurationError
 from sealring.report.drawing import plotting_library
@@ -61,6 +65,8 @@ from sealring.sealed_only.setting import refuse_to_measure
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 app.command()(algorithms)
+app.command()(log)
+app.command()(vault)
 
 Transport = Annotated[str, typer.Option(help="shm or tcp.")]
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]

@@ -90,8 +90,8 @@ def allreduce(cases: Sequence[Exchange]) -> Table:
         "(medians)"
     )
     _columns(
-        table, "ranks", "size", "transport", "sealed", "Gloo", "CC path", "sealed : Gloo",
-        "CC : Gloo", "sealed a rank",
+        table, "ranks", "size", "transport", "sealed", "Gloo", "GPU-TEE", "sealed : Gloo",
+        "GPU-TEE : Gloo", "sealed a rank",
     )  # fmt: skip
     for case in cases:
         table.add_row(
@@ -150,8 +150,8 @@ def steps(cases: Sequence[Step], notes: Sequence[str] = ()) -> Table:
         + "".join(f" {note[0].upper()}{note[1:]}." for note in notes),
     )
     _columns(
-        table, "model", "ranks", "batch", "buckets", "compute", plain, "sealed", "CC path",
-        f"sealed : {plain}", f"CC : {plain}", "hidden",
+        table, "model", "ranks", "batch", "buckets", "compute", plain, "sealed", "GPU-TEE",
+        f"sealed : {plain}", f"GPU-TEE : {plain}", "hidden",
     )  # fmt: skip
     for case in cases:
         sealed, overlap = case.recorded.get("sealed"), case.overlap()

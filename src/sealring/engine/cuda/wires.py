@@ -212,8 +212,10 @@ def agree(
     *,
     one_host: bool,
     problem: str,
-) -> Generator[Collective, None, None]:
+) -> Generator[Collective, None, Wire]:
     """The collectives by which the ranks agree; afterwards `native.wired` is the same on all.
+
+    Returns the way that all of them use.
 
     `members` are the group's ranks by their numbers in the job, which errors name. `problem` is why
     this rank's GPU cannot serve, if it cannot.
@@ -230,19 +232,20 @@ def agree(
         )
     world = len(members)
     if world == 1 or wanted is Wire.LINKS:
-        return
+        return Wire.LINKS
     ways = _candidates(one_host=one_host) if wanted is Wire.AUTO else (wanted,)
     if world > SLOTS:
         ways, why = (), f"an area has {SLOTS} slots, and these are {world} ranks"
     for wire in ways:
         why = yield from _try(native, rank, members, wire)
         if not why:
-            return
+            return wire
     if wanted is not Wire.AUTO:
         raise Unsupported(
             f"SEALRING_GPU_WIRE={wanted} is not available: {why}. Leave it to auto, which takes "
             "whatever way there is"
         )
+    return Wire.LINKS
 
 
 def share_a_gpu(members: Sequence[int], gpu: str) -> Generator[Collective, None, bool]:

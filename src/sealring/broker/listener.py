@@ -1,0 +1,111 @@
+"""A port: connections counted and timed, requests of one address limited, each answered alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeAlias
+
+from OpenSSL import SSL
+
+from sealring.broker.bodies import Bodies
+from sealring.broker.http import (
+    Explain,
+    Handle,
+    Limits,
+    Request,
+    Response,
+    Stream,
+    serve_connection,
+)
+from sealring.broker.rates import Rates
+from sealring.errors import (
+    ConfigurationError,
+    SealringError,
+    StoreUnavailable,
+    TamperedStore,
+    TooManyRequests,
+)
+
+_LOG = logging.getLogger("sealring.broker")
+_BACKLOG: Final = 2048
+
+MakeStream: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Stream]
+
+
+class Listener:
+    """Serves tables of routes, each at one address. The limits are for all of them together."""
+
+    def __init__(self, limits: Limits, explain: Explain) -> None:
+        self._limits = limits
+        self._explain = explain
+        self._rates = Rates(limits.requests_per_second, limits.burst)
+        self._bodies = Bodies(limits.all_body_bytes)
+        self._open: Counter[str] = Counter()
+        self._streams: set[Stream] = set()
+
+    @asynccontextmanager
+    async def listening(
+        self, host: str, port: int, routes: Handle, make_stream: MakeStream
+    ) -> AsyncIterator[int]:
+        """Yields the port, which the system chooses if `port` is 0."""
+
+        async def limited(request: Request) -> Response:
+            if not self._rates.allow(request.address, time.monotonic()):
+                raise TooManyRequests("too many requests from this address: come again later")
+            return await _guarded(routes, request)
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            address = str((writer.get_extra_info("peername") or ("gone",))[0])
+            await self._serve(make_stream(reader, writer), address, limited)
+
+        try:
+            server = await asyncio.start_server(connected, host, port, backlog=_BACKLOG)
+        except OSError as problem:
+            raise ConfigurationError(f"cannot listen on {host}:{port}: {problem}") from None
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            # Idle clients do not delay the stop.
+            for stream in list(self._streams):
+                stream.abort()
+
+    async def _serve(self, stream: Stream, address: str, routes: Handle) -> None:
+        full = self._open.total() >= self._limits.connections
+        if full or self._open[address] >= self._limits.connections_per_address:
+            stream.abort()
+            return
+        self._open[address] += 1
+        self._streams.add(stream)
+        try:
+            await serve_connection(
+                stream, address, self._limits, self._bodies, routes, self._explain
+            )
+        except (TimeoutError, OSError, SSL.Error):
+            stream.abort()  # slow, gone, or no TLS at all: there is no one to tell
+        except asyncio.CancelledError:
+            stream.abort()
+        finally:
+            self._streams.discard(stream)
+            self._open[address] -= 1
+            if not self._open[address]:
+                del self._open[address]
+            stream.close()
+
+
+async def _guarded(routes: Handle, request: Request) -> Response:
+    """Whatever goes wrong inside is the broker's own matter, and its log's."""
+    try:
+        return await routes(request)
+    except SealringError as error:
+        if isinstance(error, ConfigurationError | StoreUnavailable | TamperedStore):
+            _LOG.error("%s: %s", type(error).__name__, error)
+        raise
+    except Exception as problem:
+        _LOG.exception("a request failed")
+        raise SealringError("a request failed") from problem

@@ -1,0 +1,346 @@
+"""`sealring vault`: data sealed where it lies, and the keys that open it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
+from sealring.cli.vault_options import (
+    AlsoDataKey,
+    AlsoKey,
+    AlsoPerson,
+    AsJson,
+    Broker,
+    Directory,
+    Identity,
+    Key,
+    VaultId,
+    Version,
+    holder_of,
+    opener_of,
+    presented,
+    public_key,
+)
+from sealring.errors import ConfigurationError, VaultError
+from sealring.identity.credentials import read_authorities
+from sealring.vault import keys, trees
+from sealring.vault.opened import Tell
+from sealring.vault.sealed import AES, CHACHA
+from sealring.vault.vault import Stored, Vault
+
+app = typer.Typer(
+    name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
+)
+
+
+@app.command()
+def init(
+    vault: Directory,
+    key: Key = None,
+    name: Annotated[str, typer.Option(help="What the grant of the key file is called.")] = "owner",
+    gpu: Annotated[
+        bool, typer.Option(help="Seal with ChaCha20-Poly1305, which GPUs open.")
+    ] = False,
+) -> None:
+    """Make a vault that a key file opens; the key file is made if there is none."""
+    if key is None:
+        raise ConfigurationError("name the key file with --key FILE; it is made if there is none")
+    made = not os.path.lexists(key)
+    if made:
+        keys.make_key_file(key)
+    opened = Vault.create(vault, keys.key_file(key), name, CHACHA if gpu else AES)
+    say(f"The vault {opened.header.id} is in {vault}.")
+    say(f"Its key is in {key}{', which was made now' if made else ''}: keep a copy elsewhere.")
+
+
+@app.command()
+def identity(
+    file: Annotated[Path, typer.Argument(help="Where to keep the private key.")],
+) -> None:
+    """Make a person's identity and print its public key, for `grant --to-person`."""
+    if os.path.lexists(file):
+        say(keys.identity(file).public)
+        return
+    say(keys.make_identity(file).public)
+
+
+@app.command()
+def seal(
+    vault: Directory,
+    source: Annotated[Path, typer.Argument(help="A file or a folder.")],
+    name: Annotated[str | None, typer.Option(help="The object's name; else SOURCE's.")] = None,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    as_json: AsJson = False,
+) -> None:
+    """Seal a file or a folder as the next version of an object."""
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    called = source.absolute().name if name is None else name
+    with _bar(f"sealing {called}", trees.size_of(source)) as progress:
+        version = trees.seal_path(opened, source, called, None, progress)
+    if as_json:
+        print_json({"name": called, "version": version})
+    else:
+        say(f"{called} is sealed as version {version}. {source} itself was left as it is.")
+
+
+@app.command("open")
+def open_(
+    vault: Directory,
+    name: Annotated[str, typer.Argument(help="The object.")],
+    out: Annotated[Path, typer.Option(help="Where the plaintext goes; must not exist.")],
+    version: Version = None,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    identity: Identity = None,
+) -> None:
+    """Write an object's plaintext, after all of it was found authentic."""
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    with opened.reading():
+        stored = opened.find(name, version)
+        with _bar(f"opening {name}", _length(stored)) as progress:
+            trees.open_object(stored, out, progress)
+    say(f"{name} version {stored.manifest.object_version} is in {out}.")
+
+
+@app.command()
+def ls(
+    vault: Directory,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    identity: Identity = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the objects, and who may open the vault."""
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    rows = [_row(stored) for stored in opened.newest()]
+    grants = [{"name": one.name, "kind": one.kind} for one in opened.header.grants]
+    if as_json:
+        print_json({"vault": opened.header.id, "objects": rows, "grants": grants})
+        return
+    table = Table("object", "version", "kind", "parts", "size")
+    for row in rows:
+        size = human_bytes(row["bytes"])
+        table.add_row(Text(row["name"]), str(row["version"]), row["kind"], str(row["parts"]), size)
+    console.print(table)
+    say(
+        f"The vault {opened.header.id} is open to "
+        + ", ".join(f"{one['name']} ({one['kind']})" for one in grants)
+        + "."
+    )
+
+
+@app.command()
+def verify(
+    vault: Directory,
+    name: Annotated[str | None, typer.Argument(help="One object; else all of them.")] = None,
+    version: Version = None,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    identity: Identity = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open every chunk of every version and keep nothing; exit status 2 where one does not open."""
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    with opened.reading():
+        rows = _verified(opened, name, version)
+    bad = [row for row in rows if row["error"]]
+    if as_json:
+        print_json({"objects": rows})
+    else:
+        for row in bad:
+            say(f"{row['error']}: {row['message']}")
+        say(f"{len(rows) - len(bad)} of {len(rows)} versions were sealed with this vault's key.")
+        if any(row["kind"] == "checkpoint" for row in rows):
+            say("The signatures of checkpoints are checked when they are loaded or exported.")
+    if bad:
+        raise typer.Exit(2)
+
+
+@app.command()
+def export(
+    vault: Directory,
+    name: Annotated[str, typer.Argument(help="A checkpoint.")],
+    out: Annotated[Path, typer.Option(help="Where the plaintext goes; must not exist.")],
+    form: Annotated[str, typer.Option("--format", help="torch or safetensors.")] = "torch",
+    version: Version = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="Of the workers that signed it; else the environment's.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="The job that saved it.")] = None,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    identity: Identity = None,
+) -> None:
+    """Write a checkpoint in plaintext, as torch.save or safetensors does."""
+    if form not in ("torch", "safetensors"):
+        raise ConfigurationError(f"--format {form}: it is torch or safetensors")
+    if (authority is None) != (job is None):
+        raise ConfigurationError("--authority and --job go together")
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    # With torch, which the other verbs do not need.
+    from sealring.vault import CheckpointReader, export_safetensors, export_torch
+
+    authorities = None if authority is None else read_authorities(authority)
+    reader = CheckpointReader(opened, name, version=version, authorities=authorities, job=job)
+    try:
+        (export_torch if form == "torch" else export_safetensors)(reader, out)
+    except BaseException as problem:
+        # torch wraps what a rank raises, in an exception of its own kind.
+        for error, _ in getattr(problem, "failures", {}).values():
+            raise error from None
+        raise
+    say(f"{name} is in {out}, in plaintext.")
+
+
+@app.command()
+def grant(
+    vault: Directory,
+    name: Annotated[str, typer.Option(help="What the grant is called.")],
+    to_key: Annotated[Path | None, typer.Option(help="A key file; made if there is none.")] = None,
+    to_person: Annotated[str | None, typer.Option(help="A public key, or a file of it.")] = None,
+    to_broker: Annotated[str | None, typer.Option(help="A resource of a broker's.")] = None,
+    data_key: Annotated[Path | None, typer.Option(help="The broker's file of it.")] = None,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+) -> None:
+    """Open the vault to another key file, a person, or workers that a broker admits."""
+    if sum(one is not None for one in (to_key, to_person, to_broker)) != 1:
+        raise ConfigurationError("name one of --to-key, --to-person and --to-broker")
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    if to_person is not None:
+        opened.grant(name, public_key(to_person))
+    else:
+        opened.grant(name, holder_of(to_key, to_broker, data_key))
+    say(f"{name} can open {vault}.")
+
+
+@app.command()
+def revoke(
+    vault: Directory,
+    name: Annotated[str, typer.Argument(help="The grant, as `ls` names it.")],
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    also_key: AlsoKey = None,
+    also_data_key: AlsoDataKey = None,
+    also_person: AlsoPerson = None,
+) -> None:
+    """Take a grant away, and wrap everything under a key that its holder does not have."""
+    also = presented(also_key, also_data_key, also_person)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    opened.revoke(name, also, _naming_dropped(vault))
+    say(f"{name} gets no key of {vault} from now on, and cannot open what is sealed from now on.")
+    say(
+        "Keys that were handed out stay known: a holder who kept them, or a copy of the vault, can "
+        f"open what was sealed before. `sealring vault rotate {vault}` seals it anew."
+    )
+
+
+@app.command()
+def rekey(
+    vault: Directory,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    also_key: AlsoKey = None,
+    also_data_key: AlsoDataKey = None,
+    also_person: AlsoPerson = None,
+) -> None:
+    """Wrap all objects' keys under a new key of the vault; the data stay as they are."""
+    also = presented(also_key, also_data_key, also_person)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    change = opened.rekey(also, _naming_dropped(vault))
+    say(f"The keys of {change.versions} versions are wrapped under a new key.")
+
+
+@app.command()
+def rotate(
+    vault: Directory,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    also_key: AlsoKey = None,
+    also_data_key: AlsoDataKey = None,
+    also_person: AlsoPerson = None,
+) -> None:
+    """Seal everything anew under new keys. It can be stopped and started again."""
+    also = presented(also_key, also_data_key, also_person)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    with _bar("rotating", sum(map(_length, opened.stored([])))) as progress:
+        change = trees.rotate(opened, progress, also, _naming_dropped(vault))
+    say(f"{change.versions} versions are sealed under new keys.")
+
+
+def _naming_dropped(vault: Path) -> Tell:
+    def tell(names: Sequence[str]) -> None:
+        for name in names:
+            say(
+                f"{name} gets no new key of {vault}: its secret or public key, as the vault has "
+                "it, was not presented. Open the vault to it again with `sealring vault grant`."
+            )
+
+    return tell
+
+
+def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict[str, Any]]:
+    problems: list[VaultError] = []
+    if name is not None:
+        wanted = [opened.find(name, version)]
+    else:
+        wanted = list(opened.stored(problems))
+        # Also what the ledger misses; what does not open is known by now.
+        missing: list[VaultError] = []
+        list(opened.newest(missing))
+        problems += [one for one in missing if str(one) not in map(str, problems)]
+    rows: list[dict[str, Any]] = [
+        dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
+        | {"error": type(problem).__name__, "message": str(problem)}
+        for problem in problems
+    ]
+    with _bar("verifying", sum(map(_length, wanted))) as progress:
+        for stored in wanted:
+            row = _row(stored) | {"error": None, "message": None}
+            try:
+                trees.verify(stored, progress)
+            except VaultError as problem:
+                row |= {"error": type(problem).__name__, "message": str(problem)}
+            rows.append(row)
+    return rows
+
+
+def _length(stored: Stored) -> int:
+    return sum(part.length for part in stored.manifest.parts)
+
+
+def _row(stored: Stored) -> dict[str, Any]:
+    manifest = stored.manifest
+    return {
+        "name": manifest.name,
+        "version": manifest.object_version,
+        "kind": manifest.kind,
+        "parts": len(manifest.parts),
+        "bytes": _length(stored),
+    }
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[trees.Progress]:
+    with progress_bar("{task.percentage:>3.0f} %") as bar:
+        task = bar.add_task(escape(what), total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,129 @@
+"""Asks the workers of a directory, all at once, for a bounded time each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Generic
+
+from sealring.errors import ConfigurationError
+from sealring.identity.peer_process import peer_of
+from sealring.live.directory import PrivateDirectory
+from sealring.live.status import MOST_BYTES, Answer, SocketStatus, WorkerStatus, decode
+
+SECONDS: Final = 3.0
+_AT_ONCE: Final = 16
+_KINDS: Final = {WorkerStatus: "status", SocketStatus: "sockets"}
+
+
+@dataclass(slots=True)
+class Reading(Generic[Answer]):
+    answers: list[Answer] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    """Sockets of workers that ended without removing them."""
+    silent: dict[str, str] = field(default_factory=dict)
+    """Sockets whose worker gave no answer, and why."""
+
+
+class _Stale(Exception):
+    pass
+
+
+def read_all(
+    wanted: type[Answer],
+    path: Path,
+    *,
+    user: int | None = None,
+    only: Callable[[str], bool] = lambda name: True,
+) -> Reading[Answer]:
+    """The answers of all workers whose socket is there; none where there is no directory."""
+    reading: Reading[Answer] = Reading()
+    try:
+        directory = PrivateDirectory(path, user=user)
+    except FileNotFoundError:
+        return reading
+    try:
+        names = [name for name in directory.sockets() if only(name)]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            outcomes = pool.map(lambda name: _outcome(wanted, directory, name), names)
+            _sort(reading, zip(names, outcomes, strict=True))
+    finally:
+        directory.close()
+    return reading
+
+
+def _outcome(wanted: type[Answer], directory: PrivateDirectory, name: str) -> Answer | Exception:
+    try:
+        return ask(wanted, directory, name)
+    except (OSError, ConfigurationError, _Stale) as problem:
+        return problem
+
+
+def _sort(reading: Reading[Answer], outcomes: Iterable[tuple[str, Answer | Exception]]) -> None:
+    for name, outcome in outcomes:
+        if isinstance(outcome, _Stale):
+            reading.stale.append(name)
+        elif isinstance(outcome, Exception):
+            reading.silent[name] = str(outcome)
+        else:
+            reading.answers.append(outcome)
+
+
+def ask(wanted: type[Answer], directory: PrivateDirectory, name: str) -> Answer:
+    deadline = time.monotonic() + SECONDS
+    kind = _KINDS[wanted]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        _connect(sock, directory.address(name), deadline)
+        worker = peer_of(sock)
+        if worker.uid != directory.user:
+            raise ConfigurationError(f"{name} is a socket of user {worker.uid}")
+        sock.sendall(f"{kind}\n".encode())
+        line = _read_line(sock, deadline)
+    return decode(wanted, kind, line, f"the worker at {name}")
+
+
+def _connect(sock: socket.socket, address: str, deadline: float) -> None:
+    while True:
+        sock.settimeout(_left(deadline))
+        try:
+            sock.connect(address)
+            return
+        except BlockingIOError:  # other readers wait there already
+            time.sleep(0.02)
+        except ConnectionRefusedError:
+            raise _Stale from None
+        except FileNotFoundError:  # the worker has ended since the directory was read
+            raise _Stale from None
+
+
+def _read_line(sock: socket.socket, deadline: float) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while not (parts and parts[-1].endswith(b"\n")):
+        sock.settimeout(_left(deadline))
+        part = sock.recv(1 << 16)
+        if not part:
+            raise ConfigurationError("the worker closed the connection without an answer")
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise ConfigurationError(f"the worker's answer is longer than {MOST_BYTES} bytes")
+    return b"".join(parts)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"no answer within {SECONDS:.0f} s")
+    return left
+
+
+def pid_of(name: str) -> int:
+    """The process that a socket's name states; 0 if it states none."""
+    digits = os.path.basename(name).partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0

@@ -1,0 +1,146 @@
+"""DSSE envelopes, signed with the key of a worker's certificate.
+
+    {"payload": base64, "payloadType": ..., "signatures": [{"keyid", "sig", "certificate"}]}
+
+`certificate` is the base64 of a PEM certificate, an addition that in-toto's go-witness makes to
+DSSE; readers that do not know it ignore it. The payload is not looked at before the signature and
+the certificate's issuer have been checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from sealring.errors import ForgedStatement, MalformedStatement, Unsupported
+from sealring.identity.credentials import Credentials
+from sealring.identity.verification import is_issued_by
+from sealring.provenance.notes import decode_base64, encode_base64
+from sealring.provenance.tiles import MAX_ENTRY_BYTES
+from sealring.strict import strictly, unique_keys
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    keyid: str
+    sig: str
+    certificate: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    payload: str
+    payloadType: str  # noqa: N815 - DSSE's name
+    signatures: list[_Signature]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEnvelope:
+    """A payload, and the certificate of an authority's whose key signed it."""
+
+    payload: bytes
+    certificate: x509.Certificate
+
+
+def seal_envelope(payload: bytes, credentials: Credentials) -> bytes:
+    key = credentials.private_key
+    if not isinstance(key, Ed25519PrivateKey):
+        raise Unsupported("a statement is signed with an Ed25519 key, and this worker's is another")
+    signature = {
+        "keyid": key_id(key.public_key()),
+        "sig": encode_base64(key.sign(_pre_authentication(payload))),
+        "certificate": encode_base64(credentials.certificate.public_bytes(Encoding.PEM)),
+    }
+    envelope = {
+        "payload": encode_base64(payload),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [signature],
+    }
+    encoded = json.dumps(envelope, separators=(",", ":")).encode()
+    if len(encoded) > MAX_ENTRY_BYTES:
+        raise Unsupported(
+            f"a signed statement has at most {MAX_ENTRY_BYTES} bytes, and this has {len(encoded)}: "
+            "make one for a shorter interval"
+        )
+    return encoded
+
+
+def open_envelope(data: bytes, authorities: Sequence[x509.Certificate]) -> OpenedEnvelope:
+    """Checks the certificate's issuer and the signature. Dates are left to the caller."""
+    envelope = _parse(data)
+    if envelope.payloadType != PAYLOAD_TYPE:
+        raise MalformedStatement(f"a statement's payloadType is {PAYLOAD_TYPE}")
+    if len(envelope.signatures) != 1:
+        raise MalformedStatement("a worker's statement has exactly one signature")
+    (signature,) = envelope.signatures
+    payload = _decode(envelope.payload, "payload")
+    certificate = _certificate(_decode(signature.certificate, "certificate"))
+    if not any(is_issued_by(certificate, authority) for authority in authorities):
+        raise ForgedStatement("the statement's certificate is not of an authority to believe")
+    key = certificate.public_key()
+    if not isinstance(key, Ed25519PublicKey) or signature.keyid != key_id(key):
+        raise ForgedStatement("the statement's keyid is not that of its certificate's Ed25519 key")
+    try:
+        key.verify(_decode(signature.sig, "sig"), _pre_authentication(payload))
+    except InvalidSignature:
+        raise ForgedStatement("the statement is not signed by its certificate's key") from None
+    return OpenedEnvelope(payload, certificate)
+
+
+def read_json(data: bytes) -> Any:
+    """Strictly: no key twice, no NaN, no nesting without end."""
+    if len(data) > MAX_ENTRY_BYTES:
+        raise MalformedStatement(f"a statement has at most {MAX_ENTRY_BYTES} bytes")
+    try:
+        return json.loads(data.decode(), object_pairs_hook=unique_keys, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as problem:
+        raise MalformedStatement(f"the statement is not JSON that can be used: {problem}") from None
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """SHA-256 of the public key (SPKI), as a certificate's holder is named elsewhere."""
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
+def _parse(data: bytes) -> _Envelope:
+    value = read_json(data)
+    try:
+        found: _Envelope = strictly(_Envelope, value, "envelope", "DSSE envelope")
+    except RuntimeError as problem:
+        raise MalformedStatement(str(problem)) from None
+    return found
+
+
+def _certificate(pem: bytes) -> x509.Certificate:
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        raise MalformedStatement("the statement's certificate cannot be read") from None
+    if found.public_bytes(Encoding.PEM) != pem:
+        raise MalformedStatement("the statement's certificate has something beside it")
+    return found
+
+
+def _pre_authentication(payload: bytes) -> bytes:
+    """DSSE's PAE: what is signed, so that type and payload cannot be cut differently."""
+    kind = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def _decode(text: str, what: str) -> bytes:
+    return decode_base64(text, f"the envelope's {what}", MalformedStatement)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")

@@ -1,0 +1,110 @@
+"""Files of a log: read with a limit, written whole and durably, and one writer at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sealring.errors import LogInUse, NotALog
+
+_POLL_SECONDS: Final = 0.05
+
+
+def read_limited(path: Path, limit: int) -> bytes | None:
+    """A regular file of at most `limit` bytes; None if there is none."""
+    try:
+        # O_NONBLOCK: a FIFO that somebody placed there must not hang the reader.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as problem:
+        raise NotALog(f"{path} cannot be read: {problem.strerror}") from None
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotALog(f"{path} is not a regular file")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise NotALog(f"{path} is larger than {limit} bytes, so it is something else")
+    return content
+
+
+class Batch:
+    """Files that must be on the disk before something else is written.
+
+    A file appears under its name whole or not at all. `sync` makes the names durable.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._waiting = root / ".new"
+        self._changed: set[Path] = set()
+
+    def clear(self) -> None:
+        """Removes what a writer that was killed left behind."""
+        shutil.rmtree(self._waiting, ignore_errors=True)
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self._root / name
+        self._make(path.parent)
+        self._make(self._waiting)
+        waiting = self._waiting / secrets.token_hex(8)
+        fd = os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(fd)
+        os.replace(waiting, path)
+        self._changed.add(path.parent)
+
+    def sync(self) -> None:
+        for folder in sorted(self._changed, reverse=True):  # a folder before the one that names it
+            _sync_folder(folder)
+        self._changed.clear()
+
+    def _make(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        self._changed.add(folder.parent)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Holds the folder's lock, for which it waits up to `seconds`. It ends with the process."""
+    until = time.monotonic() + seconds
+    try:
+        fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as problem:
+        raise NotALog(f"{folder} cannot be locked: {problem.strerror}") from None
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise LogInUse(
+                        f"another process writes to {folder}: wait until it has ended"
+                    ) from None
+                time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,252 @@
+"""Asks the witnesses of a policy for cosignatures, and so whether they have seen a newer log.
+
+Witnesses may lie, answer slowly or without end. Nothing of an answer counts but a signature that
+verifies. What a witness cannot invent is a checkpoint that the log's own key signed: if it shows
+one that contradicts the log, the log was cut or rewritten, whatever the other witnesses say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+from sealring.errors import (
+    ConfigurationError,
+    ForkedLog,
+    LogError,
+    NoQuorum,
+    NotALog,
+    TamperedLog,
+    TruncatedLog,
+    WitnessFault,
+)
+from sealring.identity.certificates import CLOCK_SKEW
+from sealring.provenance.checkpoints import (
+    Checkpoint,
+    SignedCheckpoint,
+    open_checkpoint,
+    parse_number,
+)
+from sealring.provenance.notes import MAX_NOTE_BYTES, SignatureLine, parse_signatures
+from sealring.provenance.policy import NONE, LogPolicy, Witness
+from sealring.provenance.submissions import PATH, Submission, seen_path
+
+ANSWER_SECONDS: Final = 10.0
+_OF_THE_LOG: Final = (ForkedLog, NotALog, TamperedLog, TruncatedLog)
+"""What is wrong with the log itself. A witness cannot cause them without the log's key."""
+_ATTEMPTS: Final = 3
+"""A witness says which size it has; another cosigner of this log may be faster, twice."""
+
+Prove: TypeAlias = Callable[[int], tuple[bytes, list[bytes]]]
+"""The root of the first N entries of the log, and the proof from there to its checkpoint."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """What came from each witness, by its name in the policy."""
+
+    cosignatures: dict[str, SignatureLine] = field(default_factory=dict)
+    faults: dict[str, LogError] = field(default_factory=dict)
+
+
+def cosign(
+    signed: SignedCheckpoint, prove: Prove, policy: LogPolicy, seconds: float = ANSWER_SECONDS
+) -> Answers:
+    """Has the witnesses cosign a checkpoint. TruncatedLog or ForkedLog if they saw another log."""
+    alone = _one_at_a_time(prove)
+
+    def ask(witness: Witness, until: float) -> SignatureLine:
+        return _Asked(witness, policy, signed.checkpoint, alone, until).cosign(signed)
+
+    return _ask_all(policy, ask, seconds)
+
+
+def check_newest(
+    signed: SignedCheckpoint, prove: Prove, policy: LogPolicy, seconds: float = ANSWER_SECONDS
+) -> Answers:
+    """Has a quorum of witnesses say, now, that they have seen nothing newer of this log.
+
+    That is what a cosignature says as of its time. So the answers are signed, and neither an old
+    one nor one that the network made up counts. A quorum of them includes an honest witness of the
+    last quorum, and a log that was cut or rewritten since then is noticed.
+    """
+    if policy.quorum == NONE:
+        raise ConfigurationError("the policy asks for no quorum, so there are no witnesses to ask")
+    since = int(time.time() - CLOCK_SKEW.total_seconds())
+    answers = cosign(signed, prove, policy, seconds)
+    fresh = []
+    for witness in policy.witnesses:
+        line = answers.cosignatures.get(witness.name)
+        if line is None:
+            continue
+        if witness.verifier.check(signed.note.text, line) >= since:
+            fresh.append(witness.verifier)
+        else:
+            answers.faults[witness.name] = WitnessFault(
+                f"the witness {witness.name} answered with an old cosignature: a replay, or its "
+                "clock is wrong"
+            )
+    if not policy.is_quorum(fresh):
+        raise NoQuorum(f"too few witnesses say that this is the newest: {reasons(answers)}")
+    return answers
+
+
+def reasons(answers: Answers) -> str:
+    """Why witnesses are missing, for an error's message."""
+    return "; ".join(str(fault) for _, fault in sorted(answers.faults.items())) or "none was asked"
+
+
+def _one_at_a_time(prove: Prove) -> Prove:
+    lock = threading.Lock()
+
+    def alone(old: int) -> tuple[bytes, list[bytes]]:
+        with lock:
+            return prove(old)
+
+    return alone
+
+
+def _ask_all(
+    policy: LogPolicy, ask: Callable[[Witness, float], SignatureLine], seconds: float
+) -> Answers:
+    answers = Answers()
+    until = time.monotonic() + seconds
+
+    def run(witness: Witness) -> None:
+        try:
+            answers.cosignatures[witness.name] = ask(witness, until)
+        except (WitnessFault, *_OF_THE_LOG) as problem:
+            answers.faults[witness.name] = problem
+        except LogError as problem:
+            answers.faults[witness.name] = WitnessFault(
+                f"the witness {witness.name} answers wrongly: {problem}"
+            )
+        except (OSError, http.client.HTTPException, ValueError) as problem:
+            answers.faults[witness.name] = WitnessFault(
+                f"the witness {witness.name} cannot be asked: {problem or type(problem).__name__}"
+            )
+
+    # Daemons: a witness that resolves or shakes hands without end does not hold up the process.
+    threads = [
+        threading.Thread(target=run, args=(each,), name="sealring-witness", daemon=True)
+        for each in policy.witnesses
+        if each.url is not None
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    # What comes after the deadline does not change what is returned.
+    found = Answers(dict(answers.cosignatures), dict(answers.faults))
+    for witness in policy.witnesses:
+        if witness.name not in (*found.cosignatures, *found.faults):
+            why = "has no URL in the policy" if witness.url is None else "did not answer in time"
+            found.faults[witness.name] = WitnessFault(f"the witness {witness.name} {why}")
+    for fault in found.faults.values():
+        if isinstance(fault, _OF_THE_LOG):
+            raise fault
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One conversation with one witness about one log."""
+
+    witness: Witness
+    policy: LogPolicy
+    current: Checkpoint
+    prove: Prove
+    until: float
+
+    def cosign(self, signed: SignedCheckpoint) -> SignatureLine:
+        old = 0
+        for _ in range(_ATTEMPTS):
+            _, proof = self.prove(old)
+            body = Submission(old, tuple(proof), signed.note.encode()).encode()
+            status, answer = self._exchange("POST", PATH, body)
+            if status == 200:
+                return self._own_line(answer, signed.note.text)
+            if status == 409:
+                size = parse_number(
+                    answer.decode("ascii", "replace").removesuffix("\n"),
+                    f"the size that {self.witness.name} answers with",
+                )
+                if size > self.current.size:
+                    raise self._contradicted(f"has seen {size} entries")
+                old = size
+            elif status == 422:
+                raise self._contradicted("does not see this log continue what it has seen")
+            else:
+                raise self._fault(f"answered with status {status}")
+        raise self._fault("says each time that it has seen another size")
+
+    def _contradicted(self, claim: str) -> LogError:
+        """Raises ForkedLog or TruncatedLog if the witness can show it, else says its fault."""
+        unshown = self._fault(f"says that it {claim}, and does not show it")
+        status, answer = self._exchange("GET", seen_path(self.current.origin), b"")
+        if status != 200:
+            return unshown
+        logs_alone = LogPolicy(self.policy.logs)
+        seen = open_checkpoint(answer, logs_alone).checkpoint
+        if seen.origin != self.current.origin:
+            return unshown
+        if seen.size > self.current.size:
+            raise TruncatedLog(
+                f"the log {seen.origin} ends at {self.current.size} entries, and the witness "
+                f"{self.witness.name} holds a checkpoint of {seen.size} that the log signed: its "
+                "end was cut off, or an older copy was put in its place"
+            )
+        before, _ = self.prove(seen.size)
+        if before != seen.root:
+            raise ForkedLog(
+                f"the witness {self.witness.name} holds a checkpoint of {seen.size} entries that "
+                f"the log {seen.origin} signed, and the log has other entries now: it was "
+                "rewritten, or shows each reader another view"
+            )
+        return unshown
+
+    def _own_line(self, answer: bytes, text: str) -> SignatureLine:
+        for line in parse_signatures(answer.decode("utf-8", "replace")):
+            if self.witness.verifier.signed(line):
+                self.witness.verifier.check(text, line)
+                return line
+        raise self._fault("answered without a cosignature of its key")
+
+    def _fault(self, problem: str) -> WitnessFault:
+        return WitnessFault(f"the witness {self.witness.name} {problem}")
+
+    def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """One request on a connection of its own, over by the deadline."""
+        url = urlsplit(self.witness.url or "")
+        left = self.until - time.monotonic()
+        if url.scheme not in ("http", "https") or not url.hostname or left <= 0:
+            raise self._fault("did not answer in time" if left <= 0 else "has no http(s) URL")
+        https = url.scheme == "https"
+        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        connection = kind(url.hostname, url.port, timeout=left)
+
+        def cut_off() -> None:
+            if (opened := connection.sock) is not None:
+                with contextlib.suppress(OSError):
+                    opened.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(left, cut_off)
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.request(method, url.path.rstrip("/") + path, body or None)
+            response = connection.getresponse()
+            answer = response.read(MAX_NOTE_BYTES + 1)
+        finally:
+            timer.cancel()
+            connection.close()
+        if len(answer) > MAX_NOTE_BYTES:
+            raise self._fault("answers without an end")
+        return response.status, answer

@@ -1,0 +1,314 @@
+"""What makes a checkpoint valid: coordinators check it before a commit, readers before a load.
+
+Each rank of the world signs for its own part and for no other: which tensors' pieces are in it, of
+which type and shape, and the SHA-256 of each chunk of plaintext. Each signs the digest of the plan
+as well, which says which rank saves which pieces. The metadata that torch gets is computed from
+these statements alone, so one rank that lies after the save can change the bytes of its own
+pieces, and nothing else: for another plan it needs the signatures of all other ranks. During the
+save it can say that it has a tensor of another rank, and torch's planner may have it save that one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from cryptography import x509
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from sealring.errors import ConfigurationError, ForeignPart, NotAVault, UnadmittedSigner
+from sealring.strict import strictly
+from sealring.vault import signing
+from sealring.vault.checkpoint_form import dtype_named
+from sealring.vault.objects import Copy, Part
+from sealring.vault.sealed import Place, parse
+
+_DIGEST_BYTES: Final = 32
+_CHUNK_BYTES: Final = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A piece of a tensor, or an entry that is no tensor, in a rank's part."""
+
+    name: str
+    start: int
+    length: int
+    dtype: str | None
+    size: list[int] | None
+    """Of the whole tensor."""
+    offsets: list[int] | None
+    sizes: list[int] | None
+    """Of this piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Which one a statement is about."""
+
+    vault: str
+    object: str
+    version: int
+    save: str
+    """Random, one for each attempt to save."""
+    plan: str
+    """See `plan_digest`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one rank signs."""
+
+    checkpoint: Checkpoint
+    length: int
+    digests: str
+    """SHA-256 of the list of its chunks' digests."""
+    items: list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A checkpoint's manifest."""
+
+    contributions: list[signing.Signed]
+    """One of each rank, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where an entry's bytes are."""
+
+    part: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """A checkpoint whose statements were all checked. Only `check` makes one."""
+
+    metadata: Metadata
+    roots: Mapping[str, str]
+    """Of each rank's part: the SHA-256 of its list of digests."""
+    files: Mapping[str, int]
+    """The names and lengths of all parts."""
+
+    def require_files(self, parts: Sequence[Part], whose: str) -> None:
+        """The manifest lists exactly the files that were signed, each once."""
+        listed = sorted((part.name, part.length) for part in parts)
+        digests = {part.name: part.digest for part in parts}
+        if listed != sorted(self.files.items()) or not self.roots.items() <= digests.items():
+            raise ForeignPart(f"the parts of {whose} are not those that its ranks signed")
+
+
+def part_of(rank: int) -> str:
+    return f"rank-{rank:05}"
+
+
+def list_of(part: str) -> str:
+    """The part with the digests of that part's chunks."""
+    return f"{part}.digests"
+
+
+def checkpoint_at(place: Place, save: str, plan: str) -> Checkpoint:
+    return Checkpoint(place.vault.hex(), place.object.hex(), place.version, save, plan)
+
+
+def plan_digest(
+    ranks: Sequence[Sequence[Item]], paths: Mapping[str, Sequence[str | int]] | None
+) -> str:
+    """Of what each rank saves, and of how names were flattened."""
+    pieces = [
+        [[one.name, one.dtype, one.size, one.offsets, one.sizes] for one in items]
+        for items in ranks
+    ]
+    text = json.dumps([pieces, paths], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check(
+    text: str, place: Place, authorities: Sequence[x509.Certificate], job: str, whose: str
+) -> Valid:
+    """The checkpoint that a manifest's content describes, if workers of the job signed it all."""
+    document = _parsed(text, whose)
+    paths = _paths(document.pop("paths", None) if isinstance(document, dict) else None, whose)
+    content: Content = _read(Content, document, whose)
+    ranks: list[list[Item]] = []
+    roots: dict[str, str] = {}
+    files: dict[str, int] = {}
+    checkpoint: Checkpoint | None = None
+    for rank, signed in enumerate(content.contributions):
+        signer = signing.check(signed, authorities, job, whose)
+        if (signer.rank, signer.world) != (rank, len(content.contributions)):
+            raise ForeignPart(
+                f"{whose} has {len(content.contributions)} signatures, and number {rank} is that "
+                f"of rank {signer.rank} of {signer.world}: each rank of the world signs once"
+            )
+        one: Contribution = _statement(Contribution, signer, whose)
+        checkpoint = checkpoint or checkpoint_at(place, one.checkpoint.save, one.checkpoint.plan)
+        if one.checkpoint != checkpoint:
+            raise ForeignPart(f"what rank {rank} signed is of another checkpoint than {whose}")
+        part = part_of(rank)
+        roots[part] = one.digests
+        files[part] = one.length
+        files[list_of(part)] = _DIGEST_BYTES * (one.length // _CHUNK_BYTES + 1)
+        for item in one.items:
+            if item.start + item.length > one.length:
+                raise _lie(rank, item, whose, "is where no tensor is")
+        ranks.append(one.items)
+    if checkpoint is None:
+        raise UnadmittedSigner(f"no rank has signed {whose}")
+    metadata = _metadata(ranks, whose)
+    if checkpoint.plan != plan_digest(ranks, paths):
+        raise ForeignPart(f"the ranks signed another plan than that of the pieces in {whose}")
+    metadata.planner_data = paths
+    return Valid(metadata, roots, files)
+
+
+def digests_of(copy: Copy, parts: Mapping[str, Part], part: str, root: str, whose: str) -> bytes:
+    """The list of a part's chunks' digests, as the rank signed it."""
+    listed = parts[list_of(part)]
+    with copy.opened(listed, whose) as reader:
+        content = bytearray(reader.length)
+        reader.read_into(0, content)
+    if hashlib.sha256(content).hexdigest() != root:
+        raise ForeignPart(f"part {listed.name} of {whose} is not the list that its rank signed")
+    return bytes(content)
+
+
+def require_readable(copy: Copy, parts: Sequence[Part], valid: Valid, whose: str) -> None:
+    """Every file is there, as long as it must be, and opens; every list is the signed one."""
+    by_name = {part.name: part for part in parts}
+    for part, root in valid.roots.items():
+        digests = digests_of(copy, by_name, part, root, whose)
+        with copy.opened(by_name[part], whose) as reader:
+            reader.expect(digests)
+            reader.verify(reader.chunks - 1, 1)
+
+
+def _parsed(text: str, whose: str) -> Any:
+    try:
+        return parse(text.encode())
+    except ValueError:
+        raise NotAVault(f"the manifest of {whose} cannot be read") from None
+
+
+def _read(kind: Any, document: Any, whose: str) -> Any:
+    try:
+        return strictly(kind, document, whose, "checkpoint")
+    except ConfigurationError as problem:
+        raise NotAVault(f"the manifest of {whose} cannot be read: {problem}") from None
+
+
+def _statement(kind: Any, signer: signing.Signer, whose: str) -> Any:
+    own = {name: value for name, value in signer.document.items() if name not in signing.FIELDS}
+    return _read(kind, own, f"what rank {signer.rank} signed in {whose}")
+
+
+def _lie(rank: int, item: Item, whose: str, what: str) -> ForeignPart:
+    return ForeignPart(f"rank {rank} signed in {whose} that {item.name!r} {what}")
+
+
+def _metadata(ranks: Sequence[Sequence[Item]], whose: str) -> Metadata:
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    chunks: dict[str, list[tuple[list[int], list[int]]]] = defaultdict(list)
+    storage: dict[MetadataIndex, Location] = {}
+    for rank, item in ((rank, item) for rank, items in enumerate(ranks) for item in items):
+        location = Location(part_of(rank), item.start, item.length)
+        if item.dtype is None:
+            index = MetadataIndex(item.name)
+            if item.name in described:
+                raise _lie(rank, item, whose, "is there twice")
+            described[item.name] = BytesStorageMetadata()
+            storage[index] = location
+            continue
+        found = _described(rank, item, whose)
+        assert item.offsets is not None
+        assert item.sizes is not None
+        index = MetadataIndex(item.name, torch.Size(item.offsets))
+        known = described.setdefault(item.name, found)
+        if not isinstance(known, TensorStorageMetadata) or (
+            (known.size, known.properties.dtype) != (found.size, found.properties.dtype)
+        ):
+            raise _lie(rank, item, whose, "has another type or shape than other ranks say")
+        if index in storage:
+            raise _lie(rank, item, whose, "is there twice")
+        known.chunks.append(ChunkStorageMetadata(torch.Size(item.offsets), torch.Size(item.sizes)))
+        chunks[item.name].append((item.offsets, item.sizes))
+        storage[index] = location
+    for name, pieces in chunks.items():
+        whole = described[name]
+        assert isinstance(whole, TensorStorageMetadata)
+        if not covers(list(whole.size), pieces):
+            raise ForeignPart(f"the pieces of {name!r} in {whose} leave gaps, or overlap")
+    return Metadata(described, storage_data=storage, storage_meta=StorageMeta())
+
+
+def _described(rank: int, item: Item, whose: str) -> TensorStorageMetadata:
+    if item.dtype is None or item.size is None or item.offsets is None or item.sizes is None:
+        raise _lie(rank, item, whose, "is a tensor without a shape")
+    try:
+        dtype = dtype_named(item.dtype)
+    except ValueError:
+        raise NotAVault(
+            f"rank {rank} signed in {whose} that {item.name!r} is of the type {item.dtype[:50]!r}, "
+            "which this torch does not have"
+        ) from None
+    inside = len(item.size) == len(item.offsets) == len(item.sizes) and all(
+        offset + length <= size
+        for offset, length, size in zip(item.offsets, item.sizes, item.size, strict=True)
+    )
+    if not inside or math.prod(item.sizes) * dtype.itemsize != item.length:
+        raise _lie(rank, item, whose, "has another length than its shape, or lies out of it")
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(item.size), [])
+
+
+def covers(size: list[int], pieces: list[tuple[list[int], list[int]]]) -> bool:
+    """Whether the pieces, all of which lie inside, hold every element once."""
+    full = [piece for piece in pieces if math.prod(piece[1])]
+    if sum(math.prod(sizes) for _, sizes in full) != math.prod(size):
+        return False
+    return _is_grid(full) or not any(
+        all(
+            a < b + y and b < a + x
+            for a, x, b, y in zip(one[0], one[1], other[0], other[1], strict=True)
+        )
+        for one, other in itertools.combinations(full, 2)
+    )
+
+
+def _is_grid(pieces: list[tuple[list[int], list[int]]]) -> bool:
+    """Whether they are different cells of a grid, as nearly all layouts are. Then none overlap."""
+    for dimension in zip(*(zip(*piece, strict=True) for piece in pieces), strict=True):
+        edges = sorted(set(dimension))
+        if any(a + x > b for (a, x), (b, _) in itertools.pairwise(edges)):
+            return False
+    return len({tuple(offsets) for offsets, _ in pieces}) == len(pieces)
+
+
+def _paths(document: Any, whose: str) -> dict[str, tuple[str | int, ...]] | None:
+    """How the planner flattened nested names."""
+    if document is None:
+        return None
+    good = isinstance(document, dict) and all(
+        isinstance(path, list) and all(type(step) in (str, int) for step in path)
+        for path in document.values()
+    )
+    if not good:
+        raise NotAVault(f"the names in {whose} cannot be read")
+    return {name: tuple(path) for name, path in document.items()}

@@ -1,0 +1,80 @@
+"""Tensors and other entries of a checkpoint as bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.planner import SavePlan
+
+from sealring.errors import UnsafeEntry, Unsupported
+
+KIND: Final = "checkpoint"
+
+
+def check_entry(name: str, pickled: bytes) -> None:
+    """Refuses a pickle that names anything but tensors and plain data.
+
+    The bytes are handed to the planner after this, which loads them without such a check.
+    """
+    try:
+        torch.load(io.BytesIO(pickled), weights_only=True, map_location="cpu")
+    except Exception as problem:  # the bytes may be anything, and so is what they lead to
+        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        raise UnsafeEntry(
+            f"the entry {name!r} cannot be loaded without running code that it brings: save it as "
+            "tensors, numbers, strings, lists and dicts, or allow its type with "
+            f"torch.serialization.add_safe_globals ({reason})"
+        ) from None
+
+
+def paths_document(planner_data: Any) -> dict[str, list[str | int]] | None:
+    """How the planner flattened nested names, as JSON."""
+    if planner_data is None:
+        return None
+    if not isinstance(planner_data, dict):
+        raise _no_table()
+    return {name: _path(planner_data[name]) for name in planner_data}
+
+
+def paths_of_all(plans: Sequence[SavePlan]) -> dict[str, list[str | int]] | None:
+    """The table of all ranks, merged as DefaultSavePlanner merges them."""
+    found = [paths_document(plan.planner_data) for plan in plans]
+    tables = [one for one in found if one is not None]
+    return (
+        {name: path for table in reversed(tables) for name, path in table.items()}
+        if tables
+        else None
+    )
+
+
+def raw_bytes(tensor: torch.Tensor) -> Any:
+    """A contiguous tensor's memory itself, as a buffer of bytes."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or name.startswith(("q", "bits")):
+        raise ValueError(name)  # quantized tensors are more than their bytes
+    return dtype
+
+
+def _path(path: Any) -> list[str | int]:
+    """How the planner flattened a nested name."""
+    if not isinstance(path, tuple) or not all(isinstance(step, str | int) for step in path):
+        raise _no_table()
+    return list(path)
+
+
+def _no_table() -> Unsupported:
+    return Unsupported(
+        "the planner's own data is not a table of names: use DefaultSavePlanner, or one whose "
+        "planner_data is like its"
+    )

@@ -1,0 +1,248 @@
+"""`dcp.load` from a vault, on any number of ranks: each reads the chunks that it needs."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+import torch.distributed as dist
+from cryptography import x509
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from sealring import _native
+from sealring.errors import ForeignPart, NotAVault, RolledBack, SealringError, Unsupported
+from sealring.vault import checkpoint_check as checking
+from sealring.vault import objects, signing
+from sealring.vault.checkpoint_check import Location
+from sealring.vault.checkpoint_form import KIND, check_entry, raw_bytes
+from sealring.vault.objects import Part
+from sealring.vault.vault import Stored, Vault
+
+_LOG = logging.getLogger("sealring")
+_TOLD: Final[set[Path]] = set()
+
+
+class _Refused(Metadata):
+    """Stands for metadata that were refused: every use of them raises the error.
+
+    torch replaces what read_metadata raises by an AssertionError, and passes on later errors.
+    """
+
+    def __init__(self, reason: SealringError) -> None:
+        object.__setattr__(self, "_reason", reason)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Metadata.__dataclass_fields__:
+            raise object.__getattribute__(self, "_reason")
+        return object.__getattribute__(self, name)
+
+
+class CheckpointReader(StorageReader):
+    """Loads the newest checkpoint of a name, or the one whose version is named.
+
+    `authorities` and `job`: whose workers may have signed it; else this worker's own.
+    """
+
+    def __init__(
+        self,
+        vault: Vault,
+        name: str,
+        *,
+        version: int | None = None,
+        authorities: Sequence[x509.Certificate] | None = None,
+        job: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._vault = vault
+        self._version = version
+        self._authorities = authorities
+        self._job = job
+        self.checkpoint_id = objects.check_name(name)
+        self._stored: Stored | None = None
+        self._failure: SealringError | None = None
+        self.bytes_read = 0
+        """Of sealed files, by this reader."""
+        self.bytes_needed = 0
+        """Of plaintext that was asked for."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise Unsupported("a CheckpointReader holds keys and stays in its process")
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self.checkpoint_id = objects.check_name(str(checkpoint_id))
+        self._stored = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        self._failure = None
+        try:
+            self._vault.refresh()
+            self._stored = self._vault.find(self.checkpoint_id, self._version)
+            self._valid = self._open(self._stored)
+            return self._valid.metadata
+        except SealringError as problem:
+            self._failure = problem
+            return _Refused(problem)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        if self._failure is not None:
+            raise self._failure
+        assert self._stored is not None
+        if is_coordinator and self._version is None:
+            _tell_what_the_ledger_proves(self._vault, self._stored)
+        self._metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Says which checkpoint this rank has found: each opens the vault by itself."""
+        assert self._stored is not None
+        manifest = self._stored.manifest
+        return replace(plan, storage_data=[manifest.object_version, manifest.digest])
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Refuses a load in which ranks would mix checkpoints."""
+        for rank, plan in enumerate(plans):
+            if not isinstance(plan.storage_data, list):
+                raise Unsupported(
+                    "the planner dropped the plan's storage_data: use DefaultLoadPlanner"
+                )
+            if plan.storage_data != plans[0].storage_data:
+                raise RolledBack(
+                    f"rank {rank} found version {plan.storage_data[0]} of {self.checkpoint_id!r}, "
+                    f"and rank 0 version {plans[0].storage_data[0]}, or another one under this "
+                    "number: the ranks see different copies of the vault. Nothing was loaded"
+                )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        assert self._stored is not None
+        by_part: dict[str, list[tuple[ReadItem, Location]]] = defaultdict(list)
+        for item in plan.items:
+            by_part[self._location(item).part].append((item, self._location(item)))
+        with self._vault.reading():
+            self._stored = self._same_again(self._stored)
+            parts = {part.name: part for part in self._stored.manifest.parts}
+            for name, items in by_part.items():
+                root, whose = self._valid.roots[name], self._stored.whose
+                digests = checking.digests_of(self._stored.copy, parts, name, root, whose)
+                self.bytes_read += _native.sealed_length(len(digests))
+                self._read_part(parts[name], digests, items, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _same_again(self, stored: Stored) -> Stored:
+        """The checkpoint where it is now: a rotation may have sealed it anew meanwhile."""
+        manifest = stored.manifest
+        found = self._vault.find(manifest.name, manifest.object_version)
+        if found.manifest.digest != manifest.digest:
+            raise ForeignPart(f"{stored.whose} was exchanged while it was loaded: load it again")
+        self._valid.require_files(found.manifest.parts, found.whose)
+        return found
+
+    def _read_part(
+        self,
+        part: Part,
+        digests: bytes,
+        items: list[tuple[ReadItem, Location]],
+        planner: LoadPlanner,
+    ) -> None:
+        assert self._stored is not None
+        with self._stored.copy.opened(part, self._stored.whose) as reader:
+            reader.expect(digests)
+            boxes: list[Any] = []
+            tensors, entries = [], []
+            for item, location in items:
+                if item.type == LoadItemType.BYTE_IO:
+                    room = bytearray(location.length)
+                    entries.append((item, room))
+                    boxes.append((room, location.start, 1, [len(room)], [0], [len(room)]))
+                    continue
+                target = planner.resolve_tensor(item).detach()
+                dtype, shape = self._saved(item)
+                filled = _fillable(target, dtype)
+                tensors.append((item, target, filled))
+                view = raw_bytes(filled)
+                box = (location.start, filled.element_size(), shape)
+                boxes.append((view, *box, list(item.storage_offsets), list(item.lengths)))
+            reader.read_boxes(boxes)
+            self.bytes_needed += sum(len(box[0]) for box in boxes)
+            self.bytes_read += reader.bytes_read
+        for item, target, filled in tensors:
+            if filled is not target:
+                target.copy_(filled)
+            planner.commit_tensor(item, target)
+        for item, room in entries:
+            check_entry(item.storage_index.fqn, bytes(room))
+            planner.load_bytes(item, io.BytesIO(bytes(room)))
+
+    def _location(self, item: ReadItem) -> Location:
+        assert self._stored is not None
+        location = self._metadata.storage_data.get(item.storage_index)
+        if location is None:
+            raise NotAVault(f"{self._stored.whose} does not hold {item.storage_index.fqn!r}")
+        assert isinstance(location, Location)
+        return location
+
+    def _saved(self, item: ReadItem) -> tuple[torch.dtype, list[int]]:
+        """The dtype and the shape of the saved piece that the item reads from."""
+        described = self._metadata.state_dict_metadata[item.storage_index.fqn]
+        assert isinstance(described, TensorStorageMetadata)
+        for chunk in described.chunks:
+            if chunk.offsets == item.storage_index.offset:
+                return described.properties.dtype, list(chunk.sizes)
+        raise NotAVault(f"the metadata has no such piece of {item.storage_index.fqn!r}")
+
+    def _open(self, stored: Stored) -> checking.Valid:
+        """The checkpoint, if workers of the job signed it and all that it lists."""
+        manifest = stored.manifest
+        if manifest.kind != KIND:
+            raise Unsupported(f"{stored.whose} is no checkpoint: `sealring vault open` opens it")
+        authorities, job = self._trusted()
+        valid = checking.check(manifest.content, stored.copy.place, authorities, job, stored.whose)
+        valid.require_files(manifest.parts, stored.whose)
+        return valid
+
+    def _trusted(self) -> tuple[Sequence[x509.Certificate], str]:
+        if self._authorities is not None and self._job is not None:
+            return self._authorities, self._job
+        distributed = dist.is_available() and dist.is_initialized()
+        rank = dist.get_rank() if distributed else 0
+        own = signing.credentials_of(rank, dist.get_world_size() if distributed else 1)
+        return self._authorities or own.authorities, self._job or own.job
+
+
+def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
+    """Once in a process for each vault."""
+    local = vault.ledger.path.is_relative_to(vault.path)
+    if local and vault.path not in _TOLD:
+        _TOLD.add(vault.path)
+        _LOG.warning(
+            "sealring: %s is the newest that %s has recorded. A ledger on the disk that it guards "
+            "detects accidents, not an attacker: set SEALRING_VAULT_LEDGER to a folder elsewhere",
+            stored.whose, vault.ledger.path,
+        )  # fmt: skip
+
+
+def _fillable(target: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor itself where bytes can be put into it as they are, else one for a copy."""
+    plain = not target.is_conj() and not target.is_neg()
+    on_cpu = target.device.type == "cpu"
+    if on_cpu and plain and target.is_contiguous() and target.dtype == dtype:
+        return target
+    return torch.empty(target.shape, dtype=dtype)

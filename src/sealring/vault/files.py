@@ -1,0 +1,194 @@
+"""Files and directories that must survive a crash, and paths that must stay where they belong."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from sealring.errors import OutputExists, UnsafePath, VaultBusy
+from sealring.identity.private_files import sync_directory
+
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
+LONGEST_WAIT: Final = 300.0
+"""Seconds, for another process that holds the vault."""
+NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
+    """The file appears whole or not at all, and replaces an older one.
+
+    After a power cut it is there, if it is `lasting`; else the older one may be.
+    """
+    temporary = beside(path)
+    descriptor = os.open(temporary, NEW_FILE, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    if lasting:
+        sync_directory(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """A new name in the same directory, for what is not finished."""
+    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
+
+
+def move_into_place(finished: Path, target: Path) -> None:
+    """Renames a file or a directory; never onto something that is there."""
+    done = ctypes.CDLL(None, use_errno=True).renameat2(
+        _AT_FDCWD, os.fsencode(finished), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
+    )
+    problem = ctypes.get_errno()
+    if done != 0 and problem in (errno.EINVAL, errno.ENOSYS):
+        done, problem = _move_by_parts(finished, target)
+    if done != 0 and problem == errno.EEXIST:
+        raise OutputExists(f"{target} is there already and will not be overwritten")
+    if done != 0:
+        raise OSError(problem, f"{target} cannot be written: {os.strerror(problem)}")
+    sync_directory(target.parent)
+
+
+def _move_by_parts(finished: Path, target: Path) -> tuple[int, int]:
+    """For file systems without RENAME_NOREPLACE, such as NFS. A name that is there is not taken."""
+    try:
+        if finished.is_dir():
+            target.mkdir(mode=0o700)  # takes the name; an empty directory is then replaced
+            finished.rename(target)
+        else:
+            os.link(finished, target, follow_symlinks=False)
+            finished.unlink()
+    except OSError as failed:
+        return -1, failed.errno or errno.EIO
+    return 0, 0
+
+
+def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
+    """Removes a directory below `root`, if it is there. No symlink on the way to it is followed.
+
+    `first`: a file in it whose removal reaches the disk before anything else is removed.
+    """
+    *way, last = path.relative_to(root).parts
+    with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+
+        def step(name: str | Path, inside: int | None) -> int:
+            follow = 0 if inside is None else os.O_NOFOLLOW
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | follow
+            try:
+                opened = os.open(name, flags, dir_fd=inside)
+            except NotADirectoryError:
+                raise UnsafePath(f"{path}: {name} is a symlink, or no directory") from None
+            stack.callback(os.close, opened)
+            return opened
+
+        parent = step(root, None)
+        for name in way:
+            parent = step(name, parent)
+        if first is not None:
+            directory = step(last, parent)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(first, dir_fd=directory)
+                os.fsync(directory)
+        shutil.rmtree(last, ignore_errors=True, dir_fd=parent)
+
+
+def check_output(path: Path) -> None:
+    if os.path.lexists(path):
+        raise OutputExists(
+            f"{path} is there already and will not be overwritten: move it away, or choose another"
+        )
+
+
+def check_inside(path: str) -> PurePosixPath:
+    """A path that a manifest gives to a file, if it stays in the directory it is opened into."""
+    pure = PurePosixPath(path)
+    if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
+        raise UnsafePath(f"{path[:200]!r} leads out of its directory: nothing was written")
+    return pure
+
+
+_LOCKS: Final[set[int]] = set()
+"""Descriptors of this process that may hold a lock."""
+
+
+def _close_locks_of_parent() -> None:
+    """A forked child has copies of them, and would hold the locks if its parent were killed."""
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
+os.register_at_fork(after_in_child=_close_locks_of_parent)
+
+
+@contextlib.contextmanager
+def _lockable(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor whose lock ends with the context, also if forked children have copies of it."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    _LOCKS.add(descriptor)
+    try:
+        yield descriptor
+    finally:
+        if descriptor in _LOCKS:
+            _LOCKS.remove(descriptor)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Says that this process works in a directory, until it ends."""
+    with _lockable(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        with contextlib.suppress(OSError):  # some network file systems lock no directories
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
+def claimed(folder: Path) -> bool:
+    """Whether a process that has not ended works in the directory."""
+    with _lockable(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, shared: bool, wait: bool = True) -> Iterator[None]:
+    """Holds a vault: alone to change its keys or to remove objects, with others to add objects."""
+    seconds = LONGEST_WAIT if wait else 0.0
+    deadline = time.monotonic() + seconds
+    with _lockable(path, os.O_RDWR | os.O_CREAT) as descriptor:
+        while True:
+            try:
+                fcntl.flock(
+                    descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+                )
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise VaultBusy(
+                        f"{path} was held by another process for {seconds:.0f} seconds: wait "
+                        "until that has finished, and try again"
+                    ) from None
+                time.sleep(0.02)
+        yield

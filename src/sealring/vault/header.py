@@ -1,0 +1,217 @@
+"""A vault's header: its id, its grants, and the MAC that keeps others from adding one.
+
+Everything in it is public. It is authenticated under the vault's key: a grant that an attacker adds
+would otherwise get the next key of the vault too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from sealring import _native
+from sealring.errors import (
+    ConfigurationError,
+    LaterVersion,
+    NotAVault,
+    NotGranted,
+    TamperedHeader,
+)
+from sealring.strict import strictly
+from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, Presented, SymmetricKey
+from sealring.vault.sealed import ID_BYTES, parse
+
+FORMAT: Final = "sealring vault"
+VERSION: Final = 1
+_SALT: Final = b"sealring vault 1"
+
+
+@dataclass(frozen=True, slots=True)
+class OlderKey:
+    """A key that some objects are still wrapped under, itself wrapped under the newest."""
+
+    number: int
+    wrapped: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    format: str
+    version: int
+    id: str
+    suite: str
+    generation: int
+    """Counts the header's changes."""
+    key: int
+    """The number of the vault's key."""
+    names: str
+    """The key from which objects' ids come, wrapped under the vault's key."""
+    older: list[OlderKey]
+    grants: list[Grant]
+    mac: str
+
+    @property
+    def vault(self) -> bytes:
+        return bytes.fromhex(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """The vault's keys, once an opener has opened its header."""
+
+    newest: int
+    keys: dict[int, _native.Secret] = field(repr=False)
+    names: _native.Secret = field(repr=False)
+
+    @property
+    def key(self) -> _native.Secret:
+        return self.keys[self.newest]
+
+
+def new_header(suite: str) -> tuple[Header, KeyRing]:
+    """A vault without grants."""
+    ring = KeyRing(1, {1: _native.Secret.random(KEY_BYTES)}, _native.Secret.random(KEY_BYTES))
+    vault = bytes(_native.Secret.random(ID_BYTES)).hex()
+    names = _native.wrap_key(ring.key, ring.names).hex()
+    return Header(FORMAT, VERSION, vault, suite, 0, 1, names, [], [], ""), ring
+
+
+def changed(header: Header, ring: KeyRing, **changes: Any) -> Header:
+    """The header's next generation, with its MAC."""
+    made = replace(header, **changes, generation=header.generation + 1)
+    return replace(made, mac=_mac(made, ring.key))
+
+
+def next_key(
+    header: Header, ring: KeyRing, presented: Sequence[Presented]
+) -> tuple[Header, KeyRing]:
+    """The header under a new key of the vault, from which all older ones follow.
+
+    The holders that are presented get it. Other grants are left out.
+    """
+    number, key = ring.newest + 1, _native.Secret.random(KEY_BYTES)
+    made = KeyRing(number, {**ring.keys, number: key}, ring.names)
+    next_one = NextKey(number, key, presented)
+    renewed = [next_one.renewed(grant, header.vault, ring.key) for grant in header.grants]
+    grants = [grant for grant in renewed if grant is not None]
+    if not any(grant.kind != "person" for grant in grants):
+        raise ConfigurationError(
+            "this would take away the last key that can write to this vault: grant another one "
+            "first, and present its secret with the change"
+        )
+    older = [
+        OlderKey(one, _native.wrap_key(key, ring.keys[one]).hex()) for one in sorted(ring.keys)
+    ]
+    names = _native.wrap_key(key, ring.names).hex()
+    return changed(header, made, key=number, names=names, older=older, grants=grants), made
+
+
+def without_older_keys(header: Header, ring: KeyRing) -> tuple[Header, KeyRing]:
+    """When no object is wrapped under them any more."""
+    made = KeyRing(ring.newest, {ring.newest: ring.key}, ring.names)
+    return changed(header, made, older=[]), made
+
+
+def with_grant(header: Header, ring: KeyRing, grant: Grant) -> Header:
+    if not grant.name or len(grant.name) > 100 or not grant.name.isprintable():
+        raise ConfigurationError("a grant's name has 1 to 100 printable characters")
+    if any(one.name == grant.name for one in header.grants):
+        raise ConfigurationError(
+            f"the vault has a grant named {grant.name!r}: choose another name, or revoke that one"
+        )
+    return changed(header, ring, grants=[*header.grants, grant])
+
+
+def without_grant(header: Header, ring: KeyRing, name: str) -> Header:
+    left = [grant for grant in header.grants if grant.name != name]
+    if len(left) == len(header.grants):
+        names = ", ".join(grant.name for grant in header.grants)
+        raise ConfigurationError(f"the vault has no grant named {name!r}; it has {names}")
+    return changed(header, ring, grants=left)
+
+
+def write_header(header: Header) -> bytes:
+    return json.dumps(dataclasses.asdict(header), indent=1).encode() + b"\n"
+
+
+def read_header(content: bytes, where: str) -> Header:
+    """Well-formed, and not yet believed."""
+    try:
+        document = parse(content)
+    except ValueError:
+        raise NotAVault(f"{where} is not a vault's header") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise NotAVault(f"{where} is not a vault's header")
+    check_version(document, VERSION, where)
+    try:
+        header: Header = strictly(Header, document, where, "vault")
+        if len(header.vault) != ID_BYTES or not 1 <= header.key < 1 << 63:
+            raise ValueError
+        # A holder could put a key of its own here, under the number of the next one.
+        numbers = [one.number for one in header.older]
+        if len(set(numbers)) < len(numbers) or not all(0 < one < header.key for one in numbers):
+            raise ValueError("its older keys are not older than its key")
+        for text in (header.names, header.mac, *(one.wrapped for one in header.older)):
+            bytes.fromhex(text)
+        for grant in header.grants:
+            bytes.fromhex(grant.wrapped)
+            # They are shown before they are authenticated: nothing in them may control a terminal.
+            if not all(text.isprintable() for text in (grant.name, grant.kind, grant.resource)):
+                raise ValueError("a grant has characters that cannot be printed")
+    except (ConfigurationError, ValueError) as problem:
+        raise NotAVault(f"{where} cannot be read as a vault's header: {problem}") from None
+    return header
+
+
+def check_version(document: Any, known: int, where: str) -> None:
+    version = document.get("version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version > known:
+        raise LaterVersion(
+            f"{where} has version {version} of its format, and this sealring reads up to {known}: "
+            "install a later one"
+        )
+
+
+def open_header(header: Header, opener: Opener, where: str) -> KeyRing:
+    """The vault's keys, and the proof that a holder of them wrote the header."""
+    for grant in header.grants:
+        key = opener.unwrap(header.vault, header.key, grant)
+        if key is not None and len(key) == KEY_BYTES:
+            break
+    else:
+        what = (
+            opener.resource or "this key file"
+            if isinstance(opener, SymmetricKey)
+            else "this identity"
+        )
+        raise NotGranted(
+            f"{where} is not open to {what}; it is to "
+            f"{', '.join(f'{grant.name} ({grant.kind})' for grant in header.grants) or 'no key'}"
+        )
+    if not hmac.compare_digest(_mac(header, key), header.mac):
+        raise TamperedHeader(
+            f"the header of {where} was changed by something without the vault's key: restore it "
+            "from a copy, and look at who can write there"
+        )
+    keys = {header.key: key}
+    for older in header.older:
+        keys[older.number] = _unwrapped(key, older.wrapped, where)
+    return KeyRing(header.key, keys, _unwrapped(key, header.names, where))
+
+
+def _unwrapped(key: _native.Secret, wrapped: str, where: str) -> _native.Secret:
+    opened = _native.unwrap_key(key, bytes.fromhex(wrapped))
+    if opened is None:
+        raise TamperedHeader(f"a key in the header of {where} does not open")
+    return opened
+
+
+def _mac(header: Header, key: _native.Secret) -> str:
+    document = dataclasses.asdict(header)
+    del document["mac"]
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return key.derive(_SALT, b"header", KEY_BYTES).hmac_sha256(text.encode()).hex()

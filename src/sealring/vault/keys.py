@@ -1,0 +1,265 @@
+"""The keys that open a vault, and how the vault's own key is wrapped for each.
+
+    a key file    a random key on this machine; AES key wrap (RFC 5649)
+    a broker      a data key that a broker releases to workers whose evidence passes its policy;
+                  AES key wrap
+    a person      a public key; HPKE with ML-KEM-768 and X25519
+
+The wrapping key is derived from a key file or data key for one vault and one number of the vault's
+key. It is stored nowhere: a holder of the vault's key cannot compute what wraps the next one, and
+a holder of an older key cannot pass it off as a newer one. A new key of the vault is wrapped only
+for the secrets and the public keys that are presented with the change. The public keys in the
+header do not count: any holder could have exchanged them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import (
+    AEAD,
+    KDF,
+    KEM,
+    MLKEM768X25519PrivateKey,
+    MLKEM768X25519PublicKey,
+    Suite,
+)
+
+from sealring import _native
+from sealring.errors import BadKeyFile, ConfigurationError
+from sealring.identity.names import is_resource
+from sealring.identity.private_files import read_secret_file, write_private
+
+KEY_BYTES: Final = 32
+_SALT: Final = b"sealring vault 1"
+_FILE: Final = re.compile(rb"sealring-key-1 ([0-9a-f]{64})\n?")
+_IDENTITY: Final = re.compile(rb"sealring-identity-1 ([0-9a-f]{192})\n?")
+_PUBLIC: Final = "sealring-person-1:"
+_MLKEM_SEED, _MLKEM_PUBLIC, _X25519 = 64, 1184, 32
+_HPKE: Final = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+
+
+class Opener(Protocol):
+    """What a vault is opened with."""
+
+    may_write: bool
+    """Whether it proves that a holder of the vault's key made the header."""
+
+    def unwrap(self, vault: bytes, number: int, grant: Grant) -> _native.Secret | None:
+        """The vault's key of this number; None where the grant is not for this opener."""
+
+
+class Holder(Protocol):
+    """What a vault can be granted to."""
+
+    def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
+        """Whether the grant is for this holder already."""
+
+    def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
+        """The vault's key of this number, wrapped for the holder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The vault's key for one holder, as the header has it."""
+
+    name: str
+    kind: str
+    """file, broker or person."""
+    wrapped: str
+    public: str
+    """A person's public key; empty for other kinds."""
+    resource: str
+    """A broker's; empty for other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymmetricKey:
+    """A key file, or a data key of a broker's."""
+
+    kind: str
+    resource: str
+    secret: _native.Secret = field(repr=False)
+    may_write = True
+
+    def wrapping_key(self, vault: bytes, number: int) -> _native.Secret:
+        return self.secret.derive(_SALT, b"wraps the key of " + _which(vault, number), KEY_BYTES)
+
+    def unwrap(self, vault: bytes, number: int, grant: Grant) -> _native.Secret | None:
+        if (grant.kind, grant.resource) != (self.kind, self.resource):
+            return None
+        return _native.unwrap_key(self.wrapping_key(vault, number), bytes.fromhex(grant.wrapped))
+
+    def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
+        """Whether the grant gives this key of the vault to this holder."""
+        found = self.unwrap(vault, number, grant)
+        return found is not None and found == key
+
+    def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
+        wrapped = _native.wrap_key(self.wrapping_key(vault, number), key)
+        return Grant(name, self.kind, wrapped.hex(), "", self.resource)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A private key of a person or an organisation. This program only reads with it.
+
+    Anyone can wrap a key for a public key, so a header that opens with one alone may be the work
+    of an attacker, who would then read what is sealed into it. This protects the person. It does
+    not protect the vault: the person has the vault's key, and another program could write with it.
+    """
+
+    secret: _native.Secret = field(repr=False)
+    may_write = False
+
+    def unwrap(self, vault: bytes, number: int, grant: Grant) -> _native.Secret | None:
+        if grant.kind != "person":
+            return None
+        view = memoryview(self.secret)
+        private = MLKEM768X25519PrivateKey(
+            MLKEM768PrivateKey.from_seed_bytes(view[:_MLKEM_SEED]),
+            X25519PrivateKey.from_private_bytes(view[_MLKEM_SEED:]),
+        )
+        try:
+            return _native.Secret(
+                _HPKE.decrypt(bytes.fromhex(grant.wrapped), private, _info(vault, number))
+            )
+        except (InvalidTag, ValueError):
+            return None
+
+    @property
+    def public(self) -> str:
+        view = memoryview(self.secret)
+        first = MLKEM768PrivateKey.from_seed_bytes(view[:_MLKEM_SEED]).public_key()
+        second = X25519PrivateKey.from_private_bytes(view[_MLKEM_SEED:]).public_key()
+        raw = first.public_bytes_raw() + second.public_bytes_raw()
+        return _PUBLIC + base64.urlsafe_b64encode(raw).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """A person's public key, as `sealring vault identity` prints it."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        _public_key(self.text)
+
+    def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
+        """Whether the grant names this person. What it wraps, only the person can tell."""
+        return (grant.kind, grant.public) == ("person", self.text)
+
+    def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
+        wrapped = _HPKE.encrypt(memoryview(key), _public_key(self.text), _info(vault, number))
+        return Grant(name, "person", wrapped.hex(), self.text, "")
+
+
+Presented = SymmetricKey | PublicKey
+"""A holder that is named together with a change of the vault's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextKey:
+    """A vault's next key, and who is to have it."""
+
+    number: int
+    key: _native.Secret = field(repr=False)
+    presented: Sequence[Presented]
+
+    def renewed(self, grant: Grant, vault: bytes, old: _native.Secret) -> Grant | None:
+        """The same grant for the next key; None where its holder was not presented."""
+        for one in self.presented:
+            if one.has(grant, vault, self.number - 1, old):
+                return one.grant(grant.name, vault, self.number, self.key)
+        return None
+
+
+def key_file(path: Path) -> SymmetricKey:
+    """The key in a file of mode 0600, to open a vault with."""
+    return SymmetricKey("file", "", _read(path, "the key file", _FILE, "vault init"))
+
+
+def make_key_file(path: Path) -> None:
+    """A new key, mode 0600; nothing is overwritten."""
+    _write(path, b"sealring-key-1 ", _native.Secret.random(KEY_BYTES))
+
+
+def broker_key(resource: str, data: _native.Secret) -> SymmetricKey:
+    """A data key as a vault's key: from the broker, or from the file that the broker reads."""
+    if not is_resource(resource):
+        raise ConfigurationError(f"{resource!r} is no resource of a broker: REPOSITORY/TYPE/TAG")
+    if len(data) < KEY_BYTES:
+        raise BadKeyFile(
+            f"the data key {resource} has {len(data)} bytes; it needs {KEY_BYTES} random ones: "
+            f"make one with `umask 077; openssl rand {KEY_BYTES} > FILE`"
+        )
+    return SymmetricKey("broker", resource, data)
+
+
+def released_key(resource: str) -> SymmetricKey:
+    """A data key that the broker releases to this worker, to open a vault with."""
+    from sealring.broker import data_key
+
+    return broker_key(resource, _native.Secret(data_key(resource)))
+
+
+def identity(path: Path) -> Person:
+    """A person's private key, to read a vault with."""
+    return Person(_read(path, "the identity", _IDENTITY, "vault identity"))
+
+
+def make_identity(path: Path) -> Person:
+    secret = _native.Secret.random(_MLKEM_SEED + _X25519)
+    _write(path, b"sealring-identity-1 ", secret)
+    return Person(secret)
+
+
+def _public_key(text: str) -> MLKEM768X25519PublicKey:
+    try:
+        raw = base64.b64decode(text.removeprefix(_PUBLIC), b"-_", validate=True)
+        if not text.startswith(_PUBLIC) or len(raw) != _MLKEM_PUBLIC + _X25519:
+            raise ValueError
+        return MLKEM768X25519PublicKey(
+            MLKEM768PublicKey.from_public_bytes(raw[:_MLKEM_PUBLIC]),
+            X25519PublicKey.from_public_bytes(raw[_MLKEM_PUBLIC:]),
+        )
+    except (ValueError, binascii.Error):
+        raise ConfigurationError(
+            f"{text[:40]!r} is no person's public key: `sealring vault identity FILE` prints one"
+        ) from None
+
+
+def _which(vault: bytes, number: int) -> bytes:
+    return vault + number.to_bytes(8, "big")
+
+
+def _info(vault: bytes, number: int) -> bytes:
+    return _SALT + b" for a person" + _which(vault, number)
+
+
+def _read(path: Path, what: str, form: re.Pattern[bytes], maker: str) -> _native.Secret:
+    content = read_secret_file(path, what, BadKeyFile)
+    found = form.fullmatch(memoryview(content))
+    if found is None:
+        raise BadKeyFile(f"{what} {path} is not one that `sealring {maker}` makes")
+    start, end = found.span(1)
+    return _native.Secret.from_hex(content.part(start, end - start))
+
+
+def _write(path: Path, prefix: bytes, secret: _native.Secret) -> None:
+    text = bytearray(prefix + bytes(2 * len(secret)) + b"\n")
+    with memoryview(text) as view:
+        secret.write_hex(view[len(prefix) : -1])
+    try:
+        write_private(path, text)
+    finally:
+        _native.erase(text)

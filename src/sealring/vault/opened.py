@@ -1,0 +1,212 @@
+"""A vault's header while a process has it open: its keys, its ledger, and how its keys change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sealring.errors import (
+    ConfigurationError,
+    ForeignVault,
+    NotAVault,
+    NotGranted,
+    RolledBack,
+    UnsafePath,
+    VaultError,
+)
+from sealring.vault import header as headers
+from sealring.vault.files import locked, write_file
+from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
+from sealring.vault.ledger import Entry, LocalLedger
+from sealring.vault.sealed import read_small
+
+_LOG = logging.getLogger("sealring")
+HEADER: Final = "vault.json"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """What a new key of the vault has changed."""
+
+    versions: int
+    """Whose keys were wrapped anew, or that were sealed anew."""
+    dropped: list[str]
+    """Grants that were left out, because their holders were not presented."""
+
+
+Tell = Callable[[Sequence[str]], None]
+"""Called with the names of the grants that are left out, before the header is written."""
+
+
+def tell_later(names: Sequence[str]) -> None:
+    """For callers that look at KeyChange."""
+
+
+class OpenedHeader:
+    """The part of a vault that is not its objects."""
+
+    def __init__(
+        self, path: Path, opener: Opener, expect: str | None = None, *, made_now: bool = False
+    ) -> None:
+        self.path = path
+        self._opener = opener
+        self._seen = 0, 0
+        self._id = expect
+        self._ledger: LocalLedger | None = None
+        self._told_of_ledger = False
+        self.refresh(made_now=made_now)
+
+    def _bind(self, made_now: bool) -> None:
+        try:
+            self.ledger.bind(self.path, made_now=made_now, record=self._opener.may_write)
+        except OSError as problem:
+            self._tell_of_ledger(problem)
+
+    def _tell_of_ledger(self, problem: OSError) -> None:
+        """Once."""
+        if not self._told_of_ledger:
+            self._told_of_ledger = True
+            _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
+
+    def refresh(self, *, made_now: bool = False) -> None:
+        """Reads the header again: a rotation may have changed the vault's key since.
+
+        It is never an older one than this process or the ledger has seen.
+        """
+        if not (self.path / HEADER).exists():
+            raise NotAVault(f"there is no vault in {self.path}: `sealring vault init` makes one")
+        if (self.path / "objects").is_symlink():
+            raise UnsafePath(
+                f"{self.path / 'objects'} is a symlink: put the directory itself there"
+            )
+        content = read_small(self.path / HEADER, "the vault's header")
+        header = headers.read_header(content, str(self.path / HEADER))
+        ring = headers.open_header(header, self._opener, f"the vault {self.path}")
+        if self._id not in (None, header.id):
+            raise ForeignVault(
+                f"{self.path} holds the vault {header.id} and not {self._id}: another vault was "
+                "put in its place, or the path is wrong"
+            )
+        self._id = header.id
+        if self._ledger is None:
+            self._ledger = LocalLedger.of(header.id, self.path)
+            self._bind(made_now)
+        self._require_as_new(header)
+        self.header, self.ring = header, ring
+
+    def _require_as_new(self, header: headers.Header) -> None:
+        # The key first: a holder of an older key can write a header of any generation.
+        state = header.key, header.generation
+        recorded = self.ledger.state()
+        for known, who in ((self._seen, "this process has seen"),
+                           (recorded, f"{self.ledger.path} has recorded")):  # fmt: skip
+            if state < known:
+                raise RolledBack(
+                    f"the vault's header is number {state[1]} with key {state[0]}, and {who} "
+                    f"number {known[1]} with key {known[0]}: an older header lies there. Restore "
+                    "the newest, or remove the ledger if you put the older one there yourself"
+                )
+        self._seen = state
+        if state > recorded:
+            self.record_quietly(state)
+
+    def record_quietly(self, state: tuple[int, int], entry: Entry | None = None) -> None:
+        """A ledger that cannot be written does not keep a reader from reading.
+
+        What a person's identity opens is not recorded: anyone can make a header for a public key,
+        with any vault's id in it, and the real vault would then look older.
+        """
+        if self._opener.may_write:
+            try:
+                self.ledger.record(*state, entry)
+            except OSError as problem:
+                self._tell_of_ledger(problem)
+
+    @property
+    def ledger(self) -> LocalLedger:
+        assert self._ledger is not None, "refresh"
+        return self._ledger
+
+    def require_writer(self) -> None:
+        if not self._opener.may_write:
+            raise NotGranted(
+                "a person's identity reads a vault and does not write to it: anyone can make a "
+                "header for a public key. Write with a key file or through the broker"
+            )
+
+    def held(self, *, alone: bool, wait: bool = True) -> AbstractContextManager[None]:
+        return locked(self.path / "lock", shared=not alone, wait=wait)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keeps a rotation from removing what is read; without effect where nothing can be held."""
+        with ExitStack() as stack:
+            with suppress(OSError):  # a directory that this user cannot write to
+                stack.enter_context(self.held(alone=False))
+            self.refresh()
+            yield
+
+    def grant(self, name: str, holder: Holder) -> None:
+        """Opens the vault to one more holder. What is wrapped is the key that the vault has now."""
+        self.require_writer()
+        with self.held(alone=True):
+            self.refresh()
+            which = self.header.vault, self.header.key, self.ring.key
+            for one in self.header.grants:
+                if holder.has(one, *which):
+                    raise ConfigurationError(
+                        f"this holder has the grant {one.name!r} already: with two of them, it "
+                        "would keep one when the other is revoked"
+                    )
+            made = holder.grant(name, *which)
+            self._write(headers.with_grant(self.header, self.ring, made))
+
+    def begin_rotation(
+        self, header: headers.Header, also: Sequence[Presented], tell: Tell
+    ) -> KeyChange:
+        """A new key of the vault, beside the older ones. The caller holds the vault alone.
+
+        `also`: other holders that are to have it.
+        """
+        assert isinstance(self._opener, SymmetricKey), "require_writer"
+        made, ring = headers.next_key(header, self.ring, [self._opener, *also])
+        kept = {grant.name for grant in made.grants}
+        dropped = [one.name for one in header.grants if one.name not in kept]
+        tell(dropped)  # first: what follows can fail, or be stopped
+        self.ring = ring
+        self._write(made)
+        return KeyChange(0, dropped)
+
+    def end_rotation(self, problems: Sequence[VaultError]) -> None:
+        """Drops the older keys, if no object needs them.
+
+        An object that did not open may be restored from a copy, whose key is wrapped under an older
+        one: they are then kept, wrapped under the new key, and the first problem is raised.
+        """
+        if problems:
+            raise type(problems[0])(
+                f"{problems[0]} ({len(problems)} in all did not open and stay as they are. All "
+                "others have the new key. Restore them from a copy, or remove what never was an "
+                "object of this vault, and run `sealring vault rekey`: until then the vault "
+                "accepts objects under its older keys too)"
+            )
+        header, self.ring = headers.without_older_keys(self.header, self.ring)
+        self._write(header)
+
+    def _write(self, header: headers.Header) -> None:
+        try:
+            # A ledger that cannot be written must not stop a change of keys half way.
+            self.ledger.record(*self._seen)
+        except OSError as problem:
+            raise ConfigurationError(
+                f"the ledger {self.ledger.path} cannot be written: {problem.strerror}. Nothing was "
+                "changed"
+            ) from problem
+        write_file(self.path / HEADER, headers.write_header(header))
+        self.header = header
+        self._seen = header.key, header.generation
+        self.ledger.record(header.key, header.generation)

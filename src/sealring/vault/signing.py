@@ -1,0 +1,133 @@
+"""Statements that a worker signs with the key of its certificate.
+
+A statement is JSON text; what is signed and what is read are the same bytes. A checkpoint outlives
+its job's certificates, so their dates are held against the time that the statement itself names:
+a thief of an expired key can date a statement back, and needs the vault's key as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
+from sealring.identity import Credentials, load_credentials, verify
+from sealring.strict import strictly
+from sealring.vault.sealed import parse
+
+FIELDS: Final = frozenset({"job", "rank", "world", "time"})
+"""Of every statement."""
+_PURPOSE: Final = b"sealring vault 1 statement\0"
+_PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    statement: str
+    certificate: str
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Proof that a statement was signed by a worker of the job. Only `check` makes one."""
+
+    rank: int
+    world: int
+    document: dict[str, Any]
+
+
+def credentials_of(rank: int, world: int) -> Credentials:
+    """This worker's identity, from wherever its process groups have theirs."""
+    if not os.environ.get("SEALRING_BROKER"):
+        return load_credentials(rank, world)
+    from sealring.broker import enrolled
+
+    deadline = time.monotonic() + 60
+    return enrolled(rank, world, os.environ, deadline).credentials(deadline)
+
+
+def sign(credentials: Credentials, world: int, document: dict[str, Any]) -> Signed:
+    named = {
+        "job": credentials.job,
+        "rank": credentials.rank,
+        "world": world,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    statement = json.dumps(named | document)
+    data, key = _PURPOSE + statement.encode(), credentials.private_key
+    if isinstance(key, EllipticCurvePrivateKey):
+        signature = key.sign(data, ECDSA(hashes.SHA256()))
+    elif isinstance(key, RSAPrivateKey):
+        signature = key.sign(data, _PSS, hashes.SHA256())
+    else:
+        signature = key.sign(data)
+    pem = credentials.certificate.public_bytes(Encoding.PEM).decode()
+    return Signed(statement, pem, signature.hex())
+
+
+def as_document(signed: Signed) -> dict[str, str]:
+    return asdict(signed)
+
+
+def from_document(document: Any, where: str) -> Signed:
+    try:
+        signed: Signed = strictly(Signed, document, where, "signed statement")
+    except ConfigurationError as problem:
+        raise UnadmittedSigner(str(problem)) from None
+    return signed
+
+
+def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, where: str) -> Signer:
+    """What the statement says, if a worker of this job signed it."""
+    try:
+        certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
+        _check_signature(certificate, bytes.fromhex(signed.signature), signed.statement.encode())
+        document = parse(signed.statement.encode())
+        rank, world, when = document["rank"], document["world"], document["time"]
+        moment = datetime.fromisoformat(when)
+        if type(rank) is not int or type(world) is not int or moment.tzinfo is None:
+            raise TypeError
+    except (ValueError, KeyError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        raise UnadmittedSigner(
+            f"{where} has a signature that is not over what it says: it was forged or damaged"
+        ) from None
+    try:
+        verify(certificate, authorities, job=job, world=world, rank=rank, where=where, now=moment)
+    except HandshakeError as problem:
+        raise UnadmittedSigner(
+            f"{where} was signed by a worker that this job does not admit: "
+            f"{type(problem).__name__}: {problem}"
+        ) from None
+    return Signer(rank, world, document)
+
+
+def _check_signature(certificate: x509.Certificate, signature: bytes, statement: bytes) -> None:
+    key, data = certificate.public_key(), _PURPOSE + statement
+    if isinstance(key, Ed25519PublicKey | Ed448PublicKey):
+        key.verify(signature, data)
+    elif isinstance(key, EllipticCurvePublicKey):
+        key.verify(signature, data, ECDSA(hashes.SHA256()))
+    elif isinstance(key, RSAPublicKey):
+        key.verify(signature, data, _PSS, hashes.SHA256())
+    else:
+        raise UnsupportedAlgorithm("no key that signs statements")

@@ -1,0 +1,295 @@
+"""Files and folders into a vault and out of it, and a vault under a new key."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from sealring import _native
+from sealring.errors import (
+    ConfigurationError,
+    NotAVault,
+    TamperedChunk,
+    UnsafePath,
+    Unsupported,
+    VaultError,
+)
+from sealring.identity.private_files import sync_directory
+from sealring.strict import strictly
+from sealring.vault import objects
+from sealring.vault.files import (
+    NEW_FILE,
+    check_inside,
+    check_output,
+    move_into_place,
+)
+from sealring.vault.keys import Presented
+from sealring.vault.layout import complete_copies
+from sealring.vault.objects import Copy, Part
+from sealring.vault.opened import KeyChange, Tell, tell_later
+from sealring.vault.outputs import unfinished
+from sealring.vault.vault import Stored, Vault
+
+KIND: Final = "files"
+_BLOCK: Final = 8 << 20
+"""A multiple of a chunk's size."""
+_DIGEST_BYTES: Final = 32
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were done since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    path: str
+    """In the folder that was sealed; empty where a single file was."""
+    part: str
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    tree: bool
+    files: list[File]
+    folders: list[str]
+    """Those that are empty."""
+
+
+def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress: Progress) -> int:
+    """Seals a file or a folder as the next version of an object; its number."""
+    found = list(_sources(source))
+    with vault.held(alone=False):
+        vault.refresh()
+        copy = vault.new_version(name, suite)
+        try:
+            parts, files = [], []
+            folders = [inside for path, inside in found if inside and path.is_dir()]
+            sources = [one for one in found if one[1] not in folders or not one[1]]
+            for number, (path, inside) in enumerate(sources):
+                part, executable = _seal_file(copy, path, f"{number:08}", progress)
+                parts.append(part)
+                files.append({"path": inside, "part": part.name, "executable": executable})
+            content = json.dumps({"tree": source.is_dir(), "files": files, "folders": folders})
+            vault.commit(copy, KIND, name, parts, content)
+        except BaseException:
+            objects.remove(copy.folder)
+            with contextlib.suppress(OSError):
+                copy.folder.parent.rmdir()
+            raise
+    return copy.place.version
+
+
+def open_object(stored: Stored, out: Path, progress: Progress) -> None:
+    """Writes the plaintext. It gets its name when all of it was found authentic."""
+    content = content_of(stored)
+    check_output(out)
+    parts = {part.name: part for part in stored.manifest.parts}
+    try:
+        with unfinished(out) as temporary:
+            if content.tree:
+                temporary.mkdir(mode=0o700)
+            for file in content.files:
+                target = temporary
+                if content.tree:
+                    target = temporary / check_inside(file.path)
+                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                mode = 0o700 if file.executable else 0o600
+                _open_file(stored, parts[file.part], target, mode, progress)
+            for name in content.folders if content.tree else []:
+                (temporary / check_inside(name)).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder, _, _ in os.walk(temporary):
+                sync_directory(Path(folder))
+            move_into_place(temporary, out)
+    except OSError as problem:
+        raise ConfigurationError(f"{out} cannot be written: {problem.strerror}") from problem
+
+
+def content_of(stored: Stored) -> Content:
+    if stored.manifest.kind != KIND:
+        raise Unsupported(
+            f"{stored.whose} is a {stored.manifest.kind}, not files: load it with "
+            "sealring.vault.CheckpointReader, or run `sealring vault export`"
+        )
+    try:
+        document: Any = json.loads(stored.manifest.content)
+        content: Content = strictly(Content, document, stored.whose, "manifest")
+    except (ValueError, ConfigurationError) as problem:
+        raise NotAVault(f"the manifest of {stored.whose} cannot be read: {problem}") from None
+    if {file.part for file in content.files} != {part.name for part in stored.manifest.parts}:
+        raise NotAVault(f"the manifest of {stored.whose} lists other files than parts")
+    return content
+
+
+def verify(stored: Stored, progress: Progress) -> None:
+    """Opens every chunk of every part, and keeps nothing."""
+    for part in stored.manifest.parts:
+        for _ in _blocks(stored, part, progress):
+            pass
+
+
+def rotate(
+    vault: Vault,
+    progress: Progress,
+    also: Sequence[Presented] = (),
+    tell: Tell = tell_later,
+) -> KeyChange:
+    """Seals everything anew, under new keys.
+
+    Whenever it is stopped, the vault opens: the header has the new key and the older ones, and a
+    version keeps its old copy until its new one is complete. The next rotation removes the copies
+    that were left.
+    """
+    count = 0
+    with vault.held(alone=True):
+        vault.refresh()
+        vault.require_writer()
+        _remove_unfinished(vault)  # first: they may be what fills the disk
+        change = vault.begin_rotation(vault.header, also, tell)
+        problems: list[VaultError] = []
+        for stored in list(vault.stored(problems)):
+            try:
+                _reseal(vault, stored, progress)
+                count += 1
+            except VaultError as problem:
+                problems.append(problem)
+            except OSError as problem:
+                problems.append(objects.not_written(stored.copy.folder.parent, problem))
+        if not problems:  # else a copy under an older key may be the only one that is left
+            for copy in list(vault.copies(problems)):
+                if copy.vault_key != vault.ring.newest:
+                    objects.remove(copy.folder)
+        vault.end_rotation(problems)
+    return replace(change, versions=count)
+
+
+def _remove_unfinished(vault: Vault) -> None:
+    """Copies that a rotation began and did not finish: their versions have a complete one."""
+    for copy in list(vault.copies([])):
+        if not copy.complete and complete_copies(copy.folder.parent):
+            objects.remove(copy.folder)
+
+
+def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
+    old = stored.copy
+    copy = objects.new_copy(old.folder.parent, vault.ring, vault.header.vault, old.place.suite)
+    try:
+        _copy_into(copy, stored, progress)
+    except BaseException:
+        if not copy.complete:
+            objects.remove(copy.folder)
+        raise
+    objects.remove(old.folder)
+
+
+def _copy_into(copy: Copy, stored: Stored, progress: Progress) -> None:
+    parts = []
+    for part in stored.manifest.parts:
+        file = copy.create_part(part.name)
+        try:
+            writer = copy.place.writer(file, part.name)
+            for block in _blocks(stored, part, progress):
+                writer.write([block])
+            parts.append(copy.finish_part(file, part.name, writer))
+        finally:
+            os.close(file)
+    manifest = stored.manifest
+    copy.commit(manifest.kind, manifest.name, parts, manifest.content)
+
+
+def _blocks(stored: Stored, part: Part, progress: Progress) -> Iterator[memoryview]:
+    """A part's plaintext. It is what the manifest lists only if this ends without an error."""
+    with stored.copy.opened(part, stored.whose) as reader:
+        room = bytearray(min(_BLOCK, reader.length))
+        digests = bytearray() if reader.length else _native.chunk_digests(room)
+        for start in range(0, reader.length, _BLOCK):
+            block = memoryview(room)[: min(_BLOCK, reader.length - start)]
+            reader.read_into(start, block)
+            found = _native.chunk_digests(block)
+            # A block of full chunks has the digest of an empty one behind them.
+            digests += found if start + _BLOCK >= reader.length else found[:-_DIGEST_BYTES]
+            progress(len(block))
+            yield block
+    if objects.digest_of(digests) != part.digest:
+        raise TamperedChunk(
+            f"part {part.name} of {stored.whose} holds other bytes than its manifest lists: a "
+            "holder of the vault's key has changed it. Restore it from a copy"
+        )
+
+
+def _open_file(stored: Stored, part: Part, target: Path, mode: int, progress: Progress) -> None:
+    file = os.open(target, NEW_FILE, 0o600)
+    with open(file, "wb", buffering=0) as output:
+        for block in _blocks(stored, part, progress):
+            left = block
+            while left:
+                left = left[output.write(left) :]
+        os.fchmod(file, mode)
+        os.fsync(file)
+
+
+def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[Part, bool]:
+    try:
+        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as problem:
+        _refuse_unreadable(problem)
+    target = copy.create_part(name)
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafePath(f"{path} is not a regular file")
+        writer = copy.place.writer(target, name)
+        room = bytearray(_BLOCK)
+        # Read, not mapped: another process could change a mapped file while it is sealed.
+        while count := os.readv(source, [room]):
+            writer.write([memoryview(room)[:count]])
+            progress(count)
+        return copy.finish_part(target, name, writer), bool(status.st_mode & stat.S_IXUSR)
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def size_of(source: Path) -> int:
+    return sum(path.stat().st_size for path, _ in _sources(source) if not path.is_dir())
+
+
+def _sources(source: Path) -> Iterator[tuple[Path, str]]:
+    """The files and empty folders, each with its path in the object.
+
+    Links, devices and what cannot be read are refused by name.
+    """
+    if not os.path.lexists(source):
+        raise ConfigurationError(f"{source} does not exist")
+    _refuse_special(source, folder=True)
+    if not source.is_dir():
+        yield source, ""
+        return
+    for folder, folders, names in os.walk(source, onerror=_refuse_unreadable):
+        folders.sort()
+        if not folders and not names and Path(folder) != source:
+            yield Path(folder), Path(folder).relative_to(source).as_posix()
+        for name in folders:
+            _refuse_special(Path(folder, name), folder=True)
+        for name in sorted(names):
+            path = Path(folder, name)
+            _refuse_special(path, folder=False)
+            yield path, path.relative_to(source).as_posix()
+
+
+def _refuse_unreadable(problem: OSError) -> NoReturn:
+    raise ConfigurationError(
+        f"{problem.filename} cannot be read: {problem.strerror}. Nothing was sealed"
+    ) from problem
+
+
+def _refuse_special(path: Path, *, folder: bool) -> None:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise UnsafePath(f"{path} is a symlink: seal what it leads to, or remove it")
+    if not stat.S_ISREG(mode) and not (folder and stat.S_ISDIR(mode)):
+        raise UnsafePath(f"{path} is neither a file nor a folder: remove it, or seal without it")

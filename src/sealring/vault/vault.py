@@ -1,0 +1,330 @@
+"""A vault: a directory of sealed objects, opened by a key file, a broker or a person's key."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from sealring.errors import (
+    ConfigurationError,
+    ForeignPart,
+    NoSuchObject,
+    NotAVault,
+    OutputExists,
+    RolledBack,
+    VaultError,
+)
+from sealring.vault import header as headers
+from sealring.vault import objects
+from sealring.vault.files import beside, move_into_place, remove_directory, write_file
+from sealring.vault.keys import Opener, Presented, SymmetricKey
+from sealring.vault.layout import (
+    COPY,
+    OBJECT,
+    VERSION,
+    complete,
+    complete_copies,
+    entries,
+    is_complete,
+    links,
+)
+from sealring.vault.ledger import Entry, LocalLedger
+from sealring.vault.objects import Copy, Manifest
+from sealring.vault.opened import HEADER, KeyChange, OpenedHeader, Tell, tell_later
+from sealring.vault.sealed import AES, SUITES
+
+_LOG = logging.getLogger("sealring")
+_LAST_VERSION: Final = 9_999_999_999
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A complete version of an object, its manifest opened and authentic."""
+
+    copy: Copy
+    manifest: Manifest
+
+    @property
+    def whose(self) -> str:
+        return f"{self.manifest.name!r} version {self.manifest.object_version}"
+
+
+class Vault(OpenedHeader):
+    """Use `Vault.create` or `Vault.open`."""
+
+    @classmethod
+    def create(cls, path: Path, key: SymmetricKey, grant: str, suite: str = AES) -> Vault:
+        """A new vault that this key opens. The directory appears whole, or not at all."""
+        if suite not in SUITES:
+            raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
+        if os.path.lexists(path):
+            raise OutputExists(f"{path} is there already: choose another directory for the vault")
+        header, ring = headers.new_header(suite)
+        LocalLedger.of(header.id, path)  # an error of the settings comes first
+        owner = key.grant(grant, header.vault, header.key, ring.key)
+        made = headers.with_grant(header, ring, owner)
+        temporary = beside(path)
+        try:
+            temporary.mkdir(mode=0o700)
+            (temporary / "objects").mkdir(mode=0o700)
+            write_file(temporary / HEADER, headers.write_header(made))
+            move_into_place(temporary, path)
+        except OSError as problem:
+            raise ConfigurationError(f"{path} cannot be made: {problem.strerror}") from problem
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return cls(path, key, made_now=True)
+
+    @classmethod
+    def open(cls, path: Path, opener: Opener, expect: str | None = None) -> Vault:
+        """`expect`: the id that the vault must have."""
+        return cls(path, opener, expect)
+
+    # ---- keys ------------------------------------------------------------------------------------
+
+    def revoke(
+        self, name: str, also: Sequence[Presented] = (), tell: Tell = tell_later
+    ) -> KeyChange:
+        """Drops a grant and wraps everything under a new key, which that holder does not get."""
+        with self.held(alone=True):
+            self.refresh()
+            self.require_writer()
+            # One header for both: a holder that is dropped never shares the key with the rest.
+            left = headers.without_grant(self.header, self.ring, name)
+            change = self.begin_rotation(left, also, tell)
+            return self._rewrap(change)
+
+    def rekey(self, also: Sequence[Presented] = (), tell: Tell = tell_later) -> KeyChange:
+        """Wraps every object's key under a new key of the vault."""
+        with self.held(alone=True):
+            self.refresh()
+            self.require_writer()
+            change = self.begin_rotation(self.header, also, tell)
+            return self._rewrap(change)
+
+    def _rewrap(self, change: KeyChange) -> KeyChange:
+        count = 0
+        problems: list[VaultError] = []
+        for copy in self.copies(problems):
+            try:
+                objects.write_key(copy.folder, self.ring, copy.place)
+                count += 1
+            except OSError as problem:
+                problems.append(objects.not_written(copy.folder, problem))
+        self.end_rotation(problems)
+        return replace(change, versions=count)
+
+    # ---- objects ---------------------------------------------------------------------------------
+
+    def new_version(self, name: str, suite: str | None = None) -> Copy:
+        """An empty copy of the next version. mkdir takes the number, so no two writers have one."""
+        self.require_writer()
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        folder = self.path / "objects" / object_bytes.hex()
+        entries(folder.parent, OBJECT)  # no symlinks
+        folder.mkdir(mode=0o700, exist_ok=True)
+        entries(folder, VERSION)
+        number = 1 + self._newest_number(folder)
+        while True:
+            if number > _LAST_VERSION:
+                raise VaultError(f"{name!r} has {_LAST_VERSION} versions: seal it by another name")
+            version = folder / f"{number:010}"
+            try:
+                version.mkdir(mode=0o700)
+                break
+            except FileExistsError:
+                number += 1
+        return objects.new_copy(version, self.ring, self.header.vault, suite or self.header.suite)
+
+    def _newest_number(self, folder: Path) -> int:
+        """Of the versions that are genuine: an attacker can make directories with any number."""
+        known = self.ledger.newest(folder.name)
+        recorded = known.version if known else 0
+        stored = self._newest_above(recorded, {int(one.name): one for one in complete(folder)})
+        return stored.manifest.object_version if stored else recorded
+
+    def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
+               content: str) -> str:  # fmt: skip
+        """Makes the copy complete and records it. The manifest's digest."""
+        manifest = copy.commit(kind, name, parts, content)
+        self.record(copy, manifest)
+        return manifest
+
+    def record(self, copy: Copy, manifest: str) -> None:
+        self.ledger.record(self.header.key, self.header.generation, _entry(copy, manifest))
+
+    def find(self, name: str, version: int | None = None) -> Stored:
+        """The newest version, which must not be older than the ledger's; or the one asked for."""
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        return self._find(self.path / "objects" / object_bytes.hex(), repr(name), version)
+
+    def newest(self, problems: list[VaultError] | None = None) -> Iterator[Stored]:
+        """Of every object, in the order of their names; also those that only the ledger knows.
+
+        What is wrong with an object is raised, or put into `problems`.
+        """
+        found = {one.name for one in entries(self.path / "objects", OBJECT)}
+        recorded = self.ledger.objects()
+        stored = []
+        for name in sorted(found | recorded):
+            try:
+                if name not in recorded and not complete(self.path / "objects" / name):
+                    continue
+                stored.append(self._find(self.path / "objects" / name, f"object {name}"))
+            except VaultError as problem:
+                if problems is None:
+                    raise
+                problems.append(problem)
+        yield from sorted(stored, key=lambda one: one.manifest.name)
+
+    def copies(self, problems: list[VaultError]) -> Iterator[Copy]:
+        """All copies of all versions, complete or not.
+
+        A complete one that does not open is put into `problems`. An incomplete one is reported: a
+        save that was killed has left it, or an attacker has put it there.
+        """
+        for version in self._versions(problems):
+            for one in _collected(version, COPY, problems):
+                whole = True
+                try:
+                    whole = is_complete(one)
+                    copy = objects.open_copy(one, self.ring, self.header.vault)
+                except VaultError as problem:
+                    if whole:
+                        problems.append(problem)
+                    else:
+                        _LOG.warning(
+                            "sealring: %s is no complete copy and is left: %s", one, problem
+                        )
+                else:
+                    yield copy
+
+    def stored(self, problems: list[VaultError]) -> Iterator[Stored]:
+        """All complete versions of all objects; what is wrong with one is put into `problems`."""
+        for version in self._versions(problems):
+            try:
+                stored = self._open_version(version) if complete_copies(version) else None
+            except VaultError as problem:
+                problems.append(problem)
+            else:
+                if stored is not None:
+                    yield stored
+
+    def _versions(self, problems: list[VaultError]) -> Iterator[Path]:
+        found = _collected(self.path / "objects", OBJECT, problems)
+        for name in sorted(self.ledger.objects() - {one.name for one in found}):
+            _LOG.warning(
+                "sealring: object %s, which %s has recorded, is not in %s: a copy of it that is "
+                "put back later does not open under the new key", name, self.ledger.path, self.path,
+            )  # fmt: skip
+        for folder in found:
+            yield from _collected(folder, VERSION, problems)
+
+    def remove_version(self, version: Path) -> None:
+        for copy in entries(version, COPY):
+            objects.remove(copy)
+        remove_directory(self.path, version)
+
+    def incomplete(self, name: str) -> list[Path]:
+        """Versions of this name that were never finished."""
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        folder = self.path / "objects" / object_bytes.hex()
+        whole = set(complete(folder))  # and what cannot be read
+        return [one for one in entries(folder, VERSION) if one not in whole]
+
+    def before(self, name: str, version: int) -> list[Path]:
+        """The versions of this name that open, of those with a lower number; newest first."""
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        found = []
+        for one in reversed(complete(self.path / "objects" / object_bytes.hex())):
+            if int(one.name) < version:
+                try:
+                    self._open_version(one)
+                    found.append(one)
+                except VaultError as problem:
+                    _LOG.warning("sealring: %s is left as it is: %s", one, problem)
+        return found
+
+    def _find(self, folder: Path, what: str, version: int | None = None) -> Stored:
+        known = self.ledger.newest(folder.name)
+        numbers = {int(one.name): one for one in complete(folder)}
+        if version is not None:
+            if version not in numbers:
+                there = ", ".join(map(str, sorted(numbers))) or "none"
+                raise NoSuchObject(
+                    f"{what} has no version {version} in {self.path}: it has {there}"
+                )
+            return self._open_version(numbers[version])
+        recorded = known.version if known else 0
+        stored = self._newest_above(recorded, numbers)
+        if stored is not None:
+            self.record_quietly(self._seen, _entry(stored.copy, stored.manifest.digest))
+            return stored
+        if recorded and recorded not in numbers:
+            older = max((one for one in numbers if one < recorded), default=0)
+            raise RolledBack(
+                f"{what} was last written as version {recorded}, says {self.ledger.path}, and "
+                f"{self.path} has {f'version {older}' if older else 'none'}: an older copy of "
+                "the vault lies there. Restore the newest, or ask for a version by its number"
+            )
+        if not numbers:
+            raise NoSuchObject(f"{what} is not in {self.path}: `sealring vault ls` shows what is")
+        return self._open_version(numbers[recorded or max(numbers)])
+
+    def _newest_above(self, recorded: int, numbers: Mapping[int, Path]) -> Stored | None:
+        """The newest version that opens, of those that the ledger does not know yet.
+
+        One that does not open may be an attacker's, so it hides no genuine one below it.
+        """
+        for number in sorted(numbers, reverse=True):
+            if number > recorded:
+                try:
+                    return self._open_version(numbers[number])
+                except VaultError as problem:
+                    _LOG.warning("sealring: %s is left out: %s", numbers[number], problem)
+        return None
+
+    def _open_version(self, version: Path) -> Stored:
+        """The copy under the newest key of the vault. It is the recorded one, if one is."""
+        opened: list[Copy] = []
+        failure: VaultError | None = None
+        for folder in complete_copies(version):
+            try:
+                opened.append(objects.open_copy(folder, self.ring, self.header.vault))
+            except VaultError as problem:
+                failure = problem
+        if not opened:
+            raise failure or NotAVault(f"{version} holds no complete copy")
+        best = max(opened, key=lambda one: one.vault_key)
+        stored = Stored(best, best.manifest())
+        if objects.object_id(self.ring, stored.manifest.name) != best.place.object:
+            raise ForeignPart(f"{version} has the manifest of another object, {stored.whose}")
+        found = best.place.version, stored.manifest.digest
+        known = self.ledger.newest(version.parent.name)
+        if known is not None and known.version == found[0] and known.manifest != found[1]:
+            raise RolledBack(
+                f"{stored.whose} has another content than {self.ledger.path} has recorded: another "
+                "copy was put in its place, a holder of the vault's key has changed it, or the "
+                "ledger is another copy's"
+            )
+        return stored
+
+
+def _entry(copy: Copy, manifest: str) -> Entry:
+    return Entry(copy.place.object.hex(), copy.place.version, manifest)
+
+
+def _collected(folder: Path, form: re.Pattern[str], problems: list[VaultError]) -> list[Path]:
+    try:
+        found = entries(folder, form)
+        problems += links(folder, form) if found or folder.is_dir() else []
+    except VaultError as problem:
+        problems.append(problem)
+        return []
+    return found

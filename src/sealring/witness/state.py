@@ -1,0 +1,166 @@
+"""What a witness has cosigned of each log, and whether it cosigns more.
+
+STATE/<SHA-256 of the origin>       the last checkpoint, with the log's signature and our own
+STATE/<...>.refused                 a checkpoint that the log signed with another root for the
+                                    same size: together with the last one, proof of a fork
+
+A witness makes one promise: of one log, it never cosigns two checkpoints that contradict each
+other. So the check and the write are one step under a lock, and the write is durable before the
+cosignature leaves. A state that was read once does not go back while the process runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+from sealring.errors import (
+    ConfigurationError,
+    ForgedNote,
+    LogError,
+    MalformedNote,
+    TamperedLog,
+)
+from sealring.provenance import tree
+from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.provenance.files import Batch, locked, read_limited
+from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Signer, verified, with_signatures
+from sealring.provenance.policy import LogPolicy
+from sealring.provenance.submissions import parse_submission
+
+_LOG = logging.getLogger("sealring.witness")
+
+
+class OtherSize(LogError):
+    """The client takes the witness to be at another size. The protocol answers with ours."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the last checkpoint that was cosigned here has {size} entries")
+        self.size = size
+
+
+class WitnessState:
+    """Safe to call from several threads."""
+
+    def __init__(
+        self, folder: Path, signer: Signer, policy: LogPolicy,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """`policy` lists the logs; its witnesses and quorum do not matter here."""
+        if signer.kind is not Kind.COSIGNATURE:
+            raise ConfigurationError(
+                f"the key of {signer.name} is a log's: `sealring witness init` makes a witness's"
+            )
+        if not policy.logs:
+            raise ConfigurationError("the policy lists no log to witness")
+        self._folder = folder
+        self._signer = signer
+        self._policy = LogPolicy(policy.logs)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: dict[str, SignedCheckpoint] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as problem:
+            raise ConfigurationError(f"{self._folder} cannot be made: {problem.strerror}") from None
+        with contextlib.ExitStack() as stack:
+            # Two witnesses with one key and one state could cosign two views between them.
+            stack.enter_context(locked(self._folder))
+            Batch(self._folder).clear()
+            for origin in sorted({log.verifier.name for log in self._policy.logs}):
+                self._load(origin)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    @property
+    def logs(self) -> Iterator[tuple[str, int]]:
+        """Every log's origin, and how many entries of it were cosigned last."""
+        for origin in sorted({log.verifier.name for log in self._policy.logs}):
+            last = self._last.get(origin)
+            yield origin, last.size if last else 0
+
+    def add_checkpoint(self, body: bytes) -> bytes:
+        """Cosigns a checkpoint that continues the last one; returns the signature line."""
+        submission = parse_submission(body)
+        signed = open_checkpoint(submission.checkpoint, self._policy)  # WrongLog, ForgedNote
+        if submission.old > signed.size:
+            raise MalformedNote(
+                f"the old size is {submission.old}, and the checkpoint has {signed.size} entries"
+            )
+        with self._lock:
+            last = self._last.get(signed.checkpoint.origin)
+            size, root = (last.size, last.root) if last else (0, tree.EMPTY_ROOT)
+            if submission.old != size:
+                raise OtherSize(size)
+            if last and signed.size == size and signed.root != root:
+                self._keep_refused(signed)
+            tree.check_consistency(size, root, signed.size, signed.root, submission.proof)
+            return self._cosign(signed)
+
+    def seen(self, digest: str) -> bytes | None:
+        """The last checkpoint of the log whose origin has this SHA-256."""
+        with self._lock:
+            for origin, last in self._last.items():
+                if _digest(origin) == digest:
+                    return last.note.encode()
+        return None
+
+    def _cosign(self, signed: SignedCheckpoint) -> bytes:
+        # Only the log's own signatures are kept: others' are not ours to vouch for.
+        keys = self._policy.keys_of(signed.checkpoint.origin)
+        lines = tuple(line for line in signed.note.lines if any(key.signed(line) for key in keys))
+        line = self._signer.sign(signed.note.text, int(self._clock()))
+        note = with_signatures(type(signed.note)(signed.note.text, lines), [line])
+        self._write(_digest(signed.checkpoint.origin), note.encode())
+        self._last[signed.checkpoint.origin] = open_checkpoint(note.encode(), self._policy)
+        return line.encode().encode()
+
+    def _keep_refused(self, signed: SignedCheckpoint) -> None:
+        """Two checkpoints of one size prove a fork by themselves. One such proof is enough."""
+        name = f"{_digest(signed.checkpoint.origin)}.refused"
+        if not (self._folder / name).exists():
+            _LOG.error(
+                "the log %s signed two roots for %d entries: %s proves it",
+                signed.checkpoint.origin, signed.size, self._folder / name,
+            )  # fmt: skip
+            self._write(name, signed.note.encode())
+
+    def _write(self, name: str, content: bytes) -> None:
+        batch = Batch(self._folder)
+        try:
+            batch.write(name, content)
+            batch.sync()
+        except OSError as problem:
+            raise ConfigurationError(
+                f"the witness's state in {self._folder} cannot be written: {problem.strerror}"
+            ) from None
+
+    def _load(self, origin: str) -> None:
+        path = self._folder / _digest(origin)
+        content = read_limited(path, MAX_NOTE_BYTES)
+        if content is None:
+            return
+        try:
+            signed = open_checkpoint(content, self._policy)
+            own = verified(signed.note, [self._signer.verifier])
+        except (ForgedNote, MalformedNote) as problem:
+            raise TamperedLog(f"{path} is not what this witness wrote: {problem}") from None
+        if not own or signed.checkpoint.origin != origin:
+            raise TamperedLog(f"{path} is not what this witness wrote: restore it from a copy")
+        self._last[origin] = signed
+
+
+def _digest(origin: str) -> str:
+    return hashlib.sha256(origin.encode()).hexdigest()

@@ -1,0 +1,367 @@
+"""A vault in the hands of an adversary: of the disk's owner, or of one admitted worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from sealring import _native
+from sealring.errors import (
+    ForeignPart,
+    NotAVault,
+    NotGranted,
+    RolledBack,
+    TamperedChunk,
+    UnadmittedSigner,
+    UnsafeEntry,
+    WrongKey,
+)
+from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, signing, trees
+from sealring.vault import header as headers
+from sealring.vault.checkpoint_form import check_entry
+from sealring.vault.keys import Person
+from tests.crashes import killed_at
+from tests.vault import slow
+from tests.workers import SECRET
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    monkeypatch.setenv("SEALRING_JOB", "tests")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    keys.make_key_file(tmp_path / "vault.key")
+    return tmp_path / "vault.key"
+
+
+@pytest.fixture
+def vault(tmp_path: Path, key: Path) -> Vault:
+    return Vault.create(tmp_path / "vault", keys.key_file(key), "owner")
+
+
+def seal(vault: Vault, name: str) -> None:
+    trees.seal_path(vault, Path(__file__), name, None, lambda _: None)
+
+
+def test_an_object_that_is_removed_whole(vault: Vault) -> None:
+    """Its directory is gone: a list of what is there would not miss it."""
+    for name in ("one", "two"):
+        seal(vault, name)
+    shutil.rmtree(vault.find("one").copy.folder.parents[1])
+    with pytest.raises(RolledBack, match="has none"):
+        list(vault.newest())
+    problems: list[Any] = []
+    assert [one.manifest.name for one in vault.newest(problems)] == ["two"]
+    assert [type(one) for one in problems] == [RolledBack]
+
+
+@pytest.mark.parametrize("file", ["vault.json", "key.json", "ledger.json"])
+def test_json_nested_too_deeply(file: str, vault: Vault, key: Path) -> None:
+    seal(vault, "object")
+    (path,) = vault.path.rglob(file)
+    path.write_bytes(b"[" * 200_000)
+    with pytest.raises(NotAVault):
+        Vault.open(vault.path, keys.key_file(key)).find("object")
+
+
+def test_a_persons_grant_with_a_key_that_is_none(vault: Vault, tmp_path: Path) -> None:
+    """Anyone can wrap anything for a public key."""
+    person = keys.make_identity(tmp_path / "me")
+    for size in (1, 31, 33):
+        short = _native.Secret.random(size)
+        grant = keys.PublicKey(person.public).grant("me", vault.header.vault, 1, short)
+        forged = headers.Header(**{**_fields(vault.header), "grants": [grant]})
+        with pytest.raises(NotGranted):
+            headers.open_header(forged, person, "the vault")
+
+
+def test_a_persons_grant_of_random_bytes(vault: Vault, tmp_path: Path) -> None:
+    person: Person = keys.make_identity(tmp_path / "me")
+    for size in (0, 1, 16, 1119, 1120, 1121, 1168, 5000):
+        grant = keys.Grant("me", "person", os.urandom(size).hex(), person.public, "")
+        assert person.unwrap(vault.header.vault, 1, grant) is None
+
+
+def _fields(header: headers.Header) -> dict[str, Any]:
+    return {name: getattr(header, name) for name in header.__dataclass_fields__}
+
+
+def test_a_revocation_that_is_killed_never_shares_the_next_key(
+    vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    """The grant is gone only in a header that has a new key: else it would never be replaced."""
+    keys.make_key_file(tmp_path / "second")
+    second = keys.key_file(tmp_path / "second")
+    vault.grant("second", second)
+    seal(vault, "object")
+    place = tmp_path / "copy"
+    steps = 0
+    while True:
+        shutil.copytree(vault.path, place)
+        killed = killed_at(steps, lambda: Vault.open(place, keys.key_file(key)).revoke("second"))
+        left = Vault.open(place, keys.key_file(key))
+        gone = all(grant.name != "second" for grant in left.header.grants)
+        assert gone == (left.header.key == 2)
+        trees.verify(left.find("object"), lambda _: None)
+        shutil.rmtree(place)
+        if not killed:
+            break
+        steps += 1
+    assert gone
+    assert steps > 5
+
+
+def test_the_helper_process_finds_no_secret_in_its_environment(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The environment of a worker has the job's secret: with it a process is any rank."""
+    import subprocess
+
+    monkeypatch.setenv("SEALRING_VAULT_KEY", "somewhere")
+    seen: list[dict[str, str]] = []
+    real: Any = subprocess.Popen
+
+    def spy(*arguments: Any, env: dict[str, str], **others: Any) -> Any:
+        seen.append(env)
+        return real(*arguments, env=env, **others)
+
+    monkeypatch.setattr("sealring.vault.staging.subprocess.Popen", spy)
+    dcp.save({"x": torch.ones(3)}, storage_writer=CheckpointWriter(vault, "run", helper=True))
+    (environment,) = seen
+    assert not [name for name in environment if name.startswith("SEALRING_")]
+
+
+# ---- one admitted worker that lies ---------------------------------------------------------------
+
+
+def resigned(vault: Vault, change: Callable[[dict[str, Any]], None]) -> None:
+    """The newest checkpoint with a contribution that its rank signed after a change."""
+    stored = vault.find("run")
+    content = json.loads(stored.manifest.content)
+    credentials = signing.credentials_of(0, 1)
+    document = json.loads(content["contributions"][0]["statement"])
+    change(document)
+    signed = signing.sign(credentials, 1, document)
+    content["contributions"] = [signing.as_document(signed)]
+    manifest = stored.manifest
+    vault.commit(stored.copy, "checkpoint", "run", manifest.parts, json.dumps(content))
+
+
+def move_out(document: dict[str, Any]) -> None:
+    document["items"][0]["start"] = 1 << 40
+
+
+def twice(document: dict[str, Any]) -> None:
+    document["items"].append(document["items"][0])
+
+
+def longer(document: dict[str, Any]) -> None:
+    document["items"][0]["length"] += 4
+
+
+def negative(document: dict[str, Any]) -> None:
+    document["items"][0]["start"] = -4
+
+
+def of_another_version(document: dict[str, Any]) -> None:
+    document["checkpoint"]["version"] = 77
+
+
+def other_length(document: dict[str, Any]) -> None:
+    document["length"] += 1
+
+
+def other_digests(document: dict[str, Any]) -> None:
+    document["digests"] = "00" * 32
+
+
+def half(document: dict[str, Any]) -> None:
+    """Half of the tensor is in no part."""
+    document["items"][0]["size"] = [20]
+
+
+def out_of_the_tensor(document: dict[str, Any]) -> None:
+    document["items"][0]["offsets"] = [1]
+
+
+def overlapping(document: dict[str, Any]) -> None:
+    first = document["items"][0]
+    first |= {"size": [15]}
+    document["items"].append(first | {"offsets": [5]})
+
+
+def other_type(document: dict[str, Any]) -> None:
+    document["items"][0]["dtype"] = "float64"
+
+
+def no_type(document: dict[str, Any]) -> None:
+    document["items"][0]["dtype"] = "load"
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (move_out, ForeignPart),
+        (twice, ForeignPart),
+        (longer, ForeignPart),
+        (negative, NotAVault),
+        (of_another_version, ForeignPart),
+        (other_length, ForeignPart),
+        (other_digests, ForeignPart),
+        (half, ForeignPart),
+        (out_of_the_tensor, ForeignPart),
+        (overlapping, ForeignPart),
+        (other_type, ForeignPart),
+        (no_type, NotAVault),
+        (lambda document: document.pop("items"), NotAVault),
+        (lambda document: document.update(length=1.0), NotAVault),
+        (lambda document: document.update(items=[[1]]), NotAVault),
+    ],
+)
+@pytest.mark.parametrize("when", ["before the commit", "after the commit"])
+def test_a_rank_that_signs_for_what_it_did_not_write(
+    when: str, change: Callable[[dict[str, Any]], None], error: type[Exception], vault: Vault,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The coordinator does not commit it; and were it committed, no rank would load it."""
+    saved = {"a": torch.ones(10), "b": torch.zeros(10)}
+    dcp.save(saved, storage_writer=CheckpointWriter(vault, "run"))
+    if when == "before the commit":
+        real = signing.sign
+
+        def lie(credentials: Any, world: int, document: dict[str, Any]) -> signing.Signed:
+            if "items" in document:
+                change(document)
+            return real(credentials, world, document)
+
+        monkeypatch.setattr(signing, "sign", lie)
+        with pytest.raises(CheckpointException) as refused:
+            dcp.save(saved, storage_writer=CheckpointWriter(vault, "run", keep=1))
+        assert {type(one[0]) for one in refused.value.failures.values()} == {error}
+        into = {"a": torch.zeros(10), "b": torch.ones(10)}
+        dcp.load(into, storage_reader=CheckpointReader(vault, "run"))
+        assert bool((into["a"] == 1).all())  # the one before was not removed
+        return
+    resigned(vault, change)
+    into = {"a": torch.full((10,), 5.0), "b": torch.full((10,), 5.0)}
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(into, storage_reader=CheckpointReader(vault, "run"))
+    assert {type(one[0]) for one in raised.value.failures.values()} == {error}
+    assert bool((into["a"] == 5).all())
+
+
+# ---- a holder of the vault's key that is no worker -----------------------------------------------
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_bytes_that_a_holder_of_the_key_changes(rotated: bool, vault: Vault) -> None:
+    """The same salt gives the same commitment: only a signature over the plaintext tells."""
+    dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
+    if rotated:
+        trees.rotate(vault, lambda _: None)
+    stored = vault.find("run")
+    place, name = stored.copy.place, "rank-00000"
+    path = stored.copy.folder / name
+    key, context = bytes(place.part_key(name)), place.context(name)
+    changed = torch.full((8,), 666.0).numpy().tobytes()
+    salt = path.read_bytes()[:24]
+    path.write_bytes(slow.seal(key, place.suite, salt, context, changed))
+    into = {"w": torch.zeros(8)}
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(into, storage_reader=CheckpointReader(vault, "run"))
+    ((problem, _),) = raised.value.failures.values()
+    assert type(problem) is TamperedChunk
+    assert "part rank-00000 of 'run' version 1" in str(problem)
+    assert "other bytes than its writer signed" in str(problem)
+    assert bool((into["w"] == 0).all())
+
+
+def test_a_list_of_digests_that_a_holder_of_the_key_changes(vault: Vault) -> None:
+    dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
+    copy = vault.find("run").copy
+    name = "rank-00000.digests"
+    path = copy.folder / name
+    key, context = bytes(copy.place.part_key(name)), copy.place.context(name)
+    salt = path.read_bytes()[:24]
+    path.write_bytes(slow.seal(key, copy.place.suite, salt, context, bytes(32)))
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load({"w": torch.zeros(8)}, storage_reader=CheckpointReader(vault, "run"))
+    ((problem, _),) = raised.value.failures.values()
+    assert type(problem) is ForeignPart
+    assert "not the list that its rank signed" in str(problem)
+
+
+def test_metadata_that_were_refused_are_no_empty_checkpoint(vault: Vault) -> None:
+    dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
+    (vault.find("run").copy.folder / "manifest").write_bytes(b"x" * 100)
+    metadata = CheckpointReader(vault, "run").read_metadata()
+    with pytest.raises(WrongKey):
+        print(metadata.state_dict_metadata)
+
+
+def two_ranks(
+    vault: Vault, change: Callable[[dict[str, Any], dict[str, Any]], tuple[int, int]]
+) -> None:
+    """A checkpoint of rank 0 as one of two ranks, both of which signed it after a change."""
+    stored = vault.find("run")
+    content = json.loads(stored.manifest.content)
+    first = json.loads(content["contributions"][0]["statement"])
+    second = json.loads(content["contributions"][0]["statement"])
+    first["items"], second["items"] = first["items"][:1], second["items"][1:]
+    ranks = change(first, second)
+    signed = [
+        signing.sign(signing.credentials_of(rank, 2), 2, own(document))
+        for rank, document in zip(ranks, (first, second), strict=True)
+    ]
+    content["contributions"] = [signing.as_document(one) for one in signed]
+    manifest = stored.manifest
+    vault.commit(stored.copy, "checkpoint", "run", manifest.parts, json.dumps(content))
+
+
+def own(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in signing.FIELDS}
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 0)])
+def test_a_rank_that_signs_for_another_ranks_part(ranks: tuple[int, int], vault: Vault) -> None:
+    """A part belongs to the rank that its name has; a rank signs once."""
+    saved = {"a": torch.arange(8.0), "b": torch.zeros(8)}
+    dcp.save(saved, storage_writer=CheckpointWriter(vault, "run"))
+    two_ranks(vault, lambda first, second: ranks)
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(dict(saved), storage_reader=CheckpointReader(vault, "run"))
+    ((problem, _),) = raised.value.failures.values()
+    assert type(problem) is ForeignPart
+
+
+def test_a_statement_that_is_nested_too_deeply(vault: Vault) -> None:
+    """A worker signs any text."""
+    credentials = signing.credentials_of(0, 1)
+    real = json.dumps
+    text = '{"rank": 0, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sealring.vault.signing.json.dumps", lambda _: text)
+        signed = signing.sign(credentials, 1, {})
+    assert json.dumps is real
+    with pytest.raises(UnadmittedSigner, match="not over what it says"):
+        signing.check(signed, credentials.authorities, "tests", "it")
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\x80\x02.", bytes(100), b"PK\x03\x04"])
+def test_entries_that_are_no_pickles(content: bytes) -> None:
+    with pytest.raises(UnsafeEntry, match="the entry 'name'"):
+        check_entry("name", content)

@@ -1,0 +1,170 @@
+"""Pipes, symlinks and directories that the disk's owner puts between a vault's objects."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from sealring.errors import ConfigurationError, NotAVault, UnsafePath, WrongKey
+from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, trees
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled, unavailable or uninitialized"
+)
+VERBS: dict[str, Callable[[Vault], object]] = {
+    "revoke": lambda vault: vault.revoke("second"),
+    "rekey": lambda vault: vault.rekey(),
+    "rotate": lambda vault: trees.rotate(vault, lambda _: None),
+}
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> keys.SymmetricKey:
+    keys.make_key_file(tmp_path / "vault.key")
+    return keys.key_file(tmp_path / "vault.key")
+
+
+@pytest.fixture
+def vault(tmp_path: Path, key: keys.SymmetricKey) -> Vault:
+    made = Vault.create(tmp_path / "vault", key, "owner")
+    keys.make_key_file(tmp_path / "second")
+    made.grant("second", keys.key_file(tmp_path / "second"))
+    for name in ("one", "two"):
+        trees.seal_path(made, Path(__file__), name, None, lambda _: None)
+    return made
+
+
+@contextmanager
+def pipe(path: Path) -> Iterator[None]:
+    """A pipe that a process keeps open for writing: a read of it does not end, or gives nothing."""
+    os.mkfifo(path)
+    file = os.open(path, os.O_RDWR)
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", ["key.json", "manifest"])
+def test_a_pipe_in_place_of_a_file_keeps_no_holder_from_being_revoked(
+    verb: str, name: str, vault: Vault, tmp_path: Path
+) -> None:
+    junk = vault.path / "objects" / Path("0" * 32, "0000000001", "00000000")
+    junk.mkdir(parents=True)
+    (junk / ("manifest" if name == "key.json" else "key.json")).write_bytes(b"{}")
+    with pipe(junk / name), pytest.raises(NotAVault):
+        VERBS[verb](vault)
+    for one in ("one", "two"):
+        assert vault.find(one).copy.vault_key == vault.ring.newest == 2
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("depth", [0, 1], ids=["object", "version"])
+def test_an_object_behind_a_symlink_is_named_and_its_key_is_kept(
+    verb: str, depth: int, vault: Vault, key: keys.SymmetricKey, tmp_path: Path
+) -> None:
+    place = [*vault.find("one").copy.folder.parents][1 - depth]
+    away = tmp_path / "away"
+    place.rename(away)
+    place.symlink_to(away)
+    with pytest.raises(UnsafePath, match="is a symlink: a vault has none"):
+        VERBS[verb](vault)
+    place.unlink()
+    away.rename(place)
+    assert Vault.open(vault.path, key).find("one").manifest.name == "one"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_object_that_is_not_there_is_reported(
+    verb: str, vault: Vault, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="sealring")
+    place = vault.find("one").copy.folder.parents[1]
+    place.rename(tmp_path / "away")
+    VERBS[verb](vault)
+    assert f"object {place.name}, which" in caplog.text
+    (tmp_path / "away").rename(place)
+    with pytest.raises(WrongKey, match="which its header no longer has"):
+        vault.find("one")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_ledger_that_cannot_be_written_changes_no_key(verb: str, vault: Vault) -> None:
+    lock = vault.path / "ledger.json.lock"
+    lock.unlink()
+    lock.mkdir()
+    before = (vault.path / "vault.json").read_bytes()
+    with pytest.raises(ConfigurationError, match=r"cannot be written: .* Nothing was changed"):
+        VERBS[verb](vault)
+    assert (vault.path / "vault.json").read_bytes() == before
+    lock.rmdir()
+    VERBS[verb](vault)
+    assert vault.find("two").copy.vault_key == vault.ring.newest == 2
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", os.urandom(32).hex())
+    monkeypatch.setenv("SEALRING_JOB", "tests")
+
+
+def save(vault: Vault, value: float) -> None:
+    writer = CheckpointWriter(vault, "run", keep=1)
+    dcp.save({"x": torch.full((3,), value)}, storage_writer=writer, no_dist=True)
+
+
+def load(vault: Vault) -> float:
+    state = {"x": torch.zeros(3)}
+    dcp.load(state, storage_reader=CheckpointReader(vault, "run"), no_dist=True)
+    return float(state["x"][0])
+
+
+@pytest.mark.usefixtures("worker")
+def test_versions_that_cannot_be_removed_do_not_fail_a_save(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="sealring")
+    save(vault, 1.0)
+    first = vault.find("run").copy.folder.parent
+    remove = Vault.remove_version
+
+    def refuse(self: Vault, version: Path) -> None:
+        if version == first:
+            raise PermissionError(13, "Permission denied", str(version))
+        remove(self, version)
+
+    monkeypatch.setattr(Vault, "remove_version", refuse)
+    save(vault, 2.0)
+    assert load(vault) == 2.0
+    assert f"{first} is not removed" in caplog.text
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_version_that_cannot_be_read_does_not_fail_a_save(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(vault, 1.0)
+    junk = vault.find("run").copy.folder.parents[1] / "0000000009"
+    junk.mkdir()
+    scandir: Any = os.scandir
+
+    def list_names(path: Any = ".") -> Any:
+        if path == junk:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", list_names)
+    save(vault, 2.0)
+    assert load(vault) == 2.0
+    monkeypatch.undo()
+    shutil.rmtree(junk)

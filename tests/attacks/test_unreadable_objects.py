@@ -1,0 +1,177 @@
+"""Objects that cannot be read or written: directories without rights, a full disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sealring.cli
+from sealring.errors import (
+    ConfigurationError,
+    ForeignPart,
+    NotAVault,
+    NotGranted,
+    UnsafePath,
+    VaultError,
+)
+from sealring.vault import Vault, keys, objects, trees
+
+
+def nothing(count: int) -> None:
+    """Progress that no one looks at."""
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> keys.SymmetricKey:
+    keys.make_key_file(tmp_path / "vault.key")
+    return keys.key_file(tmp_path / "vault.key")
+
+
+@pytest.fixture
+def vault(tmp_path: Path, key: keys.SymmetricKey) -> Vault:
+    made = Vault.create(tmp_path / "vault", key, "owner")
+    for name in ("one", "two"):
+        trees.seal_path(made, Path(__file__), name, None, nothing)
+    return made
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As for a user without rights on the folder; root has all of them."""
+    scandir: Any = os.scandir
+    lstat: Any = os.lstat
+
+    def list_names(path: Any = ".") -> Any:
+        if isinstance(path, Path) and folder in (path, *path.parents):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def look(path: Any, **named: Any) -> Any:
+        if isinstance(path, Path) and folder in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return lstat(path, **named)
+
+    monkeypatch.setattr(os, "scandir", list_names)
+    monkeypatch.setattr(os, "lstat", look)
+
+
+VERBS: dict[str, Callable[[Vault], object]] = {
+    "revoke": lambda vault: vault.revoke("second"),
+    "rekey": lambda vault: vault.rekey(),
+    "rotate": lambda vault: trees.rotate(vault, nothing),
+}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3], ids=["object", "version", "copy"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_directory_that_cannot_be_read_keeps_no_holder_from_being_revoked(
+    verb: str, depth: int, vault: Vault, key: keys.SymmetricKey, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    keys.make_key_file(tmp_path / "second")
+    second = keys.key_file(tmp_path / "second")
+    vault.grant("second", second)
+    # The first of all, so that the others come after it.
+    junk = vault.path / "objects" / Path("0" * 32, "0000000001", "00000000")
+    junk.mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        refuse(patch, vault.path / "objects" / Path(*junk.parts[-3:][:depth]))
+        with pytest.raises(NotAVault, match=r"cannot be read: Permission denied \(1 in all"):
+            VERBS[verb](vault)
+        problems: list[VaultError] = []
+        assert len(list(Vault.open(vault.path, key).newest(problems))) == 2
+        assert [type(one) for one in problems] == [NotAVault]
+    with pytest.raises(NotGranted):
+        Vault.open(vault.path, second)
+    fresh = Vault.open(vault.path, key)
+    assert {one.copy.vault_key for one in fresh.newest()} == {2}
+
+
+def test_a_rotation_on_a_full_disk_leaves_nothing_and_can_be_repeated(
+    vault: Vault, key: keys.SymmetricKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = vault.find("one")
+    version = stored.copy.folder.parent
+    objects.new_copy(version, vault.ring, vault.header.vault, stored.copy.place.suite)
+    assert len(list(version.iterdir())) == 2  # as a rotation that was killed leaves it
+
+    def full(self: object, name: str) -> int:
+        return os.open("/dev/full", os.O_WRONLY)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sealring.vault.objects.Copy.create_part", full)
+        for _ in range(2):
+            with pytest.raises(VaultError, match=r"cannot be written.*2 in all"):
+                trees.rotate(vault, nothing)
+            assert list(version.iterdir()) == [stored.copy.folder]
+    assert trees.rotate(Vault.open(vault.path, key), nothing).versions == 2
+    left = Vault.open(vault.path, key)
+    assert not left.header.older
+    trees.verify(left.find("one"), nothing)
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").touch()
+    real: Any = os.open
+
+    def call(path: Any, *others: Any, **named: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *others, **named)
+
+    monkeypatch.setattr(os, "open", call)
+    with pytest.raises(ConfigurationError, match="closed cannot be read: Permission denied"):
+        trees.seal_path(vault, tmp_path / "closed", "new", None, nothing)
+    assert [one.manifest.name for one in vault.newest()] == ["one", "two"]
+
+
+def test_a_symlink_in_the_place_of_all_objects(
+    vault: Vault, key: keys.SymmetricKey, tmp_path: Path
+) -> None:
+    (vault.path / "objects").rename(tmp_path / "elsewhere")
+    (vault.path / "objects").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafePath, match="objects is a symlink"):
+        Vault.open(vault.path, key)
+
+
+def test_a_command_on_a_full_disk_ends_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        raise OSError(28, "No space left on device", "/somewhere")
+
+    monkeypatch.setattr(sealring.cli, "prepare", lambda _: command)
+    with pytest.raises(SystemExit) as ended:
+        sealring.cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.split("\n")[0] == (
+        "ConfigurationError: /somewhere: No space left on device"
+    )
+
+
+def test_a_manifest_with_anothers_name_or_version(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder of the key wrote it: control characters would reach the terminal."""
+    stored = vault.find("one")
+    manifest = stored.manifest
+    for name, error, words in (
+        ("a\x1b]0;owned\x1b[2J", NotAVault, "cannot be printed"),
+        ("two", ForeignPart, "manifest of another object, 'two'"),
+    ):
+        stored.copy.commit("files", name, manifest.parts, manifest.content)
+        with pytest.raises(error, match=words):
+            list(vault.newest())
+    place = stored.copy.place
+    other = dataclasses.replace(manifest, object_version=7)
+    text = json.dumps(dataclasses.asdict(other)).encode()
+    (stored.copy.folder / "manifest").write_bytes(place.seal("manifest", text))
+    with pytest.raises(ForeignPart, match="is that of version 7"):
+        vault.find("one")

@@ -1,0 +1,48 @@
+"""`sealring bench vault`: every case is measured, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sealring.bench import vault
+from sealring.cli import app
+from sealring.errors import ConfigurationError
+
+
+def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vault, "RESHARDING", (2, 1))
+    told: list[str] = []
+    cases = list(vault.measure_vault(tmp_path, 4 << 20, [1], 1, told.append))
+    assert [(case.what, case.ranks) for case in cases] == [
+        ("save", 1),
+        ("load", 1),
+        ("reshard 2 to 1", 1),
+    ]
+    for case in cases:
+        assert case.sealed_gb_s > 0
+        assert case.ratio == case.sealed_gb_s / case.plain_gb_s
+    assert cases[0].bytes_read is None
+    for case in cases[1:]:
+        assert case.bytes_needed == 4 << 20
+        assert case.bytes_read is not None
+        assert case.bytes_needed < case.bytes_read <= 1.05 * case.bytes_needed
+    assert list(tmp_path.iterdir()) == []
+    assert told
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ranks", "0"], "from 1 to"),
+        (["--ranks", "1,x"], "from 1 to"),
+        (["--directory", "/nowhere"], "can be written"),
+        (["--size", "big"], "big"),
+    ],
+)
+def test_bad_options_are_refused(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "vault", *options])
+    assert isinstance(result.exception, ConfigurationError)
+    assert words in str(result.exception)

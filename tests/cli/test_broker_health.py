@@ -1,0 +1,73 @@
+"""`sealring broker health`: what a container's health check runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sealring.broker.store import View
+from sealring.cli import app
+from sealring.errors import (
+    BrokerUnreachable,
+    ConfigurationError,
+    StoreUnavailable,
+    UntrustedBroker,
+)
+from sealring.identity.authority import create_authority
+from tests.broker.local import Place, Running, running
+from tests.ports import free_port
+
+
+def ask(place: Place, at: str, *more: str) -> str:
+    """What it printed; the error that it ended with is raised."""
+    command = ["broker", "health", "--authority", str(place.authority), "--at", at, *more]
+    done = CliRunner().invoke(app, command)
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout.strip()
+
+
+def test_a_broker_that_answers_is_healthy(tmp_path: Path) -> None:
+    with running(Place(tmp_path)) as broker:
+        assert ask(broker.place, f"127.0.0.1:{broker.port}") == "The broker answers."
+
+
+def test_one_that_does_not_run_is_not(tmp_path: Path) -> None:
+    with pytest.raises(BrokerUnreachable):
+        ask(Place(tmp_path), f"127.0.0.1:{free_port()}")
+
+
+def test_one_of_another_authority_is_not(tmp_path: Path) -> None:
+    create_authority(tmp_path / "other", "another authority")
+    with running(Place(tmp_path)) as broker, pytest.raises(UntrustedBroker):
+        ask(
+            broker.place, f"127.0.0.1:{broker.port}",
+            "--authority", str(tmp_path / "other" / "authority.pem"),
+        )  # fmt: skip
+
+
+def test_one_that_has_another_name_is_not(tmp_path: Path) -> None:
+    with running(Place(tmp_path)) as broker, pytest.raises(UntrustedBroker):
+        ask(broker.place, f"127.0.0.1:{broker.port}", "--name", "broker.example")
+
+
+def test_one_whose_store_fails_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Place(tmp_path)) as broker:
+        fail_store(broker, monkeypatch)
+        with pytest.raises(StoreUnavailable):
+            ask(broker.place, f"127.0.0.1:{broker.port}")
+
+
+def fail_store(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: View) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(broker.store, "transact", refuse)
+
+
+@pytest.mark.parametrize("at", ["localhost", "localhost:", ":8443", "127.0.0.1:99999"])
+def test_an_address_that_is_none_is_refused(at: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError):
+        ask(Place(tmp_path), at)

@@ -1,0 +1,106 @@
+"""`sealring log` as its owner and its readers type it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sealring.cli import app
+from sealring.errors import (
+    ConfigurationError,
+    ForkedLog,
+    MalformedNote,
+    NotIncluded,
+    SealringError,
+    TruncatedLog,
+)
+from sealring.provenance.writer import create_log, read_signer
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["log", *map(str, arguments)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def as_json(*arguments: object) -> Any:
+    return json.loads(run(*arguments, "--json"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> tuple[Path, str]:
+    folder = tmp_path / "log"
+    vkey = run("init", folder, "--origin", "example.com/run").splitlines()[-1]
+    (tmp_path / "lines").write_text("".join(f"line {n}\n" for n in range(300)))
+    (tmp_path / "entry").write_bytes(b"\0entry\n")
+    return folder, vkey
+
+
+def test_from_an_empty_log_to_a_proof(log: tuple[Path, str], tmp_path: Path) -> None:
+    folder, vkey = log
+    assert (tmp_path / "log.key").stat().st_mode & 0o777 == 0o600
+    assert as_json("append", folder, "--lines", tmp_path / "lines")["size"] == 300
+    appended = as_json("append", folder, tmp_path / "entry", tmp_path / "entry")
+    assert (appended["first"], appended["count"], appended["size"]) == (300, 2, 302)
+    assert as_json("verify", folder, "--vkey", vkey)["root"] == appended["root"]
+    assert run("entry", folder, 299, "--vkey", vkey) == "line 299"
+    proof = tmp_path / "entry.tlog-proof"
+    run("proof", folder, 301, "--vkey", vkey, "-o", proof)
+    assert run("proof", folder, 301, "--vkey", vkey) == proof.read_text()
+    shutil.rmtree(folder)  # from here on, offline
+    found = as_json("verify-proof", proof, tmp_path / "entry", "--vkey", vkey)
+    assert (found["index"], found["size"]) == (301, 302)
+    with pytest.raises(NotIncluded):
+        run("verify-proof", proof, tmp_path / "lines", "--vkey", vkey)
+
+
+def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path: Path) -> None:
+    folder, vkey = log
+    run("append", folder, "--lines", tmp_path / "lines")
+    shutil.copytree(folder, tmp_path / "short")
+    run("append", folder, tmp_path / "entry")
+    (tmp_path / "seen").write_text(run("checkpoint", folder, "--vkey", vkey))
+    assert as_json("verify", folder, "--vkey", vkey, "--seen", tmp_path / "seen")["size"] == 301
+    with pytest.raises(TruncatedLog, match="ends at 300 entries"):
+        run("verify", tmp_path / "short", "--vkey", vkey, "--seen", tmp_path / "seen")
+    # Its owner signs another history with the same key.
+    (tmp_path / "log.key.signed").unlink()
+    create_log(tmp_path / "other", read_signer(tmp_path / "log.key"))
+    (tmp_path / "lines").write_text("".join(f"forged {n}\n" for n in range(400)))
+    forged = ("--lines", tmp_path / "lines", "--key", tmp_path / "log.key")
+    run("append", tmp_path / "other", *forged)
+    with pytest.raises(ForkedLog, match="among the first 301"):
+        run("verify", tmp_path / "other", "--vkey", vkey, "--seen", tmp_path / "seen")
+
+
+def test_whom_to_believe_must_be_said(log: tuple[Path, str], tmp_path: Path) -> None:
+    folder, vkey = log
+    for extra in ([], ["--vkey", vkey, "--policy", tmp_path / "policy"]):
+        with pytest.raises(ConfigurationError, match="whom to believe"):
+            run("verify", folder, *extra)
+    with pytest.raises(MalformedNote):
+        run("verify", folder, "--vkey", "no key")
+    with pytest.raises(ConfigurationError, match="name the files"):
+        run("append", folder)
+    with pytest.raises(ConfigurationError, match="no file"):
+        run("append", folder, tmp_path / "missing")
+
+
+def test_a_key_that_others_can_read_is_refused(log: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = log
+    (tmp_path / "log.key").chmod(0o644)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        run("append", folder, tmp_path / "entry")
+
+
+def test_a_second_log_does_not_replace_the_first(log: tuple[Path, str]) -> None:
+    folder, _ = log
+    with pytest.raises(SealringError, match="there already"):
+        run("init", folder, "--origin", "example.com/run")

@@ -1,0 +1,94 @@
+"""What the commands say: their help, and one sentence where something is wrong."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from sealring import cli
+from sealring.cli import app, terminal
+from sealring.cli.examples import EXAMPLES
+from sealring.cli.help import prepare
+from tests.cli.test_commands import sealring
+
+
+def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
+    command = command if command is not None else prepare(typer.main.get_command(app))
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, f"{path} {name}".strip())
+
+
+def test_a_command_accepts_the_example_that_its_help_shows() -> None:
+    known = dict(commands())
+    assert EXAMPLES.keys() <= known.keys()
+    for path, example in EXAMPLES.items():
+        assert f"Example: {example}" in (known[path].epilog or ""), path
+        words = shlex.split(example)
+        assert words[0] == "sealring"
+        assert example.startswith(f"sealring {path}".strip()), path
+        rest, command = words[1:], known[""]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest.pop(0)]
+        command.make_context(path, rest)  # parses, and calls nothing
+
+
+def test_help_shows_no_type_beside_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    for path, command in commands():
+        with pytest.raises(SystemExit):
+            command(["--help"], prog_name=f"sealring {path}")
+        shown = capsys.readouterr().out
+        assert "--help" in shown
+        assert "<bool>" not in shown, path
+        assert path not in EXAMPLES or "Example: sealring" in shown, path
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["nothere.py"], "there is no script nothere.py in "),
+        (["--no-python", "nothere"], "there is no program nothere"),
+    ],
+)
+def test_a_script_that_does_not_exist_is_one_sentence(options: list[str], words: str) -> None:
+    done = sealring("run", "-n", "2", *options)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"ConfigurationError: {words}")
+
+
+@pytest.mark.parametrize("number", ["0", "abc", "-1"])
+def test_a_number_of_workers_that_is_none_is_one_sentence(number: str) -> None:
+    done = sealring("run", f"--nproc-per-node={number}", __file__)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        f"ConfigurationError: --nproc-per-node is {number!r}; pass a number from 1, or auto, gpu, "
+        "cpu"
+    )
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("boom")
+
+
+def test_an_unknown_error_is_one_sentence_and_a_traceback_only_with_debug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sealring", "report", "x.json"])
+    monkeypatch.setattr(cli, "prepare", lambda command: fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "RuntimeError: boom",
+        "sealring does not know this error: `sealring --debug` shows where it is.",
+    ]
+    monkeypatch.setattr(terminal, "debug", True)
+    with pytest.raises(RuntimeError, match="boom"):
+        cli.main()

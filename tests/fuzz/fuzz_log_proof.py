@@ -1,0 +1,4 @@
+from tests.fuzz.harness import fuzz
+
+if __name__ == "__main__":
+    fuzz("log_proof")

@@ -1,0 +1,36 @@
+"""First entries of the vault's corpora."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from sealring.vault.header import new_header, next_key, with_grant, write_header
+from sealring.vault.keys import Grant
+from sealring.vault.safetensors import Entry
+from sealring.vault.safetensors import header as safetensors_header
+from sealring.vault.sealed import AES
+from tests.fuzz.vault_targets import KEY
+
+
+def vault_headers() -> Iterator[tuple[str, bytes]]:
+    header, ring = new_header(AES)
+    granted = with_grant(header, ring, KEY.grant("owner", header.vault, 1, ring.key))
+    yield "one_grant", write_header(granted)
+    public = "sealring-person-1:" + "A" * 1624
+    person = Grant("me", "person", "00" * 40, public, "")
+    rotating, _ = next_key(granted, ring, [KEY])
+    yield "rotating", write_header(rotating)
+    yield "forged_grant", write_header(replace(granted, grants=[*granted.grants, person]))
+    yield "later", write_header(replace(granted, version=2))
+
+
+def safetensors_files() -> Iterator[tuple[str, bytes]]:
+    entries = [Entry("a", torch.float32, (2, 3)), Entry("b", torch.bool, (0, 4))]
+    yield "two", safetensors_header(entries, {"format": "pt"}) + bytes(24)
+    yield "empty", safetensors_header([], {})
+    large = json.dumps({"a": {"dtype": "F32", "shape": [1 << 62, 4, 0], "data_offsets": [0, 0]}})
+    yield "large_shape", len(large).to_bytes(8, "little") + large.encode()

@@ -1,0 +1,35 @@
+"""What a vault reads that anyone may have written."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+
+from sealring import _native
+from sealring.errors import ConfigurationError, LaterVersion, NotAVault, NotGranted, TamperedHeader
+from sealring.vault.header import open_header, read_header
+from sealring.vault.keys import SymmetricKey
+from sealring.vault.safetensors import read
+
+KEY = SymmetricKey("file", "", _native.Secret(bytes(range(1, 33))))
+
+
+def vault_header(data: bytes) -> None:
+    try:
+        header = read_header(data, "the header")
+        ring = open_header(header, KEY, "the vault")
+    except (NotAVault, LaterVersion, NotGranted, TamperedHeader):
+        return
+    assert ring.newest in ring.keys
+    assert len(ring.key) == 32
+
+
+def safetensors(data: bytes) -> None:
+    try:
+        tensors = dict(read(io.BytesIO(data), len(data), "the file"))
+    except ConfigurationError:
+        return
+    for tensor in tensors.values():
+        assert tensor.numel() * tensor.element_size() <= len(data)
+        assert isinstance(tensor, torch.Tensor)

@@ -1,0 +1,331 @@
+"""Statements of workers: signed with the certificate's key, and read strictly."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from sealring.cli import app
+from sealring.errors import (
+    CertificateExpired,
+    CertificateNotYetValid,
+    ForgedStatement,
+    MalformedStatement,
+    Unsupported,
+)
+from sealring.identity.authority import create_authority, issue_from_directory, open_authority
+from sealring.identity.certificates import issue, make_authority
+from sealring.identity.credentials import Credentials
+from sealring.identity.names import WorkerName
+from sealring.provenance.envelopes import key_id
+from sealring.provenance.statements import (
+    Interval,
+    Named,
+    parse_interval,
+    sign_statement,
+    verify_statement,
+)
+from tests.provenance import schema
+
+NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
+AUTHORITY_KEY = Ed25519PrivateKey.generate()
+
+
+def authority_of(key: Ed25519PrivateKey) -> x509.Certificate:
+    start, end = NOW - timedelta(days=9), NOW + timedelta(days=9)
+    return make_authority(key, "test", 1, start, end)
+
+
+AUTHORITY = authority_of(AUTHORITY_KEY)
+SUBJECT = Named("weights", "ab" * 32)
+FIELDS: dict[str, Any] = {
+    "first_step": 0, "end_step": 9007199254740993, "started": int(NOW.timestamp()) - 60,
+    "finished": int(NOW.timestamp()), "code": [{"name": "train.py", "sha256": "01" * 32}],
+    "configuration": "02" * 32, "data": [{"vault": "corpus", "first": 0, "end": 4096}],
+    "groups": [{"name": "0", "epoch": 1, "members": [0, 1]}],
+    "collectives": [{"kind": "all_reduce", "count": 10}],
+    "links": [{"peer": 1, "sent": "03" * 32, "received": "04" * 32}],
+    "checkpoints_in": [], "checkpoints_out": [{"name": "step-10", "sha256": "05" * 32}],
+}  # fmt: skip
+
+
+def worker(
+    rank: int = 0,
+    authority: Ed25519PrivateKey = AUTHORITY_KEY,
+    key: Ed25519PrivateKey | None = None,
+) -> Credentials:
+    key = key or Ed25519PrivateKey.generate()
+    issuer = AUTHORITY if authority is AUTHORITY_KEY else authority_of(authority)
+    name, hour = WorkerName("job", rank), timedelta(hours=1)
+    certificate = issue(issuer, authority, key.public_key(), name, 2, hour, NOW)
+    return Credentials("job", rank, certificate, (issuer,), key)
+
+
+def interval(**changes: Any) -> Interval:
+    return parse_interval(json.dumps({**FIELDS, **changes}).encode())
+
+
+def signed(credentials: Credentials | None = None, **changes: Any) -> bytes:
+    return sign_statement(interval(**changes), [SUBJECT], credentials or worker())
+
+
+def test_a_statement_says_who_and_what_without_losing_a_digit() -> None:
+    credentials = worker(1)
+    found = verify_statement(signed(credentials), [AUTHORITY], NOW)
+    assert (found.worker.job, found.worker.rank) == ("job", 1)
+    assert found.worker.fingerprint == credentials.fingerprint
+    assert found.subjects == (SUBJECT,)
+    assert found.interval.end_step == 9007199254740993  # a double would be one less
+    assert found.interval == interval()
+
+
+def test_what_is_signed_is_the_encoding_of_the_dsse_specification() -> None:
+    credentials = worker()
+    envelope = json.loads(signed(credentials))
+    assert envelope.keys() == {"payload", "payloadType", "signatures"}
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    payload = base64.b64decode(envelope["payload"])
+    (signature,) = envelope["signatures"]
+    encoded = b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(payload), payload)
+    key = credentials.certificate.public_key()
+    key.verify(base64.b64decode(signature["sig"]), encoded)  # type: ignore[union-attr,call-arg]
+    statement = json.loads(payload)
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["subject"] == [{"name": "weights", "digest": {"sha256": "ab" * 32}}]
+
+
+def test_the_schema_in_the_documents_is_that_of_the_code() -> None:
+    assert json.loads(schema.FILE.read_text()) == schema.schema()
+
+
+def changed(envelope: bytes, change: Callable[[Any], None]) -> bytes:
+    value = json.loads(envelope)
+    change(value)
+    return json.dumps(value).encode()
+
+
+def resigned(credentials: Credentials, change: Callable[[Any], None]) -> bytes:
+    """A payload that the worker itself changed and signed."""
+    envelope = json.loads(signed(credentials))
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    change(statement)
+    payload = json.dumps(statement).encode()
+    return with_payload(credentials, payload)
+
+
+def with_payload(credentials: Credentials, payload: bytes) -> bytes:
+    envelope = json.loads(signed(credentials))
+    encoded = b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(payload), payload)
+    assert isinstance(credentials.private_key, Ed25519PrivateKey)
+    envelope["payload"] = base64.b64encode(payload).decode()
+    signature = credentials.private_key.sign(encoded)
+    envelope["signatures"][0]["sig"] = base64.b64encode(signature).decode()
+    return json.dumps(envelope).encode()
+
+
+def test_who_did_not_sign_it() -> None:
+    mine, other = worker(0), worker(1)
+    envelope = signed(mine)
+    (others,) = json.loads(signed(other))["signatures"]
+
+    def payload(value: Any) -> None:
+        content = base64.b64decode(value["payload"]).replace(b'"rank":0', b'"rank":1')
+        value["payload"] = base64.b64encode(content).decode()
+
+    def anothers_certificate(value: Any) -> None:
+        value["signatures"][0] |= {"certificate": others["certificate"], "keyid": others["keyid"]}
+
+    def keyid(value: Any) -> None:
+        value["signatures"][0]["keyid"] = others["keyid"]
+
+    for change in (payload, anothers_certificate, keyid):
+        with pytest.raises(ForgedStatement):
+            verify_statement(changed(envelope, change), [AUTHORITY])
+    stranger = worker(0, Ed25519PrivateKey.generate())
+    with pytest.raises(ForgedStatement, match="not of an authority"):
+        verify_statement(signed(stranger), [AUTHORITY])
+
+
+def test_a_worker_that_speaks_for_another() -> None:
+    def other_rank(statement: Any) -> None:
+        statement["predicate"]["worker"]["rank"] = 1
+
+    def other_job(statement: Any) -> None:
+        statement["predicate"]["worker"]["job"] = "other"
+
+    def other_certificate(statement: Any) -> None:
+        statement["predicate"]["worker"]["certificate"] = "00" * 32
+
+    for change in (other_rank, other_job, other_certificate):
+        with pytest.raises(ForgedStatement, match="is about rank"):
+            verify_statement(resigned(worker(0), change), [AUTHORITY])
+
+
+def test_the_authority_itself_is_no_worker() -> None:
+    credentials = Credentials("job", 0, AUTHORITY, (AUTHORITY,), AUTHORITY_KEY)
+    with pytest.raises(ForgedStatement, match="not a sealring worker's"):
+        verify_statement(signed(credentials), [AUTHORITY])
+
+
+def test_a_certificate_outside_its_dates() -> None:
+    later, earlier = NOW + timedelta(hours=2), NOW - timedelta(hours=2)
+    second = int(later.timestamp())
+    with pytest.raises(CertificateExpired):
+        verify_statement(signed(finished=second), [AUTHORITY])
+    second = int(earlier.timestamp())
+    with pytest.raises(CertificateNotYetValid):
+        verify_statement(signed(started=second, finished=second), [AUTHORITY])
+    # Within its interval it stays good for ever; for a log that takes it today, it does not.
+    assert verify_statement(signed(), [AUTHORITY]).worker.rank == 0
+    with pytest.raises(CertificateExpired):
+        verify_statement(signed(), [AUTHORITY], later)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(_type="https://in-toto.io/Statement/v0.1"),
+        lambda s: s.update(predicateType="https://sealring.github.io/sealring/interval/v2"),
+        lambda s: s.update(more=1),
+        lambda s: s.pop("subject"),
+        lambda s: s.update(subject=[]),
+        lambda s: s.update(subject={}),
+        lambda s: s["subject"][0].update(digest={}),
+        lambda s: s["subject"][0].update(digest={"sha256": "AB" * 32}),
+        lambda s: s["subject"][0].update(digest={"sha256": "ab" * 32, "md5": ""}),
+        lambda s: s["subject"][0].update(name=1),
+        lambda s: s["predicate"].pop("worker"),
+        lambda s: s["predicate"]["interval"].update(more=1),
+        lambda s: s["predicate"]["interval"].pop("links"),
+        lambda s: s["predicate"]["interval"].update(first_step=1.0),
+        lambda s: s["predicate"]["interval"].update(first_step=-1),
+        lambda s: s["predicate"]["interval"].update(first_step=True),
+        lambda s: s["predicate"]["interval"].update(first_step=1 << 62),
+        lambda s: s["predicate"]["interval"].update(finished=0),
+        lambda s: s["predicate"]["interval"].update(finished=1 << 62),
+        lambda s: s["predicate"]["interval"].update(configuration="none"),
+        lambda s: s["predicate"]["interval"]["links"][0].update(sent="0" * 63),
+        lambda s: s["predicate"]["interval"]["groups"][0].update(members=["0"]),
+    ],
+)
+def test_what_is_not_a_statement(change: Callable[[Any], None]) -> None:
+    with pytest.raises(MalformedStatement):
+        verify_statement(resigned(worker(), change), [AUTHORITY])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"", b"null", b"[]", b"{", b'{"a":1,"a":2}', b'{"a":NaN}', b"\xff",
+        b"[" * 40000, b'{"a":' * 9000 + b"1" + b"}" * 9000,
+    ],
+)  # fmt: skip
+def test_payloads_that_are_no_json_to_use(payload: bytes) -> None:
+    if payload:
+        with pytest.raises(MalformedStatement):
+            verify_statement(with_payload(worker(), payload), [AUTHORITY])
+    with pytest.raises(MalformedStatement):
+        verify_statement(payload, [AUTHORITY])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: e.update(payloadType="text/plain"),
+        lambda e: e.update(signatures=[]),
+        lambda e: e.update(signatures=e["signatures"] * 2),
+        lambda e: e.update(more=1),
+        lambda e: e.update(payload="!"),
+        lambda e: e.update(payload=e["payload"].rstrip("=") + "\n"),
+        lambda e: e["signatures"][0].pop("certificate"),
+        lambda e: e["signatures"][0].update(certificate=base64.b64encode(b"no").decode()),
+        lambda e: e["signatures"][0].update(
+            certificate=base64.b64encode(
+                base64.b64decode(e["signatures"][0]["certificate"]) + b"more"
+            ).decode()
+        ),
+        lambda e: e["signatures"][0].update(sig=""),
+    ],
+)
+def test_what_is_not_an_envelope(change: Callable[[Any], None]) -> None:
+    with pytest.raises(MalformedStatement):
+        verify_statement(changed(signed(), change), [AUTHORITY])
+
+
+def test_what_cannot_be_signed() -> None:
+    many = [{"name": "x" * 50, "sha256": "00" * 32}] * 400
+    with pytest.raises(Unsupported, match="shorter interval"):
+        signed(code=many)
+    credentials = worker()
+    other = Credentials(
+        "job", 0, credentials.certificate, (AUTHORITY,), generate_private_key(SECP256R1())
+    )
+    with pytest.raises(Unsupported, match="Ed25519"):
+        signed(other)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_refused_by_name(data: bytes) -> None:
+    with pytest.raises(MalformedStatement):
+        verify_statement(data, [AUTHORITY])
+
+
+def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: object) -> str:
+        done = CliRunner().invoke(app, [*map(str, arguments)])
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+    authority = create_authority(tmp_path / "ca", "test")
+    name = WorkerName("job", 0)
+    files = issue_from_directory(
+        tmp_path / "ca", name, tmp_path, world=2, hours=1, request_file=None
+    )
+    monkeypatch.setenv("SEALRING_CERTIFICATE", str(files.certificate))
+    monkeypatch.setenv("SEALRING_KEY", str(files.key))
+    monkeypatch.setenv("SEALRING_AUTHORITY", str(authority))
+    now = int(datetime.now(UTC).timestamp())
+    content = json.dumps({**FIELDS, "started": now, "finished": now})
+    (tmp_path / "interval.json").write_text(content)
+    (tmp_path / "weights").write_bytes(b"weights")
+    envelope, log = tmp_path / "statement.json", tmp_path / "log"
+    place = ("--rank", 0, "--world", 2)
+    run("statement", "sign", tmp_path / "interval.json", "--subject", tmp_path / "weights",
+        *place, "-o", envelope)  # fmt: skip
+    shown = run("statement", "verify", envelope, "--authority", authority)
+    assert f"{hashlib.sha256(b'weights').hexdigest()}  weights" in shown
+    read = json.loads(run("statement", "verify", envelope, "--authority", authority, "--json"))
+    assert (read["job"], read["rank"]) == ("job", 0)
+    vkey = run("log", "init", log, "--origin", "example.com/run").splitlines()[-1]
+    run("log", "append", log, envelope, "--statements-of", authority)
+    run("log", "proof", log, 0, "--vkey", vkey, "-o", tmp_path / "proof")
+    run("log", "verify-proof", tmp_path / "proof", envelope, "--vkey", vkey)
+    # A name that a worker chose does not command the terminal.
+    (tmp_path / "\x1b[2Jname").write_bytes(b"weights")
+    odd = tmp_path / "odd.json"
+    run("statement", "sign", tmp_path / "interval.json", "--subject", tmp_path / "\x1b[2Jname",
+        *place, "-o", odd)  # fmt: skip
+    assert "\x1b" not in run("statement", "verify", odd, "--authority", authority)
+    # What is no worker's statement does not get into such a log, not even beside one that is.
+    with pytest.raises(MalformedStatement):
+        run("log", "append", log, envelope, tmp_path / "weights", "--statements-of", authority)
+    assert json.loads(run("log", "verify", log, "--vkey", vkey, "--json"))["size"] == 1
+    certificate, _ = open_authority(tmp_path / "ca")
+    assert verify_statement(envelope.read_bytes(), [certificate]).worker.rank == 0
+    assert json.loads(envelope.read_text())["signatures"][0]["keyid"] == key_id(
+        x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_key()  # type: ignore[arg-type]
+    )

@@ -1,0 +1,52 @@
+"""Modules of DeepSpeed are changed as they load, or at once where they are loaded already.
+
+The package here has DeepSpeed's names alone; `make integrations` runs the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILES = {
+    "comm/torch.py": "def build_shm_op(): return 'operator'\n",
+    "ops/op_builder/cpu/comm.py": (
+        "class ShareMemCommBuilder:\n"
+        "    NAME = 'deepspeed_shm_comm'\n"
+        "    def load(self): return 'operator'\n"
+    ),
+}
+IMPORT = "from deepspeed.comm import torch as t; from deepspeed.ops.op_builder.cpu import comm\n"
+GUARD = "import torch.distributed, sealring; sealring.require_sealed()\n"
+USE = "print(t.build_shm_op()); comm.ShareMemCommBuilder().load()\n"
+
+
+def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    for name, content in FILES.items():
+        file = folder / "deepspeed" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    (folder / "script.py").write_text(code)
+    return subprocess.run(
+        [sys.executable, folder / "script.py"],
+        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [GUARD + IMPORT + USE, IMPORT + GUARD + USE])
+def test_deepspeeds_operator_is_away_and_refused(code: str, tmp_path: Path) -> None:
+    done = run(tmp_path, code)
+    assert done.stdout == "None\n"
+    last = done.stderr.splitlines()[-1]
+    assert "PlaintextGroup: " in last
+    assert f"{tmp_path / 'script.py'}:3" in last
+    assert "deepspeed_shm_comm" in last
+
+
+def test_without_the_mode_it_is_left_alone(tmp_path: Path) -> None:
+    done = run(tmp_path, IMPORT + USE)
+    assert (done.returncode, done.stdout) == (0, "operator\n")

@@ -1,0 +1,206 @@
+"""`sealring vault` as a person types it: each verb, and bad input to each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sealring.cli import app
+from sealring.errors import (
+    BadKeyFile,
+    ConfigurationError,
+    ForeignVault,
+    NoSuchObject,
+    NotAVault,
+    NotGranted,
+    OutputExists,
+    UnsafePath,
+)
+
+
+class Shell:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.status = 0
+
+    def __call__(self, *arguments: str) -> str:
+        result = CliRunner().invoke(app, ["vault", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        self.status = result.exit_code
+        return result.output
+
+
+@pytest.fixture
+def sh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEALRING_VAULT_KEY", "k")
+    shell = Shell(tmp_path)
+    shell("init", "v")
+    (tmp_path / "f").write_bytes(b"content")
+    return shell
+
+
+def test_programs_read_json(sh: Shell) -> None:
+    assert json.loads(sh("seal", "v", "f", "--name", "n", "--json")) == {"name": "n", "version": 1}
+    listed = json.loads(sh("ls", "v", "--json"))
+    (row,) = listed["objects"]
+    assert row == {"name": "n", "version": 1, "kind": "files", "parts": 1, "bytes": 7}
+    assert listed["grants"] == [{"name": "owner", "kind": "file"}]
+    (row,) = json.loads(sh("verify", "v", "--json"))["objects"]
+    assert row["error"] is None
+
+
+def test_verify_names_what_is_not_authentic(sh: Shell) -> None:
+    sh("seal", "v", "f")
+    (part,) = (sh.folder / "v").rglob("00000000")
+    content = part.read_bytes()
+    part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (row,) = json.loads(sh("verify", "v", "--json"))["objects"]
+    assert (row["error"], sh.status) == ("TamperedChunk", 2)
+    assert "0 of 1 versions were sealed with this vault's key" in sh("verify", "v")
+    assert sh.status == 2
+
+
+def test_a_broker_s_data_key_as_a_grant(sh: Shell) -> None:
+    (sh.folder / "data").write_bytes(b"d" * 16 + b"e" * 16)
+    with pytest.raises(BadKeyFile, match="chmod 600"):
+        sh("grant", "v", "--name", "w", "--to-broker", "a/b/c", "--data-key", "data")
+    (sh.folder / "data").chmod(0o600)
+    sh("grant", "v", "--name", "w", "--to-broker", "a/b/c", "--data-key", "data")
+    assert {"name": "w", "kind": "broker"} in json.loads(sh("ls", "v", "--json"))["grants"]
+
+
+def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> None:
+    sh("seal", "v", "f")
+    sh("grant", "v", "--name", "second", "--to-key", "k2")
+    assert (sh.folder / "k2").stat().st_mode & 0o777 == 0o600
+    sh("open", "v", "f", "--out", "o", "--key", "k2")
+    assert (sh.folder / "o").read_bytes() == b"content"
+    assert "stay known" in sh("revoke", "v", "second")
+    with pytest.raises(NotGranted):
+        sh("ls", "v", "--key", "k2")
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "words"),
+    [
+        ("init v", OutputExists, "is there already"),
+        ("init missing/v", ConfigurationError, "cannot be made"),
+        ("seal v nothing", ConfigurationError, "does not exist"),
+        ("seal v link", UnsafePath, "is a symlink"),
+        ("seal other f", NotAVault, "there is no vault"),
+        ("seal v f --key exposed", BadKeyFile, "chmod 600"),
+        ("seal v f --name ''", ConfigurationError, "1 to 1000"),
+        ("open v nothing --out o", NoSuchObject, "is not in v"),
+        ("open v f --out f", OutputExists, "will not be overwritten"),
+        ("open v f --out link", OutputExists, "will not be overwritten"),
+        ("open v f --out missing/o", ConfigurationError, "cannot be written"),
+        ("open v f --out o --version 7", NoSuchObject, "it has 1"),
+        ("open v f --out o --key k9", BadKeyFile, "cannot be read"),
+        ("open v f --out o --identity k", BadKeyFile, "vault identity"),
+        ("ls v --key other.key", NotGranted, "not open to this key file"),
+        ("verify v nothing", NoSuchObject, "is not in v"),
+        ("grant v --name x", ConfigurationError, "name one of"),
+        ("grant v --name x --to-person x", ConfigurationError, "no person's public key"),
+        ("grant v --name x --to-broker a/b/c", ConfigurationError, "--data-key"),
+        ("grant v --name owner --to-key k3", ConfigurationError, "has a grant named"),
+        ("revoke v nothing", ConfigurationError, "no grant named"),
+        ("revoke v owner", ConfigurationError, "last key"),
+        ("rekey other", NotAVault, "there is no vault"),
+        ("rotate other", NotAVault, "there is no vault"),
+        ("identity exposed", BadKeyFile, "chmod 600"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    line: str, error: type[Exception], words: str, sh: Shell
+) -> None:
+    sh("seal", "v", "f")
+    (sh.folder / "link").symlink_to("/etc/passwd")
+    (sh.folder / "exposed").write_text("sealring-key-1 " + "ab" * 32)
+    (sh.folder / "exposed").chmod(0o644)
+    sh("init", "v2", "--key", "other.key")
+    before = sorted(path.name for path in sh.folder.iterdir() if path.name != "k3")
+    with pytest.raises(error, match=words):
+        sh(*("" if word == "''" else word for word in line.split()))
+    after = sorted(path.name for path in sh.folder.iterdir() if path.name != "k3")
+    assert before == after
+
+
+def test_without_a_key_the_error_says_what_to_name(
+    sh: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SEALRING_VAULT_KEY")
+    with pytest.raises(ConfigurationError, match="--key FILE"):
+        sh("ls", "v")
+
+
+def test_verify_opens_older_versions_too(sh: Shell) -> None:
+    sh("seal", "v", "f")
+    (part,) = (sh.folder / "v").rglob("00000000")
+    sh("seal", "v", "f")
+    part.write_bytes(part.read_bytes()[:-1])
+    rows = json.loads(sh("verify", "v", "--json"))["objects"]
+    assert [(row["version"], row["error"]) for row in rows] == [(1, "TruncatedFile"), (2, None)]
+    assert sh.status == 2
+
+
+def test_the_id_that_a_vault_must_have(sh: Shell) -> None:
+    known = json.loads(sh("ls", "v", "--json"))["vault"]
+    sh("seal", "v", "f", "--vault-id", known)
+    with pytest.raises(ForeignVault, match=f"holds the vault {known}"):
+        sh("seal", "v", "f", "--vault-id", "0" * 32)
+
+
+def test_grants_that_stay_are_presented(sh: Shell) -> None:
+    for name in ("two", "three"):
+        sh("grant", "v", "--name", name, "--to-key", f"{name}.key")
+    data = sh.folder / "data.key"
+    data.write_bytes(b"d" * 32)
+    data.chmod(0o600)
+    sh("grant", "v", "--name", "job", "--to-broker", "a/b/c", "--data-key", "data.key")
+    told = sh("rekey", "v", "--also-key", "two.key", "--also-data-key", "a/b/c=data.key")
+    assert "three gets no new key of v" in " ".join(told.split())
+    assert "two gets no" not in told
+    grants = json.loads(sh("ls", "v", "--json"))["grants"]
+    assert [one["name"] for one in grants] == ["owner", "two", "job"]
+    with pytest.raises(ConfigurationError, match="REPOSITORY/TYPE/TAG=FILE"):
+        sh("rotate", "v", "--also-data-key", "a/b/c")
+
+
+def test_people_stay_granted_by_their_public_keys(sh: Shell) -> None:
+    for name in ("bob", "carol"):
+        Path(f"{name}.public").write_text(sh("identity", name))
+        sh("grant", "v", "--name", name, "--to-person", f"{name}.public")
+    told = sh("rekey", "v", "--also-person", "bob.public")
+    assert "carol gets no new key of v" in told
+    assert "bob" not in told
+    told = sh("rotate", "v", "--also-person", Path("bob.public").read_text().strip())
+    assert "gets no new key" not in told
+    assert "bob (person)" in sh("ls", "v")
+
+
+@pytest.mark.parametrize("verb", [["revoke", "v", "two"], ["rekey", "v"], ["rotate", "v"]])
+def test_dropped_grants_are_named_also_if_an_object_does_not_open(
+    verb: list[str], sh: Shell
+) -> None:
+    sh("seal", "v", "f")
+    for name in ("two", "three"):
+        sh("grant", "v", "--name", name, "--to-key", f"{name}.key")
+    (damaged,) = (sh.folder / "v").rglob("key.json")
+    damaged.write_text("damaged")
+    result = CliRunner().invoke(app, ["vault", *verb])
+    assert type(result.exception) is NotAVault
+    assert "Restore them from a copy" in str(result.exception)
+    assert "three gets no new key of v" in result.output
+
+
+@pytest.mark.parametrize("name", ["x[/red]", "x[red].bin", "[bold]", "a\\[b"])
+def test_names_are_shown_as_they_are(name: str, sh: Shell) -> None:
+    assert f"{name} is sealed" in sh("seal", "v", "f", "--name", name)
+    assert name in sh("ls", "v")
+    sh("open", "v", name, "--out", "out")
+    assert Path("out").read_bytes() == b"content"

@@ -1,0 +1,181 @@
+"""Builds the container images of deploy/containers: the broker's and a worker's.
+
+    python -m tools.containers [--base IMAGE | --local-base SUITE] [--python 3.13] [ROLE...]
+
+Packages come in as wheels: sealring's from dist/ (`make wheels`), the others from pip's index by
+requirements.lock, hash by hash; nothing is compiled. A broker's image has no torch. `--local-base`
+makes the base image on this machine from Debian's packages, where no registry can be reached; that
+needs root and mmdebstrap. The images are localhost/sealring-broker and localhost/sealring-worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+from platform import machine
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import Requirement
+from tools.lock import pinned, pip_settings
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+WORK: Final = ROOT / "build" / "containers"
+EXTRAS: Final = {
+    "broker": ("broker", "tdx", "nvidia"),
+    "worker": ("broker", "tdx", "nvidia", "metrics"),
+}
+WITHOUT: Final = {"broker": {"torch"}, "worker": set[str]()}
+"""What a role's image leaves out, with all that only this needs."""
+NEWEST_GLIBC: Final = 41
+"""Of Debian 13: newer manylinux tags are not asked for."""
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def packages(role: str, python: str) -> list[str]:
+    """All that sealring needs for a role on that Python, by what the installed packages say."""
+    target = {"python_version": python, "python_full_version": f"{python}.0"}
+    found: set[str] = set()
+    todo: list[tuple[str, tuple[str, ...]]] = [("sealring", EXTRAS[role])]
+    while todo:
+        name, extras = todo.pop()
+        for text in distribution(name).requires or ():
+            wanted = Requirement(text)
+            here = wanted.marker is None or any(
+                wanted.marker.evaluate({**target, "extra": extra}) for extra in ("", *extras)
+            )
+            needed = plain(wanted.name)
+            if here and needed not in found and needed not in WITHOUT[role]:
+                found.add(needed)
+                todo.append((needed, tuple(wanted.extras)))
+    return sorted(found)
+
+
+def gather(role: str, python: str, into: Path) -> None:
+    """The wheels of a role: sealring's own, and the others by the lock's hashes."""
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    tag = "cp" + python.replace(".", "")
+    own = [
+        wheel
+        for wheel in (ROOT / "dist").glob("sealring-*.whl")
+        if (f"-{tag}-{tag}-" in wheel.name or "-cp312-abi3-" in wheel.name)
+        and wheel.name.endswith(f"_{machine()}.whl")
+        and not (tag == "cp311" and "abi3" in wheel.name)
+    ]
+    if len(own) != 1:
+        raise SystemExit(f"dist/ has no wheel for Python {python} on {machine()}: make wheels")
+    shutil.copy(own[0], into)
+    wanted = packages(role, python)
+    lock = (ROOT / "requirements.lock").read_text()
+    entries = [one for one in re.split(r"\n(?=\S)", lock) if one.partition("==")[0] in wanted]
+    names = {one.partition("==")[0] for one in entries}
+    if missing := set(wanted) - names:
+        raise SystemExit(f"requirements.lock does not name {', '.join(sorted(missing))}: make lock")
+    if "torch" in wanted:
+        entries = [one for one in entries if not one.startswith("torch==")]
+        shutil.copy(cpu_torch(tag, lock), into)
+    listed = into.parent / "requirements.txt"
+    listed.write_text("\n".join(entries) + "\n")
+    platforms = [f"manylinux_2_{minor}_{machine()}" for minor in range(NEWEST_GLIBC, 16, -1)]
+    platforms.append(f"manylinux2014_{machine()}")
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--only-binary", ":all:", "--require-hashes", "--implementation", "cp",
+            "--python-version", python, "--abi", tag, "--abi", "abi3", "--abi", "none",
+            *(word for one in platforms for word in ("--platform", one)),
+            "--dest", str(into), "--requirement", str(listed),
+        ],
+        check=True,
+    )  # fmt: skip
+
+
+def cpu_torch(tag: str, lock: str) -> Path:
+    """torch's build without CUDA, from a folder that pip was given; the lock has its hash.
+
+    The index's build needs gigabytes of CUDA's libraries, which the lock does not name.
+    """
+    version = next(version for name, version in pinned() if name == "torch")
+    for place in pip_settings("find-links"):
+        folder = Path(unquote(urlsplit(place).path))
+        for wheel in folder.glob(f"torch-{version}+cpu-{tag}-*_{machine()}.whl"):
+            if hashlib.sha256(wheel.read_bytes()).hexdigest() in lock:
+                return wheel
+    raise SystemExit(
+        f"a worker's image needs torch {version}+cpu for {tag} on {machine()}: put a build whose "
+        "hash is in requirements.lock into a folder of pip's find-links (PIP_FIND_LINKS)"
+    )
+
+
+def make_base(suite: str) -> str:
+    """An image like Debian's slim one, from the mirror that this machine's apt uses."""
+    name = f"localhost/sealring-base:{suite}"
+    if subprocess.run(["podman", "image", "exists", name]).returncode == 0:
+        return name
+    uris = subprocess.check_output(["apt-get", "indextargets", "--format", "$(SITE) $(REPO_URI)"])
+    mirror = next(
+        line.split()[1] for line in uris.decode().splitlines() if line.endswith("/debian/")
+    )
+    keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    tarball = WORK / f"{suite}.tar"
+    tarball.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [
+            "mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", suite, str(tarball),
+            f"deb [signed-by={keys}] {mirror} {suite} main",
+        ],
+        check=True,
+    )  # fmt: skip
+    subprocess.run(["podman", "import", "--quiet", str(tarball), name], check=True)
+    tarball.unlink()
+    return name
+
+
+def build(role: str, base: str | None, python: str) -> None:
+    context = WORK / role
+    gather(role, python, context / "wheels")
+    # Docker's format has health checks, the other has none. No cgroup or network of its own: the
+    # build runs where no container could be started.
+    subprocess.run(
+        [
+            "buildah", "build", "--quiet", "--format", "docker", "--isolation", "chroot",
+            *(["--build-arg", f"BASE={base}", "--pull-never"] if base else []),
+            "--file", str(ROOT / "deploy" / "containers" / f"{role}.Containerfile"),
+            "--tag", f"localhost/sealring-{role}", str(context),
+        ],
+        check=True,
+    )  # fmt: skip
+    size = ["podman", "image", "inspect", "--format", "{{.Size}}", f"localhost/sealring-{role}"]
+    megabytes = int(subprocess.check_output(size, text=True)) / 1e6
+    print(f"localhost/sealring-{role}: {megabytes:.0f} MB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--base", help="the base image; the Containerfile's own if not given")
+    parser.add_argument(
+        "--local-base", metavar="SUITE", help="make the base from Debian's packages"
+    )
+    parser.add_argument("--python", default="3.13", help="the base's version of Python")
+    parser.add_argument("roles", nargs="*", default=sorted(EXTRAS), metavar="ROLE")
+    given = parser.parse_args()
+    for tool in ("buildah", "podman", *(["mmdebstrap"] if given.local_base else [])):
+        if shutil.which(tool) is None:
+            raise SystemExit(f"building images needs {tool}: make container-deps")
+    base = make_base(given.local_base) if given.local_base else given.base
+    for role in given.roles:
+        build(role, base, given.python)
+
+
+if __name__ == "__main__":
+    main()
