@@ -11,6 +11,7 @@ import torch.distributed as dist
 from sealring.errors import GroupClosed, Unsupported
 from sealring.group import create
 from sealring.group.gpu import GpuCalls, in_use
+from sealring.links import forming
 from tests.workers import Workers
 
 REASON = "cuda:0 cannot serve sealed collectives: free some memory"
@@ -54,6 +55,17 @@ def one_gpu_is_unfit(rank: int, world: int) -> str:
         with pytest.raises(Unsupported) as refused:
             dist.init_process_group("sealring")
     return str(refused.value)
+
+
+def one_gpu_of_a_large_group_is_unfit(rank: int, world: int) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forming, "MOST_LINKED_AT_ONCE", 1)
+        return one_gpu_is_unfit(rank, world)
+
+
+def test_all_ranks_of_a_group_that_makes_its_links_later_hear_why(workers: Workers) -> None:
+    texts = workers.run(one_gpu_of_a_large_group_is_unfit, world=4, group=False)
+    assert set(texts) == {f"rank 1: {REASON}"}
 
 
 @pytest.mark.parametrize("world", [2, 3])

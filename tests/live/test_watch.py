@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.errors import ConfigurationError
-from sealring.links import setting_up
+from sealring.links import forming, setting_up
 from sealring.links.link import send_without_delay
 from sealring.links.listener import _listen
 from sealring.live.gather import own_sockets, socket_status
@@ -97,6 +97,39 @@ def test_a_sealed_job_has_no_other_sockets(
         app, ["doctor", "--watch", str(kernels.pid), "--directory", str(live)]
     )
     assert "group 0, 2 ranks, cpu:sealring: sealed" in done.stdout
+
+
+def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list[str]]:
+    """The sealed sockets of this process, before it needs links with all and afterwards."""
+    before = set(own_sockets(os.getpid()))
+
+    def sealed() -> list[str]:
+        (own,) = [each for each in watch(os.getpid(), {}, live) if each.pid == os.getpid()]
+        found = by_verdict(own, before)
+        assert not {"not sealed", "unknown"} & found.keys(), found
+        return sorted(found["sealed"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forming, "MOST_LINKED_AT_ONCE", 1)
+        dist.init_process_group("sealring")
+    at_first = sealed()
+    dist.barrier()
+    if rank in (1, 2):
+        dist.send(torch.ones(1), 3 - rank) if rank == 1 else dist.recv(torch.ones(1), 3 - rank)
+    later = sealed()
+    dist.barrier()
+    dist.destroy_process_group()
+    return [at_first, later]
+
+
+def test_links_that_are_made_later_are_shown_as_sealed(workers: Workers, tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    found = workers.run(
+        links_made_when_first_needed, live, world=4, group=False, env=environment(live)
+    )
+    to = [f"link to rank {rank} of group 0" for rank in range(4)]
+    assert found[1] == [[to[0]], [to[0], to[2], to[2], to[3]]]
+    assert found[3] == [[to[2]], [to[0], to[1], to[2]]]
 
 
 def test_of_a_process_that_gives_no_status_nothing_is_claimed(tmp_path: Path) -> None:

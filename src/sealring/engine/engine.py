@@ -14,7 +14,8 @@ from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.endpoint import Endpoint
 from sealring.engine.failures import Names, error_from, failure_of
 from sealring.engine.link_ends import LinkEnds
-from sealring.errors import GroupError
+from sealring.engine.objections import first_objection
+from sealring.errors import GroupError, Unsupported
 from sealring.links.late import LateLinks
 from sealring.schedule import (
     Algorithm,
@@ -117,6 +118,14 @@ class CollectiveEngine(Endpoint[_native.Engine]):
                 self._gpu = Gpu(self._native, ordinal, prelaunch=prelaunch)
             assert isinstance(self._gpu, Gpu)
             self._gpu.prepare(dtype, reduction)
+
+    def require_agreement(self, objection: str) -> Generator[Collective, None, None]:
+        """The collectives by which ranks find whether one objects; Unsupported on all if one does.
+
+        `objection` is why this rank cannot take part, or ''.
+        """
+        if why := (yield from first_objection(self._rank, self._names.members, objection)):
+            raise Unsupported(why)
 
     def agree_on_wire(
         self,

@@ -109,12 +109,13 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         )
         gpu = GpuCalls(engine, settings.cuda_wait)
         try:
+            objection = _problem_of(gpu)
             mailbox = Mailbox(
                 group_rank,
                 group_world,
                 context=group_context(message_terms),
                 links=(
-                    by_group_rank(mesh_for(message_terms, _problem_of(gpu), agreed))
+                    by_group_rank(mesh_for(message_terms, objection, agreed))
                     if late is None
                     else []
                 ),
@@ -160,6 +161,9 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         gpu=gpu,
         gpu_setup=GpuSetup(engine, gpu, settings.gpu_wire),
     )
+    if late is not None:
+        # Messages have no links yet over which the members could hear of an objection.
+        _require_agreement(group, objection)
     restore_errors_in_backward()
     pass_calls_to_groups(SealedProcessGroup)
     interrupt_on_signal(engine)
@@ -178,6 +182,17 @@ def _enrolment(rank: int, world: int, deadline: float) -> Enrolment | None:
     from sealring.broker import enrolled
 
     return enrolled(rank, world, os.environ, deadline)
+
+
+def _require_agreement(group: SealedProcessGroup, objection: Unsupported | None) -> None:
+    try:
+        group.require_agreement("" if objection is None else str(objection))
+    except Unsupported:
+        group.shutdown()  # and not abort(): ranks further down the tree are still being told
+        raise
+    except BaseException:
+        group.abort()
+        raise
 
 
 def _problem_of(gpu: GpuCalls) -> Unsupported | None:

@@ -261,10 +261,14 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._require_process()
         if device.type != "cuda":
             return self.selection(operation, nbytes)
-        self._gpu_setup.ensure_done(device, self._run_gpu_setup)
+        self._gpu_setup.ensure_done(device, self._introduce)
         return self._gpu_setup.selection(self.selection)(operation, nbytes)
 
-    def _run_gpu_setup(self, exchanges: Iterable[Collective]) -> None:
+    def require_agreement(self, objection: str) -> None:
+        """Called on every rank; Unsupported on all of them if one of them has an objection."""
+        self._introduce(self._engine.require_agreement(objection))
+
+    def _introduce(self, exchanges: Iterable[Collective]) -> None:
         work = SealedWork([], give_up=self._engine.interrupt)
         timeout = self._timeout.total_seconds()
         job = Job("sealring::introduction", exchanges, timeout, work, (), None)

@@ -44,7 +44,7 @@ from sealring.links.rendezvous import Address, parse_addresses
 
 _UP: Final = 1
 _DOWN: Final = 2
-_MOST_LINKED_AT_ONCE: Final = 8
+MOST_LINKED_AT_ONCE: Final = 8
 """In a group of up to so many, all pairs are linked when it forms: later would cost more."""
 
 Conversation = Generator[bytes | bytearray, Mapping[int, bytearray], "Agreed"]
@@ -110,7 +110,7 @@ def place_in_tree(members: Sequence[int], rank: int) -> Place:
 
 def first_links(members: Sequence[int], rank: int, *, everybody: bool) -> set[int]:
     """The members that this one is linked with when the group forms."""
-    if everybody or len(members) <= _MOST_LINKED_AT_ONCE:
+    if everybody or len(members) <= MOST_LINKED_AT_ONCE:
         return set(members) - {rank}
     place = place_in_tree(members, rank)
     return {*place.children, *([] if place.parent is None else [place.parent])}

@@ -468,8 +468,8 @@ class _Mesh:
 
     def _on_refused(self, error: SealringError) -> None:
         """Only a disagreement with an admitted member ends the set-up."""
-        if self._formed.is_set() and isinstance(error, PeerUnreachable) and error.proven:
-            # Two members that dial each other, or one that tries again: no stranger.
+        if self._formed.is_set() and isinstance(error, PeerUnreachable):
+            # Of two members that dial each other one gives up, perhaps before it proves anything.
             _LOG.debug("sealring: a member's connection is not the link: %s", str(error))
             return
         harmless = self._formed.is_set() or (

@@ -95,6 +95,10 @@ def _watched(process: Process, status: SocketStatus | None, known: _Known) -> Wa
     if inodes is None:
         inodes, listed_by = (None, None) if status is None else (status.own, "worker")
     table = process.table() if inodes else {}
+    if listed_by == "kernel" and not table.keys() >= set(inodes or ()):
+        # What was closed between the two looks is in neither of the next two.
+        now = set(process.sockets() or ())
+        inodes = [inode for inode in inodes or () if inode in table or inode in now]
     sockets = [
         _judged(table.get(inode, Socket(inode, "other", "")), status, known)
         for inode in inodes or ()
@@ -128,11 +132,11 @@ def _verdict(each: Socket, status: SocketStatus | None, known: _Known) -> tuple[
         return "sealed", f"link to rank {link.peer} of group {link.group}{way}"
     if each.kind == "unix":
         return "local", "a Unix socket: stays on this machine"
-    if each.kind == "other":
-        return "unknown", "neither TCP, UDP nor Unix, or of another network namespace"
     if each.inode in known.setting_up:
         what = "takes connections" if each.state == "listening" else "a connection"
         return "set-up", f"{what} for a link that is being made, under TLS"
+    if each.kind == "other":
+        return "unknown", "neither TCP, UDP nor Unix, or of another network namespace"
     if _meets(each, known.stores):
         return "store", "torch's store, which carries no tensors"
     if status is None:
