@@ -30,7 +30,7 @@ from sealring.handshake.statements import (
     parse_bundle,
     parse_statement,
 )
-from sealring.links import forming, mesh, settling
+from sealring.links import connections, forming, mesh, settling
 from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, team
 from tests.links.worlds import ISSUER, world
@@ -289,7 +289,7 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 2 speaks for itself and rank 3 before rank 3 is linked with rank 0."""
-    connected, plain = mesh._Mesh._on_connected, forming._certificate
+    connected, plain = connections.Connections.dialed, forming._certificate
     go_on, hear, early = forming.TreeExchange._go_on, settling.Settling.hear, threading.Event()
 
     def invent(self: Any) -> None:
@@ -317,7 +317,7 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
     monkeypatch.setattr(settling.Settling, "hear", heard)
     monkeypatch.setattr(forming.TreeExchange, "_go_on", invent)
     monkeypatch.setattr(forming, "_certificate", certificate)
-    monkeypatch.setattr(mesh._Mesh, "_on_connected", late)
+    monkeypatch.setattr(connections.Connections, "dialed", late)
     with world(4) as one:
         one.start_all()
         one.join()

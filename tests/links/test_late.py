@@ -31,8 +31,7 @@ from sealring.errors import (
 from sealring.handshake import dial, statements
 from sealring.identity import load_credentials, verification
 from sealring.identity.attestation.admission import key_digest
-from sealring.links import agreement, forming, mesh
-from sealring.links import late as late_links
+from sealring.links import agreement, connections, forming, late_kind
 from sealring.schedule import Algorithm
 from tests.handshake.meeting import soon
 from tests.links.teams import SIZE, Team, team
@@ -98,7 +97,7 @@ def test_a_last_message_that_comes_after_the_acceptor_has_given_up(
         plain(channel, memory)
 
     with team() as one:
-        monkeypatch.setattr(mesh, "_ACCEPT_SECONDS", 0.5)
+        monkeypatch.setattr(connections, "_ACCEPT_SECONDS", 0.5)
         monkeypatch.setattr(agreement, "_send_transport", send)
         others = [rank for rank in range(SIZE) if rank not in (3, 8)]
         assert one.all(lambda rank: swap(one, rank), *others) == [8.0, 3.0]
@@ -109,7 +108,7 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
     """Each acceptor is held up until both dial, and takes its own connection for the link first."""
     both = threading.Barrier(2)
     dialed = threading.Event()
-    take, add = late_links.LinksOfAKind.take, late_links.LinksOfAKind._add
+    take, add = late_kind.LinksOfAKind.take, late_kind.LinksOfAKind._add
 
     def slow_take(self: Any, channel: Any) -> Any:
         dialed.set()
@@ -122,8 +121,8 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
             time.sleep(0.3)
         add(self, channel, memory, spare, dialer=dialer)
 
-    monkeypatch.setattr(late_links.LinksOfAKind, "take", slow_take)
-    monkeypatch.setattr(late_links.LinksOfAKind, "_add", slow_add)
+    monkeypatch.setattr(late_kind.LinksOfAKind, "take", slow_take)
+    monkeypatch.setattr(late_kind.LinksOfAKind, "_add", slow_add)
     with team() as one:
 
         def call(rank: int) -> float:
@@ -237,7 +236,7 @@ def test_links_are_made_after_the_time_for_forming_the_group_has_passed() -> Non
         for group in one.groups:
             late = group.engine._late_links
             assert late is not None
-            late._listener._handle.__self__._deadline = time.monotonic()  # type: ignore[attr-defined]
+            late._listener._begin.__self__._deadline = time.monotonic()  # type: ignore[attr-defined]
         del late, group
         sum_of(one, Algorithm.RING)
 

@@ -17,7 +17,7 @@ from sealring.engine.endpoint import Endpoint
 from sealring.engine.mailbox import ANYONE
 from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
 from sealring.handshake import peers
-from sealring.links import late as late_links
+from sealring.links import late_kind
 from sealring.links.dialer import Dialer
 from sealring.links.listener import Listener
 from sealring.schedule import Algorithm
@@ -42,8 +42,7 @@ def send(one: Team, rank: int, peer: int, timeout_s: float) -> int:
 
 
 def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for name in ("_CLOSED_SECONDS", "_PATIENCE_SECONDS"):  # the latter is of earlier versions
-        monkeypatch.setattr(late_links, name, seconds, raising=False)
+    monkeypatch.setattr(late_kind, "_CLOSED_SECONDS", seconds)
 
 
 def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,17 +101,17 @@ def test_listeners_of_one_process_share_its_descriptors(monkeypatch: pytest.Monk
             )
         first, *others = listeners
         first._take_share()
-        assert (first._silent._most, first._greeting._most) == (512 // 4, 512 // 8)
+        assert (first.silent._most, first.greeting._most) == (512 // 4, 512 // 8)
         for listener in others:  # a flood at each: they take what there is, one after the other
             listener._take_share()
-            fill = [None] * listener._silent._most
-            listener._silent, listener._greeting = fill, fill[: 512 // 8]  # type: ignore[assignment]
+            fill = [None] * listener.silent._most
+            listener.silent, listener.greeting = fill, fill[: 512 // 8]  # type: ignore[assignment]
         first._take_share()
-        assert (first._silent._most, first._greeting._most) == (512 // 16, 512 // 32)
+        assert (first.silent._most, first.greeting._most) == (512 // 16, 512 // 32)
         for listener in others:
-            listener._silent = listener._greeting = []  # type: ignore[assignment]
+            listener.silent = listener.greeting = []  # type: ignore[assignment]
         first._take_share()
-        assert first._silent._most == 512 // 4
+        assert first.silent._most == 512 // 4
     finally:
         for listener in listeners:
             listener.stop()

@@ -17,7 +17,7 @@ from sealring.cli import app
 from sealring.errors import ConfigurationError
 from sealring.links import forming, setting_up
 from sealring.links.link import send_without_delay
-from sealring.links.listener import _listen
+from sealring.links.listening import listen
 from sealring.live.gather import own_sockets, socket_status
 from sealring.live.processes import End, Process, _end, family
 from sealring.live.watch import WatchedProcess, _Known, _verdict, watch
@@ -157,7 +157,7 @@ def test_a_process_that_may_not_be_looked_at(
 
 def test_sockets_on_which_links_are_being_made_are_named() -> None:
     known = _Known({}, set(), set())
-    with _listen("127.0.0.1") as listener:
+    with listen("127.0.0.1") as listener:
         address = listener.getsockname()
         with socket.create_connection(address) as dialed:
             send_without_delay(dialed)

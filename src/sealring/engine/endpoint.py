@@ -17,7 +17,7 @@ from sealring.engine.link_ends import (
     socket_of,
 )
 from sealring.errors import GroupError, Unsupported
-from sealring.links.late import LinksOfAKind
+from sealring.links.late_kind import LinksOfAKind
 from sealring.links.link import Link
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from sealring.errors import (
     WorkerRevoked,
 )
 from sealring.links.diagnosis import NOT_ADMITTED
-from sealring.links.late import LinksOfAKind
+from sealring.links.late_kind import LinksOfAKind
 from sealring.links.link import Link
 from sealring.links.memory import SharedMemory
 

@@ -6,12 +6,20 @@ rendezvous  addresses through the store, which is the adversary's
 memory      a link's shared memory: made, offered, checked
 agreement   what two verified workers settle before records flow: the transport
 setting_up  the sockets on which links are being made, for those who look
+listening   a socket that listens
+unproven    connections whose peer is not admitted yet, and which of them give way
+shares      what the listeners of one process may hold together
 listener    takes connections from anybody, a bounded number at a time
+admitted    threads for those whose peer is admitted
 dialer      reaches the lower ranks, and tries again
 waiting     links that have their keys and wait for the others; shared between threads
 forming     what all members agree on, along a tree
 settling    what neighbours say until the group exists
-late        links that are made when they are first needed
+formed      what the late links of a group have in common
+late_kind   links that are made when they are first needed: of collectives, or of messages
+late        all of them, and their end
+connections what is done with an attempt's connections
+own_address the address that the store shows for this worker
 mesh        a group forms, or does not: build_mesh
 diagnosis   why it is not complete when its time is up
 link        what comes out

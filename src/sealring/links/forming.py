@@ -259,6 +259,15 @@ def agree(
     return Agreed(transcript, members, group_secret(transcript, statements))
 
 
+def agreed_alone(credentials: Credentials, terms: Terms) -> Agreed:
+    """A group of one agrees with itself."""
+    conversation = agree(credentials, terms, b"", {})
+    exchange = TreeExchange(terms.members, terms.rank, conversation, lambda *_: None)
+    exchange.start()
+    assert exchange.result is not None
+    return exchange.result
+
+
 def confirm(agreed: Agreed, linked: Mapping[int, Proven]) -> Conversation:
     """One round in which every member says that it has got so far."""
     _check_linked(agreed.members, linked)

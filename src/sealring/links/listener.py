@@ -12,31 +12,29 @@ import collections
 import contextlib
 import errno
 import logging
-import math
 import os
 import queue
 import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from sealring.errors import ConfigurationError, MalformedSetup, PeerUnreachable, SealringError
+from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake.peers import Incoming
-from sealring.links import setting_up
+from sealring.links import shares
+from sealring.links.admitted import AdmittedWorkers, HandOver
 from sealring.links.link import send_without_delay
+from sealring.links.listening import listen
 from sealring.links.rendezvous import Address
 from sealring.links.unproven import (
     LEAST_SECONDS,
     MOST_GREETING,
     MOST_SILENT,
-    SILENT_SECONDS,
     Unproven,
     UnprovenConnections,
-    limits,
     silent_for,
     source_of,
 )
@@ -44,8 +42,6 @@ from sealring.links.unproven import (
 _LOG = logging.getLogger("sealring")
 
 _TLS_THREADS: Final = 4
-_WORKER_THREADS: Final = 64
-_BACKLOG: Final = 4096
 _ACCEPTS_AT_ONCE: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _PAUSE_SECONDS: Final = 0.1
@@ -53,24 +49,6 @@ _DISCARDED_BYTES: Final = 64 << 10
 _FEW: Final = 64
 """Silent connections for which there is room however few descriptors are left: with fewer,
 strangers who come again and again would displace workers before they are served."""
-
-_open: Final[weakref.WeakSet[Listener]] = weakref.WeakSet()
-_opening = threading.Lock()
-"""Held by a thread that changes `_open` or looks through it."""
-
-
-def _close_in_child() -> None:
-    """A child that outlives its parent must not keep the parent's port open: peers would wait."""
-    global _opening
-    _opening = threading.Lock()  # a thread of the parent may hold it
-    for listener in list(_open):
-        listener.close_descriptors()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-HandOver = Callable[[], None]
-"""What a handler gives back when its socket is to outlive the listener."""
 
 
 class Listener:
@@ -88,38 +66,34 @@ class Listener:
         refuse: Callable[[SealringError], None],
     ) -> None:
         self._begin = begin
-        self._handle = handle
         self._refuse = refuse
         self._most_silent = MOST_SILENT
         """Lower once this process had no descriptor left."""
-        self._silent = UnprovenConnections(MOST_SILENT)
-        self._greeting = UnprovenConnections(MOST_GREETING)
+        self.silent = UnprovenConnections(MOST_SILENT)
+        self.greeting = UnprovenConnections(MOST_GREETING)
         self._by_descriptor: dict[int, Unproven] = {}
         self._knocking: collections.deque[Unproven] = collections.deque()
         self._due: collections.deque[Unproven] = collections.deque()
         """To be advanced: one for each call that the TLS threads have before them."""
         self._served: queue.SimpleQueue[tuple[Unproven, bool | SealringError]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._cuttable: set[socket.socket] = set()
         self._stopping = threading.Event()
         self._resume = 0.0
         self._not_taken = 0
         self._thread: threading.Thread | None = None
         self._tls_threads = ThreadPoolExecutor(_TLS_THREADS, "sealring-accept")
-        self._worker_threads = ThreadPoolExecutor(_WORKER_THREADS, "sealring-worker")
+        self._admitted = AdmittedWorkers(handle)
         self._sockets: list[socket.socket] = []
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self._epoll.register(self._wake, select.EPOLLIN)
             for address in addresses:
-                self._sockets.append(_listen(address))
+                self._sockets.append(listen(address))
         except BaseException:
             self.stop()
             raise
         if self._sockets:
-            with _opening:
-                _open.add(self)
+            shares.join(self)
         self._take_share()
 
     def close_descriptors(self) -> None:
@@ -141,20 +115,14 @@ class Listener:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        with _opening:
-            _open.discard(self)
+        shares.leave(self)
         os.eventfd_write(self._wake, 1)
         if self._thread is not None:
             self._thread.join()
         self._tls_threads.shutdown()
         for one in self._by_descriptor.values():
             one.sock.close()
-        with self._lock:
-            for sock in self._cuttable:
-                # Not close(): its thread may be waiting on the descriptor, and this wakes it.
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-        self._worker_threads.shutdown()
+        self._admitted.stop()
         for sock in self._sockets:
             sock.close()
         self._epoll.close()
@@ -192,16 +160,10 @@ class Listener:
 
     def _take_share(self) -> None:
         """Of what all listeners of this process may hold; it shrinks when others hold more."""
-        with _opening:
-            others = [each for each in _open if each is not self]
-        silent, greeting = limits(
-            len(others) + 1,
-            sum(len(each._silent) for each in others),
-            sum(len(each._greeting) for each in others),
-        )
-        self._silent.limit_to(min(silent, self._most_silent))
-        self._greeting.limit_to(greeting)
-        for one in (*self._silent.too_many(), *self._greeting.too_many()):
+        silent, greeting = shares.share_of(self)
+        self.silent.limit_to(min(silent, self._most_silent))
+        self.greeting.limit_to(greeting)
+        for one in (*self.silent.too_many(), *self.greeting.too_many()):
             self._drop(one, "gave way to connections of other groups")
 
     def _accept(self, listening: socket.socket) -> None:
@@ -215,9 +177,9 @@ class Listener:
             sock.setblocking(False)
             send_without_delay(sock)
             one = Unproven(sock, name[0], name[1], source_of(name[0]), time.monotonic())
-            full = not self._make_room(self._silent, one.source)
+            full = not self._make_room(self.silent, one.source)
             self._by_descriptor[sock.fileno()] = one
-            self._silent.add(one, one.accepted - silent_for(sock))
+            self.silent.add(one, one.accepted - silent_for(sock))
             # Told of each arrival once: bytes stay in the socket until TLS wants them.
             self._epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             if full:
@@ -244,8 +206,8 @@ class Listener:
         if self._not_taken.bit_count() == 1:  # ever fewer: strangers must not fill the disk
             _LOG.warning("sealring: a connection cannot be taken: %s", problem)
         self._resume = time.monotonic() + _PAUSE_SECONDS
-        self._most_silent = max(_FEW, len(self._silent) // 2)
-        self._silent.limit_to(self._most_silent)
+        self._most_silent = max(_FEW, len(self.silent) // 2)
+        self.silent.limit_to(self._most_silent)
         waiting = [one for one in self._by_descriptor.values() if one.waiting_since is not None]
         waiting.sort(key=lambda one: one.waiting_since or 0.0)
         for one in waiting[: -(-len(waiting) // 2)]:
@@ -254,7 +216,7 @@ class Listener:
     def _heard(self, one: Unproven) -> None:
         if one.refused is not None:
             self._discard(one)
-        elif one in self._greeting:
+        elif one in self.greeting:
             if one.waiting_since is None:
                 one.more = True
             else:
@@ -266,17 +228,17 @@ class Listener:
         """Begin TLS with those that have sent their first bytes, as far as there is room."""
         for _ in range(len(self._knocking)):
             one = self._knocking.popleft()
-            if one not in self._silent:
+            if one not in self.silent:
                 continue  # closed meanwhile
-            if not self._make_room(self._greeting, one.source):
+            if not self._make_room(self.greeting, one.source):
                 self._knocking.append(one)
                 continue
-            self._silent.remove(one)
-            self._greeting.add(one, time.monotonic())
+            self.silent.remove(one)
+            self.greeting.add(one, time.monotonic())
             self._advance_soon(one)
 
     def _advance_soon(self, one: Unproven) -> None:
-        self._greeting.serve(one)
+        self.greeting.serve(one)
         one.more = False
         self._due.append(one)
         try:
@@ -287,21 +249,21 @@ class Listener:
 
     def _take(self, one: Unproven, outcome: bool | SealringError) -> None:
         """What a TLS thread has done with a connection."""
-        if one not in self._greeting:
+        if one not in self.greeting:
             return  # closed meanwhile: no thread could be started for it at first
         if isinstance(outcome, SealringError):
             self._refuse(outcome)
             one.refused = time.monotonic()
             with contextlib.suppress(OSError):
                 one.sock.shutdown(socket.SHUT_WR)
-            self._greeting.wait_for(one, one.refused)
+            self.greeting.wait_for(one, one.refused)
             self._discard(one)
         elif outcome:
             self._forget(one)
             assert one.incoming is not None
-            self._serve_worker(one.incoming, one.sock)
+            self._admitted.serve(one.incoming, one.sock)
         else:
-            self._greeting.wait_for(one, time.monotonic())
+            self.greeting.wait_for(one, time.monotonic())
             if one.more:
                 self._advance_soon(one)
 
@@ -320,7 +282,7 @@ class Listener:
 
     def _drop_overdue(self) -> None:
         now = time.monotonic()
-        for one in (*self._silent, *self._greeting):
+        for one in (*self.silent, *self.greeting):
             if one.overdue(now):
                 said = "sent nothing" if one.incoming is None else "did not finish the set-up"
                 self._drop(one, f"{said} in time")
@@ -337,7 +299,7 @@ class Listener:
     def _forget(self, one: Unproven) -> None:
         self._epoll.unregister(one.sock)
         del self._by_descriptor[one.sock.fileno()]
-        (self._greeting if one in self._greeting else self._silent).remove(one)
+        (self.greeting if one in self.greeting else self.silent).remove(one)
 
     # ---- other threads ---------------------------------------------------------------------------
 
@@ -357,31 +319,6 @@ class Listener:
         self._served.put((one, outcome))
         os.eventfd_write(self._wake, 1)
 
-    def _serve_worker(self, incoming: Incoming, sock: socket.socket) -> None:
-        with self._lock:
-            self._cuttable.add(sock)
-        try:
-            self._worker_threads.submit(self._work, incoming, sock)
-        except RuntimeError as problem:
-            with self._lock:
-                self._cuttable.discard(sock)
-            sock.close()
-            _LOG.warning("sealring: a worker's connection cannot be served: %s", problem)
-
-    def _work(self, incoming: Incoming, sock: socket.socket) -> None:
-        hand_over = None
-        try:
-            try:
-                hand_over = self._handle(incoming)
-            finally:
-                with self._lock:
-                    self._cuttable.discard(sock)
-            # Only now that stop() will not cut it; but stop() still waits for this thread.
-            if hand_over is not None:
-                hand_over()
-        except Exception:  # the pool keeps it where nothing reads it
-            _LOG.exception("sealring: a worker's connection was not served to its end")
-
 
 def _has_bytes(sock: socket.socket) -> bool:
     """Whether the peer has sent something, closed the connection, or reset it."""
@@ -392,29 +329,3 @@ def _has_bytes(sock: socket.socket) -> bool:
     except OSError:
         pass
     return True
-
-
-def _listen(address: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind((address, 0))
-        # The kernel keeps a connection until its first bytes come, so a silent one takes no
-        # descriptor, no memory of ours and no place in the queue of those to be accepted. It comes
-        # to us without bytes when this time is up, or when the kernel's table of them is full.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(SILENT_SECONDS))
-        sock.listen(_BACKLOG)
-        sock.setblocking(False)
-        setting_up.note(sock)
-    except OSError as problem:
-        sock.close()
-        raise ConfigurationError(
-            f"this worker cannot listen on {address} ({problem.strerror}): set SEALRING_ADDRESS or "
-            "SEALRING_INTERFACE to an address of this machine"
-        ) from problem
-    except BaseException:
-        sock.close()
-        raise
-    return sock

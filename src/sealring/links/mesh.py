@@ -7,21 +7,13 @@ and every worker that hears of it passes it on: so all fail with one error. Afte
 records follows on a link, and a neighbour that is lost is lost to a group that exists. When all
 have said the same, or are lost, the bare sockets are handed out. Further links are made later
 (late.py).
-
-Strangers cannot make it fail, nor can workers that are no longer admitted. What a connection does
-whose peer is not admitted is logged, and remembered only to explain what is missing when the time
-is up.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 import os
 import select
-import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,41 +22,36 @@ from typing import Final
 from sealring.errors import (
     ConfigurationError,
     HandshakeError,
-    MalformedSetup,
     PeerUnreachable,
     SealringError,
 )
-from sealring.handshake.messages import Hello
-from sealring.handshake.peers import Incoming, dial
 from sealring.handshake.sessions import SessionTable
 from sealring.handshake.terms import Terms
 from sealring.identity.credentials import Credentials, kept_for_later
 from sealring.links.addresses import own_addresses
-from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
+from sealring.links.agreement import Transport
+from sealring.links.connections import Connections
 from sealring.links.diagnosis import time_is_up
 from sealring.links.dialer import Dialer
+from sealring.links.formed import FormedGroup
 from sealring.links.forming import (
     Agreed,
     Conversation,
-    TreeExchange,
     agree,
+    agreed_alone,
     confirm,
     first_links,
 )
-from sealring.links.late import LateLinks, LinksOfAKind
-from sealring.links.link import Link, link_of, prepare_socket, send_without_delay
-from sealring.links.listener import HandOver, Listener
-from sealring.links.rendezvous import Address, AddressBook, Store, encode_addresses
+from sealring.links.late import LateLinks
+from sealring.links.link import Link, link_of, prepare_socket
+from sealring.links.listener import Listener
+from sealring.links.own_address import LOOK_SECONDS, OwnAddress
+from sealring.links.rendezvous import AddressBook, Store, encode_addresses
 from sealring.links.settling import Settling
 from sealring.links.waiting import FAREWELL_SECONDS, WaitingLink, WaitingLinks
 
 _LOG = logging.getLogger("sealring")
 
-_ACCEPT_SECONDS: Final = 10.0
-"""How long an admitted worker that dialed us may take to settle the link."""
-_DIAL_SECONDS: Final = 30.0
-"""Longer: a worker that many dial at once serves them in turn."""
-_OWN_ADDRESS_SECONDS: Final = 1.0
 _WITNESS_SECONDS: Final = 2.0
 """How much longer than the timeout a member waits at most to hear which one does not answer."""
 
@@ -107,7 +94,7 @@ def build_mesh(
     if len(terms.members) == 1:
         if objection is not None:
             raise objection
-        return Mesh([], agreed or _alone(credentials, terms), None)
+        return Mesh([], agreed or agreed_alone(credentials, terms), None)
     if agreed is not None:
         terms = replace(terms, transcript=agreed.transcript.hex())
     addresses = own_addresses(os.environ if environ is None else environ)
@@ -127,18 +114,8 @@ def build_mesh(
     return mesh.build()
 
 
-def _alone(credentials: Credentials, terms: Terms) -> Agreed:
-    """A group of one agrees with itself."""
-    exchange = TreeExchange(
-        terms.members, terms.rank, agree(credentials, terms, b"", {}), lambda *_: None
-    )
-    exchange.start()
-    assert exchange.result is not None
-    return exchange.result
-
-
 class _Mesh:
-    """One attempt. `build` runs on the caller's thread, the `_on_` methods on others."""
+    """One attempt, on the caller's thread."""
 
     def __init__(
         self,
@@ -153,10 +130,8 @@ class _Mesh:
         agreed: Agreed | None,
         later: Callable[[], Credentials],
     ) -> None:
-        self._book = book
         self._sessions = sessions
         self._objection = objection
-        self._credentials: Credentials | None = credentials
         self._terms = terms
         self._timeout = timeout
         self._transport: Transport = transport
@@ -171,23 +146,23 @@ class _Mesh:
         self._agreed = agreed
         self._later = later
         self._late: LateLinks | None = None
-        self._formed = threading.Event()
-        """It is decided whether the group exists."""
-        self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
-        self._probing = False
         self._waiting = WaitingLinks(terms)
-        self._dialer = Dialer(book, self._on_connected, self._waiting.fail)
+        self._connections = Connections(
+            credentials, later, terms, transport, sessions, self._waiting, self._deadline
+        )
+        self._dialer = Dialer(book, self._connections.dialed, self._waiting.fail)
         try:
             # A member that no other dials does not listen.
             self._listener = Listener(
                 addresses if self._higher or self._sparse else [],
-                begin=self._begin,
-                handle=self._on_admitted,
-                refuse=self._on_refused,
+                begin=self._connections.begin,
+                handle=self._connections.admitted,
+                refuse=self._connections.refused,
             )
         except BaseException:
             self._waiting.release()
             raise
+        self._own_address = OwnAddress(book, terms.rank, self._listener.addresses, self._dialer)
 
     def build(self) -> Mesh:
         try:
@@ -201,17 +176,12 @@ class _Mesh:
             keys = [agreed.group_key(link.rank) for link in links]
             if self._sparse:
                 self._dialer.stop()
-                self._late = LateLinks(
-                    self._later,
-                    self._terms,
-                    agreed,
-                    [link.rank for link in links],
-                    self._listener,
-                    self._transport,
-                    self._sessions,
-                    self._timeout,
+                group = FormedGroup(
+                    self._later, agreed, self._transport, self._sessions, self._timeout
                 )
-            self._formed.set()
+                linked = [link.rank for link in links]
+                self._late = LateLinks(group, self._terms, linked, self._listener)
+            self._connections.decide(self._late)
             self._settling.say_ready(links)
             self._await_ready(links)
             made = [
@@ -220,18 +190,18 @@ class _Mesh:
             ]
             return Mesh(made, agreed, self._late)
         except BaseException as error:
-            self._formed.set()
+            self._connections.decide(self._late)
             self._abort(error)
             raise
         finally:
             self._waiting.release()
-            self._credentials = None  # its private key is in OpenSSL's memory
+            self._connections.forget_credentials()
 
     def _run(self) -> tuple[list[WaitingLink], Agreed]:
         """Until the members have agreed."""
         self._listener.start()
         if self._higher:
-            self._book.publish(self._terms.rank, self._listener.addresses)
+            self._own_address.publish()
         for rank in self._lower:
             self._dialer.dial(rank)
         while True:
@@ -253,8 +223,8 @@ class _Mesh:
                 self._hear(link)
                 if self._settling.agreed is not None:
                     break
-            if not complete:
-                self._check_own_address()
+            if self._higher and not complete:
+                self._own_address.check()
 
     def _await_ready(self, links: list[WaitingLink]) -> None:
         """The group exists here, with all members or with some that are lost to it."""
@@ -281,7 +251,7 @@ class _Mesh:
         poll.register(self._waiting.wake, select.POLLIN)
         for link in links:
             poll.register(link.channel.socket, select.POLLIN)
-        remaining = min(until - time.monotonic(), _OWN_ADDRESS_SECONDS)
+        remaining = min(until - time.monotonic(), LOOK_SECONDS)
         events = dict(poll.poll(max(0.0, remaining) * 1000))
         if self._waiting.wake in events:
             os.eventfd_read(self._waiting.wake)
@@ -298,8 +268,7 @@ class _Mesh:
         if self._agreed is not None:
             return confirm(self._agreed, self._settling.proven)
         addresses = encode_addresses(self._listener.addresses).encode() if self._sparse else b""
-        credentials = self._known(self._credentials)
-        return agree(credentials, self._terms, addresses, self._settling.proven)
+        return agree(self._connections.credentials, self._terms, addresses, self._settling.proven)
 
     def _lost(self, link: WaitingLink) -> None:
         # A peer that has said which processes it is linked with makes no new link in this attempt.
@@ -314,28 +283,6 @@ class _Mesh:
         _LOG.warning("sealring: the connection to rank %d was cut in set-up", link.rank)
         if link.dialer:
             self._dialer.dial(link.rank)
-
-    def _check_own_address(self) -> None:
-        """Put our address back if the store shows another one, and look who answers there.
-
-        Either a second worker has our rank, which it can prove, or the store is wrong. The address
-        is corrected first, because a false one may lead to a server that answers slowly.
-        """
-        if not self._higher or time.monotonic() < self._next_own_check:
-            return
-        self._next_own_check = time.monotonic() + _OWN_ADDRESS_SECONDS
-        found: tuple[Address, ...] = ()
-        with contextlib.suppress(HandshakeError):
-            found = self._book.lookup(self._terms.rank)
-        if found == tuple(self._listener.addresses):
-            return
-        if not self._probing:
-            _LOG.warning("sealring: the store shows another address for rank %d", self._terms.rank)
-        with contextlib.suppress(PeerUnreachable):
-            self._book.publish(self._terms.rank, self._listener.addresses)
-        if not self._probing:
-            self._probing = True  # one at a time: the store chooses how many addresses there are
-            self._dialer.probe(self._terms.rank, found, self._on_probed)
 
     def _time_is_up(self, links: list[WaitingLink]) -> HandshakeError:
         linked = {link.rank for link in links}
@@ -394,92 +341,3 @@ class _Mesh:
         while not self._waiting.are_informed(neighbours) and (left := until - time.monotonic()) > 0:
             if poll.poll(left * 1000):
                 os.eventfd_read(self._waiting.wake)
-
-    def _on_connected(self, sock: socket.socket, rank: int) -> HandOver:
-        send_without_delay(sock)
-        deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
-        credentials = self._known(self._credentials)
-        channel = dial(sock, credentials, self._terms, rank, deadline, self._sessions)
-        with channel.refusing():
-            settled = settle_as_dialer(channel, self._transport, self._terms.host)
-        return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
-
-    def _on_admitted(self, incoming: Incoming) -> HandOver | None:
-        # Not cut by the deadline of the group's formation: links are made long after it, and at the
-        # end of an attempt that fails the listener cuts the connection.
-        deadline = time.monotonic() + _ACCEPT_SECONDS
-        admitted: list[Hello] = []
-        admitted_late: list[tuple[LinksOfAKind, Hello]] = []
-
-        def admit(hello: Hello) -> None:
-            if self._late is not None:
-                if not hello.transcript:
-                    raise PeerUnreachable("the group has formed without this connection")
-                kind = self._late.kind_of(hello)
-                kind.admit(hello)
-                admitted_late.append((kind, hello))
-                # The peer may have waited until the group existed here.
-                incoming.allow_until(time.monotonic() + _ACCEPT_SECONDS)
-                return
-            self._waiting.admit(hello)
-            admitted.append(hello)
-
-        try:
-            channel = incoming.finish(deadline, admit)
-            for kind, _ in admitted_late:
-                return kind.take(channel)
-            with channel.refusing():
-                settled = settle_as_acceptor(channel, self._transport)
-            return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=False))
-        except SealringError as error:
-            self._on_refused(error)
-        except Exception as problem:
-            # Whatever this is, the peer may have caused it, so it must not end the job.
-            _LOG.exception("sealring: a connection was dropped")
-            self._waiting.note_stranger(MalformedSetup(f"a connection was dropped: {problem!r}"))
-        finally:
-            for kind, hello in admitted_late:
-                kind.settled(hello)
-        for hello in admitted:
-            self._waiting.forget(hello)
-        return None
-
-    @staticmethod
-    def _known(credentials: Credentials | None) -> Credentials:
-        assert credentials is not None
-        return credentials
-
-    def _begin(self, sock: socket.socket) -> Incoming:
-        credentials = self._credentials or self._later
-        terms = self._terms if self._late is None else self._late.collectives.terms
-        return Incoming(sock, credentials, terms, self._sessions, self._terms_for)
-
-    def _terms_for(self, hello: Hello) -> Terms:
-        """Of a link for the group's formation, or of one that is made later.
-
-        A member for which the group exists already may be a moment ahead of this one.
-        """
-        if self._agreed is not None or not hello.transcript:
-            return self._terms
-        self._formed.wait(_ACCEPT_SECONDS)
-        if self._late is None:
-            raise PeerUnreachable(f"for rank {self._terms.rank} the group does not exist")
-        return self._late.kind_of(hello).terms
-
-    def _on_refused(self, error: SealringError) -> None:
-        """Only a disagreement with an admitted member ends the set-up."""
-        if self._formed.is_set() and isinstance(error, PeerUnreachable):
-            # Of two members that dial each other one gives up, perhaps before it proves anything.
-            _LOG.debug("sealring: a member's connection is not the link: %s", str(error))
-            return
-        harmless = self._formed.is_set() or (
-            isinstance(error, HandshakeError)
-            and (not error.proven or isinstance(error, PeerUnreachable))
-        )
-        if harmless:
-            self._waiting.note_stranger(error)
-        else:
-            self._waiting.fail(error)
-
-    def _on_probed(self) -> None:
-        self._probing = False

@@ -1,0 +1,155 @@
+"""What is done with an attempt's connections, on threads of their own.
+
+Strangers cannot make an attempt fail, nor can workers that are no longer admitted. What a
+connection does whose peer is not admitted is logged, and remembered only to explain what is missing
+when the time is up.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sealring.errors import HandshakeError, MalformedSetup, PeerUnreachable, SealringError
+from sealring.handshake.messages import Hello
+from sealring.handshake.peers import Incoming, dial
+from sealring.handshake.sessions import SessionTable
+from sealring.handshake.terms import Terms
+from sealring.identity.credentials import Credentials
+from sealring.links.admitted import HandOver
+from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
+from sealring.links.late import LateLinks
+from sealring.links.late_kind import LinksOfAKind
+from sealring.links.link import send_without_delay
+from sealring.links.waiting import WaitingLink, WaitingLinks
+
+_LOG = logging.getLogger("sealring")
+
+_ACCEPT_SECONDS: Final = 10.0
+"""How long an admitted worker that dialed us may take to settle the link."""
+_DIAL_SECONDS: Final = 30.0
+"""Longer: a worker that many dial at once serves them in turn."""
+
+
+class Connections:
+    """Links of an attempt to form a group, and after it those that are made later."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        later: Callable[[], Credentials],
+        terms: Terms,
+        transport: Transport,
+        sessions: SessionTable,
+        waiting: WaitingLinks,
+        deadline: float,
+    ) -> None:
+        """`later` gives the credentials for links that are made later."""
+        self._credentials: Credentials | None = credentials
+        self._later = later
+        self._terms = terms
+        self._transport: Transport = transport
+        self._sessions = sessions
+        self._waiting = waiting
+        self._deadline = deadline
+        self._late: LateLinks | None = None
+        self._decided = threading.Event()
+        """It is decided whether the group exists."""
+
+    @property
+    def credentials(self) -> Credentials:
+        assert self._credentials is not None
+        return self._credentials
+
+    def forget_credentials(self) -> None:
+        self._credentials = None  # its private key is in OpenSSL's memory
+
+    def decide(self, late: LateLinks | None) -> None:
+        """The group exists and makes further links, or no link is to come any more."""
+        self._late = late
+        self._decided.set()
+
+    def dialed(self, sock: socket.socket, rank: int) -> HandOver:
+        send_without_delay(sock)
+        deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
+        channel = dial(sock, self.credentials, self._terms, rank, deadline, self._sessions)
+        with channel.refusing():
+            settled = settle_as_dialer(channel, self._transport, self._terms.host)
+        return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
+
+    def begin(self, sock: socket.socket) -> Incoming:
+        credentials = self._credentials or self._later
+        terms = self._terms if self._late is None else self._late.collectives.terms
+        return Incoming(sock, credentials, terms, self._sessions, self._terms_for)
+
+    def _terms_for(self, hello: Hello) -> Terms:
+        """Of a link for the group's formation, or of one that is made later.
+
+        A member for which the group exists already may be a moment ahead of this one.
+        """
+        if self._terms.transcript or not hello.transcript:
+            return self._terms
+        self._decided.wait(_ACCEPT_SECONDS)
+        if self._late is None:
+            raise PeerUnreachable(f"for rank {self._terms.rank} the group does not exist")
+        return self._late.kind_of(hello).terms
+
+    def admitted(self, incoming: Incoming) -> HandOver | None:
+        # Not cut by the deadline of the group's formation: links are made long after it, and at the
+        # end of an attempt that fails the listener cuts the connection.
+        deadline = time.monotonic() + _ACCEPT_SECONDS
+        admitted: list[Hello] = []
+        admitted_late: list[tuple[LinksOfAKind, Hello]] = []
+
+        def admit(hello: Hello) -> None:
+            if self._late is not None:
+                if not hello.transcript:
+                    raise PeerUnreachable("the group has formed without this connection")
+                kind = self._late.kind_of(hello)
+                kind.admit(hello)
+                admitted_late.append((kind, hello))
+                # The peer may have waited until the group existed here.
+                incoming.allow_until(time.monotonic() + _ACCEPT_SECONDS)
+                return
+            self._waiting.admit(hello)
+            admitted.append(hello)
+
+        try:
+            channel = incoming.finish(deadline, admit)
+            for kind, _ in admitted_late:
+                return kind.take(channel)
+            with channel.refusing():
+                settled = settle_as_acceptor(channel, self._transport)
+            return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=False))
+        except SealringError as error:
+            self.refused(error)
+        except Exception as problem:
+            # Whatever this is, the peer may have caused it, so it must not end the job.
+            _LOG.exception("sealring: a connection was dropped")
+            self._waiting.note_stranger(MalformedSetup(f"a connection was dropped: {problem!r}"))
+        finally:
+            for kind, hello in admitted_late:
+                kind.settled(hello)
+        for hello in admitted:
+            self._waiting.forget(hello)
+        return None
+
+    def refused(self, error: SealringError) -> None:
+        """Only a disagreement with an admitted member ends the set-up."""
+        if self._decided.is_set() and isinstance(error, PeerUnreachable):
+            # Of two members that dial each other one gives up, perhaps before it proves anything.
+            _LOG.debug("sealring: a member's connection is not the link: %s", str(error))
+            return
+        harmless = self._decided.is_set() or (
+            isinstance(error, HandshakeError)
+            and (not error.proven or isinstance(error, PeerUnreachable))
+        )
+        if harmless:
+            self._waiting.note_stranger(error)
+        else:
+            self._waiting.fail(error)

@@ -1,0 +1,295 @@
+"""The late links of one kind: of a group's collectives, or of its messages.
+
+Two that need a link at once may dial each other. The higher rank decides under its lock which
+connection becomes the link: it admits no connection of a member that it dials, and does not dial a
+member whose connection it has admitted, unless that one fails. The lower rank admits the higher
+one's connection at any time before the two are linked.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from sealring.errors import (
+    DuplicateRank,
+    HandshakeError,
+    NoLongerAdmitted,
+    PeerUnreachable,
+    SealringError,
+)
+from sealring.handshake.channel import SecureChannel
+from sealring.handshake.messages import Hello
+from sealring.handshake.peers import dial
+from sealring.handshake.terms import Terms
+from sealring.links.admitted import HandOver
+from sealring.links.agreement import settle_as_acceptor, settle_as_dialer
+from sealring.links.dialer import Dialer
+from sealring.links.formed import FormedGroup
+from sealring.links.link import Link, link_of, prepare_socket, send_without_delay
+from sealring.links.memory import SharedMemory
+from sealring.links.rendezvous import Address
+
+_LOG = logging.getLogger("sealring")
+
+_DIAL_SECONDS: Final = 30.0
+_CLOSED_SECONDS: Final = 5.0
+"""How long a member's machine refuses connections before the member is given up: it has ended."""
+_LOOK_SECONDS: Final = 1.0
+
+Deliver = Callable[[Link], bool]
+"""Takes a link; False if its group has ended."""
+Fail = Callable[[int, SealringError], None]
+"""Ends the group: no link with this member could be made."""
+
+
+class LinksOfAKind:
+    """Every method may be called from any thread."""
+
+    def __init__(self, group: FormedGroup, terms: Terms, linked: Iterable[int]) -> None:
+        self.terms = terms
+        self.group = group
+        self._lock = threading.Condition()
+        self._linked = set(linked)
+        """Members whose link is made, delivered or about to be."""
+        self._delivered = set(linked)
+        self._wanted: set[int] = set()
+        """Members that are dialed."""
+        self._accepting: Counter[int] = Counter()
+        """Admitted connections of members that are not settled yet."""
+        self._wanted_if_not_accepted: set[int] = set()
+        self._undelivered: list[tuple[Link, socket.socket]] = []
+        """With a second descriptor of each one's socket."""
+        self._deliver: Deliver | None = None
+        self._fail: Fail | None = None
+        members = group.agreed.members
+        book = _Book({rank: member.addresses for rank, member in members.items()})
+        self._dialer = Dialer(book, self._on_connected, self._on_failed, _CLOSED_SECONDS)
+
+    def attach(self, deliver: Deliver, fail: Fail) -> None:
+        """Say where links go from now on; those that have come go there now."""
+        with self._lock:
+            self._deliver, self._fail = deliver, fail
+            waiting, self._undelivered = self._undelivered, []
+        for link, spare in waiting:
+            self._hand_over(link, spare)
+
+    def want(self, ranks: Iterable[int]) -> None:
+        """Dial those of these members that there is no link with. Returns at once."""
+        if not self.group.here:
+            return
+        with self._lock:
+            missing = {rank for rank in ranks if rank not in self._linked | self._wanted}
+            coming = {rank for rank in missing if self._accepting[rank]}
+            self._wanted_if_not_accepted |= coming
+            self._wanted |= missing - coming
+        for rank in sorted(missing - coming):
+            self._dialer.dial(rank)
+
+    def want_all(self) -> int | None:
+        """Link with every member, and wait until that is done, or the group has failed.
+
+        Returns a member that there is no link with.
+        """
+        others = set(self.group.agreed.members) - {self.terms.rank}
+        deadline = time.monotonic() + self.group.timeout
+        self.want(others)
+        with self._lock:
+            while missing := others - self._delivered:
+                left = deadline - time.monotonic()
+                if left <= 0 or self.group.failure is not None:
+                    return min(missing)
+                self._lock.wait(min(left, _LOOK_SECONDS))
+        return None
+
+    def stop(self) -> None:
+        self._dialer.stop()
+        with self._lock:
+            waiting, self._undelivered = self._undelivered, []
+            self._lock.notify_all()
+        for link, spare in waiting:
+            link.discard()
+            spare.close()
+
+    # ---- the end that was dialed -----------------------------------------------------------------
+
+    def admit(self, hello: Hello) -> None:
+        """The last word on a verified member that wants a link."""
+        rank = hello.sender
+        if hello.instance != self.group.agreed.members[rank].instance:
+            raise DuplicateRank(
+                f"a second worker holds rank {rank}, on {hello.host}: the group was formed with "
+                "another one"
+            )
+        self.group.require_alive(self.terms.rank)
+        with self._lock:
+            if rank in self._linked:
+                raise PeerUnreachable(f"rank {rank} is linked already")
+            if rank in self._wanted and rank < self.terms.rank:
+                raise PeerUnreachable(f"rank {rank} is being dialed from here")
+            self._accepting[rank] += 1
+
+    def settled(self, hello: Hello) -> None:
+        """A connection that was admitted is the link by now, or has failed."""
+        rank = hello.sender
+        with self._lock:
+            self._accepting[rank] -= 1
+            wanted = not self._accepting[rank] and rank in self._wanted_if_not_accepted
+            if wanted:
+                self._wanted_if_not_accepted.remove(rank)
+        if wanted:
+            self.want([rank])
+
+    def take(self, channel: SecureChannel) -> HandOver:
+        """Settle the link. Its place is taken before the dialer is told that the link is made.
+
+        After that nothing may fail: the dialer would wait for records of a link that is not there.
+        """
+        rank = channel.peer.rank
+        reserved = False
+        spare = None
+
+        def reserve() -> None:
+            nonlocal reserved
+            self.group.require_alive(self.terms.rank)
+            with self._lock:
+                if rank in self._linked:
+                    raise PeerUnreachable(f"rank {rank} is linked already")
+                self._linked.add(rank)
+            reserved = True
+
+        try:
+            with channel.refusing():
+                self._check_process(channel)
+                spare = self._prepared(channel)
+                memory = settle_as_acceptor(channel, self.group.transport, reserve).memory
+        except BaseException:
+            if reserved:
+                with self._lock:
+                    self._linked.remove(rank)
+            if spare is not None:
+                spare.close()
+            channel.link_keys.wipe()
+            channel.close(until=time.monotonic())
+            raise
+        return functools.partial(self._add, channel, memory, spare, dialer=False)
+
+    # ---- the end that dials ----------------------------------------------------------------------
+
+    def _on_connected(self, sock: socket.socket, rank: int) -> HandOver:
+        with self._lock:
+            if rank in self._linked:
+                sock.close()
+                return lambda: None
+        send_without_delay(sock)
+        deadline = time.monotonic() + _DIAL_SECONDS
+        own = self.group
+        channel = dial(sock, own.credentials(), self.terms, rank, deadline, own.sessions)
+        spare = None
+        try:
+            with channel.refusing():
+                self._check_process(channel)
+                spare = self._prepared(channel)
+                memory = settle_as_dialer(
+                    channel, own.transport, self.terms.host, bare_next=True
+                ).memory
+        except BaseException:
+            if spare is not None:
+                spare.close()
+            channel.link_keys.wipe()
+            raise
+        return functools.partial(self._add, channel, memory, spare, dialer=True)
+
+    def _prepared(self, channel: SecureChannel) -> socket.socket:
+        """The socket is fit for records; returns a second descriptor of it (keep_open)."""
+        try:
+            prepare_socket(channel.socket)
+            return channel.socket.dup()
+        except OSError as problem:
+            # Both ends try again: strangers who took all descriptors give them back.
+            raise PeerUnreachable(
+                f"rank {self.terms.rank} cannot make a link now: {problem.strerror}"
+            ) from problem
+
+    def _check_process(self, channel: SecureChannel) -> None:
+        """That it is the process with which the group was formed, by the key that it proved."""
+        rank = channel.peer.rank
+        member = self.group.agreed.members[rank]
+        if (channel.peer.key, channel.peer_hello.instance) != (member.key, member.instance):
+            raise DuplicateRank(
+                f"another worker holds rank {rank} than the one with which the group was formed: "
+                "two workers were started with one RANK, or it was started again"
+            )
+
+    def _on_failed(self, error: SealringError) -> None:
+        rank = error.peer if isinstance(error, HandshakeError | NoLongerAdmitted) else None
+        with self._lock:
+            fail = self._fail
+            if rank in self._linked:
+                return
+        _LOG.warning("sealring: a link cannot be made: %s", str(error))
+        if fail is not None:
+            fail(self.terms.rank if rank is None else rank, error)
+
+    # ---- both ------------------------------------------------------------------------------------
+
+    def _add(
+        self,
+        channel: SecureChannel,
+        memory: SharedMemory | None,
+        spare: socket.socket,
+        *,
+        dialer: bool,
+    ) -> None:
+        link = link_of(channel, memory, None, dialer=dialer)
+        with self._lock:
+            # An acceptor has reserved the place. A dialer's peer that keeps to the rules above has
+            # not made another link.
+            second = dialer and link.peer in self._linked
+            self._linked.add(link.peer)
+            if not second and self._deliver is None:
+                self._undelivered.append((link, spare))
+                return
+        if second:
+            link.discard()
+            spare.close()
+        else:
+            self._hand_over(link, spare)
+
+    def _hand_over(self, link: Link, spare: socket.socket) -> None:
+        """Whatever fails here ends the group: the peer takes the link for made."""
+        assert self._deliver is not None
+        assert self._fail is not None
+        taken = True
+        try:
+            taken = self._deliver(link)
+        except Exception as problem:
+            # As a text: the frames of a traceback would keep the group.
+            _LOG.error("sealring: a link cannot be taken: %s", traceback.format_exc())
+            link.discard()
+            why = f"rank {self.terms.rank} cannot take its link with rank {link.peer}: {problem!r}"
+            self._fail(self.terms.rank, PeerUnreachable(why, peer=self.terms.rank))
+        if taken:
+            spare.close()
+        else:
+            self.group.keep_open(spare)
+        with self._lock:
+            self._delivered.add(link.peer)
+            self._lock.notify_all()
+
+
+class _Book:
+    """Addresses as the members themselves stated them."""
+
+    def __init__(self, addresses: Mapping[int, tuple[Address, ...]]) -> None:
+        self._addresses = addresses
+
+    def lookup(self, rank: int) -> tuple[Address, ...]:
+        return self._addresses[rank]
