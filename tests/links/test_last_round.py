@@ -105,6 +105,24 @@ def test_a_death_in_the_last_round_is_a_lost_member_of_a_group_that_exists(
         assert set(one.all(call, dead, *without)) == {(PeerLost, dead)}
 
 
+def test_what_a_member_outside_the_tree_said_is_heard_after_the_agreement(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 2 of 3 hears of rank 1 by way of rank 0 before it reads their own link."""
+    hear = settling.Settling.hear
+
+    def later(self: Any, link: Any) -> None:
+        if (self._terms.rank, link.rank) != (2, 1):
+            hear(self, link)
+
+    monkeypatch.setattr(settling.Settling, "hear", later)
+    with world(3) as one:
+        one.start_all()
+        one.join()
+        assert [len(one.links(rank)) for rank in range(3)] == [2, 2, 2]
+    assert "was lost" not in caplog.text
+
+
 @pytest.mark.parametrize(("mute", "size"), [(7, 12), (0, 12), (3, 4)])
 def test_a_member_that_says_nothing_is_named_by_all(
     monkeypatch: pytest.MonkeyPatch, mute: int, size: int

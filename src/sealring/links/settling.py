@@ -100,15 +100,17 @@ class Settling:
             exactly(message, _LINKED)
             link.linked = instances(message, "instances")
             self._check_linked(link)
-        elif message["type"] == "ready" and not self._is_in_the_tree(link):
-            # One that is not may have heard the last confirmation before this worker did.
+        elif message["type"] == "ready" and link.linked and self._may_be_ready(link):
             exactly(message, _READY)
             link.ready = digest(message, "transcript")
         else:
             raise _out_of_step(link)
 
-    def _is_in_the_tree(self, link: WaitingLink) -> bool:
-        return self._exchange is None or link.rank in self._exchange.neighbours
+    def _may_be_ready(self, link: WaitingLink) -> bool:
+        """One that is not in the tree may hear the last confirmation before this worker does."""
+        return self._exchange is not None and (
+            self._exchange.result is not None or link.rank not in self._exchange.neighbours
+        )
 
     def check_ready(self, links: list[WaitingLink]) -> None:
         """That neighbours which said so before this worker agreed on the same."""
@@ -128,15 +130,15 @@ class Settling:
             link.channel.say_no_more()
 
     def hear_ready(self, link: WaitingLink) -> None:
-        """Take what should be a neighbour's "ready"; for anything else the link is lost."""
+        """Take what should be a neighbour's "ready"; for anything else the link is lost.
+
+        Of one that is not in the tree, "linked" may still be on its way before that.
+        """
         try:
             with _laid_to(link.rank):
-                message = link.channel.receive(self._deadline)
-                if message["type"] != "ready":
-                    raise _out_of_step(link)
-                exactly(message, _READY)
-                link.ready = digest(message, "transcript")
-                self._check_transcript(link)
+                self._hear_words(link, link.channel.receive(self._deadline))
+                if link.ready:
+                    self._check_transcript(link)
         except SealringError as error:
             self.lose(link, str(error))
 
