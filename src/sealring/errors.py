@@ -108,8 +108,9 @@
     │   ├── NoQuorum                  too few witnesses cosigned
     │   ├── StaleCheckpoint           cosigned too long ago: an old checkpoint shown again
     │   ├── WitnessFault              one witness does not answer, or answers wrongly
-    │   ├── MalformedStatement        a worker's statement that is not in its format
-    │   └── ForgedStatement           an attacker's: not signed by the worker that it is about
+    │   ├── MalformedStatement        a statement that is not in its format
+    │   ├── ForgedStatement           an attacker's: not signed by the worker that it is about
+    │   └── MalformedRun              a run's folder with files that it cannot have
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -606,6 +607,10 @@ class MalformedStatement(LogError):
 
 class ForgedStatement(LogError):
     """A statement is not signed by the key of its certificate, or is about another worker."""
+
+
+class MalformedRun(LogError):
+    """A folder is not that of a run, or has files that no run writes."""
 
 
 class GroupError(SealringError):

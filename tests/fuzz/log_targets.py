@@ -21,7 +21,7 @@ from sealring.provenance.envelopes import open_envelope
 from sealring.provenance.notes import Kind, Verifier, parse_note
 from sealring.provenance.policy import Log, LogPolicy, parse_policy
 from sealring.provenance.proofs import check_proof, parse_proof
-from sealring.provenance.statements import _parse_statement
+from sealring.provenance.statements import parse_statement
 from sealring.provenance.submissions import parse_submission
 from sealring.provenance.tiles import decode_bundle, encode_bundle
 
@@ -83,7 +83,7 @@ def statement(data: bytes) -> None:
         open_envelope(data, [])
         raise AssertionError("an envelope of no authority was believed")
     with suppress(MalformedStatement):
-        subjects, _ = _parse_statement(data)
+        subjects, _ = parse_statement(data)
         assert subjects
 
 

@@ -1,26 +1,44 @@
-"""The JSON schema of a predicate, from its dataclasses: what docs/interval-v1.schema.json must be.
+"""The JSON schemas of predicates, from their dataclasses: what docs/*-v1.schema.json must be.
 
-`python -m tests.provenance.schema` writes the file.
+`python -m tests.provenance.schema` writes the files.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import types
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sealring.provenance.statements import _DIGESTS, PREDICATE_TYPE, Predicate
+from sealring.provenance.digests import DIGESTS
+from sealring.provenance.intervals import INTERVAL_TYPE, IntervalPredicate
+from sealring.provenance.transformations import TRANSFORMATION_TYPE, TransformationPredicate
 
-FILE = Path(__file__).parents[2] / "docs" / "interval-v1.schema.json"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def schema() -> dict[str, Any]:
+def schemas() -> dict[Path, dict[str, Any]]:
+    return {
+        DOCS / "interval-v1.schema.json": _schema(
+            IntervalPredicate,
+            INTERVAL_TYPE,
+            "What one worker of a sealring job vouches for over one interval",
+        ),
+        DOCS / "transformation-v1.schema.json": _schema(
+            TransformationPredicate,
+            TRANSFORMATION_TYPE,
+            "What turned some files or datasets into others",
+        ),
+    }
+
+
+def _schema(kind: Any, identifier: str, title: str) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": PREDICATE_TYPE,
-        "title": "What one worker of a sealring job vouches for over one interval",
-        **schema_of(Predicate),
+        "$id": identifier,
+        "title": title,
+        **schema_of(kind),
     }
 
 
@@ -35,13 +53,20 @@ def schema_of(kind: Any, name: str = "") -> dict[str, Any]:
         }
     if get_origin(kind) is list:
         return {"type": "array", "items": schema_of(get_args(kind)[0])}
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if get_origin(kind) is types.UnionType:
+        return {"anyOf": [schema_of(get_args(kind)[0], name), {"type": "null"}]}
     if kind is int:
         return {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}
+    if kind is bool:
+        return {"type": "boolean"}
     assert kind is str
     return (
-        {"type": "string", "pattern": "^[0-9a-f]{64}$"} if name in _DIGESTS else {"type": "string"}
+        {"type": "string", "pattern": "^[0-9a-f]{64}$"} if name in DIGESTS else {"type": "string"}
     )
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(schema(), indent=2) + "\n")
+    for path, schema in schemas().items():
+        path.write_text(json.dumps(schema, indent=2) + "\n")

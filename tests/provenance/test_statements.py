@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sealring.cli import app
 from sealring.errors import (
     CertificateExpired,
     CertificateNotYetValid,
+    ConfigurationError,
     ForgedStatement,
     MalformedStatement,
     Unsupported,
@@ -30,14 +32,18 @@ from sealring.identity.authority import create_authority, issue_from_directory, 
 from sealring.identity.certificates import issue, make_authority
 from sealring.identity.credentials import Credentials
 from sealring.identity.names import WorkerName
-from sealring.provenance.envelopes import key_id
+from sealring.identity.verification import VerifiedPeer
+from sealring.provenance.digests import Named
+from sealring.provenance.envelopes import key_id, seal_envelope
+from sealring.provenance.intervals import Interval
 from sealring.provenance.statements import (
-    Interval,
-    Named,
     parse_interval,
+    parse_transformation,
     sign_statement,
+    statement_digest,
     verify_statement,
 )
+from sealring.provenance.transformations import Transformation, parameters_of
 from tests.provenance import schema
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -51,14 +57,32 @@ def authority_of(key: Ed25519PrivateKey) -> x509.Certificate:
 
 AUTHORITY = authority_of(AUTHORITY_KEY)
 SUBJECT = Named("weights", "ab" * 32)
+GROUP = {"group": "default", "epoch": "e1"}
+SENT, RECEIVED = {"records": 3, "sha256": "03" * 32}, {"records": 3, "sha256": "04" * 32}
 FIELDS: dict[str, Any] = {
+    "run": "run-1", "sequence": 0, "previous": None, "final": False, "world": 2,
     "first_step": 0, "end_step": 9007199254740993, "started": int(NOW.timestamp()) - 60,
-    "finished": int(NOW.timestamp()), "code": [{"name": "train.py", "sha256": "01" * 32}],
-    "configuration": "02" * 32, "data": [{"vault": "corpus", "first": 0, "end": 4096}],
-    "groups": [{"name": "0", "epoch": 1, "members": [0, 1]}],
-    "collectives": [{"kind": "all_reduce", "count": 10}],
-    "links": [{"peer": 1, "sent": "03" * 32, "received": "04" * 32}],
-    "checkpoints_in": [], "checkpoints_out": [{"name": "step-10", "sha256": "05" * 32}],
+    "finished": int(NOW.timestamp()),
+    "code": {
+        "script": {"name": "train.py", "sha256": "01" * 32}, "packages": "06" * 32,
+        "sealring": "1", "python": "3.12", "torch": "2.13", "container": None,
+    },
+    "configuration": "02" * 32,
+    "data": [{
+        "name": "corpus", "sha256": "07" * 32, "epoch": 0, "first": 0, "end": 4096, "seed": 1,
+        "share": {"period": 8, "offset": 4, "length": 4},
+    }],
+    "groups": [{"name": "default", "epoch": "e1", "members": [0, 1], "state": "open"}],
+    "collectives": [{**GROUP, "kind": "all_reduce", "count": 10}],
+    "links": [
+        {**GROUP, "peer": 1, "kind": "collective", "sent": SENT, "received": RECEIVED},
+        {**GROUP, "peer": 1, "kind": "message", "sent": None, "received": None},
+    ],
+    "checkpoints_in": [],
+    "checkpoints_out": [
+        {"name": "weights", "step": 10, "sha256": "ab" * 32, "content": "05" * 32}
+    ],
+    "privacy": None,
 }  # fmt: skip
 
 
@@ -79,17 +103,78 @@ def interval(**changes: Any) -> Interval:
 
 
 def signed(credentials: Credentials | None = None, **changes: Any) -> bytes:
-    return sign_statement(interval(**changes), [SUBJECT], credentials or worker())
+    return sign_statement(interval(**changes), credentials or worker())
+
+
+def transformation(**changes: Any) -> Transformation:
+    fields = {
+        "kind": "stage", "name": "tokenise", "inputs": [{"name": "raw", "sha256": "01" * 32}],
+        "outputs": [{"name": "tokens", "sha256": "02" * 32}],
+        "code": [{"name": "tokenise.py", "sha256": "03" * 32}],
+        "parameters": asdict(parameters_of({"vocabulary": 50257})),
+        "started": int(NOW.timestamp()), "finished": int(NOW.timestamp()),
+    }  # fmt: skip
+    return parse_transformation(json.dumps({**fields, **changes}).encode())
 
 
 def test_a_statement_says_who_and_what_without_losing_a_digit() -> None:
     credentials = worker(1)
     found = verify_statement(signed(credentials), [AUTHORITY], NOW)
-    assert (found.worker.job, found.worker.rank) == ("job", 1)
-    assert found.worker.fingerprint == credentials.fingerprint
+    assert isinstance(found.signer, VerifiedPeer)
+    assert (found.signer.job, found.signer.rank) == ("job", 1)
+    assert found.signer.fingerprint == credentials.fingerprint
     assert found.subjects == (SUBJECT,)
-    assert found.interval.end_step == 9007199254740993  # a double would be one less
-    assert found.interval == interval()
+    assert found.content == interval()
+    assert interval().end_step == 9007199254740993  # a double would be one less
+
+
+def test_an_interval_without_a_checkpoint_is_about_its_script() -> None:
+    found = verify_statement(signed(checkpoints_out=[]), [AUTHORITY])
+    assert found.subjects == (Named("train.py", "01" * 32),)
+
+
+def test_a_chain_names_envelopes_byte_for_byte() -> None:
+    first = signed()
+    digest = verify_statement(first, [AUTHORITY]).digest
+    assert digest == hashlib.sha256(first).hexdigest() == statement_digest(first)
+    second = verify_statement(signed(sequence=1, previous=digest), [AUTHORITY])
+    assert isinstance(second.content, Interval)
+    assert second.content.previous == digest
+
+
+def test_a_transformation_of_a_worker_and_of_an_owner() -> None:
+    by_worker = verify_statement(sign_statement(transformation(), worker(1)), [AUTHORITY])
+    assert by_worker.worker is not None
+    assert by_worker.worker.rank == 1
+    assert by_worker.content == transformation()
+    key = Ed25519PrivateKey.generate()
+    envelope = sign_statement(transformation(), key)
+    by_owner = verify_statement(envelope, [], owners=[key.public_key()])
+    assert (by_owner.worker, by_owner.signer) == (None, key_id(key.public_key()))
+    assert by_owner.subjects == (Named("tokens", "02" * 32),)
+    with pytest.raises(ForgedStatement, match="not an owner's"):
+        verify_statement(envelope, [AUTHORITY])
+    with pytest.raises(ForgedStatement, match="not an owner's"):
+        verify_statement(envelope, [], owners=[Ed25519PrivateKey.generate().public_key()])
+
+
+def test_an_owner_speaks_for_no_worker() -> None:
+    key = Ed25519PrivateKey.generate()
+    with pytest.raises(ConfigurationError, match="by the worker"):
+        sign_statement(interval(), key)
+    payload = base64.b64decode(json.loads(signed())["payload"])
+    for content in (
+        payload,
+        base64.b64decode(json.loads(sign_statement(transformation(), worker()))["payload"]),
+    ):
+        with pytest.raises(ForgedStatement, match="speaks for a worker"):
+            verify_statement(seal_envelope(content, key), [], owners=[key.public_key()])
+
+
+def test_parameters_whose_digest_is_another() -> None:
+    with pytest.raises(MalformedStatement, match="digest of the parameters"):
+        transformation(parameters={"text": "{}", "sha256": "00" * 32})
+    assert parameters_of({"b": 1, "a": 2}) == parameters_of({"a": 2, "b": 1})
 
 
 def test_what_is_signed_is_the_encoding_of_the_dsse_specification() -> None:
@@ -107,8 +192,9 @@ def test_what_is_signed_is_the_encoding_of_the_dsse_specification() -> None:
     assert statement["subject"] == [{"name": "weights", "digest": {"sha256": "ab" * 32}}]
 
 
-def test_the_schema_in_the_documents_is_that_of_the_code() -> None:
-    assert json.loads(schema.FILE.read_text()) == schema.schema()
+def test_the_schemas_in_the_documents_are_those_of_the_code() -> None:
+    for path, wanted in schema.schemas().items():
+        assert json.loads(path.read_text()) == wanted, path.name
 
 
 def changed(envelope: bytes, change: Callable[[Any], None]) -> bytes:
@@ -169,15 +255,37 @@ def test_a_worker_that_speaks_for_another() -> None:
     def other_certificate(statement: Any) -> None:
         statement["predicate"]["worker"]["certificate"] = "00" * 32
 
-    for change in (other_rank, other_job, other_certificate):
+    def evidence(statement: Any) -> None:
+        statement["predicate"]["worker"]["attestation"] = {
+            "label": "snp", "evidence": "00" * 32, "policy": "00" * 32,
+        }  # fmt: skip
+
+    for change in (other_rank, other_job, other_certificate, evidence):
         with pytest.raises(ForgedStatement, match="is about rank"):
             verify_statement(resigned(worker(0), change), [AUTHORITY])
+
+
+def test_a_world_that_is_not_the_certificates() -> None:
+    for world in (1, 3):
+        with pytest.raises(ForgedStatement, match=f"a world of {world}"):
+            verify_statement(signed(worker(1), world=world), [AUTHORITY])
+
+
+def test_subjects_that_the_predicate_does_not_name() -> None:
+    def other_subject(statement: Any) -> None:
+        statement["subject"] = [{"name": "weights", "digest": {"sha256": "00" * 32}}]
+
+    with pytest.raises(ForgedStatement, match="subjects are not those"):
+        verify_statement(resigned(worker(0), other_subject), [AUTHORITY])
 
 
 def test_the_authority_itself_is_no_worker() -> None:
     credentials = Credentials("job", 0, AUTHORITY, (AUTHORITY,), AUTHORITY_KEY)
     with pytest.raises(ForgedStatement, match="not a sealring worker's"):
-        verify_statement(signed(credentials), [AUTHORITY])
+        signed(credentials)
+    payload = base64.b64decode(json.loads(signed())["payload"])
+    with pytest.raises(ForgedStatement, match="not a sealring worker's"):
+        verify_statement(seal_envelope(payload, credentials), [AUTHORITY])
 
 
 def test_a_certificate_outside_its_dates() -> None:
@@ -189,7 +297,7 @@ def test_a_certificate_outside_its_dates() -> None:
     with pytest.raises(CertificateNotYetValid):
         verify_statement(signed(started=second, finished=second), [AUTHORITY])
     # Within its interval it stays good for ever; for a log that takes it today, it does not.
-    assert verify_statement(signed(), [AUTHORITY]).worker.rank == 0
+    assert verify_statement(signed(), [AUTHORITY]).content == interval()
     with pytest.raises(CertificateExpired):
         verify_statement(signed(), [AUTHORITY], later)
 
@@ -217,7 +325,17 @@ def test_a_certificate_outside_its_dates() -> None:
         lambda s: s["predicate"]["interval"].update(finished=0),
         lambda s: s["predicate"]["interval"].update(finished=1 << 62),
         lambda s: s["predicate"]["interval"].update(configuration="none"),
-        lambda s: s["predicate"]["interval"]["links"][0].update(sent="0" * 63),
+        lambda s: s["predicate"]["interval"]["links"][0]["sent"].update(sha256="0" * 63),
+        lambda s: s["predicate"]["interval"]["links"][0].update(kind="other"),
+        lambda s: s["predicate"]["interval"]["groups"][0].update(state="unknown"),
+        lambda s: s["predicate"]["interval"].update(previous="00" * 32),
+        lambda s: s["predicate"]["interval"].update(sequence=1),
+        lambda s: s["predicate"]["interval"].update(final=1),
+        lambda s: s["predicate"]["interval"].update(run=""),
+        lambda s: s["predicate"]["interval"]["data"][0].update(end=0, first=1),
+        lambda s: s["predicate"]["interval"]["data"][0]["share"].update(period=0),
+        lambda s: s["predicate"]["interval"]["data"][0]["share"].update(length=5),
+        lambda s: s["predicate"]["interval"]["code"].update(packages="x"),
         lambda s: s["predicate"]["interval"]["groups"][0].update(members=["0"]),
     ],
 )
@@ -250,7 +368,8 @@ def test_payloads_that_are_no_json_to_use(payload: bytes) -> None:
         lambda e: e.update(more=1),
         lambda e: e.update(payload="!"),
         lambda e: e.update(payload=e["payload"].rstrip("=") + "\n"),
-        lambda e: e["signatures"][0].pop("certificate"),
+        lambda e: e["signatures"][0].update(certificate=None),
+        lambda e: e["signatures"][0].update(more=1),
         lambda e: e["signatures"][0].update(certificate=base64.b64encode(b"no").decode()),
         lambda e: e["signatures"][0].update(
             certificate=base64.b64encode(
@@ -266,9 +385,9 @@ def test_what_is_not_an_envelope(change: Callable[[Any], None]) -> None:
 
 
 def test_what_cannot_be_signed() -> None:
-    many = [{"name": "x" * 50, "sha256": "00" * 32}] * 400
+    many = [{"name": "x" * 50, "step": 1, "sha256": "00" * 32, "content": None}] * 300
     with pytest.raises(Unsupported, match="shorter interval"):
-        signed(code=many)
+        signed(checkpoints_in=many)
     credentials = worker()
     other = Credentials(
         "job", 0, credentials.certificate, (AUTHORITY,), generate_private_key(SECP256R1())
@@ -301,13 +420,11 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     now = int(datetime.now(UTC).timestamp())
     content = json.dumps({**FIELDS, "started": now, "finished": now})
     (tmp_path / "interval.json").write_text(content)
-    (tmp_path / "weights").write_bytes(b"weights")
     envelope, log = tmp_path / "statement.json", tmp_path / "log"
     place = ("--rank", 0, "--world", 2)
-    run("statement", "sign", tmp_path / "interval.json", "--subject", tmp_path / "weights",
-        *place, "-o", envelope)  # fmt: skip
+    run("statement", "sign", tmp_path / "interval.json", *place, "-o", envelope)
     shown = run("statement", "verify", envelope, "--authority", authority)
-    assert f"{hashlib.sha256(b'weights').hexdigest()}  weights" in shown
+    assert f"{SUBJECT.sha256}  weights" in shown
     read = json.loads(run("statement", "verify", envelope, "--authority", authority, "--json"))
     assert (read["job"], read["rank"]) == ("job", 0)
     vkey = run("log", "init", log, "--origin", "example.com/run").splitlines()[-1]
@@ -315,17 +432,23 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run("log", "proof", log, 0, "--vkey", vkey, "-o", tmp_path / "proof")
     run("log", "verify-proof", tmp_path / "proof", envelope, "--vkey", vkey)
     # A name that a worker chose does not command the terminal.
-    (tmp_path / "\x1b[2Jname").write_bytes(b"weights")
     odd = tmp_path / "odd.json"
-    run("statement", "sign", tmp_path / "interval.json", "--subject", tmp_path / "\x1b[2Jname",
-        *place, "-o", odd)  # fmt: skip
-    assert "\x1b" not in run("statement", "verify", odd, "--authority", authority)
+    changes = {"outputs": [{"name": "\x1b[2Jname", "sha256": "00" * 32}]}
+    (tmp_path / "stage.json").write_text(json.dumps(asdict(transformation()) | changes))
+    run("statement", "key", tmp_path / "owner")
+    run("statement", "sign", tmp_path / "stage.json", "--kind", "transformation",
+        "--owner-key", tmp_path / "owner", "-o", odd)  # fmt: skip
+    shown = run("statement", "verify", odd, "--owner", tmp_path / "owner.pub")
+    assert "stage tokenise" in shown
+    assert "\x1b" not in shown
+    read = json.loads(run("statement", "verify", odd, "--owner", tmp_path / "owner.pub", "--json"))
+    assert read["transformation"]["outputs"] == changes["outputs"]
     # What is no worker's statement does not get into such a log, not even beside one that is.
     with pytest.raises(MalformedStatement):
-        run("log", "append", log, envelope, tmp_path / "weights", "--statements-of", authority)
+        run("log", "append", log, envelope, tmp_path / "stage.json", "--statements-of", authority)
     assert json.loads(run("log", "verify", log, "--vkey", vkey, "--json"))["size"] == 1
     certificate, _ = open_authority(tmp_path / "ca")
-    assert verify_statement(envelope.read_bytes(), [certificate]).worker.rank == 0
+    assert verify_statement(envelope.read_bytes(), [certificate]).subjects == (SUBJECT,)
     assert json.loads(envelope.read_text())["signatures"][0]["keyid"] == key_id(
         x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_key()  # type: ignore[arg-type]
     )

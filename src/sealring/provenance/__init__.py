@@ -13,8 +13,13 @@ policy       which logs and witnesses to believe (c2sp.org/tlog-policy)
 proofs       one text file that proves an entry (c2sp.org/tlog-proof)
 submissions  what a log sends to a witness (c2sp.org/tlog-witness)
 witnesses    asks witnesses, and believes none of them alone
-envelopes    DSSE, signed with the key of a worker's certificate
-statements   in-toto statements about an interval of a worker
+envelopes    DSSE, signed with the key of a worker's certificate or with an owner's
+digests      names with digests
+intervals    what a worker did over an interval of steps
+transformations  what an ingest, a stage, an export or an evaluation made
+statements   both as in-toto statements, signed and checked
+owners       keys of owners
+runs         the folder of a run: statements, log, evidence
 
 `sealring.witness` is the other end of `witnesses`.
 Nothing here imports torch.

@@ -1,10 +1,10 @@
-"""DSSE envelopes, signed with the key of a worker's certificate.
+"""DSSE envelopes, signed with the key of a worker's certificate, or with an owner's key.
 
     {"payload": base64, "payloadType": ..., "signatures": [{"keyid", "sig", "certificate"}]}
 
 `certificate` is the base64 of a PEM certificate, an addition that in-toto's go-witness makes to
-DSSE; readers that do not know it ignore it. The payload is not looked at before the signature and
-the certificate's issuer have been checked.
+DSSE; readers that do not know it ignore it. An owner's signature has none. The payload is not
+looked at before the signature, and the certificate's issuer or the owner's key, have been checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sealring.errors import ForgedStatement, MalformedStatement, Unsupported
+from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement, Unsupported
 from sealring.identity.credentials import Credentials
 from sealring.identity.verification import is_issued_by
 from sealring.provenance.notes import decode_base64, encode_base64
@@ -34,33 +34,34 @@ PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 class _Signature:
     keyid: str
     sig: str
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerSignature:
+    keyid: str
+    sig: str
     certificate: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Envelope:
-    payload: str
-    payloadType: str  # noqa: N815 - DSSE's name
-    signatures: list[_Signature]
-
-
-@dataclass(frozen=True, slots=True)
 class OpenedEnvelope:
-    """A payload, and the certificate of an authority's whose key signed it."""
+    """A payload, and who signed it: the certificate of an authority's, or an owner's key."""
 
     payload: bytes
-    certificate: x509.Certificate
+    signer: x509.Certificate | Ed25519PublicKey
 
 
-def seal_envelope(payload: bytes, credentials: Credentials) -> bytes:
-    key = credentials.private_key
+def seal_envelope(payload: bytes, signer: Credentials | Ed25519PrivateKey) -> bytes:
+    key = signer.private_key if isinstance(signer, Credentials) else signer
     if not isinstance(key, Ed25519PrivateKey):
         raise Unsupported("a statement is signed with an Ed25519 key, and this worker's is another")
     signature = {
         "keyid": key_id(key.public_key()),
         "sig": encode_base64(key.sign(_pre_authentication(payload))),
-        "certificate": encode_base64(credentials.certificate.public_bytes(Encoding.PEM)),
     }
+    if isinstance(signer, Credentials):
+        pem = signer.certificate.public_bytes(Encoding.PEM)
+        signature["certificate"] = encode_base64(pem)
     envelope = {
         "payload": encode_base64(payload),
         "payloadType": PAYLOAD_TYPE,
@@ -75,26 +76,34 @@ def seal_envelope(payload: bytes, credentials: Credentials) -> bytes:
     return encoded
 
 
-def open_envelope(data: bytes, authorities: Sequence[x509.Certificate]) -> OpenedEnvelope:
-    """Checks the certificate's issuer and the signature. Dates are left to the caller."""
-    envelope = _parse(data)
-    if envelope.payloadType != PAYLOAD_TYPE:
-        raise MalformedStatement(f"a statement's payloadType is {PAYLOAD_TYPE}")
-    if len(envelope.signatures) != 1:
-        raise MalformedStatement("a worker's statement has exactly one signature")
-    (signature,) = envelope.signatures
-    payload = _decode(envelope.payload, "payload")
-    certificate = _certificate(_decode(signature.certificate, "certificate"))
-    if not any(is_issued_by(certificate, authority) for authority in authorities):
-        raise ForgedStatement("the statement's certificate is not of an authority to believe")
-    key = certificate.public_key()
+def open_envelope(
+    data: bytes,
+    authorities: Sequence[x509.Certificate],
+    owners: Sequence[Ed25519PublicKey] = (),
+) -> OpenedEnvelope:
+    """Checks the certificate's issuer, or that an owner signed, and the signature.
+
+    Dates are left to the caller.
+    """
+    payload, signature = _parse(data)
+    signer: x509.Certificate | Ed25519PublicKey
+    if isinstance(signature, _WorkerSignature):
+        signer = _certificate(_decode(signature.certificate, "certificate"))
+        if not any(is_issued_by(signer, authority) for authority in authorities):
+            raise ForgedStatement("the statement's certificate is not of an authority to believe")
+        key = signer.public_key()
+    else:
+        known = {key_id(owner): owner for owner in owners}
+        if signature.keyid not in known:
+            raise ForgedStatement("the statement is signed by a key that is not an owner's")
+        key = signer = known[signature.keyid]
     if not isinstance(key, Ed25519PublicKey) or signature.keyid != key_id(key):
         raise ForgedStatement("the statement's keyid is not that of its certificate's Ed25519 key")
     try:
         key.verify(_decode(signature.sig, "sig"), _pre_authentication(payload))
     except InvalidSignature:
-        raise ForgedStatement("the statement is not signed by its certificate's key") from None
-    return OpenedEnvelope(payload, certificate)
+        raise ForgedStatement("the statement is not signed by the key that it names") from None
+    return OpenedEnvelope(payload, signer)
 
 
 def read_json(data: bytes) -> Any:
@@ -113,13 +122,24 @@ def key_id(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def _parse(data: bytes) -> _Envelope:
+def _parse(data: bytes) -> tuple[bytes, _Signature | _WorkerSignature]:
     value = read_json(data)
+    if not isinstance(value, dict) or value.keys() != {"payload", "payloadType", "signatures"}:
+        raise MalformedStatement("the statement is not a DSSE envelope with these three fields")
+    if value["payloadType"] != PAYLOAD_TYPE:
+        raise MalformedStatement(f"a statement's payloadType is {PAYLOAD_TYPE}")
+    signatures = value["signatures"]
+    if not isinstance(signatures, list) or len(signatures) != 1:
+        raise MalformedStatement("a statement has exactly one signature")
+    (one,) = signatures
+    kind = _WorkerSignature if isinstance(one, dict) and "certificate" in one else _Signature
     try:
-        found: _Envelope = strictly(_Envelope, value, "envelope", "DSSE envelope")
-    except RuntimeError as problem:
+        signature: _Signature | _WorkerSignature
+        signature = strictly(kind, one, "signature", "DSSE envelope")
+        payload: str = strictly(str, value["payload"], "payload", "DSSE envelope")
+    except ConfigurationError as problem:
         raise MalformedStatement(str(problem)) from None
-    return found
+    return _decode(payload, "payload"), signature
 
 
 def _certificate(pem: bytes) -> x509.Certificate:

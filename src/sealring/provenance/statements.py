@@ -1,175 +1,173 @@
-"""What one worker vouches for over one interval: an in-toto statement v1 in a DSSE envelope.
+"""Signed statements: in-toto statements v1 in DSSE envelopes.
 
-The predicate is docs/interval-v1.schema.json. The signer fills in `worker` from its certificate;
-who reads a statement checks that both agree. The certificate's digest covers what the broker wrote
-into it: the evidence, and the policy that admitted the worker.
+    interval/v1         what a worker did over an interval of steps (intervals)
+    transformation/v1   what an ingest, a stage, an export or an evaluation made (transformations)
+
+A worker signs with the key of its certificate; `worker` in the predicate repeats what that
+certificate says, and a reader checks that both agree. An owner signs a transformation with a key
+that readers are given apart from the statement.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement
 from sealring.identity import verify
-from sealring.identity.certificates import claims_of
+from sealring.identity.certificates import ATTESTATION_OID, claims_of
 from sealring.identity.credentials import Credentials
 from sealring.identity.verification import VerifiedPeer
 from sealring.limits import MAX_WORLD
-from sealring.provenance.envelopes import open_envelope, read_json, seal_envelope
+from sealring.provenance.digests import Named
+from sealring.provenance.envelopes import key_id, open_envelope, read_json, seal_envelope
+from sealring.provenance.intervals import (
+    INTERVAL_TYPE,
+    Attestation,
+    Interval,
+    IntervalPredicate,
+    Worker,
+)
+from sealring.provenance.transformations import (
+    TRANSFORMATION_TYPE,
+    Transformation,
+    TransformationPredicate,
+)
 from sealring.strict import strictly
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE: Final = "https://sealring.github.io/sealring/interval/v1"
+_PREDICATES: Final[dict[str, Any]] = {
+    INTERVAL_TYPE: IntervalPredicate,
+    TRANSFORMATION_TYPE: TransformationPredicate,
+}
+_FIELDS: Final = {"_type", "subject", "predicateType", "predicate"}
 T = TypeVar("T")
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_DIGESTS: Final = ("sha256", "certificate", "configuration", "sent", "received")
-_LAST_TIME: Final = 253402300799
-"""The last second of the year 9999: dates end there."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """Its digests are SHA-256 in lower-case hexadecimal."""
-
-    def __post_init__(self) -> None:
-        for name in _DIGESTS:
-            value = getattr(self, name, None)
-            if isinstance(value, str) and not _SHA256.fullmatch(value):
-                raise ConfigurationError(f"{name} is not a SHA-256 digest of 64 digits")
-
-
-@dataclass(frozen=True, slots=True)
-class Named(_Checked):
-    name: str
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class DataRange:
-    """Samples of a vault, from `first` up to and without `end`."""
-
-    vault: str
-    first: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupEpoch:
-    name: str
-    epoch: int
-    members: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveCount:
-    kind: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinkCommitment(_Checked):
-    """Running hashes over (context, tag) of all records, so that both ends' accounts must agree."""
-
-    peer: int
-    sent: str
-    received: str
-
-
-@dataclass(frozen=True, slots=True)
-class Interval(_Checked):
-    first_step: int
-    end_step: int
-    started: int
-    """Seconds since 1970."""
-    finished: int
-    code: list[Named]
-    configuration: str
-    data: list[DataRange]
-    groups: list[GroupEpoch]
-    collectives: list[CollectiveCount]
-    links: list[LinkCommitment]
-    checkpoints_in: list[Named]
-    checkpoints_out: list[Named]
-
-    def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
-        if not (self.first_step <= self.end_step and self.started <= self.finished <= _LAST_TIME):
-            raise ConfigurationError("the interval ends before it starts, or never")
-
-
-@dataclass(frozen=True, slots=True)
-class Worker(_Checked):
-    job: str
-    rank: int
-    certificate: str
-
-
-@dataclass(frozen=True, slots=True)
-class Predicate:
-    worker: Worker
-    interval: Interval
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedStatement:
     """`verify_statement` makes it."""
 
-    worker: VerifiedPeer
+    digest: str
+    """SHA-256 of the envelope, byte for byte: what the next statement's `previous` names."""
+    signer: VerifiedPeer | str
+    """The worker; or the key id (SHA-256 of the public key) of the owner that signed."""
+    worker: Worker | None
     subjects: tuple[Named, ...]
-    interval: Interval
+    content: Interval | Transformation
+
+
+def statement_digest(envelope: bytes) -> str:
+    return hashlib.sha256(envelope).hexdigest()
 
 
 def parse_interval(data: bytes) -> Interval:
     return _typed(Interval, read_json(data), "interval")
 
 
+def parse_transformation(data: bytes) -> Transformation:
+    return _typed(Transformation, read_json(data), "transformation")
+
+
 def sign_statement(
-    interval: Interval, subjects: Sequence[Named], credentials: Credentials
+    content: Interval | Transformation, signer: Credentials | Ed25519PrivateKey
 ) -> bytes:
-    """The envelope, as bytes for a log."""
-    if not subjects:
-        raise ConfigurationError("a statement is about something: name a subject")
-    worker = Worker(credentials.job, credentials.rank, credentials.fingerprint.hex())
+    """The envelope, as bytes for a log. Its subjects are those that the content names."""
+    worker = worker_of(signer.certificate) if isinstance(signer, Credentials) else None
+    predicate: IntervalPredicate | TransformationPredicate
+    if isinstance(content, Transformation):
+        kind, predicate = TRANSFORMATION_TYPE, TransformationPredicate(worker, content)
+    elif worker is not None:
+        kind, predicate = INTERVAL_TYPE, IntervalPredicate(worker, content)
+    else:
+        raise ConfigurationError("an interval is signed by the worker that it is about")
     statement = {
         "_type": STATEMENT_TYPE,
-        "subject": [{"name": one.name, "digest": {"sha256": one.sha256}} for one in subjects],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": asdict(Predicate(worker, interval)),
+        "subject": [
+            {"name": one.name, "digest": {"sha256": one.sha256}} for one in content.subjects
+        ],
+        "predicateType": kind,
+        "predicate": asdict(predicate),
     }
-    return seal_envelope(json.dumps(statement, separators=(",", ":")).encode(), credentials)
+    return seal_envelope(json.dumps(statement, separators=(",", ":")).encode(), signer)
 
 
 def verify_statement(
-    envelope: bytes, authorities: Sequence[x509.Certificate], now: datetime | None = None
+    envelope: bytes,
+    authorities: Sequence[x509.Certificate],
+    now: datetime | None = None,
+    *,
+    owners: Sequence[Ed25519PublicKey] = (),
 ) -> VerifiedStatement:
-    """Checks the signature, the certificate as of the interval's end, and who it says it is.
+    """Checks the signature, the certificate as of the statement's end, and who it says it is.
 
     With `now`, the certificate must be valid at that time as well: a log's owner asks for that
     when a statement arrives, so that a worker cannot add to the past with a certificate of then.
+    `owners` are the keys that may sign transformations without a certificate.
     """
-    opened = open_envelope(envelope, authorities)
-    subjects, predicate = _parse_statement(opened.payload)
-    finished = datetime.fromtimestamp(predicate.interval.finished, UTC)
+    opened = open_envelope(envelope, authorities, owners)
+    subjects, predicate = parse_statement(opened.payload)
+    content = (
+        predicate.interval if isinstance(predicate, IntervalPredicate) else predicate.transformation
+    )
+    if subjects != content.subjects:
+        raise ForgedStatement("the statement's subjects are not those that its predicate names")
+    digest, says = statement_digest(envelope), predicate.worker
+    if isinstance(opened.signer, Ed25519PublicKey):
+        if isinstance(content, Interval) or says is not None:
+            raise ForgedStatement("an owner's key signed a statement that speaks for a worker")
+        return VerifiedStatement(digest, key_id(opened.signer), None, subjects, content)
+    finished = datetime.fromtimestamp(content.finished, UTC)
     for moment in (finished, now) if now is not None else (finished,):
-        worker = _holder(opened.certificate, authorities, moment)
-    says = predicate.worker
-    if (says.job, says.rank, says.certificate) != (
-        worker.job,
-        worker.rank,
-        worker.fingerprint.hex(),
+        holder = _holder(opened.signer, authorities, moment)
+    if says != worker_of(opened.signer):
+        whom = f"rank {says.rank} of {says.job[:80]!r}" if says is not None else "no worker"
+        raise ForgedStatement(
+            f"the statement is about {whom}, and its certificate is of rank {holder.rank} of "
+            f"{holder.job}, or is another one of it, or says something else of its evidence"
+        )
+    if isinstance(content, Interval) and not (
+        holder.rank < content.world and holder.world in (None, content.world)
     ):
         raise ForgedStatement(
-            f"the statement is about rank {says.rank} of {says.job[:80]!r}, and its certificate is "
-            f"of rank {worker.rank} of {worker.job}, or is another one of it"
+            f"the statement of rank {holder.rank} names a world of {content.world}, and its "
+            f"certificate is for one of {holder.world}"
         )
-    return VerifiedStatement(worker, subjects, predicate.interval)
+    return VerifiedStatement(digest, holder, says, subjects, content)
+
+
+def worker_of(certificate: x509.Certificate) -> Worker:
+    """What a statement says of its signer. The caller has checked the issuer, or is the holder."""
+    try:
+        name = claims_of(certificate).name
+        attestation = _attestation(certificate)
+    except ValueError as problem:
+        raise ForgedStatement(
+            f"the statement's certificate is not a sealring worker's: {problem}"
+        ) from None
+    fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
+    return Worker(name.job, name.rank, fingerprint, attestation)
+
+
+def _attestation(certificate: x509.Certificate) -> Attestation | None:
+    try:
+        certificate.extensions.get_extension_for_oid(ATTESTATION_OID)
+    except x509.ExtensionNotFound:
+        return None
+    # Its verifiers take long to import, and most jobs have no broker.
+    from sealring.identity.attestation.claims import claims_in
+
+    claimed = claims_in(certificate)
+    assert claimed is not None
+    return Attestation(claimed.label, claimed.evidence_digest, claimed.policy_digest)
 
 
 def _holder(
@@ -192,23 +190,24 @@ def _holder(
     )
 
 
-def _parse_statement(payload: bytes) -> tuple[tuple[Named, ...], Predicate]:
+def parse_statement(
+    payload: bytes,
+) -> tuple[tuple[Named, ...], IntervalPredicate | TransformationPredicate]:
+    """Strictly. The caller has checked the signature."""
     value = read_json(payload)
-    if not isinstance(value, dict) or value.keys() != {
-        "_type",
-        "subject",
-        "predicateType",
-        "predicate",
-    }:
+    if not isinstance(value, dict) or value.keys() != _FIELDS:
         raise MalformedStatement("the payload is not an in-toto statement with these four fields")
-    if value["_type"] != STATEMENT_TYPE or value["predicateType"] != PREDICATE_TYPE:
+    kind = value["predicateType"]
+    if value["_type"] != STATEMENT_TYPE or not isinstance(kind, str) or kind not in _PREDICATES:
         raise MalformedStatement(
-            f"the statement is of another type or version than {PREDICATE_TYPE}"
+            f"the statement is of another type or version than {' and '.join(_PREDICATES)}"
         )
     if not isinstance(value["subject"], list) or not value["subject"]:
         raise MalformedStatement("the statement has no subject")
     subjects = tuple(_subject(each) for each in value["subject"])
-    return subjects, _typed(Predicate, value["predicate"], "predicate")
+    predicate: IntervalPredicate | TransformationPredicate
+    predicate = _typed(_PREDICATES[kind], value["predicate"], "predicate")
+    return subjects, predicate
 
 
 def _subject(value: Any) -> Named:

@@ -36,6 +36,8 @@ class ClaimedWorker(DescribedWorker):
 
     nonce: bytes
     evidence_digest: str
+    policy_digest: str
+    """SHA-256 of the policy by which the issuer admitted the worker."""
 
 
 def encode_claims(
@@ -69,15 +71,16 @@ def parse_claims(data: bytes) -> ClaimedWorker:
         raise ValueError(f"its attestation has more than {MAX_CLAIM_BYTES} bytes")
     try:
         claims = json.loads(data.decode())
-        digest, nonce = claims["evidence"], bytes.fromhex(claims["nonce"])
+        digest, policy = claims["evidence"], claims["policy"]
+        nonce = bytes.fromhex(claims["nonce"])
         if type(claims["version"]) is not int or claims["version"] != VERSION:
             raise ValueError
-        if _DIGEST.fullmatch(digest) is None:
+        if _DIGEST.fullmatch(digest) is None or _DIGEST.fullmatch(policy) is None:
             raise ValueError
         described = _fields_of(claims["worker"], DescribedWorker)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ValueError("its attestation cannot be read") from None
-    return ClaimedWorker(**described, nonce=nonce, evidence_digest=digest)
+    return ClaimedWorker(**described, nonce=nonce, evidence_digest=digest, policy_digest=policy)
 
 
 def _plain(value: Any) -> Any:

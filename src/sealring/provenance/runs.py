@@ -1,0 +1,154 @@
+"""The folder of a run: what an auditor is given.
+
+    run.json                    format, version, the run's name and its job
+    statements/NAME.dsse.json   one envelope each; names say nothing that is believed
+    log/                        the transparency log (tlog-tiles); every statement is an entry
+    evidence/SHA256             a file that a statement names by its digest: the script, the list
+                                of packages, configurations, authorities, policies, tokens
+
+The log's key lies beside the folder and not in it: RUN.key, and its verifier key RUN.vkey.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from sealring.errors import ConfigurationError, MalformedRun
+from sealring.provenance.files import Batch, read_limited
+from sealring.provenance.tiles import MAX_ENTRY_BYTES
+from sealring.strict import strictly, unique_keys
+
+FORMAT: Final = "sealring run"
+VERSION: Final = 1
+SUFFIX: Final = ".dsse.json"
+MAX_EVIDENCE_BYTES: Final = 16 << 20
+_MAX_HEAD_BYTES: Final = 64 << 10
+_NAME: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunHead:
+    format: str
+    version: int
+    run: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`create_run` and `open_run` make it."""
+
+    path: Path
+    head: RunHead
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def key(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.key")
+
+    @property
+    def vkey(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.vkey")
+
+    def statement_path(self, name: str) -> Path:
+        return self.path / "statements" / f"{name}{SUFFIX}"
+
+    def write_statement(self, name: str, envelope: bytes) -> Path:
+        """On the disk when it returns. A name is used once."""
+        path = self.statement_path(name)
+        if _NAME.fullmatch(name) is None or path.exists():
+            raise ConfigurationError(f"{path} exists, or is no name for a statement")
+        self._write(f"statements/{name}{SUFFIX}", envelope)
+        return path
+
+    def statements(self) -> Iterator[tuple[str, bytes]]:
+        """(name, envelope) in the order of their names. Nothing has been checked of them."""
+        folder = self.path / "statements"
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            name = path.name.removesuffix(SUFFIX)
+            if name == path.name or _NAME.fullmatch(name) is None or path.is_symlink():
+                raise MalformedRun(f"{path} is not a statement: a run's folder has no such file")
+            content = read_limited(path, MAX_ENTRY_BYTES)
+            if content is None:
+                raise MalformedRun(f"{path} was removed while the run was read")
+            yield name, content
+
+    def write_evidence(self, content: bytes) -> str:
+        """Keeps a file under its digest, which it returns."""
+        if len(content) > MAX_EVIDENCE_BYTES:
+            raise ConfigurationError(
+                f"a file beside a run's statements has at most {MAX_EVIDENCE_BYTES} bytes"
+            )
+        digest = hashlib.sha256(content).hexdigest()
+        if not (self.path / "evidence" / digest).exists():
+            self._write(f"evidence/{digest}", content)
+        return digest
+
+    def evidence(self, digest: str) -> bytes | None:
+        """The file with this digest; None if the folder does not have it."""
+        path = self.path / "evidence" / digest
+        if re.fullmatch(r"[0-9a-f]{64}", digest) is None or path.is_symlink():
+            raise MalformedRun(f"{digest[:80]!r} is not a digest, or a link")
+        content = read_limited(path, MAX_EVIDENCE_BYTES)
+        if content is not None and hashlib.sha256(content).hexdigest() != digest:
+            raise MalformedRun(f"{path} is not the file that its name says: it was changed")
+        return content
+
+    def _write(self, name: str, content: bytes) -> None:
+        batch = Batch(self.path)
+        batch.write(name, content)
+        batch.sync()
+
+
+def create_run(path: Path, run: str, job: str) -> RunFolder:
+    """A new folder, or the one that another rank has just made for the same run."""
+    path = path.absolute()
+    head = RunHead(FORMAT, VERSION, run, job)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not (path / "run.json").exists():
+            strange = [one.name for one in path.iterdir() if one.name not in _PARTS]
+            if strange:
+                raise ConfigurationError(f"{path} is not empty: choose another folder for the run")
+            batch = Batch(path)
+            batch.write("run.json", json.dumps(asdict(head)).encode() + b"\n")
+            batch.sync()
+    except OSError as problem:
+        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from None
+    found = open_run(path)
+    if found.head != head:
+        raise ConfigurationError(
+            f"{path} holds run {found.head.run} of job {found.head.job}, and this is run {run} of "
+            f"job {job}: choose another folder"
+        )
+    return found
+
+
+_PARTS: Final = (".new", "statements", "log", "evidence")
+
+
+def open_run(path: Path) -> RunFolder:
+    path = path.absolute()
+    content = read_limited(path / "run.json", _MAX_HEAD_BYTES)
+    if content is None:
+        raise MalformedRun(f"{path} is not the folder of a run: it has no run.json")
+    try:
+        value = json.loads(content, object_pairs_hook=unique_keys)
+        head: RunHead = strictly(RunHead, value, "run.json", "run's folder")
+    except (ValueError, RecursionError, ConfigurationError) as problem:
+        raise MalformedRun(f"{path / 'run.json'} cannot be read: {problem}") from None
+    if head.format != FORMAT or head.version != VERSION:
+        raise MalformedRun(
+            f"{path} is of version {head.version} of {head.format[:80]!r}; this sealring reads "
+            f"version {VERSION} of {FORMAT!r}"
+        )
+    return RunFolder(path, head)

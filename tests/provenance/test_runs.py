@@ -1,0 +1,89 @@
+"""The folder of a run: written by several ranks, read from strangers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sealring.errors import ConfigurationError, MalformedRun
+from sealring.provenance.runs import create_run, open_run
+
+
+def test_ranks_share_a_folder_and_its_statements_come_back(tmp_path: Path) -> None:
+    one = create_run(tmp_path / "run", "r1", "job")
+    two = create_run(tmp_path / "run", "r1", "job")
+    one.write_statement("rank-0-0", b"zero")
+    two.write_statement("rank-1-0", b"one")
+    found = open_run(tmp_path / "run")
+    assert (found.head.run, found.head.job) == ("r1", "job")
+    assert list(found.statements()) == [("rank-0-0", b"zero"), ("rank-1-0", b"one")]
+    digest = one.write_evidence(b"script")
+    assert digest == hashlib.sha256(b"script").hexdigest() == two.write_evidence(b"script")
+    assert found.evidence(digest) == b"script"
+    assert found.evidence("00" * 32) is None
+
+
+def test_a_statement_is_not_overwritten(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", "r1", "job")
+    run.write_statement("rank-0-0", b"zero")
+    for name in ("rank-0-0", "../outside", "Rank", ""):
+        with pytest.raises(ConfigurationError, match="no name for a statement"):
+            run.write_statement(name, b"other")
+    assert list(run.statements()) == [("rank-0-0", b"zero")]
+
+
+def test_a_folder_of_another_run_or_of_something_else(tmp_path: Path) -> None:
+    create_run(tmp_path / "run", "r1", "job")
+    with pytest.raises(ConfigurationError, match="choose another folder"):
+        create_run(tmp_path / "run", "r2", "job")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    with pytest.raises(ConfigurationError, match="not empty"):
+        create_run(tmp_path / "home", "r1", "job")
+    with pytest.raises(MalformedRun, match=r"no run\.json"):
+        open_run(tmp_path / "home")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"", b"[]", b"\xff", b'{"format":"sealring run","version":1,"run":"r"}',
+        b'{"format":"sealring run","version":2,"run":"r","job":"j"}',
+        b'{"format":"other","version":1,"run":"r","job":"j"}',
+        b'{"format":"sealring run","version":1,"run":"r","run":"s","job":"j"}',
+    ],
+)  # fmt: skip
+def test_heads_that_no_run_has(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(head)
+    with pytest.raises(MalformedRun):
+        open_run(tmp_path)
+
+
+def test_files_that_no_run_has(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", "r1", "job")
+    run.write_statement("rank-0-0", b"zero")
+    statements = run.path / "statements"
+    for name in ("letter", "Upper.dsse.json", "x.json"):
+        (statements / name).write_bytes(b"")
+        with pytest.raises(MalformedRun, match="no such file"):
+            list(run.statements())
+        (statements / name).unlink()
+    os.symlink("/etc/hostname", statements / "link.dsse.json")
+    with pytest.raises(MalformedRun, match="no such file"):
+        list(run.statements())
+
+
+def test_evidence_that_was_changed(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", "r1", "job")
+    digest = run.write_evidence(b"script")
+    (run.path / "evidence" / digest).write_bytes(b"other")
+    with pytest.raises(MalformedRun, match="it was changed"):
+        run.evidence(digest)
+    for name in ("../run.json", "x", ""):
+        with pytest.raises(MalformedRun, match="not a digest"):
+            run.evidence(name)
+    assert json.loads((run.path / "run.json").read_text())["run"] == "r1"
