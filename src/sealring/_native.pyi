@@ -415,6 +415,18 @@ OPENSSL_BUILT_IN: bool
 
 def wire_area_bytes(slots: int, payload: int) -> int: ...
 
+class GpuKeys:
+    """Keys in a GPU's memory: 64 bytes each, in the order in which they were added."""
+    def __init__(self, ordinal: int, entries: int) -> None: ...
+    def add(self, key: Secret) -> None: ...
+    def add_file(self, file: SealedFileReader) -> None:
+        """The key of the file's chunks and their base nonce."""
+    def wipe(self) -> None:
+        """Overwrites all of them. Wait for launches that use them first."""
+    @property
+    def start(self) -> int:
+        """Where the GPU finds the first."""
+
 class SealedFileWriter:
     """Writes C2SP's chunked encryption to a file, or to memory where `file` is -1."""
     def __init__(

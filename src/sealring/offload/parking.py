@@ -1,0 +1,144 @@
+"""Where tensors are parked: sealed by the GPU, kept in pinned host memory, opened by the GPU."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Final
+
+import torch
+
+from sealring import _native
+from sealring.engine.cuda.kernels import Header, RecordKernels, wire_bytes
+from sealring.engine.cuda.streams import new_event, new_stream, reached
+from sealring.errors import ConfigurationError
+
+RECORD_BYTES: Final = 256 << 10
+_DATA: Final = 1
+"""The kind of record, as in docs/spec.md, section 7."""
+
+
+class _Key:
+    """One random key in the GPU's memory. It leaves the process with it."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._keys = _native.GpuKeys(ordinal, 1)
+        secret = _native.Secret.random(32)
+        self._keys.add(secret)
+        secret.wipe()
+
+    @property
+    def address(self) -> int:
+        return self._keys.start
+
+
+class Parked:
+    """One tensor in host memory, sealed. It gives its memory back when it is deleted."""
+
+    def __init__(self, tensor: torch.Tensor, header: Header, host: torch.Tensor) -> None:
+        self.shape, self.dtype, self.bytes = tensor.shape, tensor.dtype, tensor.nbytes
+        self.header = header
+        self.host = host
+        """Pinned memory: outside of what the worker trusts. The GPU reads it once."""
+        self.used = new_event()
+        """Recorded behind the last copy from or to the host memory."""
+        self.coming: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+
+class _HostMemory:
+    """Pinned memory, kept for the next tensor of the same size."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[tuple[torch.Tensor, torch.cuda.Event]]] = {}
+
+    def take(self, size: int) -> torch.Tensor:
+        free = self._free.setdefault(size, [])
+        if free and reached(free[0][1]):
+            return free.pop(0)[0]
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def give_back(self, memory: torch.Tensor, used: torch.cuda.Event) -> None:
+        self._free.setdefault(memory.nbytes, []).append((memory, used))
+
+
+class Parking:
+    """Parks tensors of one GPU. Its key is random, in the GPU's memory, and of this object alone.
+
+    Every tensor is sealed under a count of its own, so no nonce repeats, and an older content of
+    the same memory does not open in a newer one's place.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        device = torch.device(device)
+        if device.type != "cuda":
+            raise ConfigurationError(f"tensors are parked from a GPU, and {device} is none")
+        ordinal = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", ordinal)
+        with torch.cuda.device(self.device):
+            torch.cuda.current_stream()  # the context exists from now on
+            self._key = _Key(ordinal)
+            self._kernels = RecordKernels(
+                self.device, bytes(memoryview(_native.Secret.random(32))), RECORD_BYTES
+            )
+            self._out, self._in, self._checks = (new_stream(self.device) for _ in range(3))
+        self._memory = _HostMemory()
+        self._count = 0
+        self._parked = 0
+
+    def park(self, tensor: torch.Tensor) -> Parked:
+        """Seals the tensor as it is at this point of the current stream, and copies it out.
+
+        The tensor may be changed or freed at once.
+        """
+        tensor = tensor.detach().contiguous()
+        header = self._next_header(tensor.nbytes)
+        sealed_bytes = wire_bytes(tensor.nbytes, RECORD_BYTES)
+        parked = Parked(tensor, header, self._memory.take(sealed_bytes))
+        current = torch.cuda.current_stream(self.device)
+        # Sealed in the current stream, because what comes next may change the tensor.
+        wire = torch.empty(sealed_bytes, dtype=torch.uint8, device=self.device)
+        self._kernels.seal(tensor, self._key, header, wire)
+        self._out.wait_stream(current)
+        wire.record_stream(self._out)
+        with torch.cuda.stream(self._out):
+            parked.host.copy_(wire, non_blocking=True)
+        parked.used.record(self._out)
+        weakref.finalize(parked, self._memory.give_back, parked.host, parked.used)
+        return parked
+
+    def prefetch(self, parked: Parked) -> None:
+        """Begins to bring it back, beside what the current stream computes."""
+        if parked.coming is not None:
+            return
+        self._in.wait_event(parked.used)
+        with torch.cuda.stream(self._in):
+            wire = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
+            wire.copy_(parked.host, non_blocking=True)
+            parked.used.record(self._in)
+            plain = torch.empty(parked.shape, dtype=parked.dtype, device=self.device)
+            self._kernels.open(wire, self._key, parked.header, plain)
+            opened = new_event()
+            opened.record(self._in)
+        parked.coming = plain, opened
+
+    def fetch(self, parked: Parked) -> torch.Tensor:
+        """The tensor, authenticated. Raises TamperedRecord if host memory was changed."""
+        self.prefetch(parked)
+        assert parked.coming is not None
+        plain, opened = parked.coming
+        parked.coming = None
+        # Not before it is known to be authentic: of a forged record the GPU has written nothing.
+        opened.synchronize()
+        with torch.cuda.stream(self._checks):
+            self._kernels.check()
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(opened)
+        plain.record_stream(current)
+        return plain
+
+    def _next_header(self, size: int) -> Header:
+        count, self._parked = self._count, self._parked + 1
+        self._count += max(1, -(-size // RECORD_BYTES))
+        return Header(
+            kind=_DATA, sender=0, receiver=0, collective=self._parked, operation=0, dtype=0,
+            reduction=0, algorithm=0, message=0, segment=0, total=size, count=count,
+        )  # fmt: skip
