@@ -21,7 +21,8 @@ def test_a_tensor_comes_back(shape: tuple[int, ...], dtype: torch.dtype) -> None
     tensor.zero_()  # at once: what was parked is what it was
     for _ in range(2):
         found = parking.fetch(parked)
-        assert found.dtype == dtype and torch.equal(found, expected)
+        assert found.dtype == dtype
+        assert torch.equal(found, expected)
 
 
 def test_host_memory_has_no_plaintext() -> None:

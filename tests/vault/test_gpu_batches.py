@@ -37,7 +37,8 @@ def opened(samples: list[Sample], files: list[SealedPart], folder: Path) -> list
         key, base = file_key(folder / f"{file}.sealed", file)
         nonce = (base ^ number).to_bytes(12, "big")
         cipher = bytes(sealed[start : start + size + 16])
-        assert start % 16 == 0 and to % 16 == 0
+        assert start % 16 == 0
+        assert to % 16 == 0
         plain[to : to + size] = ChaCha20Poly1305(key).decrypt(nonce, cipher, None)
     return [
         bytes(plain[start : start + sample.bytes])

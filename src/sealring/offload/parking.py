@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from sealring import _native
-from sealring.engine.cuda.kernels import Header, RecordKernels, wire_bytes
+from sealring.engine.cuda.kernels import Header, RecordKernels, record_count, wire_bytes
 from sealring.engine.cuda.streams import new_event, new_stream, reached
 from sealring.errors import ConfigurationError
 
@@ -80,6 +80,7 @@ class Parking:
                 self.device, bytes(memoryview(_native.Secret.random(32))), RECORD_BYTES
             )
             self._out, self._in, self._checks = (new_stream(self.device) for _ in range(3))
+            torch.cuda.current_stream().synchronize()  # other streams use what was made in it
         self._memory = _HostMemory()
         self._count = 0
         self._parked = 0
@@ -90,20 +91,12 @@ class Parking:
         The tensor may be changed or freed at once.
         """
         tensor = tensor.detach().contiguous()
-        header = self._next_header(tensor.nbytes)
+        header = self.header(tensor.nbytes)
         sealed_bytes = wire_bytes(tensor.nbytes, RECORD_BYTES)
-        parked = Parked(tensor, header, self._memory.take(sealed_bytes))
-        current = torch.cuda.current_stream(self.device)
-        # Sealed in the current stream, because what comes next may change the tensor.
-        wire = torch.empty(sealed_bytes, dtype=torch.uint8, device=self.device)
-        self._kernels.seal(tensor, self._key, header, wire)
-        self._out.wait_stream(current)
-        wire.record_stream(self._out)
-        with torch.cuda.stream(self._out):
-            parked.host.copy_(wire, non_blocking=True)
-        parked.used.record(self._out)
-        weakref.finalize(parked, self._memory.give_back, parked.host, parked.used)
-        return parked
+        # In the current stream, because what comes next in it may change the tensor.
+        sealed = torch.empty(sealed_bytes, dtype=torch.uint8, device=self.device)
+        self._kernels.seal(tensor, self._key, header, sealed)
+        return self.send(sealed, tensor, header)
 
     def prefetch(self, parked: Parked) -> None:
         """Begins to bring it back, beside what the current stream computes."""
@@ -111,11 +104,10 @@ class Parking:
             return
         self._in.wait_event(parked.used)
         with torch.cuda.stream(self._in):
-            wire = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
-            wire.copy_(parked.host, non_blocking=True)
+            came = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
+            came.copy_(parked.host, non_blocking=True)
             parked.used.record(self._in)
-            plain = torch.empty(parked.shape, dtype=parked.dtype, device=self.device)
-            self._kernels.open(wire, self._key, parked.header, plain)
+            plain = self.bring(parked, came)
             opened = new_event()
             opened.record(self._in)
         parked.coming = plain, opened
@@ -130,15 +122,31 @@ class Parking:
         opened.synchronize()
         with torch.cuda.stream(self._checks):
             self._kernels.check()
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(opened)
-        plain.record_stream(current)
+        plain.record_stream(torch.cuda.current_stream(self.device))
         return plain
 
-    def _next_header(self, size: int) -> Header:
+    def header(self, size: int) -> Header:
+        """Of the next tensor: it takes as many counts as the tensor has records."""
         count, self._parked = self._count, self._parked + 1
-        self._count += max(1, -(-size // RECORD_BYTES))
+        self._count += record_count(size, RECORD_BYTES)
         return Header(
             kind=_DATA, sender=0, receiver=0, collective=self._parked, operation=0, dtype=0,
             reduction=0, algorithm=0, message=0, segment=0, total=size, count=count,
         )  # fmt: skip
+
+    def send(self, memory: torch.Tensor, tensor: torch.Tensor, header: Header) -> Parked:
+        """Copies the memory out, after what the current stream has still to do."""
+        parked = Parked(tensor, header, self._memory.take(memory.nbytes))
+        self._out.wait_stream(torch.cuda.current_stream(self.device))
+        memory.record_stream(self._out)
+        with torch.cuda.stream(self._out):
+            parked.host.copy_(memory, non_blocking=True)
+        parked.used.record(self._out)
+        weakref.finalize(parked, self._memory.give_back, parked.host, parked.used)
+        return parked
+
+    def bring(self, parked: Parked, came: torch.Tensor) -> torch.Tensor:
+        """Opens what came, on the current stream."""
+        plain = torch.empty(parked.shape, dtype=parked.dtype, device=self.device)
+        self._kernels.open(came, self._key, parked.header, plain)
+        return plain

@@ -78,7 +78,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _Plan:
+class Plan:
     """Which bytes of which files a batch needs, and what the GPU is to do with them."""
 
     samples: tuple[Sample, ...]
@@ -90,7 +90,7 @@ class _Plan:
     plain_bytes: int
 
 
-def plan_of(samples: Sequence[Sample], files: Sequence[SealedPart]) -> _Plan:
+def plan_of(samples: Sequence[Sample], files: Sequence[SealedPart]) -> Plan:
     """Every sample's chunks lie behind each other, so that the sample is one run of bytes."""
     reads: list[tuple[int, int, int, int]] = []
     listed: list[tuple[int, int, int, int, int]] = []
@@ -117,7 +117,7 @@ def plan_of(samples: Sequence[Sample], files: Sequence[SealedPart]) -> _Plan:
         )
         sealed = -(-sealed // 16) * 16
     chunks = np.array(listed, dtype=CHUNK)
-    return _Plan(tuple(samples), reads, chunks, tuple(starts), sealed, plain)
+    return Plan(tuple(samples), reads, chunks, tuple(starts), sealed, plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _Streams:
     """Its own, so that a check does not wait for the batches behind."""
 
 
-class _Slot:
+class Slot:
     """The memory of one batch under way."""
 
     def __init__(self, device: torch.device) -> None:
@@ -137,7 +137,7 @@ class _Slot:
         self.sealed = torch.empty(0, dtype=torch.uint8)
         self.failed = torch.full((1,), NO_FAILURE, dtype=torch.int64, device=device)
         self.opened = new_event()
-        self.plan: _Plan | None = None
+        self.plan: Plan | None = None
         self.kept: list[torch.Tensor] = []
         self.plain = self.failed
 
@@ -190,6 +190,13 @@ class GpuBatches:
                 _empty(ready)
                 thread.join(0.01)
 
+    def plan(self, samples: Sequence[Sample]) -> Plan:
+        return plan_of(samples, self._files)
+
+    def open(self, plan: Plan, slot: Slot) -> list[torch.Tensor]:
+        """On the current stream. What is returned is kept until the stream has passed this."""
+        return [self._kernels.open(slot.sealed, plan.chunks, slot.plain, slot.failed)]
+
     def close(self) -> None:
         """Overwrites the keys in the GPU's memory."""
         torch.cuda.synchronize(self._device)
@@ -207,15 +214,18 @@ class GpuBatches:
 
     def _open_all(self, ready: queue.Queue[Any], stopped: threading.Event) -> None:
         streams = _Streams(*(new_stream(self._device) for _ in range(3)))
-        # One more than are under way, so that one can be filled from the disk meanwhile.
-        free = deque(_Slot(self._device) for _ in range(self._ahead + 1))
-        under_way: deque[_Slot] = deque()
+        # One more than are under way, so that one can be filled from the disk meanwhile. In the
+        # stream that uses them: in another, what is there before could still be written.
+        with torch.cuda.stream(streams.opens):
+            free = deque(Slot(self._device) for _ in range(self._ahead + 1))
+        under_way: deque[Slot] = deque()
         for samples in self._batches:
             if stopped.is_set():
                 break
             slot = free.popleft()
-            plan = slot.plan = plan_of(samples, self._files)
-            slot.make_room(plan.sealed_bytes)
+            plan = slot.plan = self.plan(samples)
+            with torch.cuda.stream(streams.copies):
+                slot.make_room(plan.sealed_bytes)
             self._read(plan, slot)
             self._start(plan, slot, streams)
             under_way.append(slot)
@@ -225,7 +235,7 @@ class GpuBatches:
             self._hand_over(streams, under_way, free, ready)
         torch.cuda.synchronize(self._device)  # nothing under way uses what is freed now
 
-    def _read(self, plan: _Plan, slot: _Slot) -> None:
+    def _read(self, plan: Plan, slot: Slot) -> None:
         memory = memoryview(slot.pinned.numpy().data)
         for file, offset, size, at in plan.reads:
             part, done = self._files[file], 0
@@ -237,7 +247,7 @@ class GpuBatches:
                     )
                 done += got
 
-    def _start(self, plan: _Plan, slot: _Slot, streams: _Streams) -> None:
+    def _start(self, plan: Plan, slot: Slot, streams: _Streams) -> None:
         opens = streams.opens
         with torch.cuda.stream(streams.copies):
             slot.sealed[: plan.sealed_bytes].copy_(
@@ -247,15 +257,14 @@ class GpuBatches:
         with torch.cuda.stream(opens):
             slot.failed.fill_(NO_FAILURE)
             slot.plain = torch.empty(plan.plain_bytes, dtype=torch.uint8, device=self._device)
-            listed = self._kernels.open(slot.sealed, plan.chunks, slot.plain, slot.failed)
-            slot.kept = [listed]
+            slot.kept = self.open(plan, slot)
             slot.opened.record(opens)
 
     def _hand_over(
         self,
         streams: _Streams,
-        under_way: deque[_Slot],
-        free: deque[_Slot],
+        under_way: deque[Slot],
+        free: deque[Slot],
         ready: queue.Queue[Any],
     ) -> None:
         slot = under_way.popleft()
