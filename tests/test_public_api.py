@@ -17,6 +17,7 @@ import sealring
 import sealring.broker
 import sealring.errors
 import sealring.integrations
+import sealring.offload
 import sealring.recorder
 import sealring.registration
 import sealring.store
@@ -41,6 +42,8 @@ def lines() -> Iterator[str]:
         yield described("sealring.store", name, getattr(sealring.store, name))
     for name in sealring.vault.__all__:
         yield described("sealring.vault", name, getattr(sealring.vault, name))
+    for name in sealring.offload.__all__:
+        yield described("sealring.offload", name, getattr(sealring.offload, name))
     for name in sealring.integrations.__all__:
         yield described("sealring.integrations", name, getattr(sealring.integrations, name))
     yield described("sealring.broker", "data_key", sealring.broker.data_key)
