@@ -158,3 +158,19 @@ def test_parked_activations_train_to_the_bit() -> None:
 
     for one, other in zip(trained(plain), trained(plain, around=around), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("view", ["t", "narrow", "expand", "channels_last"])
+def test_a_tensor_comes_back_as_it_lay_in_memory(view: str) -> None:
+    base = torch.randn(8, 4, 6, 10, device="cuda")
+    tensor = {
+        "t": base.transpose(0, 3),
+        "narrow": base[:, 1:3],
+        "expand": base[:, :1].expand(8, 4, 6, 10),
+        "channels_last": base.contiguous(memory_format=torch.channels_last),
+    }[view]
+    parking = Parking("cuda")
+    found = parking.fetch(parking.park(tensor))
+    assert torch.equal(found, tensor)
+    if view in ("t", "channels_last"):
+        assert found.stride() == tensor.stride()

@@ -34,6 +34,7 @@ WINDOW: Final = 1025
 TRAINED_WINDOWS: Final = 8
 MODEL: Final = "gpt2"
 _CALLS: Final = 4
+_BUFFERS: Final = 3
 
 
 def measure_on_gpu(
@@ -131,7 +132,7 @@ def _from_pinned_memory(
     import torch
 
     from sealring.engine.cuda.chunks import ChunkKernels
-    from sealring.engine.cuda.streams import new_stream
+    from sealring.engine.cuda.streams import new_event, new_stream
     from sealring.vault.gpu_batches import Sample, plan_of
 
     plan = plan_of([Sample(0, 0, BATCH_BYTES)], [part])
@@ -139,8 +140,9 @@ def _from_pinned_memory(
     pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     os.preadv(part.descriptor, [pinned.numpy().data], offset)
     kernels = ChunkKernels(device, [part.reader])
-    sealed = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+    sealed = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
     plain = [torch.empty(plan.plain_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+    opened = [new_event() for _ in range(_BUFFERS)]
     failed = torch.full((1,), -1, dtype=torch.int64, device=device)
     copies, opens = new_stream(device), new_stream(device)
     batches = 16
@@ -148,15 +150,14 @@ def _from_pinned_memory(
     def copy_and_open() -> None:
         kept = []
         for number in range(batches):
+            at = number % _BUFFERS
+            copies.wait_event(opened[at])  # what lies there is opened
             with torch.cuda.stream(copies):
-                sealed[number % 2].copy_(pinned, non_blocking=True)
+                sealed[at].copy_(pinned, non_blocking=True)
             opens.wait_stream(copies)
             with torch.cuda.stream(opens):
-                kept.append(
-                    kernels.open(sealed[number % 2], plan.chunks, plain[number % 2], failed)
-                )
-            if number % 2:
-                copies.wait_stream(opens)
+                kept.append(kernels.open(sealed[at], plan.chunks, plain[number % 2], failed))
+                opened[at].record(opens)
         torch.cuda.synchronize(device)
 
     def copy() -> None:

@@ -35,7 +35,7 @@ class Parked:
     """One tensor in host memory, sealed. It gives its memory back when it is deleted."""
 
     def __init__(self, tensor: torch.Tensor, header: Header, host: torch.Tensor) -> None:
-        self.shape, self.dtype, self.bytes = tensor.shape, tensor.dtype, tensor.nbytes
+        self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
         self.header = header
         self.host = host
         """Pinned memory: outside of what the worker trusts. The GPU reads it once."""
@@ -79,7 +79,10 @@ class Parking:
             self._kernels = RecordKernels(
                 self.device, bytes(memoryview(_native.Secret.random(32))), RECORD_BYTES
             )
-            self._out, self._in, self._checks = (new_stream(self.device) for _ in range(3))
+            # Copies in and opening have a stream each: the next copy does not wait for the opening.
+            self._out, self._in, self._opens, self._checks = (
+                new_stream(self.device) for _ in range(4)
+            )
             torch.cuda.current_stream().synchronize()  # other streams use what was made in it
         self._memory = _HostMemory()
         self._count = 0
@@ -90,12 +93,12 @@ class Parking:
 
         The tensor may be changed or freed at once.
         """
-        tensor = tensor.detach().contiguous()
+        tensor = _dense(tensor.detach())
         header = self.header(tensor.nbytes)
         sealed_bytes = wire_bytes(tensor.nbytes, RECORD_BYTES)
         # In the current stream, because what comes next in it may change the tensor.
         sealed = torch.empty(sealed_bytes, dtype=torch.uint8, device=self.device)
-        self._kernels.seal(tensor, self._key, header, sealed)
+        self._kernels.seal(_in_memory_order(tensor), self._key, header, sealed)
         return self.send(sealed, tensor, header)
 
     def prefetch(self, parked: Parked) -> None:
@@ -107,9 +110,12 @@ class Parking:
             came = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
             came.copy_(parked.host, non_blocking=True)
             parked.used.record(self._in)
+        self._opens.wait_event(parked.used)
+        came.record_stream(self._opens)
+        with torch.cuda.stream(self._opens):
             plain = self.bring(parked, came)
             opened = new_event()
-            opened.record(self._in)
+            opened.record(self._opens)
         parked.coming = plain, opened
 
     def fetch(self, parked: Parked) -> torch.Tensor:
@@ -147,6 +153,27 @@ class Parking:
 
     def bring(self, parked: Parked, came: torch.Tensor) -> torch.Tensor:
         """Opens what came, on the current stream."""
-        plain = torch.empty(parked.shape, dtype=parked.dtype, device=self.device)
-        self._kernels.open(came, self._key, parked.header, plain)
+        plain = torch.empty_strided(
+            parked.shape, parked.strides, dtype=parked.dtype, device=self.device
+        )
+        self._kernels.open(came, self._key, parked.header, _in_memory_order(plain))
         return plain
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """As it lies in memory where that has no gaps: another order of the same elements may make
+    torch choose another kernel, whose result differs in the last bits."""
+    return tensor if _has_no_gaps(tensor) else tensor.contiguous()
+
+
+def _has_no_gaps(tensor: torch.Tensor) -> bool:
+    elements = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != elements:
+            return False
+        elements *= size
+    return True
+
+
+def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -34,7 +34,7 @@ def offload_saved_tensors(
             tensor.device != parking.device
             or tensor.nbytes < smallest_bytes
             or tensor.layout != torch.strided
-            or (tensor.is_leaf and tensor.requires_grad)
+            or _is_parameter(tensor)
         )
         if stays:
             return tensor
@@ -55,3 +55,9 @@ def offload_saved_tensors(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    """Or a view of one: it stays in the GPU's memory anyway."""
+    base = tensor._base if tensor._is_view() else tensor
+    return base is not None and base.is_leaf and base.requires_grad

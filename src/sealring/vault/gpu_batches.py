@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SMALLEST_BUFFER: Final = 1 << 20
+_PIECE_BYTES: Final = 4 << 20
+_READERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Plan:
 def plan_of(samples: Sequence[Sample], files: Sequence[SealedPart]) -> Plan:
     """Every sample's chunks lie behind each other, so that the sample is one run of bytes."""
     reads: list[tuple[int, int, int, int]] = []
-    listed: list[tuple[int, int, int, int, int]] = []
+    listed: list[NDArray[np.void]] = []
     starts: list[int] = []
     sealed = plain = 0
     for sample in samples:
@@ -104,19 +107,23 @@ def plan_of(samples: Sequence[Sample], files: Sequence[SealedPart]) -> Plan:
                 f"{sample.offset} on were asked for"
             )
         first = sample.offset // CHUNK_BYTES
-        last = (sample.offset + sample.bytes - 1) // CHUNK_BYTES
+        count = (sample.offset + sample.bytes - 1) // CHUNK_BYTES + 1 - first
+        end = min((first + count) * CHUNK_BYTES, length)
         starts.append(plain + sample.offset - first * CHUNK_BYTES)
-        begin = sealed
-        for number in range(first, last + 1):
-            size = min(CHUNK_BYTES, length - number * CHUNK_BYTES)
-            listed.append((sealed, plain, number, size, sample.file))
-            sealed += size + SEALED_CHUNK_BYTES - CHUNK_BYTES
-            plain += CHUNK_BYTES
-        reads.append(
-            (sample.file, FIRST_CHUNK_AT + first * SEALED_CHUNK_BYTES, sealed - begin, begin)
-        )
-        sealed = -(-sealed // 16) * 16
-    chunks = np.array(listed, dtype=CHUNK)
+        chunks = np.empty(count, CHUNK)
+        place = np.arange(count, dtype=np.uint64)
+        chunks["from"] = sealed + place * SEALED_CHUNK_BYTES
+        chunks["to"] = plain + place * CHUNK_BYTES
+        chunks["number"] = first + place
+        chunks["bytes"] = CHUNK_BYTES
+        chunks["bytes"][-1] = end - (first + count - 1) * CHUNK_BYTES
+        chunks["file"] = sample.file
+        listed.append(chunks)
+        size = end - first * CHUNK_BYTES + count * (SEALED_CHUNK_BYTES - CHUNK_BYTES)
+        reads.append((sample.file, FIRST_CHUNK_AT + first * SEALED_CHUNK_BYTES, size, sealed))
+        sealed = -(-(sealed + size) // 16) * 16
+        plain += count * CHUNK_BYTES
+    chunks = np.concatenate(listed) if listed else np.empty(0, CHUNK)
     return Plan(tuple(samples), reads, chunks, tuple(starts), sealed, plain)
 
 
@@ -206,7 +213,10 @@ class GpuBatches:
 
     def _run(self, ready: queue.Queue[Any], stopped: threading.Event) -> None:
         try:
-            with torch.cuda.device(self._device):
+            with (
+                torch.cuda.device(self._device),
+                ThreadPoolExecutor(_READERS, "sealring-read") as self._readers,
+            ):
                 self._open_all(ready, stopped)
             ready.put(None)
         except BaseException as problem:
@@ -236,16 +246,28 @@ class GpuBatches:
         torch.cuda.synchronize(self._device)  # nothing under way uses what is freed now
 
     def _read(self, plan: Plan, slot: Slot) -> None:
-        memory = memoryview(slot.pinned.numpy().data)
-        for file, offset, size, at in plan.reads:
-            part, done = self._files[file], 0
-            while done < size:
-                got = os.preadv(part.descriptor, [memory[at + done : at + size]], offset + done)
-                if got == 0:
-                    raise TruncatedFile(
-                        f"{part.name} became shorter while it was read: restore it from a copy"
-                    )
-                done += got
+        """By several threads: one alone copies from the page cache slower than the GPU takes it."""
+        memory = slot.pinned.numpy().data
+        pieces = [
+            (file, offset + at, min(_PIECE_BYTES, size - at), to + at)
+            for file, offset, size, to in plan.reads
+            for at in range(0, size, _PIECE_BYTES)
+        ]
+        if len(pieces) == 1:
+            self._read_piece(memory, pieces[0])
+        else:
+            list(self._readers.map(lambda piece: self._read_piece(memory, piece), pieces))
+
+    def _read_piece(self, memory: memoryview, piece: tuple[int, int, int, int]) -> None:
+        file, offset, size, to = piece
+        part, done = self._files[file], 0
+        while done < size:
+            got = os.preadv(part.descriptor, [memory[to + done : to + size]], offset + done)
+            if got == 0:
+                raise TruncatedFile(
+                    f"{part.name} became shorter while it was read: restore it from a copy"
+                )
+            done += got
 
     def _start(self, plan: Plan, slot: Slot, streams: _Streams) -> None:
         opens = streams.opens
