@@ -16,6 +16,7 @@ import torch
 from sealring import _native
 from sealring.engine.cuda import compiler
 from sealring.engine.cuda.driver import Kernel
+from sealring.engine.cuda.streams import new_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,6 +43,7 @@ class ChunkKernels:
         with torch.cuda.device(self._device):
             torch.cuda.current_stream()  # the context exists from now on
             self._kernel = Kernel(code, "open_chunks")
+            self._lists = new_stream(self._device)
             self._keys = _native.GpuKeys(ordinal, max(1, len(files)))
             for file in files:
                 self._keys.add_file(file)
@@ -58,16 +60,20 @@ class ChunkKernels:
         `failed` gets the place of a chunk that is not authentic; it holds NO_FAILURE before.
         What is returned must live until the stream has passed this.
         """
-        # From memory that is not pinned: CUDA copies it at once, and where the GPU is confidential
-        # the driver encrypts it. It says which key opens what, so no other process may write it.
-        listed = torch.from_numpy(chunks.view(np.uint8)).to(self._device, non_blocking=True)
+        # From memory that is not pinned: where the GPU is confidential, the driver encrypts it. It
+        # says which key opens what, so no other process may write it. CUDA waits for the stream of
+        # such a copy, so it has one of its own, where nothing else is queued.
+        stream = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._lists):
+            listed = torch.from_numpy(chunks.view(np.uint8)).to(self._device, non_blocking=True)
+        stream.wait_stream(self._lists)
+        listed.record_stream(stream)
         argument = _OPENING.pack(
             sealed.data_ptr(), plain.data_ptr(), listed.data_ptr(), self._keys.start,
             failed.data_ptr(), 1, 0,
         )  # fmt: skip
-        stream = torch.cuda.current_stream(self._device).cuda_stream
         if len(chunks):
-            self._kernel.launch(len(chunks), _THREADS, 1, argument, stream)
+            self._kernel.launch(len(chunks), _THREADS, 1, argument, stream.cuda_stream)
         return listed
 
     def wipe(self) -> None:
