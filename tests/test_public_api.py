@@ -19,6 +19,7 @@ import sealring.errors
 import sealring.integrations
 import sealring.offload
 import sealring.recorder
+import sealring.recording
 import sealring.registration
 import sealring.store
 import sealring.vault
@@ -27,6 +28,10 @@ ROOT = Path(__file__).parents[1]
 FILE = Path(__file__).parent / "public_api.txt"
 GROUP = ("abort", "account", "monitored_barrier", "recorder", "set_timeout", "shutdown", "topology")
 RECORDER = ("account", "collective")
+RECORDING = (
+    "close", "configure", "flush", "next_step", "note_privacy", "path", "replay", "resume_at",
+    "step", "steps",
+)  # fmt: skip
 
 
 def lines() -> Iterator[str]:
@@ -46,6 +51,10 @@ def lines() -> Iterator[str]:
         yield described("sealring.offload", name, getattr(sealring.offload, name))
     for name in sealring.integrations.__all__:
         yield described("sealring.integrations", name, getattr(sealring.integrations, name))
+    for name in sealring.recording.__all__:
+        yield described("sealring.recording", name, getattr(sealring.recording, name))
+    for name in RECORDING:
+        yield member("sealring.recording.Recording", sealring.recording.Recording, name)
     yield described("sealring.broker", "data_key", sealring.broker.data_key)
     yield described("sealring.registration", "register", sealring.registration.register)
     for name in sealring.recorder.__all__:

@@ -290,6 +290,13 @@ class Endpoint:
         receive_key: Secret,
     ) -> bool:
         """From any thread. False, and the socket is closed, where the group has ended."""
+    def commitments(
+        self,
+    ) -> list[tuple[int, tuple[int, bytes] | None, tuple[int, bytes] | None]]:
+        """Of each link, also when the group has ended: peer, sent, received.
+
+        (data records, running SHA-256); None where the host does not see the records' tags.
+        """
     def attach(self, device: Device) -> None: ...
     def attach_cuda(
         self,

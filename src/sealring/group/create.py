@@ -28,6 +28,7 @@ from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh
 from sealring.live.gather import note_group
 from sealring.live.worker import show
 from sealring.recorder.start import start_recorder
+from sealring.recording.run import record_from_environment
 from sealring.schedule import Selection
 
 if TYPE_CHECKING:  # its packages are an extra
@@ -139,6 +140,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         job_rank=rank,
         group=terms.group,
         group_id=group_context(terms).hex()[:16],
+        epoch=terms.epoch,
         members=members,
         directory=settings.trace_directory,
         on_signal=settings.trace_signal,
@@ -167,6 +169,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
     restore_errors_in_backward()
     pass_calls_to_groups(SealedProcessGroup)
     interrupt_on_signal(engine)
+    record_from_environment(rank, world, os.environ)
     if enrolment is not None:
         # Every other member, also those that this worker has no session and no link with.
         keys = {members.index(each): member.key for each, member in agreed.members.items()}

@@ -106,6 +106,11 @@ def open_envelope(
     return OpenedEnvelope(payload, signer)
 
 
+def is_of_worker(data: bytes) -> bool:
+    """Whether a worker's certificate comes with it; else an owner has signed. Checks the form."""
+    return isinstance(_parse(data)[1], _WorkerSignature)
+
+
 def read_json(data: bytes) -> Any:
     """Strictly: no key twice, no NaN, no nesting without end."""
     if len(data) > MAX_ENTRY_BYTES:

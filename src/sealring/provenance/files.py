@@ -65,6 +65,24 @@ class Batch:
         os.replace(waiting, path)
         self._changed.add(path.parent)
 
+    def write_new(self, name: str, content: bytes) -> bool:
+        """The same for a file that another process may write as well: the first one stays.
+
+        On the disk when it returns. False: there was one already.
+        """
+        waiting = f"{self._waiting.name}/{secrets.token_hex(8)}.new"
+        self.write(waiting, content)
+        path = self._root / name
+        try:
+            os.link(self._root / waiting, path)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(self._root / waiting)
+        self._changed.add(path.parent)
+        self.sync()
+        return True
+
     def sync(self) -> None:
         for folder in sorted(self._changed, reverse=True):  # a folder before the one that names it
             _sync_folder(folder)
