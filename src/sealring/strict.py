@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sealring.errors import ConfigurationError
@@ -17,9 +18,9 @@ def strictly(wanted: Any, value: Any, where: str, document: str) -> Any:
     """`value` as the type `wanted`; an error says `where` it is not what a `document` has."""
     origin = get_origin(wanted)
     if dataclasses.is_dataclass(wanted) and isinstance(value, dict):
-        hints = get_type_hints(wanted)
+        kind: Any = wanted
+        hints = _fields(kind)
         if value.keys() == hints.keys():
-            kind: Any = wanted
             return kind(
                 **{
                     key: strictly(hints[key], value[key], f"{where}: {key}", document)
@@ -41,6 +42,12 @@ def strictly(wanted: Any, value: Any, where: str, document: str) -> Any:
     elif wanted in (int, float) and type(value) is wanted and 0 <= value < 1 << 63:
         return value  # a NaN is not between any two numbers
     raise ConfigurationError(f"{where} is not what a {document} has there")
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    """Evaluated once for each class: a checkpoint has thousands of entries of the same one."""
+    return get_type_hints(kind)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -235,13 +235,14 @@ class CheckpointReader(StorageReader):
 
 def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
     """Once in a process for each vault."""
-    local = vault.ledger.path.is_relative_to(vault.path)
+    local = vault.ledger.beside_the_vault
     if local and vault.path not in _TOLD:
         _TOLD.add(vault.path)
         _LOG.warning(
             "sealring: %s is the newest that %s has recorded. A ledger on the disk that it guards "
-            "detects accidents, not an attacker: set SEALRING_VAULT_LEDGER to a folder elsewhere",
-            stored.whose, vault.ledger.path,
+            "detects accidents, not an attacker: set SEALRING_VAULT_LEDGER to a folder elsewhere, "
+            "or to broker",
+            stored.whose, vault.ledger.where,
         )  # fmt: skip
 
 
