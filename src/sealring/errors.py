@@ -6,6 +6,7 @@
     │   ├── BadSecret
     │   ├── BadCertificate
     │   ├── BadPolicy
+    │   ├── BadClaims                 the file of claims that an audit is to answer
     │   ├── MissingExtra
     │   ├── Unsupported
     │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
@@ -160,6 +161,10 @@ class BadCertificate(ConfigurationError):
 
 class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
+
+
+class BadClaims(ConfigurationError):
+    """The file of claims cannot be read; the message names the claim."""
 
 
 class BadKeyFile(ConfigurationError):

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NoReturn
 
 from cryptography import x509
@@ -114,8 +115,13 @@ def verify(
     return VerifiedPeer(name.job, name.rank, claims.world, fingerprint, key, _SEAL)
 
 
+@lru_cache(maxsize=1024)
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether `authority` signed this very certificate, with no other in between."""
+    """Whether `authority` signed this very certificate, with no other in between.
+
+    The answer depends on the bytes of the two alone, so it is remembered: a reader of a thousand
+    statements meets the same few certificates.
+    """
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from cryptography import x509
@@ -147,7 +148,9 @@ def _parse(data: bytes) -> tuple[bytes, _Signature | _WorkerSignature]:
     return _decode(payload, "payload"), signature
 
 
+@lru_cache(maxsize=1024)
 def _certificate(pem: bytes) -> x509.Certificate:
+    """Parsed once: many statements carry the same one."""
     try:
         found = x509.load_pem_x509_certificate(pem)
     except ValueError:

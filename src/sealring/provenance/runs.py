@@ -93,8 +93,20 @@ class RunFolder:
 
     def statements(self) -> Iterator[tuple[str, bytes]]:
         """(name, envelope) in the order of their names. Nothing has been checked of them."""
+<<<<<<< HEAD
         for name in self.statement_names():
             yield name, self.read_statement(name)
+=======
+        folder = self.path / "statements"
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            name = path.name.removesuffix(SUFFIX)
+            if name == path.name or _NAME.fullmatch(name) is None or path.is_symlink():
+                raise MalformedRun(f"{path} is not a statement: a run's folder has no such file")
+            content = read_limited(path, MAX_ENTRY_BYTES, MalformedRun)
+            if content is None:
+                raise MalformedRun(f"{path} was removed while the run was read")
+            yield name, content
+>>>>>>> audit
 
     def write_evidence(self, content: bytes) -> str:
         """Keeps a file under its digest, which it returns."""
@@ -112,7 +124,7 @@ class RunFolder:
         path = self.path / "evidence" / digest
         if re.fullmatch(r"[0-9a-f]{64}", digest) is None or path.is_symlink():
             raise MalformedRun(f"{digest[:80]!r} is not a digest, or a link")
-        content = read_limited(path, MAX_EVIDENCE_BYTES)
+        content = read_limited(path, MAX_EVIDENCE_BYTES, MalformedRun)
         if content is not None and hashlib.sha256(content).hexdigest() != digest:
             raise MalformedRun(f"{path} is not the file that its name says: it was changed")
         return content
@@ -150,7 +162,7 @@ _PARTS: Final = (".new", "statements", "log", "evidence")
 
 def open_run(path: Path) -> RunFolder:
     path = path.absolute()
-    content = read_limited(path / "run.json", _MAX_HEAD_BYTES)
+    content = read_limited(path / "run.json", _MAX_HEAD_BYTES, MalformedRun)
     if content is None:
         raise MalformedRun(f"{path} is not the folder of a run: it has no run.json")
     try:
