@@ -86,27 +86,15 @@ class RunFolder:
         path = self.statement_path(name)
         if path.is_symlink():
             raise MalformedRun(f"{path} is a link: a run's folder has no such file")
-        content = read_limited(path, MAX_ENTRY_BYTES)
+        content = read_limited(path, MAX_ENTRY_BYTES, MalformedRun)
         if content is None:
             raise MalformedRun(f"{path} was removed while the run was read")
         return content
 
     def statements(self) -> Iterator[tuple[str, bytes]]:
         """(name, envelope) in the order of their names. Nothing has been checked of them."""
-<<<<<<< HEAD
         for name in self.statement_names():
             yield name, self.read_statement(name)
-=======
-        folder = self.path / "statements"
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            name = path.name.removesuffix(SUFFIX)
-            if name == path.name or _NAME.fullmatch(name) is None or path.is_symlink():
-                raise MalformedRun(f"{path} is not a statement: a run's folder has no such file")
-            content = read_limited(path, MAX_ENTRY_BYTES, MalformedRun)
-            if content is None:
-                raise MalformedRun(f"{path} was removed while the run was read")
-            yield name, content
->>>>>>> audit
 
     def write_evidence(self, content: bytes) -> str:
         """Keeps a file under its digest, which it returns."""
