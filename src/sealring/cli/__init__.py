@@ -16,6 +16,7 @@ from sealring.cli import (
     doctor,
     log,
     metrics,
+    papers,
     plan,
     policy,
     report,
@@ -54,6 +55,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(log.app, name="log")
 app.add_typer(witness.app, name="witness")
 app.add_typer(statement.app, name="statement")
+app.command("papers")(papers.papers)
 app.add_typer(vault.app, name="vault")
 
 
