@@ -25,6 +25,10 @@ EXAMPLES: Final = {
     "broker audit": "sealring broker audit --json",
     "broker simulator": "sealring broker simulator simulated",
     "bench": "sealring bench all --quick",
+    "papers": "sealring papers run model.safetensors --authority authority.pem --owner-key owner "
+    "--model-key model.key -o papers",
+    "statement key": "sealring statement key owner",
+    "bench provenance": "sealring bench provenance --json",
     "bench algorithms": "sealring bench algorithms --show",
     "bench aead": "sealring bench aead --json",
     "bench link": "sealring bench link --json",
