@@ -6,7 +6,7 @@ import secrets
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 import typer
 from rich.table import Table
@@ -17,13 +17,21 @@ from tests.chaos.run import Chaos, Counts
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="how long, half of it in-process")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(help="how long, a third for each kind of world")
+    ] = 120.0,
     seed: Annotated[int | None, typer.Option(help="of traffic and faults; random if unset")] = None,
-    world: Annotated[str, typer.Option(help="one world only, as local/17 or processes/3")] = "",
+    world: Annotated[
+        str, typer.Option(help="one world only, as local/17, light/5 or processes/3")
+    ] = "",
+    only: Annotated[list[str] | None, typer.Option(help="kinds of worlds; all if unset")] = None,
     out: Annotated[Path, typer.Option(help="where pages of violations go")] = Path("build/chaos"),
     json: Annotated[bool, typer.Option("--json", help="counts as JSON")] = False,
 ) -> None:
     """Traffic with random faults; every result and every error is checked."""
+    kinds = only or list(get_args(Where))
+    if not set(kinds) <= set(get_args(Where)):
+        raise typer.BadParameter("--only is local, light or processes")
     chosen = secrets.randbelow(1 << 31) if seed is None else seed
     if not json:
         console.print(f"chaos with seed {chosen}")
@@ -40,12 +48,15 @@ def main(
         chaos = Chaos(chosen, out, on_world)
         if world:
             where, _, number = world.partition("/")
-            if where not in ("local", "processes") or not number.isdecimal():
-                raise typer.BadParameter("--world is local/N or processes/N")
+            if where not in get_args(Where) or not number.isdecimal():
+                raise typer.BadParameter("--world is local/N, light/N or processes/N")
             chaos.one(cast(Where, where), int(number))
         else:
-            chaos.local(seconds / 2)
-            chaos.processes(seconds / 2)
+            for kind in kinds:
+                share = seconds / len(kinds)
+                {"local": chaos.local, "light": chaos.light, "processes": chaos.processes}[kind](
+                    share
+                )
     counts = chaos.counts
     if json:
         print_json(vars(counts))

@@ -43,10 +43,11 @@ ABOUT_SENDER: Final[dict[FaultKind, frozenset[str]]] = {
     FaultKind.REORDER: frozenset({"MissingRecord", "OutOfStep"}),
     FaultKind.TRUNCATE: frozenset({"TamperedRecord", "PeerLost"}),
     FaultKind.CUT: frozenset({"PeerLost"}),
+    FaultKind.INTERRUPT: frozenset({"PeerLost"}),
     FaultKind.SCRIBBLE: frozenset({"TamperedRecord", "ReplayedRecord", "MissingRecord"}),
 }
 """What the receiver of the attacked direction may see of it, and it must be about the sender."""
-BOTH_WAYS: Final = frozenset({FaultKind.CUT, FaultKind.SCRIBBLE})
+BOTH_WAYS: Final = frozenset({FaultKind.CUT, FaultKind.INTERRUPT, FaultKind.SCRIBBLE})
 OVER_A_REKEYING: Final = frozenset({FaultKind.DROP, FaultKind.REPLAY, FaultKind.REORDER})
 """Where keys change every few records, an old or early one is of a key that no receiver tries."""
 LOSES_A_RANK: Final = frozenset({FaultKind.KILL, FaultKind.LEAVE})

@@ -4,8 +4,10 @@ the middle."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sealring import _native
 from sealring.engine.datatypes import DType, ReduceKind
@@ -15,7 +17,7 @@ from tests.chaos.history import History, Outcome, SeenError, digest
 from tests.chaos.messages import Greeting, Message, Nothing, Parcel, What, memory_of
 from tests.chaos.plan import PROBES, Call, Fault, FaultKind, Plan
 from tests.chaos.scribbler import Scribbler
-from tests.chaos.streams import STRIKES, Stream
+from tests.chaos.streams import STRIKES, Stream, Strike
 from tests.engine.cases import Case, Tensors
 from tests.engine.local_world import Change, LocalMail, LocalWorld, receive, send, slot
 
@@ -50,25 +52,36 @@ def run_local(plan: Plan) -> History:
         for fault in plan.faults
         if fault.kind is FaultKind.SCRIBBLE
     ]
-    kind = _Correspondent if isinstance(local, LocalMail) else _Rank
-    ranks = [kind(plan, rank, local, history, scribblers) for rank in range(plan.world)]
+    run_ranks(plan, local, history, list(strikes.values()), scribblers)
+    return history
+
+
+def run_ranks(
+    plan: Plan,
+    world: Any,
+    history: History,
+    strikes: Sequence[Strike],
+    scribblers: Sequence[Scribbler] = (),
+) -> None:
+    """The traffic and the probes; `world` is a LocalWorld or has what one has."""
+    kind = _Correspondent if plan.channels == {"messages"} else _Rank
+    ranks = [kind(plan, rank, world, history, scribblers) for rank in range(plan.world)]
     try:
-        if not _together(local, plan, [rank.traffic for rank in ranks], history):
-            return history
-        for strike in strikes.values():
+        if not _together(world, plan, [rank.traffic for rank in ranks], history):
+            return
+        for strike in strikes:
             strike.over = True
         for scribbler in scribblers:
             scribbler.end()
         for turn in range(1, PROBES + 1):
-            if not _together(local, plan, [rank.probe(turn) for rank in ranks], history):
-                return history
+            if not _together(world, plan, [rank.probe(turn) for rank in ranks], history):
+                return
     finally:
         history.ended = time.monotonic()
-    local.close()
-    return history
+    world.close()
 
 
-def _together(local: LocalWorld, plan: Plan, parts: list, history: History) -> bool:  # type: ignore[type-arg]
+def _together(local: Any, plan: Plan, parts: list, history: History) -> bool:  # type: ignore[type-arg]
     """All ranks at once; False if one hangs, which no rank may."""
     futures = [local.pool.submit(part) for part in parts]
     limit = (len(plan.faults) + 1) * plan.timeout_s + HANG_S
@@ -91,9 +104,9 @@ class _Rank:
         self,
         plan: Plan,
         rank: int,
-        local: LocalWorld,
+        local: Any,
         history: History,
-        scribblers: list[Scribbler],
+        scribblers: Sequence[Scribbler],
     ) -> None:
         self._plan, self._rank, self._history, self._local = plan, rank, history, local
         self._scribblers = scribblers
@@ -184,7 +197,6 @@ class _Correspondent(_Rank):
     """One rank of a world of mailboxes."""
 
     def _call(self, case: What, begun: _Begun) -> None:
-        assert isinstance(self._local, LocalMail)
         box, timeout_s = self._local.mailboxes[self._rank], self._plan.timeout_s
         nothing = (0, 0)
         if isinstance(case, Message):
@@ -203,7 +215,6 @@ class _Correspondent(_Rank):
                 ]
 
     def _wait(self, begun: _Begun) -> None:
-        assert isinstance(self._local, LocalMail)
         for message in begun.messages:
             self._local.mailboxes[self._rank].wait(message)
 

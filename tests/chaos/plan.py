@@ -28,13 +28,13 @@ from sealring.schedule.execution import SENDING
 from tests.chaos.messages import ANY_SOURCE_TAG, Greeting, Message, What, takes_part
 from tests.engine.cases import PROGRAMS, Case
 
-Where = Literal["local", "processes"]
+Where = Literal["local", "light", "processes"]
 Channel = Literal["collectives", "messages"]
 """Each has links and keys of its own."""
 
 PATIENT_S: Final = 60.0
 """The timeout where nothing planned makes a rank wait for it."""
-QUICK_S: Final[dict[Where, float]] = {"local": 3.0, "processes": 5.0}
+QUICK_S: Final[dict[Where, float]] = {"local": 3.0, "light": 10.0, "processes": 5.0}
 """... and where something does."""
 
 
@@ -50,6 +50,9 @@ class FaultKind(StrEnum):
     DELAY = "delay"
     CHOP = "chop"
     MUTE = "mute"
+    # a link that is being made
+    INTERRUPT = "interrupt"
+    HOLD = "hold"
     # the memory that two ranks share
     SCRIBBLE = "scribble"
     # all ranks of a machine
@@ -69,12 +72,17 @@ ON_A_STREAM: Final = {
 }  # fmt: skip
 ON_A_BELL: Final = {FaultKind.CUT: 3, FaultKind.DELAY: 3}
 """Over shared memory the socket carries nothing but wake-ups."""
+ON_SETUP: Final = {FaultKind.INTERRUPT: 10, FaultKind.HOLD: 6}
+"""Where links are made in the traffic."""
 ON_MEMORY: Final = {FaultKind.SCRIBBLE: 4}
 ON_A_HOST: Final = {FaultKind.NEIGHBOUR: 12}
 """A process of the workers' own user tries to write into all that they have."""
 ON_A_RANK: Final[dict[Where, dict[FaultKind, int]]] = {
     "local": {
         FaultKind.STOP: 1, FaultKind.PAUSE: 2, FaultKind.LEAVE: 2, FaultKind.DISAGREE: 2
+    },
+    "light": {
+        FaultKind.STOP: 1, FaultKind.PAUSE: 2, FaultKind.LEAVE: 4, FaultKind.DISAGREE: 2
     },
     "processes": {
         FaultKind.KILL: 5, FaultKind.STOP: 2, FaultKind.PAUSE: 4, FaultKind.LEAVE: 2,
@@ -206,6 +214,12 @@ class Plan:
         return probes
 
 
+_WORLDS: Final[dict[Where, list[int]]] = {
+    "local": [2, 3, 3, 4, 5],
+    "light": [9, 10, 11, 12],
+    "processes": [2, 2, 3, 3, 4],
+}
+"""How many ranks. Light workers are so many that most pairs are linked in the traffic."""
 PROBE: Final = Case(Operation.BARRIER, Algorithm.DIRECT, 0, DType.UINT8)
 PROBES: Final = 2
 """In the first one the last who can see a fault sees it; in the second one all hear of it."""
@@ -213,8 +227,8 @@ PROBES: Final = 2
 
 def make_plan(where: Where, seed: int, number: int) -> Plan:
     chance = Random(f"sealring chaos {seed} {where} {number}")
-    world = chance.choice([2, 2, 3, 3, 4] if where == "processes" else [2, 3, 3, 4, 5])
-    transport = chance.choice(["tcp", "tcp", "tcp", "shm"])
+    world = chance.choice(_WORLDS[where])
+    transport = chance.choice(["tcp"] if where == "light" else ["tcp", "tcp", "tcp", "shm"])
     record_bytes = chance.choice([1 << 10, 4 << 10, 16 << 10, 64 << 10, 124 << 10])
     algorithm = chance.choice([None, None, *Algorithm])
     hosts = tuple(chance.randrange(chance.choice([1, 2, world])) for _ in range(world))
@@ -342,6 +356,8 @@ def _faults(
         kinds |= ON_MEMORY
     if where == "processes":
         kinds |= ON_A_HOST
+    if where == "light":
+        kinds |= ON_SETUP
     kinds |= ON_A_RANK[where]
     faults: dict[object, Fault] = {}
     for _ in range(chance.choice([0, 1, 1, 1, 1, 2, 2, 3])):

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tests.chaos.check import Verdict, check
 from tests.chaos.history import Heartbeat, History
+from tests.chaos.light import run_light
 from tests.chaos.local import run_local
 from tests.chaos.messages import Message
 from tests.chaos.plan import Call, FaultKind, Plan, Where, make_plan
@@ -20,8 +21,8 @@ from tests.chaos.processes import Hands, run_processes
 from tests.chaos.report import command, page
 from tests.engine.cases import Case
 
-LANES: Final = 3
-"""In-process worlds at a time: most of what they do is wait."""
+LANES: Final[dict[Where, int]] = {"local": 3, "light": 2, "processes": 1}
+"""Worlds at a time: most of what they do is wait."""
 
 
 @dataclass
@@ -96,11 +97,17 @@ class Chaos:
         self._problems: list[BaseException] = []
 
     def local(self, seconds: float) -> None:
+        self._lanes("local", seconds, run_local)
+
+    def light(self, seconds: float) -> None:
+        self._lanes("light", seconds, run_light)
+
+    def _lanes(self, where: Where, seconds: float, run: Callable[[Plan], History]) -> None:
         numbers = itertools.count()
         end = time.monotonic() + seconds
         lanes = [
-            threading.Thread(target=self._lane, args=("local", numbers, end, run_local))
-            for _ in range(LANES)
+            threading.Thread(target=self._lane, args=(where, numbers, end, run))
+            for _ in range(LANES[where])
         ]
         for lane in lanes:
             lane.start()
@@ -124,7 +131,8 @@ class Chaos:
         """One world again, the one that a page names."""
         hands = Hands() if where == "processes" else None
         try:
-            run = run_local if hands is None else _with(hands)
+            in_process = run_light if where == "light" else run_local
+            run = in_process if hands is None else _with(hands)
             self._world(make_plan(where, self.counts.seed, number), run)
         finally:
             if hands is not None:
@@ -145,7 +153,7 @@ class Chaos:
             self._problems.append(problem)
         with self._lock:
             took = time.monotonic() - began
-            self.counts.seconds += took if where == "processes" else took / LANES
+            self.counts.seconds += took / LANES[where]
 
     def _world(self, plan: Plan, run: Callable[[Plan], History]) -> None:
         history = run(plan)

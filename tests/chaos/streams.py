@@ -21,6 +21,8 @@ from tests.engine.local_world import Last
 _LONGEST_HOLD_S: Final = 0.3
 """A record that is held back for the next one is let go if none comes."""
 _SLOW_RECORDS: Final = 12
+_SETUP_BYTES: Final = 6000
+"""About what each end sends until a link is made, by TLS; under a session it is less."""
 _TLS_HEADER_BYTES: Final = 5
 _TLS_TYPES: Final = (*range(20, 25), SESSION_FRAME)
 """TLS's own, and the one of set-up under a session, which has the form of a TLS record."""
@@ -56,6 +58,10 @@ class Strike:
 
     def after(self, record: Record) -> Iterator[bytes]:
         yield record.raw
+
+    def setup(self, data: bytes, passed: int) -> Iterator[bytes]:
+        """Bytes of a link that is being made; `passed` of this direction have gone before."""
+        yield data
 
     def bells(self, data: bytes) -> Iterator[bytes]:
         """Shared memory's wake-ups, which have no content."""
@@ -243,7 +249,44 @@ class Chop(Strike):
             yield record.raw[at : at + crumb]
 
 
+class SetupStrike(Strike):
+    """Strikes while a link is made, and lets all its records pass."""
+
+    def record(self, record: Record) -> Iterator[bytes]:
+        yield record.raw
+
+
+class Interrupt(SetupStrike):
+    """Cuts connections on which a link is being made, one after the other."""
+
+    _cuts = 0
+
+    def setup(self, data: bytes, passed: int) -> Iterator[bytes]:
+        end = int(self.fault.place * _SETUP_BYTES)
+        if self.over or self._cuts >= 1 + int(self.fault.amount * 3) or passed + len(data) <= end:
+            yield data
+            return
+        self._cuts += 1
+        # The end that has just said its last word takes the link for made, and loses it.
+        self.hit(None, f"cut a link in the making, after byte {end}", must_end=False)
+        yield Last(data[: max(0, end - passed)])
+
+
+class Hold(SetupStrike):
+    """Holds up what two say to each other while they make a link."""
+
+    def setup(self, data: bytes, passed: int) -> Iterator[bytes]:
+        if not self.over and not self.struck:
+            self.struck = True
+            self.hit(None, "held up a link in the making", must_end=False)
+        if not self.over:
+            time.sleep(self.fault.amount * 0.4)
+        yield data
+
+
 STRIKES: Final[dict[FaultKind, type[Strike]]] = {
+    FaultKind.INTERRUPT: Interrupt,
+    FaultKind.HOLD: Hold,
     FaultKind.FLIP: Flip,
     FaultKind.DROP: Drop,
     FaultKind.REPLAY: Replay,
@@ -264,6 +307,7 @@ class Stream:
         self._strike = strike
         self._splitter = Splitter()
         self._setup = b""
+        self._passed = 0
         self._bells = False
 
     @property
@@ -278,7 +322,8 @@ class Stream:
         else:
             data = self._setup + data
             setup = _tls_bytes(data)
-            yield data[:setup]
+            yield from self._strike.setup(data[:setup], self._passed)
+            self._passed += setup
             rest, self._setup = data[setup:], b""
             if rest[:1] == b"S":
                 yield from self._records(rest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -14,14 +15,16 @@ from hypothesis import strategies as st
 from sealring.errors import (
     CertificateExpired,
     CertificateNotYetValid,
+    CertificateRevoked,
     HandshakeError,
     UnknownAuthority,
     WrongJob,
     WrongRank,
     WrongWorldSize,
 )
-from sealring.identity import VerifiedPeer, verify
+from sealring.identity import VerifiedPeer, verification, verify
 from sealring.identity.certificates import WORLD_SIZE_OID, decode_integer, encode_integer
+from sealring.identity.verification import KnownCertificates
 from tests.identity.issuing import HOUR, NOW, Issuer
 
 ISSUER = Issuer()
@@ -130,3 +133,58 @@ def test_only_that_encoding_is_read(der: bytes) -> None:
     except ValueError:
         return
     assert encode_integer(value) == der
+
+
+def test_a_known_certificate_is_judged_anew_in_all_but_its_signature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, other = KnownCertificates(), Issuer()
+    certificate = ISSUER.credentials(1).certificate
+
+    def again(authority: x509.Certificate = ISSUER.certificate, **changes: Any) -> VerifiedPeer:
+        wanted: dict[str, Any] = {"job": "job", "world": 4, "rank": 1} | changes
+        return verify(certificate, (authority,), where="10.0.0.1:5", known=known, **wanted)
+
+    def revoked(name: object) -> None:
+        raise CertificateRevoked("it is out")
+
+    first = again()
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "is_issued_by", lambda *_: pytest.fail("verified again"))
+        assert (again().key, again().fingerprint) == (first.key, first.fingerprint)
+        for changes, error in (
+            ({"now": NOW + 5 * HOUR}, CertificateExpired),
+            ({"judge": revoked}, CertificateRevoked),
+            ({"job": "other"}, WrongJob),
+            ({"rank": 2}, WrongRank),
+            ({"world": 5}, WrongWorldSize),
+        ):
+            with pytest.raises(error):
+                again(**changes)
+    with pytest.raises(UnknownAuthority):
+        again(other.certificate)
+
+
+def test_a_certificate_that_no_authority_signed_does_not_become_known() -> None:
+    known, certificate = KnownCertificates(), Issuer().credentials(1).certificate
+    for _ in range(2):
+        with pytest.raises(UnknownAuthority):
+            verify(
+                certificate,
+                (ISSUER.certificate,),
+                job="job",
+                world=4,
+                rank=1,
+                where="",
+                known=known,
+            )
+
+
+def test_known_certificates_are_bounded() -> None:
+    known = KnownCertificates(most=3)
+    for rank in (0, 1, 2, 3):
+        certificate = ISSUER.credentials(rank).certificate
+        verify(
+            certificate, (ISSUER.certificate,), job="job", world=4, rank=rank, where="", known=known
+        )
+    assert len(known._signed) == 1

@@ -259,6 +259,27 @@ def test_a_second_large_group_under_a_job_secret() -> None:
         del first, second, groups
 
 
+def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But a member's signature over the new transcript, each member anew."""
+    signatures = 0
+    good = forming.signature_is_good
+
+    def counted(*what: Any) -> bool:
+        nonlocal signatures
+        signatures += 1
+        return good(*what)
+
+    with team() as one:
+        first = one.groups
+        monkeypatch.setattr(verification, "is_issued_by", lambda *_: pytest.fail("verified again"))
+        monkeypatch.setattr(forming, "signature_is_good", counted)
+        one.groups = one.all(lambda rank: one.workers[rank].form("second", range(SIZE)))
+        sum_of(one, Algorithm.TREE)
+        one.groups += first
+        del first
+    assert signatures == 2 * SIZE * SIZE
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

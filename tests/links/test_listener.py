@@ -15,6 +15,7 @@ import pytest
 
 from sealring.errors import MalformedSetup, SealringError
 from sealring.links.listener import Listener
+from sealring.links.shares import share_of
 
 
 class _FirstThreadFails(ThreadPoolExecutor):
@@ -100,18 +101,14 @@ def test_listeners_of_one_process_share_its_descriptors(monkeypatch: pytest.Monk
                 Listener(["127.0.0.1"], lambda _: None, lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
             )
         first, *others = listeners
-        first._take_share()
-        assert (first.silent._most, first.greeting._most) == (512 // 4, 512 // 8)
+        assert share_of(first) == (512 // 4, 512 // 8)
         for listener in others:  # a flood at each: they take what there is, one after the other
-            listener._take_share()
-            fill = [None] * listener.silent._most
+            fill = [None] * share_of(listener)[0]
             listener.silent, listener.greeting = fill, fill[: 512 // 8]  # type: ignore[assignment]
-        first._take_share()
-        assert (first.silent._most, first.greeting._most) == (512 // 16, 512 // 32)
+        assert share_of(first) == (512 // 16, 512 // 32)
         for listener in others:
             listener.silent = listener.greeting = []  # type: ignore[assignment]
-        first._take_share()
-        assert first.silent._most == 512 // 4
+        assert share_of(first)[0] == 512 // 4
     finally:
         for listener in listeners:
             listener.stop()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sealring import _native
+from sealring import _native, limits
 from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.engine import CollectiveEngine
@@ -24,7 +24,6 @@ from sealring.identity import Credentials
 from sealring.links import Agreed, Store, agreed_epoch, build_mesh
 from sealring.schedule import Algorithm, Operation, chunks, cuts_into_chunks
 
-_SETTINGS: Final = {"record_bytes": 126976}
 _LOOPBACK: Final = {"SEALRING_ADDRESS": "127.0.0.1"}
 
 
@@ -90,6 +89,8 @@ class LightWorker:
         *,
         timeout_s: float = 120.0,
         transport: Any = "tcp",
+        record_bytes: int = limits.RECORD_BYTES,
+        rekey_bytes: int = limits.REKEY_BYTES,
     ) -> LightGroup:
         """As group/create.py does it, without torch, GPUs and recorder."""
         ordered = tuple(members)
@@ -104,7 +105,7 @@ class LightWorker:
                 world=self._world,
                 members=ordered,
                 rank=self.rank,
-                settings=_SETTINGS,
+                settings={"record_bytes": record_bytes},
                 host=self._host,
             )
             mesh = build_mesh(
@@ -121,6 +122,8 @@ class LightWorker:
         hosts = {ordered.index(each): member.host for each, member in agreed.members.items()}
         shared: dict[str, Any] = {
             "members": ordered,
+            "record_bytes": record_bytes,
+            "rekey_bytes": rekey_bytes,
             "first_failure": _native.FirstFailure(),
             "hosts": hosts,
             "late": late,

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 
 from sealring.errors import (
     HandshakeError,
@@ -60,7 +59,12 @@ from sealring.handshake.terms import Terms
 from sealring.handshake.tls import TlsConnection
 from sealring.identity.credentials import Credentials
 from sealring.identity.names import WorkerName
-from sealring.identity.verification import VerifiedPeer, verify
+from sealring.identity.verification import (
+    KnownCertificates,
+    VerifiedPeer,
+    fingerprint_of,
+    verify,
+)
 
 _ANSWER_SECONDS: Final = 10.0
 """How long a dialed server may take for TLS: one that is silent must not hold up the next try."""
@@ -86,7 +90,8 @@ def dial(
         connection.deadline = min(deadline, time.monotonic() + _ANSWER_SECONDS)
         certificate = connection.handshake()
         connection.deadline = deadline
-        peer, judged = _admitted(connection, certificate, credentials, terms, peer_rank)
+        known = _known(sessions)
+        peer, judged = _admitted(connection, certificate, credentials, terms, peer_rank, known)
         own = write_hello(terms, peer.rank)
         send_message(connection, own)
         theirs, hello = _receive_hello(connection, peer)
@@ -173,7 +178,12 @@ class Incoming:
                 if self._certificate is None:
                     return False
                 self._peer = _admitted(
-                    connection, self._certificate, self._credentials, self._terms, None
+                    connection,
+                    self._certificate,
+                    self._credentials,
+                    self._terms,
+                    None,
+                    _known(self._sessions),
                 )
         except SealringError as error:
             tell(connection, error, seconds=0.0)
@@ -240,7 +250,8 @@ class Incoming:
 
     def _may_go_on(self, session: Session) -> bool:
         where = address_of(self._socket)
-        return _may_go_on(session, self._credentials, self._terms, None, where)
+        known = _known(self._sessions)
+        return _may_go_on(session, self._credentials, self._terms, None, where, known)
 
     def _answer(self, connection: Connection, admit: Admit | None) -> SecureChannel:
         """The acceptor's part after the peer is admitted."""
@@ -289,7 +300,8 @@ def _dialed(
     session = None if sessions is None else sessions.with_rank(rank)
     try:
         if sessions is not None and session is not None:
-            if not _may_go_on(session, credentials, terms, rank, address):
+            known = sessions.certificates
+            if not _may_go_on(session, credentials, terms, rank, address, known):
                 # Not the end of the attempt: its rank may be another process's by now.
                 sessions.discard(session)
                 return _dialed(sock, credentials, terms, rank, deadline, None)
@@ -316,15 +328,20 @@ def _keep_session(
     )
 
 
+def _known(sessions: SessionTable | None) -> KnownCertificates | None:
+    return None if sessions is None else sessions.certificates
+
+
 def _admitted(
     connection: Connection,
     certificate: x509.Certificate,
     credentials: Credentials,
     terms: Terms,
     rank: int | None,
+    known: KnownCertificates | None,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
     address = address_of(connection.socket)
-    peer, judged = verified(certificate, credentials, terms, rank, address)
+    peer, judged = verified(certificate, credentials, terms, rank, address, known)
     connection.admitted_rank = peer.rank
     connection.who = f"rank {peer.rank} at {address}"
     connection.check_negotiated()
@@ -337,12 +354,13 @@ def _may_go_on(
     terms: Terms,
     rank: int | None,
     address: str,
+    known: KnownCertificates | None,
 ) -> bool:
     """Whether TLS would now prove the same two keys, and the peer would be admitted."""
     if session.own_certificate.public_key() != credentials.certificate.public_key():
         return False
     try:
-        verified(session.peer_certificate, credentials, terms, rank, address)
+        verified(session.peer_certificate, credentials, terms, rank, address, known)
     except SealringError:
         return False
     return True
@@ -354,6 +372,7 @@ def verified(
     terms: Terms,
     rank: int | None,
     address: str,
+    known: KnownCertificates | None,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
     judged: JudgedPeer | None = None
 
@@ -372,6 +391,7 @@ def verified(
         where=address,
         judge=judge,
         judge_dates=not _was_in_date(certificate, credentials, terms),
+        known=known,
     )
     return peer, judged
 
@@ -381,9 +401,9 @@ def _was_in_date(certificate: x509.Certificate, credentials: Credentials, terms:
 
     Where a broker renews certificates, one that has ended is a member that is no longer admitted.
     """
-    if credentials.admission is not None:
+    if credentials.admission is not None or not terms.certificates:
         return False
-    return certificate.fingerprint(hashes.SHA256()) in terms.certificates
+    return fingerprint_of(certificate) in terms.certificates
 
 
 def _receive_hello(connection: Connection, peer: VerifiedPeer) -> tuple[bytes, Hello]:

@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 
 from sealring import _native
 from sealring.errors import PeerUnreachable
 from sealring.handshake.secrets import wiped
+from sealring.identity.verification import KnownCertificates, fingerprint_of
 from sealring.limits import KEY_BYTES
 
 ID_BYTES: Final = 16
@@ -115,11 +115,11 @@ class Session:
 
     @property
     def own_fingerprint(self) -> bytes:
-        return self.own_certificate.fingerprint(hashes.SHA256())
+        return fingerprint_of(self.own_certificate)
 
     @property
     def peer_fingerprint(self) -> bytes:
-        return self.peer_certificate.fingerprint(hashes.SHA256())
+        return fingerprint_of(self.peer_certificate)
 
     def in_date(self, now: datetime) -> bool:
         ends = (self.own_certificate.not_valid_after_utc, self.peer_certificate.not_valid_after_utc)
@@ -138,6 +138,8 @@ class SessionTable:
         self._lock = threading.Lock()
         self._by_rank: dict[int, Session] = {}
         self._by_id: dict[bytes, Session] = {}
+        self.certificates = KnownCertificates()
+        """Of those, and of members of groups that this worker has no session with."""
         self.handshakes = 0
         """TLS handshakes that ended in a session."""
         self.resumptions = 0

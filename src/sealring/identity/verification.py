@@ -17,7 +17,6 @@ from typing import NoReturn
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.errors import (
@@ -30,6 +29,7 @@ from sealring.errors import (
 )
 from sealring.identity.certificates import CertificateClaims, claims_of
 from sealring.identity.names import WorkerName
+from sealring.limits import MAX_WORLD
 
 _SEAL = object()
 
@@ -55,6 +55,39 @@ class VerifiedPeer:
         raise TypeError("a VerifiedPeer cannot be copied or unpickled: verify the peer instead")
 
 
+@dataclass(frozen=True, slots=True)
+class SignedClaims:
+    """What never changes about a certificate that one of these authorities signed."""
+
+    authorities: tuple[x509.Certificate, ...]
+    claims: CertificateClaims
+    key: str
+
+
+class KnownCertificates:
+    """Certificates whose signature one worker has verified: it need not be verified again.
+
+    A worker's own: several workers in one process do not share it. Dates, revocation, policy, job
+    and rank are judged anew each time. Methods may be called from any thread.
+    """
+
+    def __init__(self, most: int = 4 * MAX_WORLD) -> None:
+        self._most = most
+        self._signed: dict[bytes, SignedClaims] = {}
+
+    def get(
+        self, fingerprint: bytes, authorities: Sequence[x509.Certificate]
+    ) -> SignedClaims | None:
+        signed = self._signed.get(fingerprint)
+        # Another authority may have taken the place of the one that signed it.
+        return signed if signed is not None and signed.authorities == tuple(authorities) else None
+
+    def add(self, fingerprint: bytes, signed: SignedClaims) -> None:
+        if len(self._signed) >= self._most:  # certificates that were renewed many times
+            self._signed.clear()
+        self._signed[fingerprint] = signed
+
+
 def verify(
     certificate: x509.Certificate,
     authorities: Sequence[x509.Certificate],
@@ -66,6 +99,7 @@ def verify(
     judge: Callable[[WorkerName], None] | None = None,
     now: datetime | None = None,
     judge_dates: bool = True,
+    known: KnownCertificates | None = None,
 ) -> VerifiedPeer:
     """Check everything a certificate must say to be admitted; `rank` is None if any rank will do.
 
@@ -74,8 +108,13 @@ def verify(
     is not `proven`, because a stranger or an evicted worker can cause it. Without `judge_dates` the
     caller knows that this very certificate was in date when the peer's group was formed.
     """
-    claims = _signed_claims(certificate, authorities, where)
-    name = claims.name
+    fingerprint = fingerprint_of(certificate)
+    signed = None if known is None else known.get(fingerprint, authorities)
+    if signed is None:
+        signed = _signed(certificate, authorities, where)
+        if known is not None:
+            known.add(fingerprint, signed)
+    claims, name = signed.claims, signed.claims.name
     who = f"rank {name.rank} at {where}"
     if name.job != job:
         raise WrongJob(
@@ -107,12 +146,12 @@ def verify(
             peer=name.rank,
             proven=True,
         )
-    fingerprint = certificate.fingerprint(hashes.SHA256())
-    public_key = certificate.public_key().public_bytes(
-        Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-    )
-    key = hashlib.sha256(public_key).hexdigest()
-    return VerifiedPeer(name.job, name.rank, claims.world, fingerprint, key, _SEAL)
+    return VerifiedPeer(name.job, name.rank, claims.world, fingerprint, signed.key, _SEAL)
+
+
+def fingerprint_of(certificate: x509.Certificate) -> bytes:
+    """SHA-256 of it."""
+    return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
 
 
 @lru_cache(maxsize=1024)
@@ -129,9 +168,9 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     return True
 
 
-def _signed_claims(
+def _signed(
     certificate: x509.Certificate, authorities: Sequence[x509.Certificate], where: str
-) -> CertificateClaims:
+) -> SignedClaims:
     if not any(is_issued_by(certificate, authority) for authority in authorities):
         raise UnknownAuthority(
             f"the peer at {where} has a certificate that this job's authority did not sign: give "
@@ -147,7 +186,10 @@ def _signed_claims(
         ) from None
     if constraints.ca:
         raise UnknownAuthority(f"the peer at {where} shows an authority's certificate as its own")
-    return claims
+    public_key = certificate.public_key().public_bytes(
+        Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    )
+    return SignedClaims(tuple(authorities), claims, hashlib.sha256(public_key).hexdigest())
 
 
 def _check_dates(certificate: x509.Certificate, now: datetime, who: str, rank: int) -> None:

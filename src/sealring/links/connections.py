@@ -15,7 +15,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from sealring.errors import HandshakeError, MalformedSetup, PeerUnreachable, SealringError
+from sealring.errors import (
+    GroupEnded,
+    HandshakeError,
+    MalformedSetup,
+    PeerUnreachable,
+    SealringError,
+)
 from sealring.handshake.messages import Hello
 from sealring.handshake.peers import Incoming, dial
 from sealring.handshake.sessions import SessionTable
@@ -141,8 +147,9 @@ class Connections:
 
     def refused(self, error: SealringError) -> None:
         """Only a disagreement with an admitted member ends the set-up."""
-        if self._decided.is_set() and isinstance(error, PeerUnreachable):
-            # Of two members that dial each other one gives up, perhaps before it proves anything.
+        if self._decided.is_set() and isinstance(error, PeerUnreachable | GroupEnded):
+            # Of two members that dial each other one gives up, perhaps before it proves anything;
+            # and one that comes after the group has failed is told so.
             _LOG.debug("sealring: a member's connection is not the link: %s", str(error))
             return
         harmless = self._decided.is_set() or (

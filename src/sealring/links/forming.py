@@ -39,6 +39,7 @@ from sealring.handshake.statements import (
 )
 from sealring.handshake.terms import Terms
 from sealring.identity.credentials import Credentials
+from sealring.identity.verification import KnownCertificates
 from sealring.limits import KEY_BYTES
 from sealring.links.rendezvous import Address, parse_addresses
 
@@ -220,8 +221,12 @@ def agree(
     terms: Terms,
     addresses: bytes,
     linked: Mapping[int, Proven],
+    known: KnownCertificates | None = None,
 ) -> Conversation:
-    """The three rounds. `linked` has what the members proved that this one is linked with."""
+    """The three rounds. `linked` has what the members proved that this one is linked with.
+
+    `known` are the certificates whose signature this worker has verified for earlier groups.
+    """
     own = Statement(
         terms.rank,
         terms.instance,
@@ -236,7 +241,7 @@ def agree(
     statements = [_statement(rank, said[rank]) for rank in terms.members]
     certificates = {each.rank: _certificate(each) for each in statements}
     members = {
-        each.rank: _verified_member(each, certificates[each.rank], credentials, terms)
+        each.rank: _verified_member(each, certificates[each.rank], credentials, terms, known)
         for each in statements
     }
     _check_linked(members, linked)
@@ -305,10 +310,14 @@ def _certificate(statement: Statement) -> x509.Certificate:
 
 
 def _verified_member(
-    statement: Statement, certificate: x509.Certificate, credentials: Credentials, terms: Terms
+    statement: Statement,
+    certificate: x509.Certificate,
+    credentials: Credentials,
+    terms: Terms,
+    known: KnownCertificates | None,
 ) -> Member:
     where = f"{statement.host}, as another member passed it on"
-    peer, _ = verified(certificate, credentials, terms, statement.rank, where)
+    peer, _ = verified(certificate, credentials, terms, statement.rank, where, known)
     addresses = parse_addresses(statement.addresses) if statement.addresses else ()
     return Member(statement.host, peer.key, addresses, statement.instance, peer.fingerprint)
 

@@ -30,6 +30,7 @@ from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
 from sealring.links.rendezvous import Address
 from sealring.links.unproven import (
+    ALWAYS_FREE,
     LEAST_SECONDS,
     MOST_GREETING,
     MOST_SILENT,
@@ -94,7 +95,9 @@ class Listener:
             raise
         if self._sockets:
             shares.join(self)
-        self._take_share()
+        silent, greeting = shares.share_of(self)
+        self.silent.limit_to(silent)
+        self.greeting.limit_to(greeting)
 
     def close_descriptors(self) -> None:
         """In a forked child, where none of the threads exists."""
@@ -143,7 +146,7 @@ class Listener:
                         self._epoll.register(fd, select.EPOLLIN)
                     else:
                         self._epoll.unregister(fd)
-            for fd, _ in self._epoll.poll(_LOOK_SECONDS if accepting else self._resume - now):
+            for fd, _ in self._epoll.poll(self._patience() if accepting else self._resume - now):
                 if fd in listening:
                     self._accept(listening[fd])
                 elif fd == self._wake:
@@ -153,13 +156,19 @@ class Listener:
             while not self._served.empty():
                 self._take(*self._served.get())
             self._let_in()
-            if time.monotonic() >= next_look:
+            if self._by_descriptor and time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
                 self._take_share()
                 self._drop_overdue()
 
+    def _patience(self) -> float:
+        """A listener without connections sleeps until one comes: it is there as long as a group."""
+        return _LOOK_SECONDS if self._by_descriptor else -1.0
+
     def _take_share(self) -> None:
         """Of what all listeners of this process may hold; it shrinks when others hold more."""
+        if max(len(self.silent), len(self.greeting)) < ALWAYS_FREE:
+            return
         silent, greeting = shares.share_of(self)
         self.silent.limit_to(min(silent, self._most_silent))
         self.greeting.limit_to(greeting)

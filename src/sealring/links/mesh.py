@@ -268,7 +268,13 @@ class _Mesh:
         if self._agreed is not None:
             return confirm(self._agreed, self._settling.proven)
         addresses = encode_addresses(self._listener.addresses).encode() if self._sparse else b""
-        return agree(self._connections.credentials, self._terms, addresses, self._settling.proven)
+        return agree(
+            self._connections.credentials,
+            self._terms,
+            addresses,
+            self._settling.proven,
+            self._sessions.certificates,
+        )
 
     def _lost(self, link: WaitingLink) -> None:
         # A peer that has said which processes it is linked with makes no new link in this attempt.

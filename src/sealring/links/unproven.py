@@ -25,6 +25,8 @@ MOST_GREETING: Final = 1024
 """Connections in TLS's handshake: about 90 kB each."""
 _LEAST_SHARE: Final = 16
 """With fewer, a listener's own workers would displace each other."""
+ALWAYS_FREE: Final = _LEAST_SHARE // 2
+"""A listener with fewer has room for one more of any source, however much the others hold."""
 LEAST_SECONDS: Final = 0.05
 """No connection gives way before its peer has had this long to answer."""
 SILENT_SECONDS: Final = 3.0

@@ -1,0 +1,162 @@
+"""A world of light workers inside this process, too large to link all pairs when it forms.
+
+Its links are real: TLS or sessions over loopback, and most of them are made in the traffic. A man
+in the middle is on every connection that a fault is meant for, from its first byte on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from sealring.bench.light import LightGroup, LightWorker
+from sealring.engine.engine import CollectiveEngine
+from sealring.engine.mailbox import Mailbox
+from sealring.errors import PeerUnreachable
+from sealring.links.connections import Connections
+from sealring.links.late_kind import LinksOfAKind
+from tests.chaos.history import History
+from tests.chaos.local import run_ranks
+from tests.chaos.plan import Channel, FaultKind, Plan
+from tests.chaos.streams import STRIKES, Stream, Strike
+from tests.engine.local_world import Change, Middle, tcp_pair, untouched
+from tests.links.worlds import ISSUER, DictStore
+
+FORMING_S = 60.0
+Way = tuple[Channel, int, int]
+"""Of the links of collectives or of messages: (sender, receiver)."""
+
+
+def run_light(plan: Plan) -> History:
+    history = History()
+    with _on_connections(LightWorld(plan, history)) as world:
+        if world.form():
+            run_ranks(plan, world, history, list(world.strikes.values()))
+        else:
+            world.close()
+    return history
+
+
+class LightWorld:
+    """As `run_ranks` knows it: a LocalWorld, with groups in place of bare engines."""
+
+    def __init__(self, plan: Plan, history: History) -> None:
+        self.name = f"chaos {plan.seed} {plan.name}"
+        self._plan, self._history = plan, history
+        self.pool = ThreadPoolExecutor(plan.world)
+        self.strikes: dict[Way, Strike] = {}
+        for fault in plan.faults:
+            if fault.kind in STRIKES:
+                way = (fault.channel, fault.sender, fault.receiver)
+                self.strikes[way] = STRIKES[fault.kind](fault, history)
+        self.groups: list[LightGroup] = []
+        self._sockets: list[socket.socket] = []
+        self._middles: list[Middle] = []
+
+    @property
+    def engines(self) -> list[CollectiveEngine]:
+        return [group.engine for group in self.groups]
+
+    @property
+    def mailboxes(self) -> list[Mailbox]:
+        return [group.mailbox for group in self.groups]
+
+    def ends(self) -> list[LightGroup]:
+        return self.groups
+
+    def form(self) -> bool:
+        store, plan = DictStore(), self._plan
+
+        def one(rank: int) -> LightGroup:
+            credentials = ISSUER.credentials(rank, world=plan.world)
+            worker = LightWorker(credentials, plan.world, store, f"host-{plan.hosts[rank]}")
+            return worker.form(
+                self.name,
+                range(plan.world),
+                timeout_s=FORMING_S,
+                record_bytes=plan.record_bytes,
+                rekey_bytes=plan.rekey_bytes,
+            )
+
+        made = [self.pool.submit(one, rank) for rank in range(plan.world)]
+        problems = [each.exception() for each in made]
+        self.groups += [each.result() for each in made if each.exception() is None]
+        # Of a group that is forming, the first links may be cut, too: then there is none.
+        cut = any(hit.fault.kind is FaultKind.INTERRUPT for hit in self._history.hits)
+        for rank, problem in enumerate(problems):
+            if problem is not None and not (cut and isinstance(problem, PeerUnreachable)):
+                self._history.trouble.append(f"rank {rank} has no group: {problem!r}")
+        return not any(problems)
+
+    def stand_between(self, sock: socket.socket, channel: Channel, dialer: int, peer: int) -> None:
+        """`sock`, which has been connected to the peer, leads to it through the middle from now."""
+        up, down = (channel, dialer, peer), (channel, peer, dialer)
+        if up not in self.strikes and down not in self.strikes:
+            return
+        far = sock.dup()
+        far.setblocking(True)
+        near, own = tcp_pair()
+        own.setblocking(False)
+        os.dup2(own.fileno(), sock.fileno(), inheritable=False)
+        own.close()
+        self._sockets += [near, far]
+        for source, sink, way in ((near, far, up), (far, near, down)):
+            self._middles.append(Middle(source, sink, self._change(way)))
+            if (strike := self.strikes.get(way)) is not None:
+                strike.inject = self._middles[-1].inject
+
+    def _change(self, way: Way) -> Change:
+        strike = self.strikes.get(way)
+        return untouched if strike is None else Stream(strike)
+
+    def close(self) -> None:
+        list(self.pool.map(LightGroup.close, self.groups))
+        self.pool.shutdown()
+        for sock in self._sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for middle in self._middles:
+            middle.join(10)
+        for sock in self._sockets:
+            sock.close()
+
+
+_worlds: dict[str, LightWorld] = {}
+"""Those that run now, by the names of their groups."""
+_patching = threading.Lock()
+
+
+@contextmanager
+def _on_connections(world: LightWorld) -> Iterator[LightWorld]:
+    _patch()
+    _worlds[world.name] = world
+    try:
+        yield world
+    finally:
+        del _worlds[world.name]
+
+
+def _patch() -> None:
+    """Once in a process: connections of worlds that run lead through their middle."""
+    with _patching:
+        if hasattr(Connections.dialed, "plain"):
+            return
+        for owner, name in ((Connections, "dialed"), (LinksOfAKind, "_on_connected")):
+            setattr(owner, name, _through_the_middle(getattr(owner, name)))
+
+
+def _through_the_middle(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def connected(self: Any, sock: socket.socket, rank: int) -> Any:
+        terms = self.terms if isinstance(self, LinksOfAKind) else self._terms
+        if (world := _worlds.get(terms.group)) is not None:
+            channel: Channel = "messages" if terms.epoch.endswith(".messages") else "collectives"
+            world.stand_between(sock, channel, terms.rank, rank)
+        return plain(self, sock, rank)
+
+    connected.plain = plain  # type: ignore[attr-defined]
+    return connected
