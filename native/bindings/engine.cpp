@@ -40,6 +40,20 @@ std::unique_ptr<Program> make_program(uint8_t operation, uint8_t algorithm, int 
                                    std::move(out));
 }
 
+// The same call on memory of the same length elsewhere.
+Call moved_to(const Call& like, uintptr_t address, uint64_t number, double timeout_s,
+              std::function<bool()> signal_pending) {
+  Call call = like;
+  const uintptr_t first = reinterpret_cast<uintptr_t>(like.slots.at(0).data);
+  for (Slot& slot : call.slots) {
+    slot.data = reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(slot.data) - first + address);
+  }
+  call.number = number;
+  call.timeout_s = timeout_s;
+  call.signal_pending = std::move(signal_pending);
+  return call;
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -96,6 +110,19 @@ void bind_engine(nb::module_& m) {
             return self.submit(call, caller == nullptr ? std::nullopt : std::optional(*caller));
           },
           "call"_a, "caller"_a.none(), nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>())
+      // A call like an earlier one, whose first slot begins at another address. None when all went well,
+      // else the failure.
+      .def(
+          "run_at",
+          [](Engine& self, const Call& like, uintptr_t address, uint64_t number, double timeout_s) {
+            return without_gil([&]() -> std::optional<Failure> {
+              const ProcessMark& process = self.process();
+              self.run(moved_to(like, address, number, timeout_s,
+                                [&process] { return signal_pending(process); }));
+              return std::nullopt;
+            });
+          },
+          "like"_a, "address"_a, "number"_a, "timeout_s"_a)
       .def("launch_rest", &Engine::launch_rest, nb::call_guard<nb::gil_scoped_release>())
       .def("mark_end", &Engine::mark_end, "collective"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("release_streams", &Engine::release_streams, "collective"_a,

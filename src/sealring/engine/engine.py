@@ -214,6 +214,19 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         super().close()
         self._refuse_links(failure)
 
+    def prepare(self, collective: Collective) -> _native.Call:
+        """A call that can be run again with other memory of the same length."""
+        return self._call(collective)
+
+    def run_again(
+        self, number: int, call: _native.Call, address: int, timeout_s: float, operation: Operation
+    ) -> None:
+        """Runs a prepared call of this operation, with its memory at another address."""
+        failure = self._native.run_at(call, address, number, timeout_s)
+        if failure is not None:
+            self._refuse_links(self.error_of(failure))
+            raise error_from(failure, self._names, number, operation)
+
     def _call(self, collective: Collective) -> _native.Call:
         wired = self._goes_by_wires(collective)
         return _native.Call(

@@ -37,6 +37,7 @@ from sealring.group.gpu import GpuCalls
 from sealring.group.gpu_setup import GpuSetup
 from sealring.group.memory import storages
 from sealring.group.messages import Messages
+from sealring.group.prepared import Prepared
 from sealring.group.tracing import not_traced
 from sealring.group.work import MessageWork, SealedWork
 from sealring.recorder import FlightRecorder
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from sealring._native import Account
 
 
-class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
+class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging):
     def __init__(
         self,
         rank: int,
@@ -72,6 +73,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._name = ""
         self._description = ""
         self._coalesced: list[SealedWork] | None = None
+        self._prepared = {}
         self.selection = selection
         """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
         self._gpu_setup = gpu_setup

@@ -219,6 +219,40 @@ class SealedWork(dist.Work):
         return future.then(lambda done: done.wait())
 
 
+class FinishedWork(SealedWork):
+    """Of a call that was over before its work was made: nothing waits for it, so it has no lock."""
+
+    def __init__(
+        self,
+        result: list[torch.Tensor],
+        error: BaseException | None,
+        deferred: DeferredError,
+    ) -> None:
+        dist.Work.__init__(self)
+        self._result = result
+        self._error = error
+        self._completion = None
+        self._deferred = deferred
+        self._done = True
+        self.give_up = _nothing_is_under_way
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def settle(self) -> None:
+        pass
+
+    def _block(self, timeout: timedelta) -> bool:
+        if self._error is not None:
+            self._tell()
+            raise self._error
+        return True
+
+
+def _nothing_is_under_way() -> None:
+    pass
+
+
 class MessageWork(SealedWork):
     """A message under way; done when its memory may be used again."""
 

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from sealring.engine.collective import Collective
+from sealring.engine.datatypes import ReduceKind
 from sealring.group import arguments, sparse
 from sealring.group.arguments import contiguous, one
 from sealring.group.collectives import several, shapes
-from sealring.group.collectives.calling import Calling, Results
+from sealring.group.collectives.calling import Calling, Key, Results
 from sealring.group.entry import define_single, entry
 from sealring.group.memory import Slot, parts, slot
 from sealring.schedule import Operation, chunks, cuts_into_chunks
@@ -28,10 +29,13 @@ class Reducing(Calling):
             results.then(functools.partial(several.fill, tensors, result))
             return self._all_reduce(result, results, opts, result=tensors)
         tensor = one(tensors, "all_reduce")
+        key = (Operation.ALL_REDUCE, tensor.dtype, tensor.numel(), tensor.layout, _op(opts))
+        if (work := self._run_prepared(key, tensor, tensors, opts)) is not None:
+            return work
         if tensor.layout is not torch.strided:
             return self._sparse_all_reduce(tensor, opts, result=tensors)
         arguments.check_tensor(tensor, "all_reduce")
-        return self._all_reduce(tensor, Results("all_reduce"), opts, result=tensors)
+        return self._all_reduce(tensor, Results("all_reduce"), opts, result=tensors, key=key)
 
     def _sparse_all_reduce(
         self, tensor: torch.Tensor, opts: Any, *, result: list[torch.Tensor]
@@ -46,8 +50,15 @@ class Reducing(Calling):
         )
 
     def _all_reduce(
-        self, tensor: torch.Tensor, results: Results, opts: Any, *, result: list[torch.Tensor]
+        self,
+        tensor: torch.Tensor,
+        results: Results,
+        opts: Any,
+        *,
+        result: list[torch.Tensor],
+        key: Key | None = None,
     ) -> dist.Work:
+        """`key` says which calls are like this one, where the tensor is the script's own."""
         dtype, kind, factor = arguments.reduction(_op(opts), tensor, "all_reduce")
         memory, (address, total) = results.of_one(tensor)
         algorithm = self._choose(Operation.ALL_REDUCE, total, memory.device)
@@ -55,9 +66,12 @@ class Reducing(Calling):
         if cuts_into_chunks(Operation.ALL_REDUCE, algorithm):
             cuts = chunks(memory.numel(), self._world, memory.element_size())
             slots = [(address + offset, length) for offset, length in cuts]
+        collective = Collective(Operation.ALL_REDUCE, algorithm, slots, total, dtype, kind, factor)
+        if key is not None and memory is tensor and kind is not ReduceKind.PREMUL_SUM:
+            self._prepare(key, collective, tensor)
         return self._submit(
             "sealring::all_reduce",
-            Collective(Operation.ALL_REDUCE, algorithm, slots, total, dtype, kind, factor),
+            collective,
             opts,
             result=result,
             keep=(memory,),
