@@ -88,6 +88,8 @@ MAX_PAYLOAD_BYTES: int
 GPU_PAYLOAD_BYTES: int
 MAX_ALERT_TEXT_BYTES: int
 SEGMENT_WINDOW: int
+MAX_LANES: int
+STRIPE_SEGMENTS: int
 FORWARD_BUDGET_BYTES: int
 ANYONE: int
 
@@ -318,6 +320,7 @@ class Call:
         factor: float,
         segment_bytes: int,
         wired: bool,
+        lanes: int = 1,
     ) -> None: ...
 
 class Engine(Endpoint):
@@ -335,6 +338,17 @@ class Engine(Endpoint):
     def submit(self, call: Call, caller: CallerStream | None) -> Completion: ...
     def run_at(self, like: Call, address: int, number: int, timeout_s: float) -> Failure | None:
         """Runs a call like an earlier one, whose first slot begins at another address."""
+    def add_lane_link(
+        self,
+        lane: int,
+        peer: int,
+        socket: int,
+        own: LinkMemory | None,
+        theirs: LinkMemory | None,
+    ) -> None:
+        """One more pipe to a rank that has a link, under keys of its own."""
+    def drop_lanes(self) -> None:
+        """Closes the further lanes; there will be none from here on."""
     def launch_rest(self) -> None: ...
     def mark_end(self, collective: Completion) -> None: ...
     def release_streams(self, collective: Completion) -> None:

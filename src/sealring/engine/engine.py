@@ -13,9 +13,12 @@ from sealring.engine.cuda.wires import Wire, agree, share_a_gpu
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.endpoint import Endpoint
 from sealring.engine.failures import Names, error_from, failure_of
-from sealring.engine.link_ends import LinkEnds
+from sealring.engine.lanes import agree_on_lanes
+from sealring.engine.link_ends import LinkEnds, LinkSocket
 from sealring.engine.objections import first_objection
 from sealring.errors import GroupError, Unsupported
+from sealring.links.forming import MOST_LINKED_AT_ONCE
+from sealring.links.lanes import first_end
 from sealring.links.late import LateLinks
 from sealring.schedule import (
     Algorithm,
@@ -28,6 +31,10 @@ from sealring.schedule import (
 )
 
 MIN_RECORD_BYTES: Final = 4 << 10
+MAX_LANED_WORLD: Final = MOST_LINKED_AT_ONCE
+"""A larger group has one lane: its ranks are not all linked to each other."""
+LANED_BYTES: Final = 2 * _native.STRIPE_SEGMENTS * limits.RECORD_BYTES
+"""Of a slot: what is shorter has segments for one lane, or hardly for two."""
 
 
 class CollectiveEngine(Endpoint[_native.Engine]):
@@ -51,12 +58,20 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         hosts: Mapping[int, str] | None = None,
         unlinked: Mapping[int, _native.Secret] | None = None,
         late: LateLinks | None = None,
+        threads: int = 1,
     ) -> None:
         """`first_failure` and `lease` are shared with the group's mailbox, if it has one.
 
         `unlinked` are the members that `late` makes links with when they are needed, and their
-        group keys; `hosts` has the hosts of all members. Both by rank in the group.
+        group keys; `hosts` has the hosts of all members. Both by rank in the group. `threads` is
+        how many this rank may use for a large collective.
         """
+        links = list(links)
+        self._ends = {peer: first_end(link.socket, link.memory) for peer, link in links}
+        self._threads = threads
+        self.lanes: int | None = None
+        """How many threads, each with pipes of its own, share a large collective; None until the
+        ranks have agreed on it."""
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
@@ -175,6 +190,27 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         completion = self._native.submit(self._call(collective), caller)
         return replace(collective, completion=completion) if completion.streams_wait else None
 
+    def lacks_lanes(self, collective: Collective) -> bool:
+        """Whether ranks must agree on their lanes before this one; all ranks say the same."""
+        if self.lanes is not None or not 1 < self._world <= MAX_LANED_WORLD:
+            return False
+        if collective.total is None or collective.ready is not None:
+            return False
+        return max([size for _, size in collective.slots], default=0) >= LANED_BYTES
+
+    def with_lanes(self, collective: Collective) -> Generator[Collective, None, None]:
+        """The collectives by which ranks agree on their lanes, once per group; then this one."""
+        if self.lanes is None:
+            agreeing = agree_on_lanes(
+                self._native, self._rank, self._names.members, self._ends, self._threads
+            )
+            self.lanes, sockets = yield from agreeing
+            for peer, inode in sockets:
+                member, host = self._names.members[peer], self._names.hosts.get(peer, "")
+                transport = self._ends[peer].transport
+                self.link_sockets.append(LinkSocket(member, host, transport, inode))
+        yield collective
+
     def launch_rest(self) -> None:
         """Launches the remaining kernels of the last prelaunched collective. May block."""
         self._native.launch_rest()
@@ -239,6 +275,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             factor=collective.factor,
             segment_bytes=self._segment_bytes(collective, wired=wired),
             wired=wired,
+            lanes=1 if collective.ready is not None else self.lanes or 1,
         )
 
     def _segment_bytes(self, collective: Collective, *, wired: bool) -> int:

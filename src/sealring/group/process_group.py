@@ -314,6 +314,8 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         timeout = arguments.timeout_seconds(opts, self._timeout)
         # A caller that did not ask for async_op calls wait() next, whatever we do.
         waits = not getattr(opts, "asyncOp", True)
+        if isinstance(collectives, Collective) and self._engine.lacks_lanes(collectives):
+            collectives = self._engine.with_lanes(collectives)
         known = collectives if isinstance(collectives, Collective) else None
         several = (collectives,) if isinstance(collectives, Collective) else collectives
         job = Job(
