@@ -13,12 +13,11 @@ from sealring.engine.cuda.wires import Wire, agree, share_a_gpu
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.endpoint import Endpoint
 from sealring.engine.failures import Names, error_from, failure_of
-from sealring.engine.lanes import agree_on_lanes
-from sealring.engine.link_ends import LinkEnds, LinkSocket
+from sealring.engine.lanes import GroupLanes
+from sealring.engine.link_ends import LinkEnds
+from sealring.engine.native_program import to_native
 from sealring.engine.objections import first_objection
 from sealring.errors import GroupError, Unsupported
-from sealring.links.forming import MOST_LINKED_AT_ONCE
-from sealring.links.lanes import first_end
 from sealring.links.late import LateLinks
 from sealring.schedule import (
     Algorithm,
@@ -31,10 +30,6 @@ from sealring.schedule import (
 )
 
 MIN_RECORD_BYTES: Final = 4 << 10
-MAX_LANED_WORLD: Final = MOST_LINKED_AT_ONCE
-"""A larger group has one lane: its ranks are not all linked to each other."""
-LANED_BYTES: Final = 2 * _native.STRIPE_SEGMENTS * limits.RECORD_BYTES
-"""Of a slot: what is shorter has segments for one lane, or hardly for two."""
 
 
 class CollectiveEngine(Endpoint[_native.Engine]):
@@ -67,11 +62,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         how many this rank may use for a large collective.
         """
         links = list(links)
-        self._ends = {peer: first_end(link.socket, link.memory) for peer, link in links}
-        self._threads = threads
-        self.lanes: int | None = None
-        """How many threads, each with pipes of its own, share a large collective; None until the
-        ranks have agreed on it."""
+        self._lanes = GroupLanes(rank, world, links, threads)
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
@@ -192,24 +183,17 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     def lacks_lanes(self, collective: Collective) -> bool:
         """Whether ranks must agree on their lanes before this one; all ranks say the same."""
-        if self.lanes is not None or not 1 < self._world <= MAX_LANED_WORLD:
-            return False
-        if collective.total is None or collective.ready is not None:
-            return False
-        return max([size for _, size in collective.slots], default=0) >= LANED_BYTES
+        return self._lanes.missing_for(collective)
 
     def with_lanes(self, collective: Collective) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on their lanes, once per group; then this one."""
-        if self.lanes is None:
-            agreeing = agree_on_lanes(
-                self._native, self._rank, self._names.members, self._ends, self._threads
-            )
-            self.lanes, sockets = yield from agreeing
-            for peer, inode in sockets:
-                member, host = self._names.members[peer], self._names.hosts.get(peer, "")
-                transport = self._ends[peer].transport
-                self.link_sockets.append(LinkSocket(member, host, transport, inode))
+        self.link_sockets += yield from self._lanes.agree(self._native, self._names)
         yield collective
+
+    @property
+    def threads(self) -> int:
+        """How many share a large collective, each with pipes of its own, as ranks have agreed."""
+        return self._lanes.count or 1
 
     def launch_rest(self) -> None:
         """Launches the remaining kernels of the last prelaunched collective. May block."""
@@ -275,7 +259,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             factor=collective.factor,
             segment_bytes=self._segment_bytes(collective, wired=wired),
             wired=wired,
-            lanes=1 if collective.ready is not None else self.lanes or 1,
+            lanes=1 if collective.ready is not None else self.threads,
         )
 
     def _segment_bytes(self, collective: Collective, *, wired: bool) -> int:
@@ -364,26 +348,3 @@ def largest_segment(world: int) -> int:
     link may take.
     """
     return max(MIN_RECORD_BYTES, _native.FORWARD_BUDGET_BYTES // max(1, world - 2) // 64 * 64)
-
-
-def to_native(program: Program) -> _native.Program:
-    return _native.Program(
-        program.operation,
-        program.algorithm,
-        program.rank,
-        program.world,
-        program.slots,
-        program.scratch,
-        [
-            (
-                step.action,
-                step.slot,
-                step.peers,
-                step.message,
-                step.origin,
-                step.source,
-                step.after,
-            )
-            for step in program.steps
-        ],
-    )

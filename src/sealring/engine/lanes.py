@@ -7,76 +7,123 @@ rounds are small collectives of the group itself (rounds.py), at its first large
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
-from collections.abc import Generator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Final
 
-from sealring import _native
+from sealring import _native, limits
 from sealring.engine.collective import Collective
+from sealring.engine.failures import Names
+from sealring.engine.link_ends import LinkEnds, LinkSocket
 from sealring.engine.rounds import Round, judged
-from sealring.links.lanes import FirstEnd, Lanes, Pipe
+from sealring.links.forming import MOST_LINKED_AT_ONCE
+from sealring.links.lanes import Lanes, first_end
 
 _LOG = logging.getLogger("sealring")
 _COUNT: Final = struct.Struct("<I")
 
 
-class LaneSocket(NamedTuple):
-    peer: int
-    inode: int
+MAX_LANED_WORLD: Final = MOST_LINKED_AT_ONCE
+"""A larger group has one lane: its ranks are not all linked to each other."""
+LANED_BYTES: Final = 2 * _native.STRIPE_SEGMENTS * limits.RECORD_BYTES
+"""Of a slot: what is shorter has segments for one lane, or hardly for two."""
 
 
-def agree_on_lanes(
-    native: _native.Engine,
-    rank: int,
-    members: Sequence[int],
-    ends: Mapping[int, FirstEnd],
-    threads: int,
-) -> Generator[Collective, None, tuple[int, list[LaneSocket]]]:
-    """Makes the lanes of all ranks, or of none; returns how many there are, and their sockets."""
-    counts = Round(len(members), _COUNT.pack(threads))
-    yield counts.collective()
-    count = min(_COUNT.unpack(letter)[0] for letter in counts.letters())
-    count = max(1, min(count, _native.MAX_LANES))
-    if count == 1:
-        native.drop_lanes()
-        return 1, []
-    lanes = Lanes(rank, ends, count)
-    pipes: list[Pipe] = []
-    sockets: list[LaneSocket] = []
-    try:
-        reason, letter = "", b""
-        try:
-            letter = lanes.offer()
-        except Exception as problem:  # whatever it is, the others must not wait for a pipe
-            reason = str(problem) or repr(problem)
-        why = yield from judged(members, reason)
-        if not why:
-            offers = Round(len(members), letter)
-            yield offers.collective()
-            try:
-                lanes.leave_pipes(offers.letters())
-            except Exception as problem:
-                reason = str(problem) or repr(problem)
-            why = yield from judged(members, reason)
-        if not why:
-            try:
+class GroupLanes:
+    def __init__(
+        self, rank: int, world: int, links: Sequence[tuple[int, LinkEnds]], threads: int
+    ) -> None:
+        """`threads` is how many this rank may use."""
+        self._rank, self._world, self._threads = rank, world, threads
+        self._ends = {peer: first_end(link.socket, link.memory) for peer, link in links}
+        self.count: int | None = None
+        """None until the ranks have agreed."""
+
+    def missing_for(self, collective: Collective) -> bool:
+        """Whether ranks must agree before this one; all ranks say the same."""
+        if self.count is not None or not 1 < self._world <= MAX_LANED_WORLD:
+            return False
+        if collective.total is None or collective.ready is not None:
+            return False
+        return max([size for _, size in collective.slots], default=0) >= LANED_BYTES
+
+    def agree(
+        self, native: _native.Engine, names: Names
+    ) -> Generator[Collective, None, list[LinkSocket]]:
+        """The collectives by which ranks agree, once per group; returns the lanes' sockets."""
+        if self.count is not None:
+            return []
+        members = names.members
+        counts = Round(len(members), _COUNT.pack(self._threads))
+        yield counts.collective()
+        least = min(_COUNT.unpack(letter)[0] for letter in counts.letters())
+        count = max(1, min(least, _native.MAX_LANES))
+        sockets: list[LinkSocket] = []
+        if count > 1:
+            taken: list[tuple[int, int]] = []
+            why = yield from self._make(native, members, count, taken)
+            if why:
+                count = 1
+                _LOG.warning("sealring: large collectives use one thread: %s", why)
+            else:
+                sockets = [self._described(names, peer, inode) for peer, inode in taken]
+        if count == 1:
+            native.drop_lanes()
+        self.count = count
+        return sockets
+
+    def _described(self, names: Names, peer: int, inode: int) -> LinkSocket:
+        host, transport = names.hosts.get(peer, ""), self._ends[peer].transport
+        return LinkSocket(names.members[peer], host, transport, inode)
+
+    def _make(
+        self,
+        native: _native.Engine,
+        members: Sequence[int],
+        count: int,
+        taken: list[tuple[int, int]],
+    ) -> Generator[Collective, None, str]:
+        """Returns '' if all ranks have the lanes, else the reason of the first that has not.
+
+        `taken` gets the peer and the inode of each socket that the core has.
+        """
+        lanes = Lanes(self._rank, self._ends, count)
+        letters: list[bytes] = []
+
+        def offer() -> None:
+            letters.append(lanes.offer())
+
+        def take() -> None:
+            with contextlib.ExitStack() as untaken:
                 pipes = lanes.take_pipes()
+                for pipe in pipes:
+                    untaken.callback(pipe.socket.close)
                 # In the order of the lanes: each needs the one before.
                 for pipe in sorted(pipes, key=lambda each: each.lane):
-                    sockets.append(LaneSocket(pipe.peer, os.fstat(pipe.socket.fileno()).st_ino))
+                    taken.append((pipe.peer, os.fstat(pipe.socket.fileno()).st_ino))
                     own, theirs = (None, None) if pipe.memory is None else pipe.memory
                     native.add_lane_link(pipe.lane, pipe.peer, pipe.socket.detach(), own, theirs)
-            except Exception as problem:
-                reason = str(problem) or repr(problem)
-            why = yield from judged(members, reason)
-    finally:
-        lanes.close()
-    if why:
-        for pipe in pipes:
-            pipe.socket.close()
-        native.drop_lanes()
-        _LOG.warning("sealring: large collectives use one thread: %s", why)
-        return 1, []
-    return count, sockets
+
+        try:
+            if why := (yield from _tried(members, offer)):
+                return why
+            offers = Round(len(members), letters[0])
+            yield offers.collective()
+            if why := (yield from _tried(members, lambda: lanes.leave_pipes(offers.letters()))):
+                return why
+            return (yield from _tried(members, take))
+        finally:
+            lanes.close()
+
+
+def _tried(members: Sequence[int], step: Callable[[], None]) -> Generator[Collective, None, str]:
+    """Takes a step; returns why it could not be taken, by the first rank that could not."""
+    problem = ""
+    try:
+        step()
+    except Exception as error:  # whatever it is, the others must not wait for a pipe
+        problem = str(error) or repr(error)
+    return (yield from judged(members, problem))

@@ -152,6 +152,11 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         """Who shares a host with whom, by the names that the ranks gave of their hosts."""
         return self._engine.topology
 
+    @property
+    def threads(self) -> int:
+        """How many threads of each rank share a large collective, as the ranks have agreed."""
+        return self._engine.threads
+
     def account(self) -> Account:
         """What was sealed, opened and waited for so far.
 
