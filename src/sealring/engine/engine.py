@@ -259,7 +259,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             factor=collective.factor,
             segment_bytes=self._segment_bytes(collective, wired=wired),
             wired=wired,
-            lanes=1 if collective.ready is not None else self.threads,
+            lanes=self._lanes.count_for(collective),
         )
 
     def _segment_bytes(self, collective: Collective, *, wired: bool) -> int:

@@ -46,9 +46,15 @@ class GroupLanes:
         """Whether ranks must agree before this one; all ranks say the same."""
         if self.count is not None or not 1 < self._world <= MAX_LANED_WORLD:
             return False
-        if collective.total is None or collective.ready is not None:
-            return False
-        return max([size for _, size in collective.slots], default=0) >= LANED_BYTES
+        return collective.total is not None and collective.ready is None and _is_large(collective)
+
+    def count_for(self, collective: Collective) -> int:
+        """The lanes that share this collective; all ranks say the same.
+
+        Where ranks do not know each other's slots, the core keeps the short ones on one lane.
+        """
+        small = collective.total is not None and not _is_large(collective)
+        return 1 if collective.ready is not None or small else self.count or 1
 
     def agree(
         self, native: _native.Engine, names: Names
@@ -117,6 +123,10 @@ class GroupLanes:
             return (yield from _tried(members, take))
         finally:
             lanes.close()
+
+
+def _is_large(collective: Collective) -> bool:
+    return max([size for _, size in collective.slots], default=0) >= LANED_BYTES
 
 
 def _tried(members: Sequence[int], step: Callable[[], None]) -> Generator[Collective, None, str]:

@@ -69,19 +69,29 @@ class Prepared(Calling):
             or prepared.chosen_by is not self.selection
             or opts.asyncOp
             or self._coalesced is not None
-            or not _is_plain(tensor)
+            # As _is_plain; the key has the dtype and the layout in it.
+            or not tensor.is_cpu
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or tensor.is_nested
         ):
             return None
         storage = tensor.untyped_storage()
-        room = storage.nbytes() - tensor.storage_offset() * tensor.element_size()
         address = tensor.data_ptr()
+        offset = tensor.storage_offset()
+        room = storage.nbytes() - offset * tensor.element_size() if offset else storage.nbytes()
         if room < prepared.bytes or not storage.resizable() or address == 0:
             return None  # memory.py says what is wrong with it, or that nothing is
         self._process.require("this process group")
         if (error := self._deferred.take()) is not None:
             raise error
-        timeout = arguments.timeout_seconds(opts, self._timeout)
-        ended = self._dispatcher.run_again(prepared.call, prepared.like, address, timeout)
+        seconds = opts.timeout.total_seconds()
+        ended = self._dispatcher.run_again(
+            prepared.call,
+            prepared.like,
+            address,
+            seconds if seconds > 0 else self._timeout.total_seconds(),
+        )
         if ended is False:
             return None
         return FinishedWork(result, None if ended is True else ended, self._deferred)

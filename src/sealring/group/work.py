@@ -219,6 +219,10 @@ class SealedWork(dist.Work):
         return future.then(lambda done: done.wait())
 
 
+def _nothing_is_under_way() -> None:
+    pass
+
+
 class FinishedWork(SealedWork):
     """Of a call that was over before its work was made: nothing waits for it, so it has no lock."""
 
@@ -231,10 +235,15 @@ class FinishedWork(SealedWork):
         dist.Work.__init__(self)
         self._result = result
         self._error = error
-        self._completion = None
         self._deferred = deferred
-        self._done = True
-        self.give_up = _nothing_is_under_way
+
+    # On the class, because every small call makes one of these.
+    _completion = None
+    _done = True
+    give_up = staticmethod(_nothing_is_under_way)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return self._error is None or self._block(timeout)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         callback()
@@ -247,10 +256,6 @@ class FinishedWork(SealedWork):
             self._tell()
             raise self._error
         return True
-
-
-def _nothing_is_under_way() -> None:
-    pass
 
 
 class MessageWork(SealedWork):

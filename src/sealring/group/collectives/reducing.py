@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,15 +24,18 @@ from sealring.schedule import Operation, chunks, cuts_into_chunks
 class Reducing(Calling):
     @entry(list, AllreduceOptions, 2)
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        key: Key | None = None
+        if len(tensors) == 1 and opts is not None:
+            tensor = tensors[0]
+            key = "all_reduce", tensor.dtype, tensor.numel(), tensor.layout, _code(opts.reduceOp)
+            if (work := self._run_prepared(key, tensor, tensors, opts)) is not None:
+                return work
         if len(tensors) > 1:
             result = several.folded(tensors, _op(opts), "all_reduce")
             results = Results("all_reduce")
             results.then(functools.partial(several.fill, tensors, result))
             return self._all_reduce(result, results, opts, result=tensors)
         tensor = one(tensors, "all_reduce")
-        key = (Operation.ALL_REDUCE, tensor.dtype, tensor.numel(), tensor.layout, _op(opts))
-        if (work := self._run_prepared(key, tensor, tensors, opts)) is not None:
-            return work
         if tensor.layout is not torch.strided:
             return self._sparse_all_reduce(tensor, opts, result=tensors)
         arguments.check_tensor(tensor, "all_reduce")
@@ -166,6 +170,18 @@ define_single(
     ReduceScatterOptions,
     3,
 )
+
+
+_REDUCE_OPS: Final = [
+    *(dist.ReduceOp(op) for op in dist.ReduceOp.RedOpType.__members__.values()
+      if op is not dist.ReduceOp.RedOpType.PREMUL_SUM),
+    dist._make_nccl_premul_sum(1.0),
+]  # fmt: skip
+_code: Final[Callable[[Any], object]] = (
+    hash if len({hash(op) for op in _REDUCE_OPS}) == len(_REDUCE_OPS) else lambda op: op
+)
+"""What tells a ReduceOp from others: its hash, if torch gives each one of its own, because its
+comparison takes as long as much of what else a small call does."""
 
 
 def _op(opts: Any) -> Any:
