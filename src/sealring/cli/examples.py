@@ -66,7 +66,6 @@ EXAMPLES: Final = {
     "witness init": "sealring witness init --name example.org/w1",
     "statement": "sealring statement verify statement.json --authority sealring-ca/authority.pem",
     "statement sign": "sealring statement sign interval.json --rank 0 --world 8",
-    "statement key": "sealring statement key owner",
     "statement verify": (
         "sealring statement verify statement.json --authority sealring-ca/authority.pem"
     ),

@@ -43,6 +43,7 @@ from sealring.cli.bench.options import (
     check_own_wire,
     check_part,
     check_ranks,
+    check_threads,
     check_transport,
     check_variants,
     check_wire,
@@ -138,6 +139,10 @@ def allreduce(
         str | None, typer.Option(help="Several numbers of ranks, e.g. 2,3,4,8.")
     ] = None,
     variants: Variants = "plain,sealed",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads a rank for large tensors; by default its cores."),
+    ] = None,
     blocks: Blocks = 15,
     results: Kept = None,
     json: AsJson = False,
@@ -148,7 +153,8 @@ def allreduce(
     sizes = several(size, parse_size)
     wanted = ("plain", *(each for each in parse_variants(variants) if each in ("sealed", "cc")))
     cases, status = _measure(
-        suite.allreduce(worlds, sizes, transport, wanted, Effort(blocks)), results
+        suite.allreduce(worlds, sizes, transport, wanted, Effort(blocks), check_threads(threads)),
+        results,
     )
     if json:
         rows = [allreduces.row(case) for case in cases]
