@@ -168,6 +168,26 @@ void add_runs(std::vector<WantedRun>& runs, const nb::tuple& wanted, const View&
   }
 }
 
+// Runs that are wanted one behind the other. Offsets and sizes are arrays of uint64.
+std::vector<WantedRun> packed_runs(const View& offsets, const View& sizes, const View& into) {
+  if (offsets.size() != sizes.size() || offsets.size() % sizeof(uint64_t) != 0) {
+    throw nb::value_error("offsets and sizes are arrays of uint64 of one length");
+  }
+  std::vector<WantedRun> runs(offsets.size() / sizeof(uint64_t));
+  size_t at = 0;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    std::memcpy(&offset, offsets.data() + i * sizeof offset, sizeof offset);
+    std::memcpy(&bytes, sizes.data() + i * sizeof bytes, sizeof bytes);
+    if (bytes > into.size() - at) throw nb::value_error("the buffer is smaller than the runs");
+    runs[i] = {offset, static_cast<size_t>(bytes), into.data() + at};
+    at += static_cast<size_t>(bytes);
+  }
+  if (at != into.size()) throw nb::value_error("the buffer is larger than the runs");
+  return runs;
+}
+
 }  // namespace
 
 void bind_vault(nb::module_& m) {
@@ -249,6 +269,18 @@ void bind_vault(nb::module_& m) {
             self.read({&run, 1});
           },
           "offset"_a, "into"_a)
+      .def(
+          "read_runs",
+          [](SealedFileReader& self, const nb::object& offsets, const nb::object& sizes,
+             const nb::object& into) {
+            const View starts(offsets, false);
+            const View lengths(sizes, false);
+            const View room(into, true);
+            const auto runs = packed_runs(starts, lengths, room);
+            const nb::gil_scoped_release released;
+            self.read(runs);
+          },
+          "offsets"_a, "sizes"_a, "into"_a)
       .def("verify", &SealedFileReader::verify, "first"_a, "count"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("chunks", &SealedFileReader::chunks)

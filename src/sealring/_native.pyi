@@ -495,6 +495,8 @@ class SealedFileReader:
     ) -> None:
         """Fills each buffer with a box (offsets, lengths) of an array (start, item size, shape)."""
     def read_into(self, offset: int, into: Buffer) -> None: ...
+    def read_runs(self, offsets: Buffer, sizes: Buffer, into: Buffer) -> None:
+        """Fills the buffer with runs of bytes, one behind the other; arrays of uint64 say which."""
     def verify(self, first: int, count: int) -> int:
         """Opens chunks and keeps nothing; returns the number of the next one."""
     @property

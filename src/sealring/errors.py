@@ -91,6 +91,10 @@
     │   ├── UnsafePath                a path that leaves its directory, or a symlink
     │   ├── TamperedHeader            an attacker's: the list of grants was changed
     │   ├── UnsafeEntry               yours: loading it would run code that it brings
+    │   ├── BadSource                 the source's: data to ingest are malformed, or far too large
+    │   ├── SourceChanged             yours: a source was changed while it was sealed
+    │   ├── StageFailed               yours: a function of a pipeline raised an error
+    │   ├── WrongPosition             yours: a loader's state belongs to other data
     │   ├── UnadmittedSigner          an attacker's: signed by no worker of this job
     │   ├── MissingPart               a file that the manifest lists is not there
     │   ├── ForeignPart               an attacker's: another file lies in a part's place
@@ -534,6 +538,22 @@ class TamperedHeader(VaultError):
 
 class UnsafeEntry(VaultError):
     """An entry of a checkpoint is a pickle that could run code when it is loaded."""
+
+
+class BadSource(VaultError):
+    """Data to ingest are not what their format says, or exceed a limit. Nothing was committed."""
+
+
+class SourceChanged(VaultError):
+    """A file was changed while it was sealed: ingest it again when it no longer changes."""
+
+
+class StageFailed(VaultError):
+    """The function of a pipeline's stage raised an error, or returned what its fields are not."""
+
+
+class WrongPosition(VaultError):
+    """The state of a loader belongs to other data, another order or another mixture."""
 
 
 class UnadmittedSigner(VaultError):

@@ -49,6 +49,7 @@ EXAMPLES: Final = {
     "ca request": "sealring ca request --job train --rank 0-7",
     "ca issue": "sealring ca issue --job train --rank 0-7",
     "ca show": "sealring ca show train-rank-0.pem",
+    "vault ingest": "sealring vault ingest my-vault corpus --name corpus",
     "trace": "sealring trace show traces",
     "trace merge": "sealring trace merge traces -o all.json",
     "trace show": "sealring trace show traces --number 1042",

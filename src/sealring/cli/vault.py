@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
+from sealring.cli.vault_data import ingest
 from sealring.cli.vault_export import export
 from sealring.cli.vault_options import (
     AlsoDataKey,
@@ -40,6 +41,9 @@ from sealring.vault.vault import Stored, Vault
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
 )
+
+
+app.command()(ingest)
 
 
 @app.command()

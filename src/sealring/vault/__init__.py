@@ -14,6 +14,9 @@ checkpoint_writer, checkpoint_reader  torch.distributed.checkpoint's storage
 staging, sealing_process    sealing in a process of its own
 checkpoint_export, safetensors  other forms of checkpoints
 movement, resharding  another layout between running workers, without a disk
+
+children           processes of this one, and how they get keys
+datasets           sealed shards, read in one order by any number of ranks
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from sealring.vault.datasets.stages import Stage
 from sealring.vault.keys import identity, key_file, released_key
 from sealring.vault.vault import Vault
 
@@ -33,11 +37,16 @@ if TYPE_CHECKING:
     from sealring.vault.checkpoint_reader import CheckpointReader
     from sealring.vault.checkpoint_writer import CheckpointWriter
     from sealring.vault.resharding import Moved, reshard
+    from sealring.vault.datasets.dataset import Dataset, Loader, Stream
 
 __all__ = [
     "CheckpointReader",
     "CheckpointWriter",
     "Moved",
+    "Dataset",
+    "Loader",
+    "Stage",
+    "Stream",
     "Vault",
     "export_safetensors",
     "export_torch",
@@ -51,6 +60,9 @@ __all__ = [
 _WITH_TORCH: Final = {
     "CheckpointReader": "checkpoint_reader",
     "CheckpointWriter": "checkpoint_writer",
+    "Dataset": "datasets.dataset",
+    "Loader": "datasets.dataset",
+    "Stream": "datasets.dataset",
     "export_safetensors": "checkpoint_export",
     "export_torch": "checkpoint_export",
     "import_safetensors": "checkpoint_export",

@@ -185,28 +185,37 @@ class Copy:
     ) -> Iterator[_native.SealedFileReader]:
         """A part as the manifest lists it, or an error that names it."""
         name = f"part {part.name} of {whose}"
-        path = self.folder / part.name
+        file = open_part(self.folder / part.name, name, part.length, part.commitment)
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise MissingPart(f"{name} is missing: restore {path} from a copy") from None
-        except OSError as problem:
-            raise UnsafePath(f"{name} cannot be read: {path}: {problem.strerror}") from None
-        try:
-            size, wanted = os.fstat(file).st_size, _native.sealed_length(part.length)
-            if size != wanted:
-                raise TruncatedFile(
-                    f"{name} was cut or extended: {path} has {size} bytes and not {wanted}. "
-                    "Restore it from a copy"
-                )
-            if os.pread(file, 56, 0)[_COMMITMENT].hex() != part.commitment:
-                raise ForeignPart(
-                    f"{name} is not the file that the manifest lists: {path} was exchanged for "
-                    "another part, version or vault's. Restore it from a copy"
-                )
             yield self.place.reader(file, part.name, name, threads)
         finally:
             os.close(file)
+
+
+def open_part(path: Path, name: str, length: int, commitment: str) -> int:
+    """The descriptor of a sealed file, if it is the one that a manifest lists."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise MissingPart(f"{name} is missing: restore {path} from a copy") from None
+    except OSError as problem:
+        raise UnsafePath(f"{name} cannot be read: {path}: {problem.strerror}") from None
+    try:
+        size, wanted = os.fstat(file).st_size, _native.sealed_length(length)
+        if size != wanted:
+            raise TruncatedFile(
+                f"{name} was cut or extended: {path} has {size} bytes and not {wanted}. "
+                "Restore it from a copy"
+            )
+        if os.pread(file, 56, 0)[_COMMITMENT].hex() != commitment:
+            raise ForeignPart(
+                f"{name} is not the file that the manifest lists: {path} was exchanged for "
+                "another part, version or vault's. Restore it from a copy"
+            )
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def digest_of(chunks: bytes | bytearray) -> str:

@@ -12,35 +12,22 @@ import mmap
 import os
 import socket
 import sys
-from typing import Final
 
 from sealring import _native
-from sealring.identity.peer_process import peer_of
-from sealring.identity.process import allows_debuggers, shut_out_debuggers
+from sealring.vault.children import connect_to_parent, fill
 from sealring.vault.keys import KEY_BYTES
-
-_SECONDS: Final = 120.0
-
-
-def tracer() -> int:
-    """The process that traces this one; 0 if there is none."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("TracerPid:"))
 
 
 def main() -> None:
-    shut_out_debuggers()
-    if not allows_debuggers(os.environ) and tracer() != 0:
-        raise SystemExit("another process traced this one before it could shut debuggers out")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as parent:
-        parent.settimeout(_SECONDS)
-        parent.connect(b"\0" + sys.argv[1].encode())
-        if peer_of(parent).pid != os.getppid():
-            raise SystemExit("the address is not that of the process that started this one")
+    try:
+        parent = connect_to_parent(sys.argv[1])
+    except ConnectionError as problem:
+        raise SystemExit(str(problem)) from None
+    with parent:
         head, files, _, _ = socket.recv_fds(parent, 4, 2)
         order = json.loads(_exactly(parent, int.from_bytes(head, "big")))
         key = _native.Secret.zeros(KEY_BYTES)
-        _fill(parent, memoryview(key))
+        fill(parent, memoryview(key))
         memory, target = files
         try:
             answer = {"commitment": _sealed(order, key, memory, target)}
@@ -65,16 +52,8 @@ def _sealed(order: dict[str, object], key: _native.Secret, memory: int, target: 
 
 def _exactly(source: socket.socket, size: int) -> bytearray:
     room = bytearray(size)
-    _fill(source, memoryview(room))
+    fill(source, memoryview(room))
     return room
-
-
-def _fill(source: socket.socket, room: memoryview) -> None:
-    while room:
-        count = source.recv_into(room)
-        if count == 0:
-            raise ConnectionError("the process that gave the order is gone")
-        room = room[count:]
 
 
 if __name__ == "__main__":

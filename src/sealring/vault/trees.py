@@ -62,7 +62,7 @@ class Content:
 
 def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress: Progress) -> int:
     """Seals a file or a folder as the next version of an object; its number."""
-    found = list(_sources(source))
+    found = list(files_below(source))
     with vault.held(alone=False):
         vault.refresh()
         copy = vault.new_version(name, suite)
@@ -255,10 +255,10 @@ def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[P
 
 
 def size_of(source: Path) -> int:
-    return sum(path.stat().st_size for path, _ in _sources(source) if not path.is_dir())
+    return sum(path.stat().st_size for path, _ in files_below(source) if not path.is_dir())
 
 
-def _sources(source: Path) -> Iterator[tuple[Path, str]]:
+def files_below(source: Path) -> Iterator[tuple[Path, str]]:
     """The files and empty folders, each with its path in the object.
 
     Links, devices and what cannot be read are refused by name.

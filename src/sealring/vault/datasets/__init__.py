@@ -1,0 +1,9 @@
+"""Datasets of a vault: sealed shards, read in an order that depends on no world size.
+
+fields, index        what samples consist of; what a dataset is, and its digest
+shards               a shard's file, written and read
+sources, formats, parquet_source   files to ingest, as units of work and as samples
+work, running        what is done for one shard; by which process
+building, ingest     shards into the next version of a dataset, resumed after a kill
+stages, pipeline     datasets made from datasets
+"""

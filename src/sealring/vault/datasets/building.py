@@ -1,0 +1,260 @@
+"""Shards made from units of work: once each, by several processes, and resumed after a kill.
+
+A shard is written under a name of its own and gets its part's name when it is whole; then a sealed
+receipt of it is written beside it. The manifest, written last, makes the version complete. A build
+that is started again takes the shards that have a receipt, and those of the version before whose
+source is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from sealring import _native
+from sealring.errors import ConfigurationError, NoSuchObject, VaultBusy, VaultError
+from sealring.identity.private_files import sync_directory
+from sealring.strict import strictly
+from sealring.vault import objects
+from sealring.vault.datasets.fields import Field
+from sealring.vault.datasets.index import KIND, VERSION, Index, Input, Shard, index_of
+from sealring.vault.datasets.running import Run, Task
+from sealring.vault.datasets.shards import SealedPlace, Written
+from sealring.vault.files import claim, claimed, write_file
+from sealring.vault.layout import COPY, entries
+from sealring.vault.objects import Copy, Part
+from sealring.vault.sealed import parse, read_small
+from sealring.vault.vault import Stored, Vault
+
+_RECEIPT: Final = ".receipt"
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A dataset to make."""
+
+    name: str
+    fields: list[Field]
+    recipe: str
+    inputs: list[Input]
+    orders: list[dict[str, Any]]
+    """One for each shard; the place to write to is added."""
+    reads: Callable[[int], tuple[Stored, Part, Shard] | None] = lambda number: None
+    """The shard of another dataset that an order reads."""
+    source: Callable[[int], str | None] = lambda number: None
+    """What the shard is made from, where that is known without reading it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    name: str
+    version: int
+    digest: str
+    shards: int
+    samples: int
+    bytes: int
+    made: int
+    """Shards that were made now. The others were there."""
+    changed: bool
+    """Whether there is a new version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    recipe: str
+    """Its digest."""
+    commitment: str
+    shard: Shard
+
+
+def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progress) -> Built:
+    """Makes the next version, unless the newest has the same recipe and sources."""
+    vault.require_writer()
+    with contextlib.ExitStack() as stack:
+        left = _left_behind(vault, plan, stack)
+        stack.enter_context(vault.held(alone=False))
+        vault.refresh()
+        before = _before(vault, plan.name)
+        suite = suite or (before[0].copy.place.suite if before else vault.header.suite)
+        same = before is not None and before[1].recipe == plan.recipe
+        # What a unit is made from must be known only if a shard of it may be there already.
+        sources = _sources(plan, run, progress) if same or left else None
+        if before and same and _is_newest(plan, before, sources, suite):
+            return _built(plan.name, before[0].manifest.object_version, before[1], 0, False)
+        copy = left if left and left.place.suite == suite else vault.new_version(plan.name, suite)
+        stack.enter_context(claim(copy.folder))
+        done = _receipts(copy, plan, sources)
+        known = _known(before[1], sources) if before and same else {}
+        tasks = [
+            _task(plan, number, copy, before[0] if before else None, known.get(number))
+            for number in range(len(plan.orders))
+            if number not in done
+        ]
+        for number, written in run(tasks, progress):
+            done[number] = _keep(copy, plan, number, written)
+        index = Index(VERSION, plan.fields, plan.recipe, plan.inputs,
+                      [done[number].shard for number in range(len(plan.orders))])  # fmt: skip
+        parts = [
+            Part(shard.part, shard.length, done[number].commitment, shard.digest)
+            for number, shard in enumerate(index.shards)
+        ]
+        vault.commit(copy, KIND, plan.name, parts, index.text())
+        for shard in index.shards:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(copy.folder / (shard.part + _RECEIPT))
+        made = sum(task.order["do"] != "copy" for task in tasks)
+        return _built(plan.name, copy.place.version, index, made, True)
+
+
+def part_name(number: int) -> str:
+    return f"shard-{number:08}"
+
+
+def sealed_place(copy: Copy, part: str) -> SealedPlace:
+    return SealedPlace(part, copy.place.suite, copy.place.context(part).hex())
+
+
+def read_order(stored: Stored, part: Part, shard: Shard) -> tuple[dict[str, Any], _native.Secret]:
+    """How another process reads a shard: the order, and the shard's key."""
+    given = {
+        "path": str(stored.copy.folder / part.name),
+        "place": asdict(sealed_place(stored.copy, part.name)),
+        "commitment": part.commitment,
+        "shard": asdict(shard),
+        "whose": stored.whose,
+    }
+    return given, stored.copy.place.part_key(part.name)
+
+
+def _built(name: str, version: int, index: Index, made: int, changed: bool) -> Built:
+    return Built(
+        name, version, index.digest, len(index.shards), index.samples, index.bytes, made, changed
+    )
+
+
+def _before(vault: Vault, name: str) -> tuple[Stored, Index] | None:
+    try:
+        stored = vault.find(name)
+    except NoSuchObject:
+        return None
+    if stored.manifest.kind != KIND:
+        raise ConfigurationError(
+            f"{name!r} is a {stored.manifest.kind} in this vault: choose another name for the "
+            "dataset"
+        )
+    return stored, index_of(stored)
+
+
+def _left_behind(vault: Vault, plan: Plan, stack: contextlib.ExitStack) -> Copy | None:
+    """What a build of this name that was killed has left, if it can go on.
+
+    Only while no other process uses the vault is it sure that its build has ended.
+    """
+    found: Copy | None = None
+    with contextlib.suppress(VaultBusy), vault.held(alone=True, wait=False):
+        vault.refresh()
+        newest = _before(vault, plan.name)
+        last = newest[0].manifest.object_version if newest else 0
+        for version in vault.incomplete(plan.name):
+            for folder in entries(version, COPY):
+                with contextlib.suppress(VaultError):
+                    copy = objects.open_copy(folder, vault.ring, vault.header.vault)
+                    if found is None and int(version.name) > last and not claimed(folder):
+                        found = copy
+                        stack.enter_context(claim(folder))
+            if found is None or found.folder.parent != version:
+                vault.remove_version(version)
+    return found
+
+
+def _sources(plan: Plan, run: Run, progress: Progress) -> list[str]:
+    known = [plan.source(number) for number in range(len(plan.orders))]
+    tasks = [
+        Task(number, {**plan.orders[number], "do": "digest", "part": part_name(number)}, [])
+        for number, digest in enumerate(known)
+        if digest is None
+    ]
+    found = dict(run(tasks, lambda count: None))
+    return [digest or str(found[number]) for number, digest in enumerate(known)]
+
+
+def _is_newest(
+    plan: Plan, before: tuple[Stored, Index], sources: list[str] | None, suite: str
+) -> bool:
+    stored, index = before
+    return (
+        [shard.source for shard in index.shards] == sources
+        and [one.digest for one in index.inputs] == [one.digest for one in plan.inputs]
+        and stored.copy.place.suite == suite
+    )
+
+
+def _known(before: Index, sources: list[str] | None) -> dict[int, Shard]:
+    """Shards of the version before that are made from the same, by the number of the new one."""
+    shards = {shard.source: shard for shard in before.shards}
+    return {
+        number: shards[source] for number, source in enumerate(sources or []) if source in shards
+    }
+
+
+def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Receipt]:
+    """Of shards that are whole and as they are wanted. What else lies there is removed."""
+    found: dict[int, Receipt] = {}
+    wanted = hashlib.sha256(plan.recipe.encode()).hexdigest()
+    for number, source in enumerate(sources or []):
+        part = part_name(number)
+        with contextlib.suppress(VaultError, ConfigurationError, ValueError):
+            sealed = read_small(copy.folder / (part + _RECEIPT), "the receipt")
+            document = parse(copy.place.open(part + _RECEIPT, sealed, f"the receipt of {part}"))
+            receipt: Receipt = strictly(Receipt, document, part, "receipt")
+            if receipt.recipe == wanted and receipt.shard.source == source:
+                shard = receipt.shard
+                listed = Part(part, shard.length, receipt.commitment, shard.digest)
+                with copy.opened(listed, plan.name):
+                    found[number] = receipt
+    keep = {part_name(number) for number in found}
+    keep |= {part + _RECEIPT for part in keep} | {objects.KEY_FILE}
+    for name in os.listdir(copy.folder):
+        if name not in keep:
+            os.unlink(copy.folder / name)
+    return found
+
+
+def _task(plan: Plan, number: int, copy: Copy, before: Stored | None, known: Shard | None) -> Task:
+    part = part_name(number)
+    order = {
+        **plan.orders[number],
+        "part": part,
+        "folder": str(copy.folder),
+        "place": asdict(sealed_place(copy, part)),
+    }
+    keys = [copy.place.part_key(part)]
+    reads = plan.reads(number)
+    if known is not None and before is not None:
+        (listed,) = (one for one in before.manifest.parts if one.name == known.part)
+        reads = before, listed, known
+        order["do"] = "copy"
+    if reads is not None:
+        order["input"], key = read_order(*reads)
+        keys.append(key)
+    return Task(number, order, keys)
+
+
+def _keep(copy: Copy, plan: Plan, number: int, answer: Any) -> Receipt:
+    """Gives a finished shard its name, and writes down that it is whole."""
+    written: Written = strictly(Written, answer, part_name(number), "shard")
+    part = part_name(number)
+    os.replace(copy.folder / os.path.basename(written.file), copy.folder / part)
+    sync_directory(copy.folder)
+    recipe = hashlib.sha256(plan.recipe.encode()).hexdigest()
+    receipt = Receipt(recipe, written.commitment, written.shard)
+    text = json.dumps(dataclasses.asdict(receipt)).encode()
+    write_file(copy.folder / (part + _RECEIPT), copy.place.seal(part + _RECEIPT, text))
+    return receipt

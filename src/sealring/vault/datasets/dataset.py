@@ -1,0 +1,260 @@
+"""Datasets as torch.utils.data has them: by number, and as a stream that any world continues."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset as TorchDataset
+
+from sealring.errors import ConfigurationError, Unsupported, WrongPosition
+from sealring.vault.datasets.order import Mixture, Numbers
+from sealring.vault.datasets.reading import OpenDataset, Samples, View, Windows
+from sealring.vault.vault import Vault
+
+BLOCK: Final = 1 << 14
+"""Samples that are shuffled among each other."""
+_AHEAD_BYTES: Final = 32 << 20
+_STATE: Final = ("epoch", "position", "seed", "block", "data")
+
+
+class Dataset(TorchDataset[Any]):
+    """A dataset of a vault, by number.
+
+    `length`: items are that many tokens, packed from the samples of a shard; the last of a shard is
+    filled up with `pad`. `documents` adds which sample each token is of.
+    """
+
+    def __init__(
+        self,
+        vault: Vault,
+        name: str,
+        *,
+        version: int | None = None,
+        length: int | None = None,
+        pad: int = 0,
+        documents: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._opened = OpenDataset(vault, name, version)
+        fields = self._opened.index.fields
+        self._view: View = (
+            Samples(fields) if length is None else Windows(fields, length, pad, documents=documents)
+        )
+        self._transform = transform
+        self.sizes = self._view.sizes(self._opened.index)
+        self._ends = np.cumsum(np.asarray(self.sizes, dtype=np.int64))
+        self.name, self.version = name, self._opened.version
+        self.digest = self._opened.digest
+        view = [self.digest] if length is None else [self.digest, length, pad]
+        self.fingerprint = hashlib.sha256(repr(view).encode()).hexdigest()
+
+    @property
+    def bytes(self) -> int:
+        return self._opened.index.bytes
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Several at once, which torch's DataLoader asks for: each chunk is opened once."""
+        wanted = np.asarray(numbers, dtype=np.int64)
+        wanted = np.where(wanted < 0, wanted + len(self), wanted)
+        if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < len(self)):
+            raise IndexError(f"{self.name!r} has {len(self)} items")
+        shards = np.searchsorted(self._ends, wanted, side="right")
+        inside = wanted - (self._ends[shards] - np.asarray(self.sizes)[shards])
+        return self.fetch(shards, inside)
+
+    def fetch(self, shards: Numbers, inside: Numbers) -> list[Any]:
+        found = self._opened.items(self._view, shards, inside)
+        return found if self._transform is None else [self._transform(one) for one in found]
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+class Stream(IterableDataset[Any]):
+    """Batches of one or several datasets, in one order for every number of ranks and workers.
+
+    Five numbers say where it stands, after each step of all ranks: `state_dict`. Rank r of w takes
+    every w-th item. The last batch of an epoch is filled up with the first items of the next one,
+    so that all ranks have the same number of batches and each item comes once in each epoch.
+    Without `batch_size` it gives single items; else `collate`, or torch's, makes batches of them.
+    """
+
+    def __init__(
+        self,
+        datasets: Dataset | Sequence[Dataset],
+        *,
+        batch_size: int | None = None,
+        weights: Sequence[float] | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        block: int = BLOCK,
+        rank: int | None = None,
+        world: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._datasets = [datasets] if isinstance(datasets, Dataset) else list(datasets)
+        if not self._datasets:
+            raise ConfigurationError("a stream has at least one dataset")
+        self._weights = [1.0] * len(self._datasets) if weights is None else list(weights)
+        if len(self._weights) != len(self._datasets):
+            raise ConfigurationError("there is one weight for each dataset")
+        if block < 1 or seed < 0 or (batch_size is not None and batch_size < 1):
+            raise ConfigurationError("block and batch_size are at least 1, and seed at least 0")
+        there = dist.is_available() and dist.is_initialized()
+        self._world = (dist.get_world_size() if there else 1) if world is None else world
+        self._rank = (dist.get_rank() if there else 0) if rank is None else rank
+        if not 0 <= self._rank < self._world:
+            raise ConfigurationError(f"rank {self._rank} is none of a world of {self._world}")
+        self._collate = (collate or default_collate) if batch_size is not None else None
+        self._batch = batch_size or 1
+        self._absolute = 0
+        """Items that all ranks together have had, of all epochs."""
+        self._epoch: int | None = None
+        """In a worker, the one that it reads; it may have had its share of it already."""
+        self._arrange(seed, block if shuffle else 0)
+
+    def _arrange(self, seed: int, block: int) -> None:
+        self._seed, self._block = seed, block
+        sizes = [dataset.sizes for dataset in self._datasets]
+        self._mixture = Mixture(sizes, self._weights, seed, block)
+        data = [[one.fingerprint for one in self._datasets], self._weights]
+        digest = hashlib.sha256(repr(data).encode()).digest()
+        self._data = int.from_bytes(digest[:7], "big")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For spawned workers; the mixture is made again there."""
+        return {name: value for name, value in self.__dict__.items() if name != "_mixture"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._arrange(self._seed, self._block)
+
+    # ---- where it stands -------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Items of one step of all ranks."""
+        return self._batch * self._world
+
+    @property
+    def absolute(self) -> int:
+        return self._absolute
+
+    def advance_to(self, absolute: int) -> None:
+        self._absolute = absolute
+
+    def state_dict(self) -> dict[str, int]:
+        epoch = self._absolute // self._mixture.length
+        if get_worker_info() is not None and self._epoch is not None:
+            epoch = self._epoch
+        position = self._absolute - epoch * self._mixture.length
+        return {
+            "epoch": epoch, "position": position, "seed": self._seed, "block": self._block,
+            "data": self._data,
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if set(state_dict) != set(_STATE) or not all(
+            isinstance(value, int) and value >= 0 for value in state_dict.values()
+        ):
+            raise WrongPosition(f"a stream's state is the numbers {', '.join(_STATE)}")
+        if state_dict["data"] != self._data:
+            raise WrongPosition(
+                "the state belongs to other data: to other datasets or versions of them, another "
+                "length of packed sequences or other weights. Open what it was saved with"
+            )
+        self._arrange(state_dict["seed"], state_dict["block"])
+        self._absolute = state_dict["epoch"] * self._mixture.length + state_dict["position"]
+        self._epoch = state_dict["epoch"] if get_worker_info() is not None else None
+
+    # ---- items -----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Batches that this rank has until the end of the epoch."""
+        return (self._finish() - self._absolute) // self.step
+
+    def _finish(self) -> int:
+        """Where the epoch has ended: the first step that begins behind it."""
+        epoch = self._absolute // self._mixture.length if self._epoch is None else self._epoch
+        end = (epoch + 1) * self._mixture.length
+        return end + (self._absolute - end) % self.step
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        workers, mine = (worker.num_workers, worker.id) if worker is not None else (1, 0)
+        base, finish = self._absolute, self._finish()
+        if worker is not None and self._epoch is None:
+            self._epoch = base // self._mixture.length
+        steps = (finish - base) // self.step
+        first = mine
+        while first < steps:
+            numbers = range(first, steps, workers)
+            numbers = numbers[: self._together(base + first * self.step, workers)]
+            items = self._items(base, numbers)
+            for done, number in enumerate(numbers):
+                # In a worker this leaves out what the workers before it have of this round.
+                self._absolute = base + (number - mine + workers) * self.step
+                batch = items[done * self._batch : (done + 1) * self._batch]
+                yield batch[0] if self._collate is None else self._collate(batch)
+            first = numbers[-1] + workers
+        self._absolute, self._epoch = finish, None
+
+    def _together(self, position: int, workers: int) -> int:
+        """Batches to read at once: up to the end of the block, within a bound on memory."""
+        inside = position % self._mixture.length
+        left = self._block - inside % self._block if self._block else BLOCK
+        each = max(one.bytes // max(1, len(one)) for one in self._datasets)
+        bound = _AHEAD_BYTES // max(1, each * self._batch)
+        return max(1, min(math.ceil(left / (self.step * workers)), bound))
+
+    def _items(self, base: int, numbers: range) -> list[Any]:
+        steps = np.asarray(numbers, dtype=np.int64)[:, None] * self._batch
+        places = (steps + np.arange(self._batch)) * self._world + self._rank + base
+        sources, shards, inside = self._mixture.locate(places.reshape(-1))
+        found: list[Any] = [None] * len(sources)
+        for number, dataset in enumerate(self._datasets):
+            chosen = np.flatnonzero(sources == number)
+            made = dataset.fetch(shards[chosen], inside[chosen])
+            for place, item in zip(chosen.tolist(), made, strict=True):
+                found[place] = item
+        return found
+
+
+class Loader(DataLoader[Any]):
+    """A stream read by workers. Its state is that of the batches that were taken out of it."""
+
+    def __init__(self, stream: Stream, *, num_workers: int = 0, **options: Any) -> None:
+        if options.get("persistent_workers") or options.get("batch_size") is not None:
+            raise Unsupported(
+                "a Loader starts its workers for each epoch, and the stream makes the batches: "
+                "name batch_size there, and leave persistent_workers out"
+            )
+        super().__init__(stream, batch_size=None, num_workers=num_workers, **options)
+        self._stream = stream
+
+    def __iter__(self) -> Any:
+        base, step = self._stream.absolute, self._stream.step
+        for count, batch in enumerate(super().__iter__(), 1):
+            self._stream.advance_to(base + count * step)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def state_dict(self) -> dict[str, int]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._stream.load_state_dict(state_dict)

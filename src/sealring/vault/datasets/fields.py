@@ -1,0 +1,182 @@
+"""What a sample consists of, and its bytes in a shard.
+
+A sample of one field is that field's value alone. One of several fields begins with the size of
+each value (uint32, little-endian), and the values follow. 0xFFFFFFFF stands for a missing value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sealring.errors import BadSource, ConfigurationError
+
+_MISSING: Final = 0xFFFFFFFF
+_INTEGER: Final = struct.Struct("<q")
+_FLOAT: Final = struct.Struct("<d")
+_SIZE: Final = struct.Struct("<I")
+_ARRAY: Final = "array:"
+_TYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+                 "float16", "float32", "float64")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    kind: str
+    """bytes, text, json, int64, float64, bool, files, or array: and an element type."""
+
+    def __post_init__(self) -> None:
+        dtype = self.kind.removeprefix(_ARRAY)
+        if self.kind not in _ENCODERS and (dtype == self.kind or dtype not in _TYPES):
+            kinds = ", ".join(_ENCODERS)
+            raise ConfigurationError(
+                f"the field {self.name!r} has the kind {self.kind!r}: it is one of {kinds}, or "
+                f"array: with one of {', '.join(_TYPES)}"
+            )
+        if re.fullmatch(r"[^\x00-\x1f]{1,200}", self.name) is None:
+            raise ConfigurationError(f"{self.name[:50]!r} cannot be the name of a field")
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """Of an array's elements, which are little-endian; None for other kinds."""
+        if not self.kind.startswith(_ARRAY):
+            return None
+        return np.dtype(self.kind.removeprefix(_ARRAY)).newbyteorder("<")
+
+
+def fields_of(kinds: dict[str, str]) -> list[Field]:
+    if not kinds:
+        raise ConfigurationError("a sample has at least one field")
+    return [Field(name, kind) for name, kind in kinds.items()]
+
+
+def _files(value: dict[str, bytes]) -> bytes:
+    names = json.dumps([[name, len(content)] for name, content in value.items()]).encode()
+    return _SIZE.pack(len(names)) + names + b"".join(value.values())
+
+
+def _as_files(value: memoryview) -> dict[str, bytes]:
+    (size,) = _SIZE.unpack(value[:4])
+    found, at = {}, 4 + size
+    for name, length in json.loads(bytes(value[4:at])):
+        found[name] = bytes(value[at : at + length])
+        at += length
+    return found
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode()
+
+
+_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
+    "bytes": bytes,
+    "text": str.encode,
+    "json": lambda value: value if isinstance(value, bytes) else _json(value),
+    "int64": _INTEGER.pack,
+    "float64": _FLOAT.pack,
+    "bool": lambda value: b"\1" if value else b"\0",
+    "files": _files,
+}
+_DECODERS: Final[dict[str, Callable[[memoryview], Any]]] = {
+    "bytes": bytes,
+    "text": lambda value: str(value, "utf-8"),
+    "json": lambda value: json.loads(bytes(value)),
+    "int64": lambda value: _INTEGER.unpack(value)[0],
+    "float64": lambda value: _FLOAT.unpack(value)[0],
+    "bool": lambda value: value[0] == 1,
+    "files": _as_files,
+}
+
+
+def encoder(fields: Sequence[Field]) -> Callable[[Any], bytes]:
+    """From a sample to its bytes. A value that does not fit its field is BadSource."""
+    kinds = [(field.name, _encoder(field)) for field in fields]
+
+    def one(name: str, encode: Callable[[Any], bytes], sample: dict[str, Any]) -> bytes | None:
+        value = sample.get(name)
+        try:
+            return None if value is None else encode(value)
+        except (TypeError, ValueError, struct.error, RecursionError) as problem:
+            raise BadSource(f"the value of {name!r} does not fit its field: {problem}") from None
+
+    def whole(sample: Any) -> bytes:
+        return one(fields[0].name, kinds[0][1], {fields[0].name: sample}) or b""
+
+    def several(sample: dict[str, Any]) -> bytes:
+        if len(kinds) == 1:
+            value = one(*kinds[0], sample)
+            if value is None:
+                raise BadSource(f"a sample has no {kinds[0][0]!r}, its only field")
+            return value
+        values = [one(name, encode, sample) for name, encode in kinds]
+        if any(value is not None and len(value) >= _MISSING for value in values):
+            raise BadSource("a value has 4 GiB or more")
+        sizes = [_MISSING if value is None else len(value) for value in values]
+        return struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(one or b"" for one in values)
+
+    return whole if is_json(fields) else several
+
+
+def is_json(fields: Sequence[Field]) -> bool:
+    """Whether a sample is one JSON value, and no dict of fields."""
+    return [field.kind for field in fields] == ["json"]
+
+
+def decoder(fields: Sequence[Field]) -> Callable[[memoryview], Any]:
+    """From a sample's bytes to a dict of its fields, or to the JSON value that it is."""
+    kinds = [(field.name, _decoder(field)) for field in fields]
+    if len(kinds) == 1:
+        name, decode = kinds[0]
+        if is_json(fields):
+            return decode
+        return lambda sample: {name: decode(sample)}
+    sizes = struct.Struct(f"<{len(kinds)}I")
+
+    def several(sample: memoryview) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        at = sizes.size
+        for (name, decode), size in zip(kinds, sizes.unpack(sample[:at]), strict=True):
+            if size == _MISSING:
+                found[name] = None
+            else:
+                found[name] = decode(sample[at : at + size])
+                at += size
+        return found
+
+    return several
+
+
+def _encoder(field: Field) -> Callable[[Any], bytes]:
+    dtype = field.dtype
+    return _ENCODERS[field.kind] if dtype is None else _Array(dtype)
+
+
+def _decoder(field: Field) -> Callable[[memoryview], Any]:
+    dtype = field.dtype
+    if dtype is None:
+        return _DECODERS[field.kind]
+    # A copy: the buffer that it was read into is used again.
+    return lambda value: np.frombuffer(value, dtype).copy()
+
+
+class _Array:
+    """An array's bytes, if no element changes by the conversion."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+
+    def __call__(self, value: Any) -> bytes:
+        given = np.asarray(value)
+        if given.ndim != 1:
+            raise ValueError(f"it has {given.ndim} dimensions and not one")
+        made = given.astype(self._dtype)
+        if given.dtype.kind in "iu" and not np.array_equal(made, given):
+            raise ValueError(f"an element does not fit {self._dtype.name}")
+        return made.tobytes()

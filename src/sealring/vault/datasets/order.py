@@ -1,0 +1,136 @@
+"""In which order samples come: a pure function of a seed, the position and the shards' sizes.
+
+Ranks, data-loader workers and machines are not part of it. Random numbers are Philox4x64 under a
+key that SHA-256 derives, and a permutation is a stable sort of them: both are fixed for good. The
+shuffles of numpy and torch may change with a release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sealring.errors import ConfigurationError
+
+MIXED: Final = 1024
+"""Samples in which each dataset of a mixture has its share exactly."""
+Numbers = npt.NDArray[np.int64]
+
+
+def permutation(count: int, *what: int | str) -> Numbers:
+    """Of 0 .. count - 1, for this purpose."""
+    digest = hashlib.sha256(repr(("sealring order 1", *what)).encode()).digest()
+    key = np.frombuffer(digest[:16], dtype="<u8").astype(np.uint64)
+    drawn = np.random.Philox(key=key).random_raw(count)
+    return np.argsort(drawn, kind="stable").astype(np.int64)
+
+
+class ShardOrder:
+    """The order of one dataset: shards are permuted, then samples within blocks of them.
+
+    A block lies in one or a few shards, so what is read together lies together.
+    """
+
+    def __init__(self, sizes: Sequence[int], seed: int, block: int) -> None:
+        self._sizes = np.asarray(sizes, dtype=np.int64)
+        self._seed, self._block = seed, block
+        self.length = int(self._sizes.sum())
+        if self.length == 0:
+            raise ConfigurationError("the dataset has no samples")
+        self._shards = lru_cache(maxsize=2)(self._shards_of)
+        self._within = lru_cache(maxsize=4)(self._within_of)
+
+    def locate(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+        """For positions of all epochs, one behind the other: the shard, and the number in it."""
+        shards, numbers = np.empty_like(positions), np.empty_like(positions)
+        epochs = positions // self.length
+        for epoch in np.unique(epochs).tolist():
+            chosen = epochs == epoch
+            shards[chosen], numbers[chosen] = self._in_epoch(epoch, positions[chosen] % self.length)
+        return shards, numbers
+
+    def _in_epoch(self, epoch: int, positions: Numbers) -> tuple[Numbers, Numbers]:
+        shards, ends = self._shards(epoch)
+        if self._block:
+            places = np.empty_like(positions)
+            blocks = positions // self._block
+            for block in np.unique(blocks).tolist():
+                chosen = blocks == block
+                first = block * self._block
+                places[chosen] = first + self._within(epoch, block)[positions[chosen] - first]
+        else:
+            places = positions
+        index = np.searchsorted(ends, places, side="right")
+        return shards[index], places - (ends[index] - self._sizes[shards[index]])
+
+    def _shards_of(self, epoch: int) -> tuple[Numbers, Numbers]:
+        count = len(self._sizes)
+        if self._block:
+            shards = permutation(count, "shards", self._seed, epoch)
+        else:
+            shards = np.arange(count, dtype=np.int64)
+        return shards, np.cumsum(self._sizes[shards])
+
+    def _within_of(self, epoch: int, block: int) -> Numbers:
+        size = min(self._block, self.length - block * self._block)
+        return permutation(size, "samples", self._seed, epoch, block)
+
+
+class Mixture:
+    """Several datasets, each with its share of every 1024 samples and an order of its own."""
+
+    def __init__(
+        self, sizes: Sequence[Sequence[int]], weights: Sequence[float], seed: int, block: int
+    ) -> None:
+        self.orders = [ShardOrder(one, seed, block) for one in sizes]
+        self._seed = seed
+        self._shares = shares(weights)
+        self.length = sum(order.length for order in self.orders)
+        self._slots = lru_cache(maxsize=8)(self._slots_of)
+
+    def locate(self, positions: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """The dataset, the shard and the number in it."""
+        if len(self.orders) == 1:
+            return np.zeros_like(positions), *self.orders[0].locate(positions)
+        sources, inside = np.empty_like(positions), np.empty_like(positions)
+        blocks = positions // MIXED
+        for block in np.unique(blocks).tolist():
+            chosen = blocks == block
+            slots = positions[chosen] - block * MIXED
+            owners, ranks = self._slots(block)
+            sources[chosen] = owners[slots]
+            inside[chosen] = block * self._shares[owners[slots]] + ranks[slots]
+        shards, numbers = np.empty_like(positions), np.empty_like(positions)
+        for number, order in enumerate(self.orders):
+            chosen = sources == number
+            shards[chosen], numbers[chosen] = order.locate(inside[chosen])
+        return sources, shards, numbers
+
+    def _slots_of(self, block: int) -> tuple[Numbers, Numbers]:
+        """For each of the 1024 slots: whose it is, and how many of the same come before it."""
+        owners = np.repeat(np.arange(len(self._shares)), self._shares)
+        owners = owners[permutation(MIXED, "mixture", self._seed, block)]
+        ranks = np.empty(MIXED, dtype=np.int64)
+        for number in range(len(self._shares)):
+            chosen = owners == number
+            ranks[chosen] = np.arange(int(chosen.sum()))
+        return owners, ranks
+
+
+def shares(weights: Sequence[float]) -> Numbers:
+    """Of 1024 samples, by the largest remainders."""
+    given = np.asarray(weights, dtype=np.float64)
+    if not np.isfinite(given).all() or (given <= 0).any():
+        raise ConfigurationError("each weight of a mixture is a number above 0")
+    exact = given / given.sum() * MIXED
+    counts: Numbers = np.floor(exact).astype(np.int64)
+    rest = MIXED - int(counts.sum())
+    counts[np.argsort(-(exact - counts), kind="stable")[:rest]] += 1
+    if (counts == 0).any():
+        raise ConfigurationError(f"a weight of a mixture is below 1/{MIXED} of all of them")
+    return counts

@@ -1,0 +1,195 @@
+"""A dataset that is open: any samples of any shards, in few reads."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from sealring.errors import BadSource, ConfigurationError
+from sealring.vault.datasets.building import sealed_place
+from sealring.vault.datasets.fields import Field, decoder
+from sealring.vault.datasets.index import Index, index_of
+from sealring.vault.datasets.order import Numbers
+from sealring.vault.datasets.reading_keys import ReadingKeys
+from sealring.vault.datasets.shards import Offsets, ShardReader
+from sealring.vault.vault import Vault
+
+_OPEN: Final = 64
+"""Shards that are open at the same time."""
+_READ_BYTES: Final = 64 << 20
+
+
+class View(Protocol):
+    """What of a shard is an item, and what it looks like."""
+
+    def sizes(self, index: Index) -> list[int]:
+        """Items of each shard."""
+
+    def runs(self, reader: ShardReader, numbers: Numbers) -> tuple[Offsets, Offsets]:
+        """Where the items' bytes are."""
+
+    def items(
+        self, reader: ShardReader, numbers: Numbers, plain: memoryview, sizes: Offsets
+    ) -> Iterator[Any]: ...
+
+
+class Samples:
+    """An item is a sample, as it was ingested."""
+
+    def __init__(self, fields: list[Field]) -> None:
+        self._fields = fields
+        self._decode = decoder(fields)
+
+    def __reduce__(self) -> tuple[type[Samples], tuple[list[Field]]]:
+        return Samples, (self._fields,)
+
+    def sizes(self, index: Index) -> list[int]:
+        return [shard.samples for shard in index.shards]
+
+    def runs(self, reader: ShardReader, numbers: Numbers) -> tuple[Offsets, Offsets]:
+        starts = reader.offsets[numbers]
+        return starts, reader.offsets[numbers + 1] - starts
+
+    def items(
+        self, reader: ShardReader, numbers: Numbers, plain: memoryview, sizes: Offsets
+    ) -> Iterator[Any]:
+        at = 0
+        for size in sizes.tolist():
+            yield self._decode(plain[at : at + size])
+            at += size
+
+
+class Windows:
+    """An item is a number of tokens, across the samples of a shard: packed sequences.
+
+    The last one of a shard is filled up. `document` says, for each token, to which sample of the
+    window it belongs, and -1 where it was filled up.
+    """
+
+    def __init__(self, fields: list[Field], length: int, pad: int, *, documents: bool) -> None:
+        dtype = fields[0].dtype if len(fields) == 1 else None
+        if dtype is None or dtype.kind not in "iu":
+            raise ConfigurationError(
+                "only a dataset whose one field is an array of integers can be packed: make one "
+                "with a stage whose fields are {'tokens': 'array:uint32'}"
+            )
+        if length < 1:
+            raise ConfigurationError("a packed sequence has at least one token")
+        self._name, self._dtype = fields[0].name, dtype
+        self._length, self._pad, self._documents = length, pad, documents
+        self._bytes = length * dtype.itemsize
+
+    def sizes(self, index: Index) -> list[int]:
+        for shard in index.shards:
+            if shard.bytes % self._dtype.itemsize:
+                raise BadSource(f"{shard.part} has no whole number of tokens")
+        return [-(-shard.bytes // self._bytes) for shard in index.shards]
+
+    def runs(self, reader: ShardReader, numbers: Numbers) -> tuple[Offsets, Offsets]:
+        starts = (numbers * self._bytes).astype("<u8")
+        ends = np.minimum(starts + np.uint64(self._bytes), np.uint64(reader.shard.bytes))
+        return starts, ends - starts
+
+    def items(
+        self, reader: ShardReader, numbers: Numbers, plain: memoryview, sizes: Offsets
+    ) -> Iterator[Any]:
+        import torch
+
+        tokens = np.full((len(numbers), self._length), self._pad, dtype=np.int64)
+        flat = np.frombuffer(plain, self._dtype)
+        counts = (sizes // np.uint64(self._dtype.itemsize)).astype(np.int64)
+        if bool((counts == self._length).all()):
+            tokens[:] = flat.reshape(tokens.shape)
+        else:
+            at = 0
+            for row, count in enumerate(counts.tolist()):
+                tokens[row, :count] = flat[at : at + count]
+                at += count
+        rows = torch.from_numpy(tokens)
+        for row in range(len(numbers)):
+            item = {self._name: rows[row]}
+            if self._documents:
+                item["document"] = torch.from_numpy(self._document(reader, int(numbers[row])))
+            yield item
+
+    def _document(self, reader: ShardReader, number: int) -> Numbers:
+        start = number * self._length
+        ends = reader.offsets[1:] // np.uint64(self._dtype.itemsize)
+        found = np.searchsorted(ends, np.arange(start, start + self._length), side="right")
+        numbered = np.unique(found, return_inverse=True)[1].astype(np.int64)
+        numbered[found >= reader.shard.samples] = -1
+        return numbered
+
+
+class OpenDataset:
+    """The index and the shards' keys; the vault itself is not needed any more."""
+
+    def __init__(self, vault: Vault, name: str, version: int | None = None) -> None:
+        with vault.reading():
+            stored = vault.find(name, version)
+        self.index = index_of(stored)
+        self.name, self.version = name, stored.manifest.object_version
+        self.digest = self.index.digest
+        self._whose, self._folder = stored.whose, str(stored.copy.folder)
+        parts = stored.manifest.parts
+        self._places = [sealed_place(stored.copy, part.name) for part in parts]
+        self._commitments = [part.commitment for part in parts]
+        self._keys = ReadingKeys([stored.copy.place.part_key(part.name) for part in parts])
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def reader(self, number: int) -> ShardReader:
+        if self._process != os.getpid():  # a fork: what was opened before has no keys here
+            self.close()
+            self._process = os.getpid()
+        found = self._open.pop(number, None)
+        if found is None:
+            place = self._places[number]
+            found = ShardReader(
+                Path(self._folder) / place.part, place, self._keys.key(number),
+                self._commitments[number], self.index.shards[number], self._whose,
+            )  # fmt: skip
+            if len(self._open) >= _OPEN:
+                self._open.popitem(last=False)[1].close()
+        self._open[number] = found
+        return found
+
+    def items(self, view: View, shards: Numbers, numbers: Numbers) -> list[Any]:
+        """Items of any shards, in the order that is asked for; each shard is read in few calls."""
+        found: list[Any] = [None] * len(shards)
+        for shard in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            reader = self.reader(shard)
+            starts, sizes = view.runs(reader, numbers[places])
+            for part in _groups(sizes):
+                plain = reader.read(
+                    np.ascontiguousarray(starts[part]), np.ascontiguousarray(sizes[part])
+                )
+                made = view.items(reader, numbers[places[part]], plain, sizes[part])
+                for place, item in zip(places[part].tolist(), made, strict=True):
+                    found[place] = item
+        return found
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def _groups(sizes: Offsets) -> Iterator[slice]:
+    """Runs that are read together, of a bounded size in all."""
+    totals = np.cumsum(sizes)
+    first = 0
+    while first < len(sizes):
+        before = int(totals[first - 1]) if first else 0
+        last = int(np.searchsorted(totals, before + _READ_BYTES, side="right"))
+        last = max(first + 1, last)
+        yield slice(first, last)
+        first = last

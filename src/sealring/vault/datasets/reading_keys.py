@@ -1,0 +1,174 @@
+"""The keys of a dataset's shards, and how data-loader workers get them.
+
+Keys are in memory that a forked child does not have, and no pickle holds them. A worker that
+multiprocessing forks gets the key that opens them through a socketpair of its own; one that it
+spawns connects to this process, as the processes that seal do. Each way works once. The keys open
+this dataset's shards; neither the vault's nor the object's key follows from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
+from typing import Any, Final
+
+from sealring import _native
+from sealring.errors import ForkedProcess, Unsupported, WorkerFailed
+from sealring.vault.children import Door, connect_to_parent, fill, is_child
+from sealring.vault.keys import KEY_BYTES
+
+_FORKING: Final = "multiprocessing.popen_fork"
+
+
+class ReadingKeys:
+    """One key for each shard."""
+
+    def __init__(self, keys: Sequence[_native.Secret]) -> None:
+        self._keys: _native.Secret | None = _native.Secret.zeros(KEY_BYTES * max(1, len(keys)))
+        with memoryview(self._keys) as room:
+            for number, key in enumerate(keys):
+                room[KEY_BYTES * number : KEY_BYTES * (number + 1)] = memoryview(key)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offer: _Offer | None = None
+        self._address: str | None = None
+        _LIVING.add(self)
+
+    def key(self, number: int) -> _native.Secret:
+        if self._keys is None:
+            self._keys = self._received()
+        return self._keys.part(KEY_BYTES * number, KEY_BYTES)
+
+    def _received(self) -> _native.Secret:
+        try:
+            if self._offer is not None:
+                return self._offer.take()
+            if self._address is not None:
+                return _connected(self._address)
+        except OSError as problem:
+            raise WorkerFailed(f"this worker did not get the dataset's keys: {problem}") from None
+        finally:
+            self._offer = self._address = None
+        raise ForkedProcess(
+            "a forked child has no keys of its parent's: open the dataset in the child, or read "
+            "it with the workers of a DataLoader"
+        )
+
+    # ---- spawned workers -------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is None:
+            raise Unsupported(
+                "a dataset's keys are put into no pickle: give the dataset to a DataLoader, or "
+                "open it where it is needed"
+            )
+        keys = self._keys if self._keys is not None else self._received()
+        self._keys = keys
+        door = Door()
+        threading.Thread(
+            target=_hand_over, args=(door, keys), name="sealring-dataset-keys", daemon=True
+        ).start()
+        return {"address": door.address, "size": len(keys)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._keys = None
+        self._begin()
+        self._address = f"{state['size']} {state['address']}"
+
+    # ---- forked workers --------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Only multiprocessing's children get keys, and one each."""
+        forking = sys._getframe(2).f_globals.get("__name__") == _FORKING
+        self._next = _Offer(self._keys) if forking and self._keys is not None else None
+
+    def after_fork_in_parent(self) -> None:
+        if self._next is not None:
+            self._next.give()
+        self._next = None
+
+    def after_fork_in_child(self) -> None:
+        if self._offer is not None:
+            self._offer.close()  # it was meant for this process's parent
+        self._keys, self._address = None, None
+        self._offer, self._next = self._next, None
+
+    _next: _Offer | None = None
+
+
+class _Offer:
+    """Keys under a key of their own, which goes through a socketpair once."""
+
+    def __init__(self, keys: _native.Secret) -> None:
+        self._once = _native.Secret.random(KEY_BYTES)
+        self._wrapped = _native.wrap_key(self._once, keys)
+        self._parent, self._child = socket.socketpair()
+
+    def give(self) -> None:
+        self._child.close()
+        with self._parent, contextlib.suppress(OSError):  # no child was made
+            self._parent.sendall(memoryview(self._once))
+        self._once.wipe()
+
+    def take(self) -> _native.Secret:
+        self._parent.close()
+        once = _native.Secret.zeros(KEY_BYTES)
+        with self._child:
+            self._child.settimeout(60)
+            fill(self._child, memoryview(once))
+        keys = _native.unwrap_key(once, self._wrapped)
+        once.wipe()
+        if keys is None:
+            raise ConnectionError("what came is not the key that was offered")
+        return keys
+
+    def close(self) -> None:
+        self._parent.close()
+        self._child.close()
+
+
+def _hand_over(door: Door, keys: _native.Secret) -> None:
+    """To the first child of this process that connects, and to no other."""
+    with contextlib.suppress(OSError):
+        try:
+            here = door.accept(is_child, lambda: False)
+        finally:
+            door.close()
+        with here:
+            here.sendall(memoryview(keys))
+
+
+def _connected(address: str) -> _native.Secret:
+    size, _, name = address.partition(" ")
+    keys = _native.Secret.zeros(int(size))
+    with connect_to_parent(name) as parent:
+        fill(parent, memoryview(keys))
+    return keys
+
+
+_LIVING: Final[weakref.WeakSet[ReadingKeys]] = weakref.WeakSet()
+
+
+def _before() -> None:
+    for one in list(_LIVING):
+        one.before_fork()
+
+
+def _in_parent() -> None:
+    for one in list(_LIVING):
+        one.after_fork_in_parent()
+
+
+def _in_child() -> None:
+    for one in list(_LIVING):
+        one.after_fork_in_child()
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,0 +1,162 @@
+"""A shard's file: written sample by sample, read at any place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sealring import _native
+from sealring.errors import (
+    BadSource,
+    ForeignPart,
+    KeysChanged,
+    MissingPart,
+)
+from sealring.vault.datasets.index import Shard
+from sealring.vault.files import NEW_FILE
+from sealring.vault.objects import digest_of, open_part
+
+_BUFFER: Final = 4 << 20
+_SAMPLES_LIMIT: Final = 1 << 26
+"""The table of one shard is held in memory."""
+Offsets = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPlace:
+    """What one shard's file is sealed as; its key travels apart from it."""
+
+    part: str
+    suite: str
+    context: str
+    """In hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A shard's file that is on the disk, under a name of its own."""
+
+    file: str
+    commitment: str
+    shard: Shard
+
+
+def write_shard(
+    folder: Path, place: SealedPlace, key: _native.Secret, source: str,
+    samples: Iterable[bytes | memoryview], progress: Callable[[int], None] = lambda count: None,
+) -> Written:  # fmt: skip
+    """Seals samples to a new file below `folder`. An error leaves no file."""
+    path = folder / f".{place.part}.{secrets.token_hex(8)}"
+    file = os.open(path, NEW_FILE, 0o600)
+    try:
+        context = bytes.fromhex(place.context)
+        writer = _native.SealedFileWriter(file, key, place.suite, context, place.part, 1, True)
+        offsets = array("Q", [0])
+        room = bytearray()
+        length = 0
+        for sample in samples:
+            room += sample
+            length += len(sample)
+            offsets.append(length)
+            if len(room) >= _BUFFER:
+                writer.write([room])
+                progress(len(room))
+                room = bytearray()
+            if len(offsets) > _SAMPLES_LIMIT:
+                raise BadSource(f"one shard has more than {_SAMPLES_LIMIT} samples")
+        table = np.asarray(offsets, dtype="<u8")
+        writer.write([room, table.data])
+        progress(len(room))
+        writer.finish()
+        os.fsync(file)
+        digest = digest_of(writer.digests)
+        made = Shard(place.part, len(offsets) - 1, length, digest, source)
+        return Written(path.name, writer.commitment.hex(), made)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        raise
+    finally:
+        os.close(file)
+
+
+class ShardReader:
+    """An open shard: its key is in the native reader alone."""
+
+    def __init__(
+        self, path: Path, place: SealedPlace, key: _native.Secret, commitment: str, shard: Shard,
+        whose: str, threads: int = 1,
+    ) -> None:  # fmt: skip
+        name = f"part {place.part} of {whose}"
+        self.shard = shard
+        self._file = _opened(path, name, shard.length, commitment)
+        try:
+            self.sealed = _native.SealedFileReader(
+                self._file, key, place.suite, bytes.fromhex(place.context), name, threads
+            )
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._offsets: Offsets | None = None
+
+    @property
+    def offsets(self) -> Offsets:
+        """Where each sample begins, and the last ends."""
+        if self._offsets is None:
+            table = np.empty(self.shard.samples + 1, dtype="<u8")
+            self.sealed.read_into(self.shard.bytes, table.data)
+            ordered = bool((table[1:] >= table[:-1]).all())
+            if table[0] != 0 or int(table[-1]) != self.shard.bytes or not ordered:
+                raise ForeignPart(
+                    f"the table of {self.shard.part} does not fit its samples: a holder of the "
+                    "vault's key wrote it"
+                )
+            self._offsets = table
+        return self._offsets
+
+    def read(self, starts: Offsets, sizes: Offsets) -> memoryview:
+        """Runs of bytes, one behind the other. Each chunk that holds some is opened once."""
+        room = np.empty(int(sizes.sum()), dtype=np.uint8)
+        self.sealed.read_runs(starts.data, sizes.data, room.data)
+        return room.data
+
+    def samples(self, block: int = 8 << 20) -> Iterator[memoryview]:
+        """All of them, in their order, in blocks of about this size."""
+        offsets, first = self.offsets, 0
+        while first < self.shard.samples:
+            wanted = int(offsets[first]) + block
+            last = max(first + 1, int(np.searchsorted(offsets, wanted, side="right")) - 1)
+            last = min(last, self.shard.samples)
+            start = int(offsets[first])
+            room = bytearray(int(offsets[last]) - start)
+            self.sealed.read_into(start, room)
+            view = memoryview(room)
+            for number in range(first, last):
+                yield view[int(offsets[number]) - start : int(offsets[number + 1]) - start]
+            first = last
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _opened(path: Path, name: str, length: int, commitment: str) -> int:
+    try:
+        return open_part(path, name, length, commitment)
+    except MissingPart:
+        if path.parent.is_dir():
+            raise
+        raise KeysChanged(
+            f"{name} was sealed anew while it was read (`sealring vault rotate`): open the "
+            "dataset again"
+        ) from None

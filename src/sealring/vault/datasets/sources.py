@@ -1,0 +1,109 @@
+"""Files to ingest: found, opened safely, and seen to stay as they are while they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from sealring.errors import BadSource, ConfigurationError, SourceChanged, UnsafePath
+from sealring.vault.trees import files_below
+
+SHARD_BYTES: Final = 64 << 20
+LARGEST_SAMPLE: Final = 64 << 20
+_BLOCK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    shard: int = SHARD_BYTES
+    """Bytes of the source that one shard is made of, about."""
+    sample: int = LARGEST_SAMPLE
+    """A larger sample is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one shard is made from. The order is JSON: another process may carry it out."""
+
+    order: dict[str, Any]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    path: Path
+    inside: str
+    """Its path in the folder that is ingested; its name if it is ingested alone."""
+    size: int
+
+
+def source_files(source: Path) -> list[SourceFile]:
+    """In the order of their paths. Names that begin with a dot are left out."""
+    found = []
+    for path, inside in files_below(source):
+        hidden = any(part.startswith(".") for part in inside.split("/"))
+        if not hidden and not path.is_dir():
+            found.append(SourceFile(path, inside or path.name, path.stat().st_size))
+    if not found:
+        raise ConfigurationError(f"{source} holds no files to ingest")
+    return sorted(found, key=lambda one: one.inside)
+
+
+class Watched:
+    """Files that are read. `check` is an error if one was changed since it was first opened."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, ...]] = {}
+
+    def open(self, path: str) -> BinaryIO:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as problem:
+            raise BadSource(f"{path} cannot be read: {problem.strerror}") from problem
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            os.close(file)
+            raise UnsafePath(f"{path} is not a regular file")
+        self._compare(path, state)
+        # The opener keeps the path as the file's name, which errors show.
+        return open(path, "rb", buffering=_BLOCK, opener=lambda _path, _flags: file)
+
+    def check(self) -> None:
+        for path in self._seen:
+            try:
+                self._compare(path, os.lstat(path))
+            except FileNotFoundError:
+                raise SourceChanged(f"{path} was removed while it was sealed") from None
+
+    def _compare(self, path: str, state: os.stat_result) -> None:
+        found = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+        if self._seen.setdefault(path, found) != found:
+            raise SourceChanged(
+                f"{path} was changed while it was sealed: nothing of it was committed. Ingest it "
+                "again when it no longer changes"
+            )
+
+
+def range_digest(file: BinaryIO, ranges: Iterator[tuple[int, int]], about: bytes = b"") -> str:
+    """SHA-256 of what is known of the bytes, and of the bytes from `start` to `stop`."""
+    digest = hashlib.sha256(len(about).to_bytes(8, "big") + about)
+    for start, stop in ranges:
+        file.seek(start)
+        left = stop - start
+        while left:
+            block = file.read(min(left, _BLOCK))
+            if not block:
+                raise SourceChanged(f"{file.name} became shorter while it was read")
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
+
+
+def cut(size: int, step: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, size, step):
+        yield start, min(size, start + step)

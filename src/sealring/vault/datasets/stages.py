@@ -1,0 +1,140 @@
+"""A stage of a pipeline: a pure function from samples to samples, with its code and parameters.
+
+The code is the text of the file that the function is in. That text is what runs, in every process,
+so that what is recorded is what was done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from sealring.errors import BadSource, ConfigurationError, StageFailed
+from sealring.vault.datasets.fields import Field, decoder, encoder, fields_of
+from sealring.vault.datasets.shards import ShardReader
+
+_NAME: Final = re.compile(r"[\w.-]{1,100}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Makes the dataset `name` of the dataset `of`.
+
+    `function` is called with a sample and the parameters. It returns a sample, None to leave the
+    sample out, or an iterable of samples. `fields` says what a sample that it returns consists of.
+    """
+
+    name: str
+    of: str
+    function: Callable[..., Any]
+    fields: Mapping[str, str]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ConfigurationError(f"{self.name[:50]!r} cannot be the name of a stage")
+        if self.name == self.of:
+            raise ConfigurationError(f"the stage {self.name!r} is made of itself")
+        fields_of(dict(self.fields))
+        try:
+            json.dumps(dict(self.parameters), allow_nan=False)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"the parameters of the stage {self.name!r} are not JSON: they are recorded"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A stage as JSON: what a process needs to run it, and what the dataset's index keeps."""
+
+    code: str
+    """The text of the file."""
+    function: str
+    parameters: str
+    """JSON, with sorted keys."""
+    reads: list[Field]
+    fields: list[Field]
+
+    @property
+    def recipe(self) -> str:
+        """Without the text, which is known by its digest."""
+        return canonical(
+            {
+                "stage": self.function,
+                "code": hashlib.sha256(self.code.encode()).hexdigest(),
+                "parameters": json.loads(self.parameters),
+                "reads": [asdict(one) for one in self.reads],
+                "fields": [asdict(one) for one in self.fields],
+            }
+        )
+
+
+def recorded(stage: Stage, reads: list[Field]) -> Recorded:
+    name = stage.function.__qualname__
+    path = inspect.getsourcefile(stage.function)
+    if "<" in name or "." in name or path is None:
+        raise ConfigurationError(
+            f"the function of the stage {stage.name!r} must stand by itself in a file: its code is "
+            "recorded"
+        )
+    code = getattr(inspect.getmodule(stage.function), CODE, None) or Path(path).read_text()
+    parameters = canonical(dict(stage.parameters))
+    return Recorded(code, name, parameters, reads, fields_of(dict(stage.fields)))
+
+
+def canonical(document: Any) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+CODE: Final = "__sealring_code__"
+"""A module that was made from a text keeps it, so that it is not read again."""
+
+
+@lru_cache(maxsize=16)
+def module_of(code: str, path: str) -> types.ModuleType:
+    """Runs the text of a file as a module."""
+    module = types.ModuleType("sealring_pipeline")
+    module.__file__ = path
+    setattr(module, CODE, code)
+    exec(compile(code, path, "exec"), module.__dict__)  # noqa: S102  (the user's own stages)
+    return module
+
+
+def stage_samples(order: dict[str, Any], reader: ShardReader) -> Iterator[bytes]:
+    """The samples that a stage makes of a shard, encoded."""
+    reads, fields = ([Field(**one) for one in order[name]] for name in ("reads", "fields"))
+    decode, encode = decoder(reads), encoder(fields)
+    parameters = json.loads(order["parameters"])
+    try:
+        function = getattr(module_of(order["code"], "<pipeline>"), order["function"])
+    except Exception as problem:
+        raise StageFailed(f"the code of {order['function']} does not run: {problem!r}") from problem
+    for number, sample in enumerate(reader.samples()):
+        where = f"{order['function']}: sample {number} of {reader.shard.part}"
+        try:
+            for made in _several(function(decode(sample), **parameters)):
+                yield encode(made)
+        except BadSource as problem:
+            raise StageFailed(
+                f"{where}: what it returned is not in its fields: {problem}"
+            ) from None
+        except Exception as problem:
+            raise StageFailed(f"{where}: {problem!r}") from problem
+
+
+def _several(made: Any) -> Iterator[dict[str, Any]]:
+    if made is None:
+        return
+    for one in [made] if isinstance(made, dict) else made:
+        if not isinstance(one, dict):
+            raise BadSource(f"a sample is a dict, and not {type(one).__name__}")
+        yield one
