@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from sealring.bench import vault
+from sealring.bench import vault, vault_datasets
 from sealring.cli import app
 from sealring.errors import ConfigurationError
+from sealring.vault import Dataset, Loader, Stream
 
 
 def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,9 +46,34 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--ranks", "1,x"], "from 1 to"),
         (["--directory", "/nowhere"], "can be written"),
         (["--size", "big"], "big"),
+        (["--part", "nothing"], "checkpoints, datasets or all"),
     ],
 )
 def test_bad_options_are_refused(options: list[str], words: str) -> None:
     result = CliRunner().invoke(app, ["bench", "vault", *options])
     assert isinstance(result.exception, ConfigurationError)
     assert words in str(result.exception)
+
+
+def test_datasets_are_measured_and_give_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    seen: dict[str, int] = {}
+
+    def load_sealed(dataset: Dataset) -> None:
+        stream = Stream(dataset, batch_size=vault_datasets.BATCH, rank=0, world=1)
+        seen["sealed"] = sum(int(batch["tokens"].sum()) for batch in Loader(stream))
+
+    def load_plain(path: Path) -> None:
+        loader = DataLoader(vault_datasets._mapped(path), batch_size=vault_datasets.BATCH)
+        seen["plain"] = sum(int(batch["tokens"].sum()) for batch in loader)
+
+    monkeypatch.setattr(vault_datasets, "_load_sealed", load_sealed)
+    monkeypatch.setattr(vault_datasets, "_load_plain", load_plain)
+    cases = list(vault_datasets.measure_datasets(tmp_path, 1 << 20, 1, lambda text: None))
+    assert [case.what for case in cases] == ["dataset read, a core", "samples, shuffled"]
+    assert all(case.ratio == case.sealed_gb_s / case.plain_gb_s > 0 for case in cases)
+    assert seen["sealed"] == seen["plain"] > 0
+    assert list(tmp_path.iterdir()) == []
+    assert os.sched_getaffinity(0) == allowed

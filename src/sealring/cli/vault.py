@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
-from sealring.cli.vault_data import ingest
+from sealring.cli.vault_data import build, ingest, lineage, parquet
 from sealring.cli.vault_export import export
 from sealring.cli.vault_options import (
     AlsoDataKey,
@@ -43,7 +43,8 @@ app = typer.Typer(
 )
 
 
-app.command()(ingest)
+for verb in (ingest, build, lineage, parquet):
+    app.command()(verb)
 
 
 @app.command()

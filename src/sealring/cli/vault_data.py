@@ -1,4 +1,4 @@
-"""`sealring vault ingest` and `build`: datasets, and datasets made from datasets."""
+"""`sealring vault ingest`, `build` and `lineage`: datasets, and datasets made from datasets."""
 
 from __future__ import annotations
 
@@ -7,19 +7,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.markup import escape
+from rich.progress import TaskID
+from rich.table import Table
+from rich.text import Text
 
 from sealring.cli.bench.options import parse_size
-from sealring.cli.terminal import human_bytes, print_json, progress_bar, say
-from sealring.cli.vault_options import AsJson, Broker, Directory, Key, VaultId, opener_of
+from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
+from sealring.cli.vault_options import (
+    AsJson,
+    Broker,
+    Directory,
+    Identity,
+    Key,
+    VaultId,
+    Version,
+    opener_of,
+)
 from sealring.errors import ConfigurationError
 from sealring.vault.datasets.building import Built
 from sealring.vault.datasets.ingest import ingest as ingest_source
-from sealring.vault.datasets.running import InProcesses
-from sealring.vault.datasets.sources import Limits
+from sealring.vault.datasets.on_ray import OnRay, VaultReference
+from sealring.vault.datasets.parquet_files import seal_parquet
+from sealring.vault.datasets.pipeline import lineage as ancestors
+from sealring.vault.datasets.pipeline import run_stages, stages_of
+from sealring.vault.datasets.running import InProcesses, Run
+from sealring.vault.datasets.sources import Limits, source_files
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
 
@@ -27,6 +43,9 @@ Progress = Callable[[int], None]
 _SUITES: Final = {"aes-256-gcm": AES, "chacha20-poly1305": CHACHA}
 Processes = Annotated[
     int | None, typer.Option(min=1, max=256, help="That work at the same time; else the CPUs.")
+]
+Engine = Annotated[
+    str, typer.Option(help="local, or ray: on the cluster of RAY_ADDRESS (the extra ray).")
 ]
 Suite = Annotated[
     str | None,
@@ -54,6 +73,7 @@ def ingest(
     shard_size: Annotated[str, typer.Option(help="Of the source, for one shard.")] = "64MiB",
     largest_sample: Annotated[str, typer.Option(help="A larger one is refused.")] = "64MiB",
     processes: Processes = None,
+    engine: Engine = "local",
     key: Key = None,
     vault_id: VaultId = None,
     broker: Broker = None,
@@ -64,12 +84,121 @@ def ingest(
     called = source.absolute().stem if name is None else name
     chosen = suite_named(suite)
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
-    with InProcesses(processes or usable_cpus()) as run, bar(f"sealing {called}") as (expect, done):
+    with (
+        running(engine, processes, opened, key, broker) as run,
+        bar(f"sealing {called}") as (expect, done),
+    ):
         built = ingest_source(
             opened, source, called, run, form=form, dtype=dtype, suite=chosen, limits=limits,
             progress=done, expect=expect,
         )  # fmt: skip
     tell(built, as_json=as_json)
+
+
+def build(
+    vault: Directory,
+    pipeline: Annotated[Path, typer.Argument(help="A Python file with a list STAGES.")],
+    suite: Suite = None,
+    processes: Processes = None,
+    engine: Engine = "local",
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make datasets from datasets, stage by stage: only what a change has touched."""
+    chosen = suite_named(suite)
+    stages = stages_of(pipeline)
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    made = []
+    with running(engine, processes, opened, key, broker) as run, progress_bar() as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def expect(name: str, total: int) -> None:
+            tasks[name] = shown.add_task(escape(f"making {name}"), total=max(1, total))
+
+        def advance(name: str, count: int) -> None:
+            shown.advance(tasks[name], count)
+
+        for built in run_stages(opened, stages, run, suite=chosen, progress=advance, expect=expect):
+            made.append(built)
+            shown.update(tasks[built.name], completed=shown.tasks[tasks[built.name]].total)
+    if as_json:
+        print_json({"stages": [asdict(one) for one in made]})
+        return
+    for built in made:
+        tell(built, as_json=False)
+
+
+def lineage(
+    vault: Directory,
+    name: Annotated[str, typer.Argument(help="A dataset.")],
+    version: Version = None,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    identity: Identity = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a dataset was made from, by which code and with which parameters."""
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    found = list(ancestors(opened, name, version))
+    if as_json:
+        print_json({"datasets": [asdict(one) for one in found]})
+        return
+    table = Table("dataset", "version", "samples", "digest", "made by", "of")
+    for one in found:
+        how = f"ingest of {one.recipe['ingest']}" if "ingest" in one.recipe else _stage(one.recipe)
+        of = ", ".join(f"{each.name} {each.version}" for each in one.inputs)
+        table.add_row(
+            Text(one.name), str(one.version), str(one.samples), one.digest[:12], Text(how), Text(of)
+        )
+    console.print(table)
+
+
+def parquet(
+    vault: Directory,
+    source: Annotated[Path, typer.Argument(help="A Parquet file, or a folder of them.")],
+    out: Annotated[Path, typer.Option(help="Where the encrypted files go; must not exist.")],
+    name: Annotated[str | None, typer.Option(help="The object of their keys; else OUT's.")] = None,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    as_json: AsJson = False,
+) -> None:
+    """Encrypt Parquet by its own means, for tools that query it; the keys go into the vault."""
+    called = out.absolute().stem if name is None else name
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    with bar(f"encrypting {called}") as (expect, done):
+        expect(sum(file.size for file in source_files(source)))
+        version = seal_parquet(opened, source, out, called, done)
+    if as_json:
+        print_json({"name": called, "version": version})
+    else:
+        say(f"{out} holds the encrypted files; their keys are {called} version {version}.")
+
+
+def _stage(recipe: dict[str, Any]) -> str:
+    parameters = ", ".join(f"{name}={value!r}" for name, value in recipe["parameters"].items())
+    return f"{recipe['stage']}({parameters}), code {recipe['code']['sha256'][:12]}"
+
+
+@contextmanager
+def running(
+    engine: str, processes: int | None, vault: Vault, key: Path | None, broker: str | None
+) -> Iterator[Run]:
+    if engine == "local":
+        with InProcesses(processes or usable_cpus()) as run:
+            yield run
+    elif engine == "ray":
+        if processes is not None:
+            raise ConfigurationError("--processes is for --engine local: Ray has its own number")
+        path = None if key is None else str(key.absolute())
+        where = VaultReference(str(vault.path.absolute()), vault.header.id, path, broker)
+        with OnRay(where) as on_ray:
+            yield on_ray
+    else:
+        raise ConfigurationError(f"--engine {engine}: it is local or ray")
 
 
 def suite_named(name: str | None) -> str | None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from sealring.vault.datasets.parquet_files import ParquetFiles
 from sealring.vault.datasets.stages import Stage
 from sealring.vault.keys import identity, key_file, released_key
 from sealring.vault.vault import Vault
@@ -45,6 +46,7 @@ __all__ = [
     "Moved",
     "Dataset",
     "Loader",
+    "ParquetFiles",
     "Stage",
     "Stream",
     "Vault",

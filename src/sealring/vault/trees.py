@@ -37,6 +37,11 @@ from sealring.vault.outputs import unfinished
 from sealring.vault.vault import Stored, Vault
 
 KIND: Final = "files"
+_OTHER_KINDS: Final = {
+    "checkpoint": "load it with sealring.vault.CheckpointReader, or run `sealring vault export`",
+    "dataset": "read it with sealring.vault.Dataset",
+    "parquet": "it holds the keys of Parquet files; read those with sealring.vault.ParquetFiles",
+}
 _BLOCK: Final = 8 << 20
 """A multiple of a chunk's size."""
 _DIGEST_BYTES: Final = 32
@@ -111,10 +116,8 @@ def open_object(stored: Stored, out: Path, progress: Progress) -> None:
 
 def content_of(stored: Stored) -> Content:
     if stored.manifest.kind != KIND:
-        raise Unsupported(
-            f"{stored.whose} is a {stored.manifest.kind}, not files: load it with "
-            "sealring.vault.CheckpointReader, or run `sealring vault export`"
-        )
+        how = _OTHER_KINDS.get(stored.manifest.kind, "a later sealring may open it")
+        raise Unsupported(f"{stored.whose} is a {stored.manifest.kind}, not files: {how}")
     try:
         document: Any = json.loads(stored.manifest.content)
         content: Content = strictly(Content, document, stored.whose, "manifest")

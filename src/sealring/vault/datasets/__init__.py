@@ -5,5 +5,7 @@ shards               a shard's file, written and read
 sources, formats, parquet_source   files to ingest, as units of work and as samples
 work, running        what is done for one shard; by which process
 building, ingest     shards into the next version of a dataset, resumed after a kill
-stages, pipeline     datasets made from datasets
+stages, pipeline, on_ray   datasets made from datasets, on this machine or on Ray
+order, reading, reading_keys, dataset   samples in their order, and the keys for it
+parquet_files        Parquet that is encrypted by its own means
 """

@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from torch.utils.data import Dataset as TorchDataset
 
 from sealring.errors import ConfigurationError, Unsupported, WrongPosition
+from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
 from sealring.vault.datasets.reading import OpenDataset, Samples, View, Windows
+from sealring.vault.datasets.shards import ShardReader
 from sealring.vault.vault import Vault
 
 BLOCK: Final = 1 << 14
@@ -57,6 +59,14 @@ class Dataset(TorchDataset[Any]):
     @property
     def bytes(self) -> int:
         return self._opened.index.bytes
+
+    @property
+    def shards(self) -> list[Shard]:
+        return self._opened.index.shards
+
+    def shard(self, number: int) -> ShardReader:
+        """An open shard, which is closed with the dataset."""
+        return self._opened.reader(number)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

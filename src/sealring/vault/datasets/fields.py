@@ -176,6 +176,8 @@ class _Array:
         given = np.asarray(value)
         if given.ndim != 1:
             raise ValueError(f"it has {given.ndim} dimensions and not one")
+        if given.dtype == self._dtype:
+            return given.tobytes()
         made = given.astype(self._dtype)
         if given.dtype.kind in "iu" and not np.array_equal(made, given):
             raise ValueError(f"an element does not fit {self._dtype.name}")

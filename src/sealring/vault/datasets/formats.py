@@ -1,6 +1,6 @@
 """The forms that data come in, each as units of work and as samples of a unit.
 
-A unit is planned from names and sizes. Whoever wrote the files may be an attacker: what a file says
+A unit is planned from names and sizes. An attacker may have written the files: what a file says
 about itself is checked before memory is taken for it.
 """
 

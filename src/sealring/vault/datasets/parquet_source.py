@@ -32,7 +32,7 @@ def pyarrow(module: str) -> Any:
 
 
 @contextlib.contextmanager
-def _readable(file: BinaryIO, strings: list[str] | None = None) -> Iterator[Any]:
+def readable(file: BinaryIO, strings: list[str] | None = None) -> Iterator[Any]:
     """pyarrow's view of the file. What it cannot read is BadSource.
 
     `strings`: columns whose values stay in a dictionary. A few bytes can stand for a million
@@ -55,7 +55,7 @@ class Parquet:
     def fields(self, files: Sequence[SourceFile], dtype: str | None) -> list[Field]:
         first: list[Field] | None = None
         for source in files:
-            with Watched().open(str(source.path)) as file, _readable(file) as opened:
+            with Watched().open(str(source.path)) as file, readable(file) as opened:
                 schema = opened.schema_arrow
                 if len(set(schema.names)) != len(schema.names) or not schema.names:
                     raise BadSource(f"{source.path} has a column twice, or none")
@@ -72,7 +72,7 @@ class Parquet:
         self, files: Sequence[SourceFile], limits: Limits, dtype: str | None
     ) -> Iterator[Unit]:
         for source in files:
-            with Watched().open(str(source.path)) as file, _readable(file) as opened:
+            with Watched().open(str(source.path)) as file, readable(file) as opened:
                 first, size = 0, 0
                 groups = opened.metadata.num_row_groups
                 for number in range(groups):
@@ -84,7 +84,7 @@ class Parquet:
 
     def digest(self, order: dict[str, Any], watched: Watched, limits: Limits) -> str:
         with watched.open(order["path"]) as file:
-            with _readable(file) as opened:
+            with readable(file) as opened:
                 groups = [
                     opened.metadata.row_group(number).to_dict()
                     for number in range(order["first"], order["stop"])
@@ -103,10 +103,10 @@ class Parquet:
         self, order: dict[str, Any], watched: Watched, limits: Limits
     ) -> Iterator[dict[str, Any]]:
         wanted = list(range(order["first"], order["stop"]))
-        with watched.open(order["path"]) as file, _readable(file) as opened:
+        with watched.open(order["path"]) as file, readable(file) as opened:
             fields = opened.schema_arrow
             strings = [one.name for one in fields if _kind(one.type) in ("text", "bytes")]
-        with watched.open(order["path"]) as file, _readable(file, strings) as opened:
+        with watched.open(order["path"]) as file, readable(file, strings) as opened:
             compressed = sum(
                 _checked_size(opened.metadata.row_group(number), file, number) for number in wanted
             )
@@ -150,10 +150,15 @@ def _values(column: Any, kind: str) -> Iterator[Any]:
                 raise BadSource("a list has elements that are missing")
             yield value.values.to_numpy() if value.is_valid else None
     elif kind in ("text", "bytes"):
-        for value in column:  # one at a time: see _readable
+        for value in column:  # one at a time: see readable
             yield value.as_py()
     else:
         yield from column.to_pylist()
+
+
+def check_groups(opened: Any, source: SourceFile) -> None:
+    for number in range(opened.metadata.num_row_groups):
+        _checked_size(opened.metadata.row_group(number), source, number)
 
 
 def _checked_size(group: Any, source: Any, number: int) -> int:

@@ -66,11 +66,10 @@ class Recorded:
 
     @property
     def recipe(self) -> str:
-        """Without the text, which is known by its digest."""
         return canonical(
             {
                 "stage": self.function,
-                "code": hashlib.sha256(self.code.encode()).hexdigest(),
+                "code": {"sha256": _sha256(self.code), "text": self.code},
                 "parameters": json.loads(self.parameters),
                 "reads": [asdict(one) for one in self.reads],
                 "fields": [asdict(one) for one in self.fields],
@@ -80,15 +79,20 @@ class Recorded:
 
 def recorded(stage: Stage, reads: list[Field]) -> Recorded:
     name = stage.function.__qualname__
-    path = inspect.getsourcefile(stage.function)
-    if "<" in name or "." in name or path is None:
+    code = stage.function.__globals__.get(CODE)
+    path = None if code else inspect.getsourcefile(stage.function)
+    if "<" in name or "." in name or not (code or path):
         raise ConfigurationError(
             f"the function of the stage {stage.name!r} must stand by itself in a file: its code is "
             "recorded"
         )
-    code = getattr(inspect.getmodule(stage.function), CODE, None) or Path(path).read_text()
+    code = code or Path(str(path)).read_text()
     parameters = canonical(dict(stage.parameters))
     return Recorded(code, name, parameters, reads, fields_of(dict(stage.fields)))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def canonical(document: Any) -> str:
