@@ -27,6 +27,7 @@ from sealring.cli.vault_options import (
     Version,
     opener_of,
 )
+from sealring.cli.vault_record import OwnerKey, Record, recorder_of
 from sealring.errors import ConfigurationError
 from sealring.vault.datasets.building import Built
 from sealring.vault.datasets.ingest import ingest as ingest_source
@@ -74,6 +75,8 @@ def ingest(
     largest_sample: Annotated[str, typer.Option(help="A larger one is refused.")] = "64MiB",
     processes: Processes = None,
     engine: Engine = "local",
+    record: Record = None,
+    owner_key: OwnerKey = None,
     key: Key = None,
     vault_id: VaultId = None,
     broker: Broker = None,
@@ -83,6 +86,7 @@ def ingest(
     limits = Limits(parse_size(shard_size), parse_size(largest_sample))
     called = source.absolute().stem if name is None else name
     chosen = suite_named(suite)
+    write_record = recorder_of(record, owner_key)
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     with (
         running(engine, processes, opened, key, broker) as run,
@@ -92,6 +96,7 @@ def ingest(
             opened, source, called, run, form=form, dtype=dtype, suite=chosen, limits=limits,
             progress=done, expect=expect,
         )  # fmt: skip
+    write_record(opened, built, str(source))
     tell(built, as_json=as_json)
 
 
@@ -101,6 +106,8 @@ def build(
     suite: Suite = None,
     processes: Processes = None,
     engine: Engine = "local",
+    record: Record = None,
+    owner_key: OwnerKey = None,
     key: Key = None,
     vault_id: VaultId = None,
     broker: Broker = None,
@@ -108,6 +115,7 @@ def build(
 ) -> None:
     """Make datasets from datasets, stage by stage: only what a change has touched."""
     chosen = suite_named(suite)
+    write_record = recorder_of(record, owner_key)
     stages = stages_of(pipeline)
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     made = []
@@ -122,6 +130,7 @@ def build(
 
         for built in run_stages(opened, stages, run, suite=chosen, progress=advance, expect=expect):
             made.append(built)
+            write_record(opened, built)
             shown.update(tasks[built.name], completed=shown.tasks[tasks[built.name]].total)
     if as_json:
         print_json({"stages": [asdict(one) for one in made]})

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     )
     from sealring.vault.checkpoint_reader import CheckpointReader
     from sealring.vault.checkpoint_writer import CheckpointWriter
-    from sealring.vault.resharding import Moved, reshard
     from sealring.vault.datasets.dataset import Dataset, Loader, Stream
+    from sealring.vault.resharding import Moved, reshard
 
 __all__ = [
     "CheckpointReader",
     "CheckpointWriter",
-    "Moved",
     "Dataset",
     "Loader",
+    "Moved",
     "ParquetFiles",
     "Stage",
     "Stream",
@@ -64,11 +64,11 @@ _WITH_TORCH: Final = {
     "CheckpointWriter": "checkpoint_writer",
     "Dataset": "datasets.dataset",
     "Loader": "datasets.dataset",
+    "Moved": "resharding",
     "Stream": "datasets.dataset",
     "export_safetensors": "checkpoint_export",
     "export_torch": "checkpoint_export",
     "import_safetensors": "checkpoint_export",
-    "Moved": "resharding",
     "reshard": "resharding",
 }
 """Imported on first use: `sealring vault` needs no torch."""

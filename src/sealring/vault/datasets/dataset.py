@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from torch.utils.data import Dataset as TorchDataset
 
 from sealring.errors import ConfigurationError, Unsupported, WrongPosition
+from sealring.provenance.intervals import Share
+from sealring.recording.hooks import note_data
 from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
 from sealring.vault.datasets.reading import OpenDataset, Samples, View, Windows
@@ -131,6 +133,8 @@ class Stream(IterableDataset[Any]):
         self._batch = batch_size or 1
         self._absolute = 0
         """Items that all ranks together have had, of all epochs."""
+        self._aligned = 0
+        """Where the steps of this number of ranks began."""
         self._epoch: int | None = None
         """In a worker, the one that it reads; it may have had its share of it already."""
         self._arrange(seed, block if shuffle else 0)
@@ -140,8 +144,8 @@ class Stream(IterableDataset[Any]):
         sizes = [dataset.sizes for dataset in self._datasets]
         self._mixture = Mixture(sizes, self._weights, seed, block)
         data = [[one.fingerprint for one in self._datasets], self._weights]
-        digest = hashlib.sha256(repr(data).encode()).digest()
-        self._data = int.from_bytes(digest[:7], "big")
+        self._digest = hashlib.sha256(repr(data).encode()).hexdigest()
+        self._data = int(self._digest[:14], 16)
 
     def __getstate__(self) -> dict[str, Any]:
         """For spawned workers; the mixture is made again there."""
@@ -163,7 +167,25 @@ class Stream(IterableDataset[Any]):
         return self._absolute
 
     def advance_to(self, absolute: int) -> None:
+        """All ranks have had the items before; what this one had is recorded with the run."""
+        if get_worker_info() is None:
+            self._note(self._absolute, absolute)
         self._absolute = absolute
+
+    def _note(self, first: int, end: int) -> None:
+        digest, name = self._datasets[0].digest, self._datasets[0].name
+        if len(self._datasets) > 1:
+            names = ", ".join(dataset.name for dataset in self._datasets)
+            digest, name = self._digest, f"mixture of {names}"
+        length, seed = self._mixture.length, self._seed if self._block else None
+        while first < end:
+            epoch, start = divmod(first, length)
+            stop = min(length, start + end - first)
+            # Of each `world` items this rank's own one; the first of them may lie before `first`.
+            offset = (self._rank - (first - self._aligned)) % self._world
+            share = Share(self._world, offset, 1)
+            note_data(name, digest, epoch, start, stop, seed=seed, share=share)
+            first += stop - start
 
     def state_dict(self) -> dict[str, int]:
         epoch = self._absolute // self._mixture.length
@@ -187,6 +209,7 @@ class Stream(IterableDataset[Any]):
             )
         self._arrange(state_dict["seed"], state_dict["block"])
         self._absolute = state_dict["epoch"] * self._mixture.length + state_dict["position"]
+        self._aligned = self._absolute
         self._epoch = state_dict["epoch"] if get_worker_info() is not None else None
 
     # ---- items -----------------------------------------------------------------------------------
@@ -215,7 +238,7 @@ class Stream(IterableDataset[Any]):
             items = self._items(base, numbers)
             for done, number in enumerate(numbers):
                 # In a worker this leaves out what the workers before it have of this round.
-                self._absolute = base + (number - mine + workers) * self.step
+                self.advance_to(base + (number - mine + workers) * self.step)
                 batch = items[done * self._batch : (done + 1) * self._batch]
                 yield batch[0] if self._collate is None else self._collate(batch)
             first = numbers[-1] + workers

@@ -104,15 +104,16 @@ class Ancestor:
     samples: int
     recipe: dict[str, Any]
     inputs: list[Input]
+    sources: list[str]
+    """The digest of what each shard was made from."""
 
 
 def lineage(vault: Vault, name: str, version: int | None = None) -> Iterator[Ancestor]:
     """The dataset, and those that it was made from, back to what was ingested."""
     stored = vault.find(name, version)
     index = index_of(stored)
-    number = stored.manifest.object_version
-    yield Ancestor(
-        name, number, index.digest, index.samples, json.loads(index.recipe), index.inputs
-    )
+    number, recipe = stored.manifest.object_version, json.loads(index.recipe)
+    sources = [shard.source for shard in index.shards]
+    yield Ancestor(name, number, index.digest, index.samples, recipe, index.inputs, sources)
     for one in index.inputs:
         yield from lineage(vault, one.name, one.version)
