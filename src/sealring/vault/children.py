@@ -34,26 +34,34 @@ class Door:
     """An address that this process listens at, for one child."""
 
     def __init__(self) -> None:
-        self.address = f"sealring-child-{secrets.token_hex(16)}"
+        self.address = f"sealring-helper-{secrets.token_hex(16)}"
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._listening.bind(b"\0" + self.address.encode())
         self._listening.listen(16)
 
-    def accept(self, is_child: Callable[[int], bool], ended: Callable[[], bool]) -> socket.socket:
-        """The child's connection; those of other processes are closed."""
+    def accept(
+        self,
+        is_child: Callable[[int], bool],
+        ended: Callable[[], int | None] = lambda: None,
+        seconds: float = START_SECONDS,
+    ) -> socket.socket:
+        """The child's connection; those of other processes are closed.
+
+        `ended` gives the child's status once it has ended.
+        """
         self._listening.settimeout(0.1)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
                 here, _ = self._listening.accept()
             except TimeoutError:
-                if ended():
-                    raise ConnectionError("it ended before it had connected") from None
+                if (status := ended()) is not None:
+                    raise ConnectionError(f"it ended with status {status}") from None
                 continue
             if is_child(peer_of(here).pid):
                 return here
             here.close()
-        raise TimeoutError(f"it did not connect within {START_SECONDS:.0f} seconds")
+        raise TimeoutError(f"it did not connect within {seconds:.0f} seconds")
 
     def close(self) -> None:
         self._listening.close()
@@ -143,9 +151,7 @@ class Child:
             command, stdin=subprocess.DEVNULL, env=without_secrets()
         )  # fmt: skip
         try:
-            self._here = door.accept(
-                lambda pid: pid == self._process.pid, lambda: self._process.poll() is not None
-            )
+            self._here = door.accept(lambda pid: pid == self._process.pid, self._process.poll)
         except OSError as problem:
             self._end()
             raise WorkerFailed(f"a process of {module} did not start: {problem}") from problem

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,28 @@ def test_bad_input_to_ingest(
     with pytest.raises(error, match=about) as found:
         sh("ingest", "v", "corpus", *arguments)
     assert type(found.value) is error
+
+
+def test_ingest_that_is_killed_leaves_no_process_and_goes_on(sh: Shell) -> None:
+    json_lines(sh.folder / "large", count=4000)
+    command = [sys.executable, "-m", "sealring.cli", "vault", "ingest", "v", "large"]
+    options = ["--shard-size", "1KiB", "--processes", "2", "--json"]
+    running = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, cwd=sh.folder)
+    deadline = time.monotonic() + 60
+    while len(list((sh.folder / "v").rglob("*.receipt"))) < 4:
+        assert running.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    task = Path(f"/proc/{running.pid}/task")
+    children = [
+        int(pid) for one in task.iterdir() for pid in (one / "children").read_text().split()
+    ]
+    assert len(children) == 2
+    running.kill()
+    running.communicate()
+    while any(Path(f"/proc/{pid}/cmdline").exists() for pid in children):
+        assert time.monotonic() < deadline, "a worker process outlived its parent"
+        time.sleep(0.05)
+    found = json.loads(sh("ingest", "v", "large", *options))
+    assert found["samples"] == 4000
+    assert 0 < found["made"] <= found["shards"] - 4

@@ -152,7 +152,7 @@ def test_a_process_that_is_no_child_gets_no_keys(dataset: Dataset) -> None:
             with connect_to_parent(door.address) as parent:
                 os._exit(0 if parent.recv(1) == b"k" else 2)
         os._exit(status)
-    with door.accept(is_child, lambda: False) as here:
+    with door.accept(is_child) as here:
         here.sendall(b"k")
     door.close()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

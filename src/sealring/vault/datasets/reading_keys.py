@@ -138,7 +138,7 @@ def _hand_over(door: Door, keys: _native.Secret) -> None:
     """To the first child of this process that connects, and to no other."""
     with contextlib.suppress(OSError):
         try:
-            here = door.accept(is_child, lambda: False)
+            here = door.accept(is_child)
         finally:
             door.close()
         with here:
