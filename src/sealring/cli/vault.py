@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sealring.cli import vault_remote
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
 from sealring.cli.vault_export import export
 from sealring.cli.vault_options import (
@@ -40,6 +41,8 @@ from sealring.vault.vault import Stored, Vault
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
 )
+app.command()(vault_remote.push)
+app.command()(vault_remote.pull)
 
 
 @app.command()
