@@ -84,6 +84,7 @@
     │   ├── LaterVersion              yours: a later sealring wrote it
     │   ├── NotGranted                yours: the vault is not open to this key
     │   ├── ForeignVault              an attacker's, or yours: another vault is in its place
+    │   ├── StoreFailed               a store refused, or could not be reached
     │   ├── VaultBusy                 another process changes the vault: wait, and try again
     │   ├── KeysChanged               the vault's keys changed during a save: save again
     │   ├── NoSuchObject              yours: the vault holds nothing under that name
@@ -510,6 +511,10 @@ class NotGranted(VaultError):
 
 class ForeignVault(VaultError):
     """The vault at this path has another id than the one that is expected there."""
+
+
+class StoreFailed(VaultError):
+    """A store (s3:// and others) refused, could not be reached, or gave something else."""
 
 
 class VaultBusy(VaultError):

@@ -25,6 +25,9 @@ EXAMPLES: Final = {
     "broker audit": "sealring broker audit --json",
     "broker health": "sealring broker health --authority sealring-ca/authority.pem",
     "broker publish": "sealring broker publish admissions --ca sealring-ca",
+    "vault push": "sealring vault push my-vault run s3://bucket/my-vault",
+    "vault pull": "sealring vault pull my-vault run s3://bucket/my-vault",
+    "vault rm": "sealring vault rm my-vault data",
     "broker simulator": "sealring broker simulator simulated",
     "bench": "sealring bench all --quick",
     "papers": "sealring papers run model.safetensors --authority authority.pem --owner-key owner "

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sealring.cli import vault_remote
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
 from sealring.cli.vault_data import build, ingest, lineage, parquet
 from sealring.cli.vault_export import export
@@ -33,7 +34,7 @@ from sealring.cli.vault_options import (
     public_key,
 )
 from sealring.errors import ConfigurationError, VaultError
-from sealring.vault import keys, trees
+from sealring.vault import keys, removal, trees
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Stored, Vault
@@ -41,6 +42,8 @@ from sealring.vault.vault import Stored, Vault
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
 )
+app.command()(vault_remote.push)
+app.command()(vault_remote.pull)
 
 
 for verb in (ingest, build, lineage, parquet):
@@ -130,11 +133,15 @@ def ls(
 ) -> None:
     """List the objects, and who may open the vault."""
     opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
-    rows = [_row(stored) for stored in opened.newest()]
+    problems: list[VaultError] = []
+    rows = [_row(stored) for stored in opened.newest(problems)]
     grants = [{"name": one.name, "kind": one.kind} for one in opened.header.grants]
     if as_json:
-        print_json({"vault": opened.header.id, "objects": rows, "grants": grants})
-        return
+        wrong = [{"error": type(one).__name__, "message": str(one)} for one in problems]
+        print_json(
+            {"vault": opened.header.id, "objects": rows, "grants": grants, "problems": wrong}
+        )
+        raise typer.Exit(2 if problems else 0)
     table = Table("object", "version", "kind", "parts", "size")
     for row in rows:
         size = human_bytes(row["bytes"])
@@ -145,6 +152,33 @@ def ls(
         + ", ".join(f"{one['name']} ({one['kind']})" for one in grants)
         + "."
     )
+    for problem in problems:
+        say(f"{type(problem).__name__}: {problem}")
+    if problems:
+        raise typer.Exit(2)
+
+
+@app.command()
+def rm(
+    vault: Directory,
+    name: Annotated[str, typer.Argument(help="The object.")],
+    version: Version = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+) -> None:
+    """Remove an object with all its versions, or one version that is not the newest."""
+    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    what = name if version is None else f"version {version} of {name}"
+    if not yes:
+        typer.confirm(f"Remove {what} from {vault}? It cannot be brought back.", abort=True)
+    if version is None:
+        count = removal.remove(opened, name)
+        say(f"{name} is removed from {vault}: {count} versions.")
+    else:
+        removal.remove_version(opened, name, version)
+        say(f"Version {version} of {name} is removed from {vault}.")
 
 
 @app.command()

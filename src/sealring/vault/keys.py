@@ -156,7 +156,13 @@ class PublicKey:
 
     def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
         """Whether the grant names this person. What it wraps, only the person can tell."""
-        return (grant.kind, grant.public) == ("person", self.text)
+        if grant.kind != "person":
+            return False
+        try:
+            # The same key can be written in several ways.
+            return _public_bytes(grant.public) == _public_bytes(self.text)
+        except ConfigurationError:
+            return False
 
     def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
         wrapped = _HPKE.encrypt(memoryview(key), _public_key(self.text), _info(vault, number))
@@ -224,18 +230,30 @@ def make_identity(path: Path) -> Person:
 
 
 def _public_key(text: str) -> MLKEM768X25519PublicKey:
+    raw = _public_bytes(text)
     try:
-        raw = base64.b64decode(text.removeprefix(_PUBLIC), b"-_", validate=True)
-        if not text.startswith(_PUBLIC) or len(raw) != _MLKEM_PUBLIC + _X25519:
-            raise ValueError
         return MLKEM768X25519PublicKey(
             MLKEM768PublicKey.from_public_bytes(raw[:_MLKEM_PUBLIC]),
             X25519PublicKey.from_public_bytes(raw[_MLKEM_PUBLIC:]),
         )
+    except ValueError:
+        raise _no_public_key(text) from None
+
+
+def _public_bytes(text: str) -> bytes:
+    try:
+        raw = base64.b64decode(text.removeprefix(_PUBLIC), b"-_", validate=True)
+        if not text.startswith(_PUBLIC) or len(raw) != _MLKEM_PUBLIC + _X25519:
+            raise ValueError
+        return raw
     except (ValueError, binascii.Error):
-        raise ConfigurationError(
-            f"{text[:40]!r} is no person's public key: `sealring vault identity FILE` prints one"
-        ) from None
+        raise _no_public_key(text) from None
+
+
+def _no_public_key(text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{text[:40]!r} is no person's public key: `sealring vault identity FILE` prints one"
+    )
 
 
 def _which(vault: bytes, number: int) -> bytes:

@@ -148,25 +148,32 @@ class Copy:
     ) -> str:
         """Makes the copy complete: its key and parts are on disk, then the manifest. Its digest."""
         manifest = Manifest(FORMAT, VERSION, kind, name, self.place.version, parts, content)
+        self.complete_with(
+            self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
+        )
+        return manifest.digest
+
+    def complete_with(self, sealed: bytes) -> None:
+        """Writes the manifest, when the key and the parts are on the disk."""
         # All at once: a file system then writes them in one transaction.
         sync_file(self.folder / KEY_FILE)
         for folder in (self.folder, *self.folder.parents[:3]):
             sync_directory(folder)
-        sealed = self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
         write_file(self.folder / MANIFEST, sealed)
-        return manifest.digest
 
     def manifest(self) -> Manifest:
         """Opened, and so authentic."""
         path = self.folder / MANIFEST
-        sealed = read_small(path, "the manifest", LARGEST_MANIFEST)
+        return self.opened_manifest(read_small(path, "the manifest", LARGEST_MANIFEST), str(path))
+
+    def opened_manifest(self, sealed: bytes, path: str) -> Manifest:
         try:
             document = parse(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
         except ValueError as problem:
             raise NotAVault(f"the manifest {path} is not JSON: {problem}") from None
         check_version(document, VERSION, f"the manifest {path}")
         try:
-            manifest: Manifest = strictly(Manifest, document, str(path), "manifest")
+            manifest: Manifest = strictly(Manifest, document, path, "manifest")
         except ConfigurationError as problem:
             raise NotAVault(str(problem)) from None
         for part in manifest.parts:

@@ -42,6 +42,8 @@ from sealring.vault.sealed import AES, SUITES
 
 _LOG = logging.getLogger("sealring")
 _LAST_VERSION: Final = 9_999_999_999
+REMOVED: Final = "removed"
+"""The kind of the version that says that an object was removed (removal.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,7 @@ class Vault(OpenedHeader):
     def new_version(self, name: str, suite: str | None = None) -> Copy:
         """An empty copy of the next version. mkdir takes the number, so no two writers have one."""
         self.require_writer()
-        object_bytes = objects.object_id(self.ring, objects.check_name(name))
-        folder = self.path / "objects" / object_bytes.hex()
+        folder = self.folder_of(name)
         entries(folder.parent, OBJECT)  # no symlinks
         folder.mkdir(mode=0o700, exist_ok=True)
         entries(folder, VERSION)
@@ -162,8 +163,14 @@ class Vault(OpenedHeader):
 
     def find(self, name: str, version: int | None = None) -> Stored:
         """The newest version, which must not be older than the ledger's; or the one asked for."""
+        stored = self._find(self.folder_of(name), repr(name), version)
+        if stored.manifest.kind == REMOVED:
+            raise NoSuchObject(f"{name!r} was removed from {self.path}")
+        return stored
+
+    def folder_of(self, name: str) -> Path:
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
-        return self._find(self.path / "objects" / object_bytes.hex(), repr(name), version)
+        return self.path / "objects" / object_bytes.hex()
 
     def newest(self, problems: list[VaultError] | None = None) -> Iterator[Stored]:
         """Of every object, in the order of their names; also those that only the ledger knows.
@@ -177,7 +184,9 @@ class Vault(OpenedHeader):
             try:
                 if name not in recorded and not complete(self.path / "objects" / name):
                     continue
-                stored.append(self._find(self.path / "objects" / name, f"object {name}"))
+                found_one = self._find(self.path / "objects" / name, f"object {name}")
+                if found_one.manifest.kind != REMOVED:
+                    stored.append(found_one)
             except VaultError as problem:
                 if problems is None:
                     raise
@@ -235,19 +244,20 @@ class Vault(OpenedHeader):
 
     def incomplete(self, name: str) -> list[Path]:
         """Versions of this name that were never finished."""
-        object_bytes = objects.object_id(self.ring, objects.check_name(name))
-        folder = self.path / "objects" / object_bytes.hex()
+        folder = self.folder_of(name)
         whole = set(complete(folder))  # and what cannot be read
         return [one for one in entries(folder, VERSION) if one not in whole]
 
     def before(self, name: str, version: int) -> list[Path]:
-        """The versions of this name that open, of those with a lower number; newest first."""
-        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        """The versions of this name that are whole, of those with a lower number; newest first."""
         found = []
-        for one in reversed(complete(self.path / "objects" / object_bytes.hex())):
+        for one in reversed(complete(self.folder_of(name))):
             if int(one.name) < version:
                 try:
-                    self._open_version(one)
+                    stored = self._open_version(one)
+                    for part in stored.manifest.parts:
+                        with stored.copy.opened(part, stored.whose):
+                            pass
                     found.append(one)
                 except VaultError as problem:
                     _LOG.warning("sealring: %s is left as it is: %s", one, problem)

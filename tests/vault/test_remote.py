@@ -1,0 +1,221 @@
+"""Versions in stores: the manifest is the commit, and a store is believed as little as a disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from sealring.errors import NoSuchObject, RolledBack, StoreFailed
+from sealring.vault import Vault, keys, remote, trees
+
+SIZES = (0, 16384, 100_001)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A server that speaks S3 over HTTP, in a process of its own."""
+    pytest.importorskip("s3fs")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    chosen = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+              "AWS_DEFAULT_REGION": "us-east-1"}  # fmt: skip
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
+    try:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline and server.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        fsspec.filesystem("s3").mkdir("bucket")
+        yield "s3://bucket"
+    finally:
+        server.kill()
+        server.wait()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "memory":
+        MemoryFileSystem.store.clear()
+        return "memory://place"
+    if request.param == "file":
+        return f"file://{tmp_path / 'remote'}"
+    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
+
+
+def seal(vault: Vault, marker: bytes) -> int:
+    source = vault.path.parent / "source"
+    source.mkdir(exist_ok=True)
+    for size in SIZES:
+        (source / f"{size}").write_bytes(marker * size)
+    return trees.seal_path(vault, source, "data", None, lambda _: None)
+
+
+def elsewhere(vault: Vault, key: Path) -> Vault:
+    """The same vault on another machine: its header, and no objects."""
+    other = vault.path.with_name("elsewhere")
+    shutil.rmtree(other, ignore_errors=True)
+    (other / "objects").mkdir(parents=True)
+    shutil.copy(vault.path / "vault.json", other)
+    return Vault.open(other, keys.key_file(key))
+
+
+def content(vault: Vault) -> bytes:
+    out = vault.path.parent / "out"
+    trees.open_object(vault.find("data"), out, lambda _: None)
+    found = b"".join((out / str(size)).read_bytes() for size in SIZES)
+    shutil.rmtree(out)
+    return found
+
+
+def whole(marker: bytes) -> bytes:
+    return marker * sum(SIZES)
+
+
+def push(vault: Vault, url: str) -> int:
+    return remote.push(vault, "data", url, None, lambda _: None)
+
+
+def pull(vault: Vault, url: str, version: int | None = None) -> int:
+    return remote.pull(vault, "data", url, version, lambda _: None)
+
+
+def test_a_version_goes_to_a_store_and_comes_back(vault: Vault, key: Path, url: str) -> None:
+    for marker in (b"1", b"2"):
+        seal(vault, marker)
+        push(vault, url)
+    assert push(vault, url) == 2  # once more: nothing changes
+    other = elsewhere(vault, key)
+    assert pull(other, url) == 2
+    assert content(other) == whole(b"2")
+    assert pull(other, url, 1) == 1
+    assert other.find("data").manifest.object_version == 2
+    # Under a new key the store's copy is replaced.
+    trees.rotate(vault, lambda _: None)
+    push(vault, url)
+    other = elsewhere(vault, key)
+    assert pull(other, url) == 2
+    assert content(other) == whole(b"2")
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_at_every_step_the_version_before_is_whole(
+    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MemoryFileSystem.store.clear()
+    url = "memory://place"
+    seal(vault, b"1")
+    push(vault, url)
+    seal(vault, b"2")
+    steps = [0]
+    last = [0]
+
+    def counted(method: str) -> None:
+        real = getattr(remote.Store, method)
+
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            steps[0] += 1
+            if steps[0] == last[0]:
+                if method == "upload":  # half of it is there
+                    self.put(args[1], b"half", new=False)
+                raise Killed
+            return real(self, *args, **kwargs)
+
+        monkeypatch.setattr(remote.Store, method, step)
+
+    for method in ("size", "upload", "put", "names", "remove"):
+        counted(method)
+    found = []
+    for last[0] in range(1, 100):
+        steps[0] = 0
+        try:
+            push(vault, url)
+            break
+        except Killed:
+            stop, last[0] = last[0], 0
+            other = elsewhere(vault, key)
+            found.append(pull(other, url))
+            assert content(other) == whole(str(found[-1]).encode())
+            last[0] = stop
+    last[0] = 0
+    assert pull(elsewhere(vault, key), url) == 2
+    assert found[0] == 1
+    assert found == sorted(found)
+    assert len(found) > 6
+
+
+def test_an_older_state_of_the_store_is_seen(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledgers = tmp_path / "ledgers"
+    ledgers.mkdir()
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(ledgers))
+    fresh = Vault.open(vault.path, keys.key_file(key))
+    url = f"file://{tmp_path / 'remote'}"
+    seal(fresh, b"1")
+    push(fresh, url)
+    seal(fresh, b"2")
+    with pytest.raises(RolledBack):
+        pull(elsewhere(fresh, key), url)
+
+
+def test_a_hostile_store(vault: Vault, key: Path, tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'remote'}"
+    seal(vault, b"1")
+    push(vault, url)
+    [manifest] = (tmp_path / "remote").rglob("manifest")
+    parts = sorted(one for one in manifest.parent.iterdir() if one.name.isdigit())
+    original = {one: one.read_bytes() for one in (*parts, manifest)}
+    for path, bad in (
+        (parts[2], original[parts[2]][:-1]),
+        (parts[2], bytes(len(original[parts[2]]))),
+        (manifest, b"junk"),
+        (manifest, original[manifest][:-1]),
+    ):
+        path.write_bytes(bad)
+        other = elsewhere(vault, key)
+        with pytest.raises((NoSuchObject, StoreFailed)):
+            pull(other, url)
+        assert not [one for one in other.path.rglob("*") if one.name == "manifest"]
+        path.write_bytes(original[path])
+    # Versions that do not open hide none below them.
+    junk = manifest.parents[1].with_name("0000000009") / "00000000"
+    junk.mkdir(parents=True)
+    (junk / "manifest").write_bytes(b"junk")
+    (junk / "key.json").write_bytes(b"{}")
+    other = elsewhere(vault, key)
+    assert pull(other, url) == 1
+    assert content(other) == whole(b"1")
+
+
+def test_a_store_that_is_not_there(vault: Vault) -> None:
+    seal(vault, b"1")
+    with pytest.raises(StoreFailed, match="cannot be used"):
+        push(vault, "nosuch://place")
+    MemoryFileSystem.store.clear()
+    with pytest.raises(NoSuchObject, match="has no version of 'data'"):
+        pull(vault, "memory://empty")
