@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -14,6 +17,7 @@ from sealring.cli.terminal import console, errors, print_json, progress_bar
 from sealring.sealed_only.setting import refuse_to_measure
 
 if TYPE_CHECKING:
+    from sealring.demo.recorded import Audited
     from sealring.demo.story import Outcome, Training
 
 
@@ -22,7 +26,7 @@ def demo(
     ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 4,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the story.")] = False,
 ) -> None:
-    """Train a small GPT over sealed links, tap a link, attack it, and compare with plaintext.
+    """Train a small GPT over sealed links, tap a link, attack it, audit a recorded run.
 
     Exit status 1 if anything goes otherwise than sealring promises.
     """
@@ -31,6 +35,7 @@ def demo(
     start = time.monotonic()
     # Loading torch takes a while, and --help needs none of it.
     from sealring.demo import pictures
+    from sealring.demo.recorded import surprises
     from sealring.demo.story import Attacked, Outcome, Tapped, Training, perform
 
     def show(*pictures: Any) -> None:
@@ -55,12 +60,46 @@ def demo(
                     show(*pictures.attack(attacked))
     if tapped is None or attacked is None:
         raise RuntimeError("the workers ended before the demo did")
-    outcome, seconds = Outcome(training, tapped, attacked), time.monotonic() - start
-    show(*pictures.comparison(training), *pictures.verdict(outcome, seconds))
+    show(*pictures.comparison(training))
+    audited = _audits(ranks)
+    show(*pictures.audits(audited))
+    outcome = Outcome(training, tapped, attacked, surprises(audited))
+    seconds = time.monotonic() - start
+    show(*pictures.verdict(outcome, seconds), str(audited[-1].page))
     if json:
-        print_json(_as_json(outcome, seconds))
+        print_json(
+            _as_json(outcome, seconds) | {"audits": [_audit_as_json(one) for one in audited]}
+        )
     if outcome.surprises():
         raise typer.Exit(1)
+
+
+def _audits(ranks: int) -> list[Audited]:
+    """The recorded runs. Their records and pages are kept, for people to look at."""
+    from sealring.demo.recorded import perform_recorded
+
+    place, found = Path(tempfile.mkdtemp(prefix="sealring-demo-")), []
+    try:
+        with errors.status("") as status:
+            for event in perform_recorded(ranks, place):
+                if isinstance(event, str):
+                    status.update(event)
+                else:
+                    found.append(event)
+    finally:
+        shutil.rmtree(place / "vault", ignore_errors=True)
+        (place / "vault.key").unlink(missing_ok=True)
+    return found
+
+
+def _audit_as_json(audited: Audited) -> dict[str, Any]:
+    return {
+        "run": audited.name,
+        "ranks": audited.ranks,
+        "status": audited.status,
+        "findings": audited.findings,
+        "page": str(audited.page),
+    }
 
 
 class _Progress(Protocol):

@@ -33,7 +33,7 @@ EXAMPLES: Final = {
     "papers": "sealring papers run model.safetensors --authority authority.pem --owner-key owner "
     "--model-key model.key -o papers",
     "statement key": "sealring statement key owner",
-    "bench provenance": "sealring bench provenance --json",
+    "bench recording": "sealring bench recording --json",
     "bench algorithms": "sealring bench algorithms --show",
     "bench aead": "sealring bench aead --json",
     "bench link": "sealring bench link --json",

@@ -10,10 +10,12 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.rule import Rule
 from rich.table import Table
+from rich.text import Text
 
 from sealring import limits
 from sealring.bench.gpt import Shape, make_model
 from sealring.demo.evidence import SHORTEST_RUN
+from sealring.demo.recorded import Audited
 from sealring.demo.story import Attacked, Outcome, Tapped, Training
 from sealring.demo.train import ATTACKED_STEPS, TAPPED_STEPS, Backend
 from sealring.demo.wiretap import GROUP, PAIR
@@ -186,6 +188,20 @@ def comparison(training: Training) -> Iterator[RenderableType]:
         f"each). The losses never differ by more than {training.largest_difference():.1g}. "
         "Between workers of one machine sealring uses shared memory where it can, Gloo TCP.\n"
     )
+
+
+def audits(audited: list[Audited]) -> Iterator[RenderableType]:
+    yield Rule("5. A recorded run, audited from its folder alone")
+    table = Table("run", "workers", "the audit says")
+    what = {
+        "honest": "from a sealed vault",
+        "resumed": "from its checkpoint, on fewer workers",
+        "lying": "rank 1 signs another count",
+    }
+    for one in audited:
+        said = "\n".join(one.findings) or "no record contradicts another"
+        table.add_row(f"{one.name}: {what[one.name]}", str(one.ranks), Text(said))
+    yield table
 
 
 def verdict(outcome: Outcome, seconds: float) -> Iterator[RenderableType]:

@@ -175,6 +175,8 @@ class Outcome:
     training: Training
     tapped: Tapped
     attacked: Attacked
+    audits: list[str] = field(default_factory=list)
+    """What the audits of recorded runs did not say as they should."""
 
     def surprises(self) -> list[str]:
         """What did not go as sealring promises; empty if all is well."""
@@ -198,7 +200,7 @@ class Outcome:
             f"{attacked.told} did": attacked.told == others,
             "the ranks' weights are not those of the last whole step": attacked.weights_intact,
         }
-        return [text for text, fulfilled in expectations.items() if not fulfilled]
+        return [*(text for text, good in expectations.items() if not good), *self.audits]
 
 
 def perform(ranks: int, steps: int) -> Generator[Training | Tapped | Attacked]:

@@ -2,7 +2,7 @@
 
 algorithms the algorithms against each other, and the table of them
 log        a transparency log: appends and proofs
-provenance signed statements of a run
+recording  signed statements of a run
 options    what may be written, and what is refused
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
@@ -57,7 +57,7 @@ from sealring.cli.bench.options import (
     settings_of,
     several,
 )
-from sealring.cli.bench.provenance import provenance
+from sealring.cli.bench.recording import recording
 from sealring.cli.bench.running import end, new_session, run
 from sealring.cli.bench.vault import vault
 from sealring.cli.terminal import console, errors, print_json
@@ -69,7 +69,7 @@ from sealring.sealed_only.setting import refuse_to_measure
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 app.command()(algorithms)
 app.command()(log)
-app.command()(provenance)
+app.command()(recording)
 app.command()(vault)
 
 Transport = Annotated[str, typer.Option(help="shm or tcp.")]

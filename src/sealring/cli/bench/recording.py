@@ -1,4 +1,4 @@
-"""`sealring bench provenance`: what signed statements of a run cost."""
+"""`sealring bench recording`: what signed statements of a run cost."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sealring.bench.provenance import measure_provenance
+from sealring.bench.recording import measure_recording
 from sealring.cli.terminal import console, errors, print_json
 
 
-def provenance(
+def recording(
     model: Annotated[str, typer.Option(help="What is trained.")] = "gpt-small",
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Workers.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Samples per rank and step.")] = 1,
@@ -25,7 +25,7 @@ def provenance(
 ) -> None:
     """Training steps with signed statements against the same without, alternately (medians)."""
     with errors.status("training") as status:
-        found = measure_provenance(
+        found = measure_recording(
             model, ranks=ranks, batch=batch, every=every, blocks=blocks, folder=folder,
             progress=lambda done: status.update(f"training: {done:.0%}"),
         )  # fmt: skip

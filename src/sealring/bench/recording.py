@@ -1,4 +1,4 @@
-"""`sealring bench provenance`: training steps with signed statements against the same without.
+"""`sealring bench recording`: training steps with signed statements against the same without.
 
 Both train one model in one run, in turn, in blocks of as many steps as an interval has. A recorded
 block ends when its statement is on the disk and, on rank 0, every rank's is in the log.
@@ -34,7 +34,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class ProvenanceResult:
+class RecordingCost:
     model: str
     ranks: int
     every: int
@@ -56,7 +56,7 @@ class ProvenanceResult:
         return asdict(self)
 
 
-def measure_provenance(
+def measure_recording(
     model: str,
     *,
     ranks: int,
@@ -65,7 +65,7 @@ def measure_provenance(
     blocks: int,
     folder: Path | None = None,
     progress: Callable[[float], None] | None = None,
-) -> ProvenanceResult:
+) -> RecordingCost:
     """Trains in a temporary folder inside `folder`, on whose disk the statements go."""
     with tempfile.TemporaryDirectory(prefix="sealring-records-", dir=folder) as made:
         run = Path(made) / "run"
@@ -80,7 +80,7 @@ def measure_provenance(
         compared = compare(recorded.seconds, unrecorded.seconds)
         sizes = [len(envelope) for _, envelope in open_run(run).statements()]
         on_disk = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-    return ProvenanceResult(
+    return RecordingCost(
         model=model,
         ranks=ranks,
         every=every,
