@@ -262,7 +262,7 @@ def test_a_second_large_group_under_a_job_secret() -> None:
 def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """But a member's signature over the new transcript, each member anew."""
     signatures = 0
-    good = forming.signature_is_good
+    good = statements.signature_is_good
 
     def counted(*what: Any) -> bool:
         nonlocal signatures

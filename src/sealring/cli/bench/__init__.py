@@ -11,7 +11,7 @@ vault      checkpoints
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -226,7 +226,7 @@ def scale(
     with errors.status("light workers start") as status:
         cases = measure_scale(numbers, status.update)
     if json:
-        print_json({"cases": [case.as_json() for case in cases], "growth": growth(cases)})
+        print_json({"cases": [asdict(case) for case in cases], "growth": growth(cases)})
         return
     console.print(tables.scale(cases, growth(cases)))
 
