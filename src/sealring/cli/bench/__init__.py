@@ -336,7 +336,7 @@ def everything(
     ] = False,
     only: Annotated[
         str | None,
-        typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step,gpu."),
+        typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step,scale,gpu."),
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The directory for both files; made if missing.")
