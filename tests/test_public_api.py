@@ -17,7 +17,9 @@ import sealring
 import sealring.broker
 import sealring.errors
 import sealring.integrations
+import sealring.offload
 import sealring.recorder
+import sealring.recording
 import sealring.registration
 import sealring.store
 import sealring.vault
@@ -26,6 +28,10 @@ ROOT = Path(__file__).parents[1]
 FILE = Path(__file__).parent / "public_api.txt"
 GROUP = ("abort", "account", "monitored_barrier", "recorder", "set_timeout", "shutdown", "topology")
 RECORDER = ("account", "collective")
+RECORDING = (
+    "close", "configure", "flush", "next_step", "note_privacy", "path", "replay", "resume_at",
+    "step", "steps",
+)  # fmt: skip
 
 
 def lines() -> Iterator[str]:
@@ -41,8 +47,14 @@ def lines() -> Iterator[str]:
         yield described("sealring.store", name, getattr(sealring.store, name))
     for name in sealring.vault.__all__:
         yield described("sealring.vault", name, getattr(sealring.vault, name))
+    for name in sealring.offload.__all__:
+        yield described("sealring.offload", name, getattr(sealring.offload, name))
     for name in sealring.integrations.__all__:
         yield described("sealring.integrations", name, getattr(sealring.integrations, name))
+    for name in sealring.recording.__all__:
+        yield described("sealring.recording", name, getattr(sealring.recording, name))
+    for name in RECORDING:
+        yield member("sealring.recording.Recording", sealring.recording.Recording, name)
     yield described("sealring.broker", "data_key", sealring.broker.data_key)
     yield described("sealring.registration", "register", sealring.registration.register)
     for name in sealring.recorder.__all__:

@@ -12,3 +12,4 @@ void bind_mailbox(nanobind::module_& m);
 void bind_wires(nanobind::module_& m);
 void bind_pieces(nanobind::module_& m);
 void bind_vault(nanobind::module_& m);
+void bind_gpu_keys(nanobind::module_& m);

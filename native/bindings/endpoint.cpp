@@ -28,6 +28,20 @@ void add_link(Endpoint& self, int peer, std::unique_ptr<Pipe> pipe, const Secret
                 key_from(receive_key, "receive_key"), group_key ? &*group_key : nullptr);
 }
 
+nb::object value_of(const RecordHash& hash) {
+  const std::optional<RecordHash::Value> value = hash.value();
+  if (!value) return nb::none();
+  return nb::make_tuple(value->records, nb::bytes(value->digest.data(), value->digest.size()));
+}
+
+nb::list commitments(const Endpoint& self) {
+  nb::list found;
+  for (const auto& link : self.commitments()) {
+    found.append(nb::make_tuple(link->peer, value_of(link->sent), value_of(link->received)));
+  }
+  return found;
+}
+
 }  // namespace
 
 void bind_endpoint(nb::module_& m) {
@@ -143,6 +157,7 @@ void bind_endpoint(nb::module_& m) {
             return self.release_device(std::chrono::duration<double>(patience_s));
           },
           "patience_s"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("commitments", &commitments)
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>())
       .def("fail", &Endpoint::fail, "failure"_a, nb::call_guard<nb::gil_scoped_release>());
 }

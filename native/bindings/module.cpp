@@ -15,4 +15,5 @@ NB_MODULE(_native, m) {
   bind_wires(m);
   bind_pieces(m);
   bind_vault(m);
+  bind_gpu_keys(m);
 }

@@ -87,7 +87,7 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   if (replaced && !on_device_.empty()) return false;  // as in device_has_room
   const size_t bytes = length(segment, step.slot);
   key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
-  BufferRef record = link.take();
+  BufferRef record = link.take_for_device();
   const Device::Area area = wires_ == nullptr ? Device::Area{record->record}
                                               : wires_->slot_of(link.peer, header.lane - kWireLane);
   const Device::Ticket ticket =

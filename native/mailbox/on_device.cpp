@@ -167,7 +167,7 @@ void Mailbox::seal_on_device(Link& link, Header& header, const UnderWay& message
 void Mailbox::open_on_device(Link& link, const UnderWay& incoming, bool last) {
   const Header header = link.header();
   OpeningKey& key = link.arrived_key();
-  BufferRef record = link.take();
+  BufferRef record = link.take_for_device();
   const Device::Ticket ticket =
       open_on(*device_, records_ever_++, key, keyring_.context, header, header.length,
               {record->record}, incoming.memory + incoming.processed, false);

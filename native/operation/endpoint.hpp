@@ -52,6 +52,10 @@ class Endpoint {
   Device* device() const { return device_.get(); }
   int world() const { return static_cast<int>(links_.size()); }
   const ProcessMark& process() const { return process_; }
+  // Of all links that there have been; from any thread, also when the group has ended.
+  std::vector<std::shared_ptr<const LinkCommitment>> commitments() const {
+    return keyring_.commitments.all();
+  }
 
   // Ends the group in order: says goodbye to every peer and wipes the keys.
   virtual void close() = 0;

@@ -50,6 +50,7 @@ class RecordsOnDevice {
         throw Failure(FailureCode::tampered, record.sender,
                       "a record's payload was changed on the way");
       }
+      if (record.sender >= 0) links[record.sender]->opened_by_device();
       for (int peer : record.peers) {
         if (record.sender < 0) --links[peer]->promised;
         links[peer]->enqueue(record.record);

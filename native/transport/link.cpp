@@ -11,7 +11,8 @@ Link::Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
       send_key_(send_key, rekey_bytes),
       receive_key_(receive_key),
       keyring_(keyring),
-      pool_(pool) {
+      pool_(pool),
+      commitment_(keyring.commitments.add(keyring.context, keyring.rank, peer)) {
   if (keyring.gpu_pool == nullptr) return;
   gpu_send_key_ =
       std::make_unique<SealingKey>(gpu_key(send_key), rekey_bytes, Suite::chacha20_poly1305);
@@ -20,7 +21,9 @@ Link::Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
 
 // Behind half a record nothing may follow: it would be taken for the other half.
 void Link::enqueue(BufferRef record) {
-  if (!halved_) out_.push_back(std::move(record));
+  if (halved_) return;
+  commitment_->sent.add(record->record, record->size);
+  out_.push_back(std::move(record));
 }
 
 void Link::seal(Header& header, const uint8_t* plain, uint8_t* out) {
@@ -205,6 +208,12 @@ void Link::open(uint8_t* plain) {
   if (!open_payload(key_of(header_), keyring_.context, header_, in_->record, plain)) {
     throw Failure(FailureCode::tampered, peer, "a record's payload was changed on the way");
   }
+  commitment_->received.add(in_->record, in_->size);
+}
+
+BufferRef Link::take_for_device() {
+  commitment_->received.expect(in_->record, in_->size);
+  return take();
 }
 
 BufferRef Link::take() {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "keys/keys.hpp"
+#include "record/commitment.hpp"
 #include "record/failure.hpp"
 #include "record/names.hpp"
 #include "record/record.hpp"
@@ -30,6 +31,7 @@ struct Keyring {
   BufferPool* gpu_pool = nullptr;
   uint32_t wire_slots = 0;  // of every peer's area; 0 while there are none
   Names names = {};  // how failures name the group's ranks
+  CommitmentTable commitments = {};
 };
 
 class Link {
@@ -68,6 +70,9 @@ class Link {
   uint8_t* arrived_payload() const { return in_->payload(); }
   // Hands the record over (to be forwarded, or dropped) and makes way for the next one.
   BufferRef take();
+  // The same, for a record that a device opens; `opened_by_device` says that it was authentic.
+  BufferRef take_for_device();
+  void opened_by_device() { commitment_->received.confirm(); }
 
   // Whether the collective under way takes records from this peer. A published record's header
   // is looked at only then: before, its sealer's earlier records may still be on their way over
@@ -110,6 +115,7 @@ class Link {
   std::unique_ptr<OpeningKey> gpu_receive_key_;
   Keyring& keyring_;
   BufferPool& pool_;
+  const std::shared_ptr<LinkCommitment> commitment_;
 
   std::deque<BufferRef> out_;
   size_t out_offset_ = 0;

@@ -46,6 +46,8 @@ class SealedFileReader {
   uint64_t length() const { return length_; }
   uint64_t chunks() const { return length_ / kChunkBytes + 1; }
   const Commitment& commitment() const { return key_.commitment; }
+  // For a device that opens chunks by itself.
+  const FileKey& key() const { return key_; }
   // Bytes of the sealed file that were read, its header included.
   uint64_t bytes_read() const { return bytes_read_.load(); }
 

@@ -19,7 +19,7 @@ namespace {
 // So many chunks are sealed with one expanded key and written with one call: the ciphertext stays in
 // the core's own cache until the kernel has copied it, and fork() waits for no more than this.
 constexpr size_t kBlockChunks = 16;
-constexpr size_t kWriteBackChunks = 256;  // less is not worth a call
+constexpr size_t kWriteBackBlocks = 16;  // 4 MiB: less is not worth a call
 constexpr uint8_t kNoAssociatedData = 0;
 
 Salt random_salt() {
@@ -125,7 +125,6 @@ void SealedFileWriter::write(std::span<const Plain> pieces) {
     throw SealedFileError(FileProblem::too_long, name_ + " would be longer than 4 PiB");
   }
   seal_full_chunks(stream, chunks);
-  start_writing_back(chunks);
   const size_t left = whole.total() - chunks * kChunkBytes;
   std::vector<uint8_t> rest(left);
   if (left != 0) {
@@ -185,13 +184,17 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
       }
     }
     put(chunk_offset(sealed_chunks_ + first), sealed.data(), count * kSealedChunkBytes);
+    if ((block + 1) % kWriteBackBlocks == 0) start_writing_back(sealed_chunks_ + first + count);
   });
 }
 
-void SealedFileWriter::start_writing_back(size_t chunks) const {
-  if (file_ == kToMemory || chunks < kWriteBackChunks) return;
-  // The disk works while the next pieces are sealed. It is a hint: fsync reports what fails.
-  ::sync_file_range(file_, static_cast<off_t>(chunk_offset(sealed_chunks_)),
+void SealedFileWriter::start_writing_back(uint64_t end) const {
+  if (file_ == kToMemory) return;
+  // The disk works while the next blocks are sealed. The call can wait for the disk's queue: it is
+  // made by the thread of one block, and the other threads go on. It is a hint: fsync reports what
+  // fails, and writes what other threads had not written yet.
+  const uint64_t chunks = kWriteBackBlocks * kBlockChunks;
+  ::sync_file_range(file_, static_cast<off_t>(chunk_offset(end - chunks)),
                     static_cast<off_t>(chunks * kSealedChunkBytes), SYNC_FILE_RANGE_WRITE);
 }
 

@@ -42,7 +42,8 @@ class SealedFileWriter {
 
  private:
   void seal_full_chunks(std::span<const Plain> stream, size_t chunks);
-  void start_writing_back(size_t chunks) const;
+  // Of the blocks before the chunk `end`.
+  void start_writing_back(uint64_t end) const;
   void seal_chunk(Aead::Use& use, uint64_t number, const uint8_t* plain, size_t bytes,
                   uint8_t* out);
   void put(uint64_t offset, const uint8_t* bytes, size_t count);

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sealring.group.process_group import SealedProcessGroup
     from sealring.plan.tuning import tune
     from sealring.recorder import dump_flight_record, flight_record
+    from sealring.recording import record_run
     from sealring.sealed_only.guard import require_sealed
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "create_group",
     "dump_flight_record",
     "flight_record",
+    "record_run",
     "require_sealed",
     "store",
     "tune",
@@ -76,6 +78,7 @@ _LOADED_ON_USE: Final = {
     "SealedProcessGroup": "sealring.group.process_group",
     "dump_flight_record": "sealring.recorder",
     "flight_record": "sealring.recorder",
+    "record_run": "sealring.recording",
     "require_sealed": "sealring.sealed_only.guard",
     "tune": "sealring.plan.tuning",
 }

@@ -290,6 +290,13 @@ class Endpoint:
         receive_key: Secret,
     ) -> bool:
         """From any thread. False, and the socket is closed, where the group has ended."""
+    def commitments(
+        self,
+    ) -> list[tuple[int, tuple[int, bytes] | None, tuple[int, bytes] | None]]:
+        """Of each link, also when the group has ended: peer, sent, received.
+
+        (data records, running SHA-256); None where the host does not see the records' tags.
+        """
     def attach(self, device: Device) -> None: ...
     def attach_cuda(
         self,
@@ -414,6 +421,18 @@ OPENSSL_BUILT_IN: bool
 """Whether libcrypto is a part of this module, not the system's."""
 
 def wire_area_bytes(slots: int, payload: int) -> int: ...
+
+class GpuKeys:
+    """Keys in a GPU's memory: 64 bytes each, in the order in which they were added."""
+    def __init__(self, ordinal: int, entries: int) -> None: ...
+    def add(self, key: Secret) -> None: ...
+    def add_file(self, file: SealedFileReader) -> None:
+        """The key of the file's chunks and their base nonce."""
+    def wipe(self) -> None:
+        """Overwrites all of them. Wait for launches that use them first."""
+    @property
+    def start(self) -> int:
+        """Where the GPU finds the first."""
 
 class SealedFileWriter:
     """Writes C2SP's chunked encryption to a file, or to memory where `file` is -1."""

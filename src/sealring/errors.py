@@ -6,6 +6,7 @@
     │   ├── BadSecret
     │   ├── BadCertificate
     │   ├── BadPolicy
+    │   ├── BadClaims                 the file of claims that an audit is to answer
     │   ├── MissingExtra
     │   ├── Unsupported
     │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
@@ -73,6 +74,8 @@
     │   ├── BrokerMisconfigured       its operator's: it cannot use one of its own files
     │   ├── ResourceNotGranted
     │   ├── NoSuchResource
+    │   ├── RecordedOtherwise         two copies of a vault have gone different ways
+    │   ├── TooManyRecords            of one vault: the broker keeps no more
     │   ├── StoreUnavailable          the broker's own store does not answer
     │   ├── TamperedStore             an attacker's: something else than a broker wrote there
     │   └── BrokenAuditLog            an attacker's: the log was changed
@@ -158,6 +161,10 @@ class BadCertificate(ConfigurationError):
 
 class BadPolicy(ConfigurationError):
     """The policy file cannot be read; the message names line and field."""
+
+
+class BadClaims(ConfigurationError):
+    """The file of claims cannot be read; the message names the claim."""
 
 
 class BadKeyFile(ConfigurationError):
@@ -459,6 +466,14 @@ class ResourceNotGranted(BrokerError):
 
 class NoSuchResource(BrokerError):
     """The broker has nothing under that name."""
+
+
+class RecordedOtherwise(BrokerError):
+    """The broker has recorded another content under this version of a vault's object."""
+
+
+class TooManyRecords(BrokerError):
+    """The broker keeps no records of more objects of this vault."""
 
 
 class StoreUnavailable(BrokerError):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sealring.errors import ConfigurationError
@@ -15,32 +17,11 @@ from sealring.errors import ConfigurationError
 
 def strictly(wanted: Any, value: Any, where: str, document: str) -> Any:
     """`value` as the type `wanted`; an error says `where` it is not what a `document` has."""
-    origin = get_origin(wanted)
-    if dataclasses.is_dataclass(wanted) and isinstance(value, dict):
-        hints = get_type_hints(wanted)
-        if value.keys() == hints.keys():
-            kind: Any = wanted
-            return kind(
-                **{
-                    key: strictly(hints[key], value[key], f"{where}: {key}", document)
-                    for key in hints
-                }
-            )
-    elif origin is list and isinstance(value, list):
-        (item,) = get_args(wanted)
-        return [
-            strictly(item, each, f"{where}[{index}]", document) for index, each in enumerate(value)
-        ]
-    elif origin is Literal and isinstance(value, str) and value in get_args(wanted):
-        return value
-    elif origin in (Union, types.UnionType):
-        present, _ = get_args(wanted)
-        return None if value is None else strictly(present, value, where, document)
-    elif wanted in (str, bool) and type(value) is wanted:
-        return value
-    elif wanted in (int, float) and type(value) is wanted and 0 <= value < 1 << 63:
-        return value  # a NaN is not between any two numbers
-    raise ConfigurationError(f"{where} is not what a {document} has there")
+    try:
+        return _reader(wanted)(value)
+    except _Wrong as wrong:
+        path = "".join(reversed(wrong.path))
+        raise ConfigurationError(f"{where}{path} is not what a {document} has there") from None
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -49,3 +30,100 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("an object has a key twice")
     return found
+
+
+class _Wrong(Exception):
+    """Something is of another type. Each reader that it passes adds where it was, inmost first."""
+
+    def __init__(self) -> None:
+        self.path: list[str] = []
+
+
+@cache
+def _reader(wanted: Any) -> Callable[[Any], Any]:
+    """Made once for each type: annotations are slow to evaluate, and an audit reads thousands."""
+    origin = get_origin(wanted)
+    if dataclasses.is_dataclass(wanted):
+        return _dataclass_reader(wanted)
+    if origin is list:
+        return _list_reader(_reader(get_args(wanted)[0]))
+    if origin is Literal:
+        return _literal_reader(frozenset(get_args(wanted)))
+    if origin in (Union, types.UnionType):
+        present, _ = get_args(wanted)
+        return _optional_reader(_reader(present))
+    if wanted in (str, bool):
+        return _plain_reader(wanted)
+    if wanted in (int, float):
+        return _number_reader(wanted)
+    return _nothing
+
+
+def _dataclass_reader(wanted: Any) -> Callable[[Any], Any]:
+    readers = {name: _reader(hint) for name, hint in get_type_hints(wanted).items()}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict) or value.keys() != readers.keys():
+            raise _Wrong
+        fields = {}
+        for name, reader in readers.items():
+            try:
+                fields[name] = reader(value[name])
+            except _Wrong as wrong:
+                wrong.path.append(f": {name}")
+                raise
+        return wanted(**fields)
+
+    return read
+
+
+def _list_reader(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise _Wrong
+        found: list[Any] = []
+        try:
+            for each in value:
+                found.append(item(each))
+        except _Wrong as wrong:
+            wrong.path.append(f"[{len(found)}]")
+            raise
+        return found
+
+    return read
+
+
+def _literal_reader(words: frozenset[Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, str) or value not in words:
+            raise _Wrong
+        return value
+
+    return read
+
+
+def _optional_reader(present: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else present(value)
+
+
+def _plain_reader(wanted: Any) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) is not wanted:
+            raise _Wrong
+        return value
+
+    return read
+
+
+def _number_reader(wanted: Any) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        # A NaN is not between any two numbers.
+        if type(value) is not wanted or not 0 <= value < 1 << 63:
+            raise _Wrong
+        return value
+
+    return read
+
+
+def _nothing(value: Any) -> Any:
+    raise _Wrong

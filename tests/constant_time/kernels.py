@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealring.engine.cuda.compiler import SOURCES, kernel_text
+from sealring.engine.cuda.compiler import RECORDS, kernel_text
 from tests.constant_time.ptx import Machine
 from tests.constant_time.ptx_state import Leak
 
@@ -26,12 +26,15 @@ def missing() -> str:
 
 
 def compiled(
-    folder: Path, defines: tuple[str, ...] = PLAIN, planted: tuple[str, str] | None = None
+    folder: Path,
+    defines: tuple[str, ...] = PLAIN,
+    planted: tuple[str, str] | None = None,
+    main: str = RECORDS,
 ) -> str:
     """The kernels' PTX. `planted` is a text of theirs and what stands in its place."""
     changed = 0
-    for source in SOURCES:
-        text = kernel_text()[source].decode()
+    for source, content in kernel_text(main).items():
+        text = content.decode()
         if planted is not None:
             changed += text.count(planted[0])
             text = text.replace(*planted)
@@ -41,7 +44,7 @@ def compiled(
         [
             "nvcc", "-ptx", "-arch=sm_90", "--std=c++20", "--fmad=false", "--ftz=false",
             "--prec-div=true", "-DSEALRING_RUNS_COMMANDS=0", *defines,
-            str(folder / "kernels.cu"), "-o", str(folder / "kernels.ptx"),
+            str(folder / main), "-o", str(folder / "kernels.ptx"),
         ],
         check=True,
     )  # fmt: skip

@@ -14,8 +14,8 @@ from sealring.provenance.runs import create_run, open_run
 
 
 def test_ranks_share_a_folder_and_its_statements_come_back(tmp_path: Path) -> None:
-    one = create_run(tmp_path / "run", "r1", "job")
-    two = create_run(tmp_path / "run", "r1", "job")
+    one = create_run(tmp_path / "run", "job", "r1")
+    two = create_run(tmp_path / "run", "job", "r1")
     one.write_statement("rank-0-0", b"zero")
     two.write_statement("rank-1-0", b"one")
     found = open_run(tmp_path / "run")
@@ -27,8 +27,14 @@ def test_ranks_share_a_folder_and_its_statements_come_back(tmp_path: Path) -> No
     assert found.evidence("00" * 32) is None
 
 
+def test_the_first_rank_names_the_run(tmp_path: Path) -> None:
+    first = create_run(tmp_path / "run", "job")
+    assert create_run(tmp_path / "run", "job").head == first.head
+    assert not list((tmp_path / "run" / ".new").iterdir())
+
+
 def test_a_statement_is_not_overwritten(tmp_path: Path) -> None:
-    run = create_run(tmp_path / "run", "r1", "job")
+    run = create_run(tmp_path / "run", "job", "r1")
     run.write_statement("rank-0-0", b"zero")
     for name in ("rank-0-0", "../outside", "Rank", ""):
         with pytest.raises(ConfigurationError, match="no name for a statement"):
@@ -37,13 +43,13 @@ def test_a_statement_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_run_or_of_something_else(tmp_path: Path) -> None:
-    create_run(tmp_path / "run", "r1", "job")
+    create_run(tmp_path / "run", "job", "r1")
     with pytest.raises(ConfigurationError, match="choose another folder"):
-        create_run(tmp_path / "run", "r2", "job")
+        create_run(tmp_path / "run", "job", "r2")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
     with pytest.raises(ConfigurationError, match="not empty"):
-        create_run(tmp_path / "home", "r1", "job")
+        create_run(tmp_path / "home", "job", "r1")
     with pytest.raises(MalformedRun, match=r"no run\.json"):
         open_run(tmp_path / "home")
 
@@ -64,7 +70,7 @@ def test_heads_that_no_run_has(tmp_path: Path, head: bytes) -> None:
 
 
 def test_files_that_no_run_has(tmp_path: Path) -> None:
-    run = create_run(tmp_path / "run", "r1", "job")
+    run = create_run(tmp_path / "run", "job", "r1")
     run.write_statement("rank-0-0", b"zero")
     statements = run.path / "statements"
     for name in ("letter", "Upper.dsse.json", "x.json"):
@@ -73,12 +79,12 @@ def test_files_that_no_run_has(tmp_path: Path) -> None:
             list(run.statements())
         (statements / name).unlink()
     os.symlink("/etc/hostname", statements / "link.dsse.json")
-    with pytest.raises(MalformedRun, match="no such file"):
+    with pytest.raises(MalformedRun, match="is a link"):
         list(run.statements())
 
 
 def test_evidence_that_was_changed(tmp_path: Path) -> None:
-    run = create_run(tmp_path / "run", "r1", "job")
+    run = create_run(tmp_path / "run", "job", "r1")
     digest = run.write_evidence(b"script")
     (run.path / "evidence" / digest).write_bytes(b"other")
     with pytest.raises(MalformedRun, match="it was changed"):

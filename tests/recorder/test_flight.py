@@ -9,6 +9,7 @@ import pytest
 
 from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType, ReduceKind
+from sealring.engine.endpoint import LinkTraffic
 from sealring.errors import ConfigurationError, PeerLost
 from sealring.recorder import FlightRecorder, ProcessAccount
 from sealring.recorder.flight import KEPT
@@ -29,6 +30,9 @@ class CountingEngine:
     def __init__(self) -> None:
         self.sealed = self.opened = 0
 
+    def commitments(self) -> list[LinkTraffic]:
+        return [LinkTraffic(1, (self.sealed, b"s" * 32), None)]
+
     def sealed_and_opened(self) -> tuple[int, int]:
         return self.sealed, self.opened
 
@@ -44,6 +48,9 @@ class CountingEngine:
 class CountingMailbox:
     def __init__(self) -> None:
         self.sealed = self.opened = 0
+
+    def commitments(self) -> list[LinkTraffic]:
+        return []
 
     def account(self) -> Any:
         return {"sealed_bytes": self.sealed, "opened_bytes": self.opened, "memory_bytes": 0}
@@ -61,6 +68,7 @@ def recorder(
         job_rank=4,
         group="pairs",
         group_id="00ff",
+        epoch="e1",
         members=(2, 4, 6),
         on_failure=lambda: failures.append("told") if failures is not None else None,
     )

@@ -1,11 +1,14 @@
 """Sealed checkpoints against torch's own, alternately, on one file system, with fsync for both.
 
 Each world of workers saves and loads the same tensors through the same process group; what differs
-is the storage. A case is the median of its blocks.
+is the storage. A case is the median of its blocks. `load` reads what the page cache holds, `load
+from disk` what the disk has. `sealing alone` and `opening alone` are what the cipher and the hash
+allow on all cores, without files and ranks: no save or load of this machine can be faster.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import time
@@ -15,8 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from sealring import _native
 from sealring.bench.workers import Report, run_workers
 from sealring.vault import keys
+from sealring.vault.sealed import AES
 from sealring.vault.vault import Vault
 
 if TYPE_CHECKING:
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 TENSORS: Final = 8
 COLUMNS: Final = 1024
 RESHARDING: Final = (4, 2, 3)
+_IN_MEMORY: Final = 64 << 20
+"""Bytes that are sealed and opened without a file: more than the caches hold."""
 _NAME: Final = "bench"
 
 
@@ -62,6 +69,8 @@ def measure_vault(
     try:
         keys.make_key_file(place / "key")
         Vault.create(place / "vault", keys.key_file(place / "key"), "bench")
+        progress("sealing and opening alone")
+        yield from _alone(blocks)
         for world in ranks:
             progress(f"save and load, {world} ranks")
             task = _Task(str(place), size, blocks, f"{world}", f"{world}")
@@ -77,6 +86,51 @@ def measure_vault(
             before = label
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _alone(blocks: int) -> Iterator[Case]:
+    """Sealing and opening in memory, with the digests that ranks sign, against copying."""
+    plain, opened = bytearray(_IN_MEMORY), bytearray(_IN_MEMORY)
+    key = _native.Secret.random(32)
+
+    def seal() -> tuple[bytes, bytes]:
+        writer = _native.SealedFileWriter(-1, key, AES, b"bench", "bench", 0, True)
+        writer.write([plain])
+        writer.finish()
+        return writer.take(), writer.digests
+
+    def open_again() -> None:
+        reader = _native.SealedFileReader(
+            lambda start, size: view[start : start + size],
+            key, AES, b"bench", "bench", 0, len(sealed),
+        )  # fmt: skip
+        reader.expect(digests)
+        reader.read_into(0, opened)
+
+    def copy() -> None:
+        opened[:] = plain
+
+    sealed, digests = seal()
+    view = memoryview(sealed)
+    rates = {
+        action: _IN_MEMORY / median(_seconds(action) for _ in range(blocks)) / 1e9
+        for action in (seal, open_again, copy)
+    }
+    for what, action in (("sealing alone", seal), ("opening alone", open_again)):
+        yield Case(what, 1, rates[action], rates[copy], rates[action] / rates[copy], None, None)
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def _drop_from_page_cache(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _run(world: int, task: _Task, environment: dict[str, str]) -> Iterator[Case]:
@@ -120,18 +174,22 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         dist.barrier()
         dcp.save(state, storage_writer=FileSystemWriter(plain, overwrite=True))
 
-    def timed(action: Callable[[], None]) -> float:
+    def timed(action: Callable[[], None], cold: bool) -> float:
+        if cold and rank == 0:
+            _drop_from_page_cache(place)
         dist.barrier()
         start = time.perf_counter()
         action()
         dist.barrier()
         return time.perf_counter() - start
 
-    def alternately(sealed: Callable[[], None], plain: Callable[[], None]) -> tuple[float, float]:
+    def alternately(
+        sealed: Callable[[], None], plain: Callable[[], None], *, cold: bool = False
+    ) -> tuple[float, float]:
         # Once without a clock: files and memory are there then.
         sealed()
         plain()
-        pairs = [(timed(sealed), timed(plain)) for _ in range(task.blocks)]
+        pairs = [(timed(sealed, cold), timed(plain, cold)) for _ in range(task.blocks)]
         return median(one for one, _ in pairs), median(one for _, one in pairs)
 
     def case(what: str, times: tuple[float, float], read: int | None, needed: int | None) -> Any:
@@ -154,6 +212,10 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         loaded = alternately(load_sealed, load_plain)
         counts = torch.tensor([last[0].bytes_read, last[0].bytes_needed])
         dist.all_reduce(counts)
-        cases.append(case("load", loaded, int(counts[0]), int(counts[1])))
+        read, needed = int(counts[0]), int(counts[1])
+        cases.append(case("load", loaded, read, needed))
+        if task.loads == task.label:
+            cold = alternately(load_sealed, load_plain, cold=True)
+            cases.append(case("load from disk", cold, read, needed))
     dist.destroy_process_group()
     report(cases if rank == 0 else None)

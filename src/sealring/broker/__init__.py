@@ -15,12 +15,14 @@ strangers   what was refused before anything was proven, counted
 issuing     certificates for workers, and the broker's own
 data_keys   the files that hold them
 service     the broker without a network
+vault_messages, vault_records  what a job's vaults last held, so that a rollback is seen
 guest_messages, guests, guest_service  the same for stock KBS clients, which are no rank of a job
 tls, http, listener  the network, with a limit on everything; bodies, rates, refusals
 routes      which request asks what; page shows who is there
 server      the broker on its ports
 
 client      one conversation with a broker
+vault_client  what a worker reads and records of its vaults
 enrolment   a worker's certificate, held and renewed while it trains
 
 Its packages are the extra `broker`.
@@ -39,6 +41,6 @@ except ImportError as missing:
         "pip install 'sealring[broker]'"
     ) from None
 
-from sealring.broker.enrolment import data_key, enrolled
+from sealring.broker.enrolment import data_key, enrolled, this_worker
 
-__all__ = ["data_key", "enrolled"]
+__all__ = ["data_key", "enrolled", "this_worker"]

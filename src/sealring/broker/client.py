@@ -135,8 +135,22 @@ class BrokerClient:
         deadline = asyncio.get_running_loop().time() + deadline_seconds
         return await self._call(_AskOut(job), deadline, address)
 
+    async def ask(self, conversation: Conversation[T], deadline_seconds: float) -> T:
+        """Asks one broker after the other until one answers, or the time is up."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_seconds
+        while True:
+            try:
+                return await self._call(conversation, deadline)
+            except _AGAIN:
+                if loop.time() + _FIRST_PAUSE >= deadline:
+                    raise
+                self._brokers.append(self._brokers.pop(0))
+                self._reached = None
+                await asyncio.sleep(_FIRST_PAUSE)
+
     async def _call(
-        self, conversation: _Conversation[T], deadline: float, address: str | None = None
+        self, conversation: Conversation[T], deadline: float, address: str | None = None
     ) -> T:
         """Asks the first broker; at `address`, if that is known already."""
         host, port = self._brokers[0]
@@ -155,7 +169,9 @@ class BrokerClient:
             raise BrokerUnreachable(f"the broker at {where} did not answer in time") from None
 
 
-class _Conversation(Protocol[T_co]):
+class Conversation(Protocol[T_co]):
+    """Requests over one connection to a broker."""
+
     async def run(self, client: Client, where: str) -> T_co: ...
 
 
@@ -164,7 +180,7 @@ class _AskOut:
     job: str
 
     async def run(self, client: Client, where: str) -> frozenset[str]:
-        return _keys(_answer(await client.ask("GET", OUT + self.job), where).get("out"), where)
+        return _keys(answer_of(await client.ask("GET", OUT + self.job), where).get("out"), where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +189,7 @@ class _Leave:
     key: Ed25519PrivateKey
 
     async def run(self, client: Client, where: str) -> None:
-        _answer(await client.ask("POST", LEAVE, write_leave(self.name, self.key)), where)
+        answer_of(await client.ask("POST", LEAVE, write_leave(self.name, self.key)), where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +204,7 @@ class _Join:
         envelope = new_key()
         introduction = await asyncio.to_thread(self.attester.introduce)
         response = await client.ask("POST", AUTH, write_auth(self.attester.kind, introduction))
-        challenge = _answer(response, where)
+        challenge = answer_of(response, where)
         nonce, extra = _nonce(challenge, where), challenge.get("extra-params")
         cookie = {"cookie": _cookie(response, where)}
 
@@ -201,7 +217,7 @@ class _Join:
         body = write_attestation(
             nonce, public_jwk(envelope), self.name, self.world, self.key, evidence
         )
-        token = _answer(await client.ask("POST", ATTEST, body, cookie), where).get("token")
+        token = answer_of(await client.ask("POST", ATTEST, body, cookie), where).get("token")
         if not isinstance(token, str):
             raise MalformedAnswer(f"the broker at {where} gave no token")
 
@@ -222,7 +238,7 @@ class _Join:
     async def _fetch(self, client: Client, where: str, token: str, path: str, key: ECKey) -> bytes:
         bearer = {"authorization": f"Bearer {token}"}
         response = await client.ask("GET", RESOURCE + path, headers=bearer)
-        return open_envelope(_answer(response, where), key)
+        return open_envelope(answer_of(response, where), key)
 
     def _checked(self, pem: Any, public: bytes, where: str) -> x509.Certificate:
         try:
@@ -260,7 +276,7 @@ def _name_in(certificate: x509.Certificate) -> WorkerName | None:
         return None
 
 
-def _answer(response: Response, where: str) -> dict[str, Any]:
+def answer_of(response: Response, where: str) -> dict[str, Any]:
     if response.status != 200:
         raise error_of(response, where)
     try:

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring import _native
-from sealring.broker.client import BrokerClient, Joined, boottime
+from sealring.broker.client import BrokerClient, Conversation, Joined, boottime
 from sealring.broker.messages import broker_urls
 from sealring.errors import (
     BrokerUnreachable,
@@ -152,6 +152,11 @@ class Enrolment:
                 f"the broker gave this worker no {path}; it gave {', '.join(keys) or 'none'}"
             )
         return keys[path]
+
+    def ask(self, say: Callable[[WorkerName, Ed25519PrivateKey], Conversation[T]]) -> T:
+        """Asks the broker in this worker's name, which signs."""
+        self._process.require("this worker's enrolment")
+        return _run(self._client.ask(say(self._name, self._key), _JOIN_SECONDS))
 
     def watch(self, group: Expellable, keys: dict[int, str]) -> None:
         """From here on the group ends when one of these keys (by rank in the group) is out."""
@@ -302,13 +307,18 @@ def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float)
 
 def data_key(path: str, timeout: float = 300.0) -> bytes:
     """A data key that the policy grants this worker, as torchrun's environment numbers it."""
+    return this_worker(timeout).data_key(path)
+
+
+def this_worker(timeout: float = 300.0) -> Enrolment:
+    """The enrolment of this process, as torchrun's environment numbers it."""
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
         raise ConfigurationError(
             "RANK and WORLD_SIZE are not set: start with `sealring run`"
         ) from None
-    return enrolled(rank, world, os.environ, time.monotonic() + timeout).data_key(path)
+    return enrolled(rank, world, os.environ, time.monotonic() + timeout)
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:

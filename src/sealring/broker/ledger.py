@@ -6,6 +6,7 @@ token/<until>/<id>/<path>    used for this
 token/<until>/<id>           how often it was refused
 out/<job>/<key>              a key that is no longer of the job: revoked, left, or another one came
 barred/..., alias/...        machines and ranks that may not join (bars.py)
+vault/<job>/...              what a job's vaults last held (vault_records.py)
 guest/<session>              an attested guest that is no rank (guests.py)
 
 A rank has one holder, which is a key. The same key comes again to renew. Another key is a re-join,
@@ -26,6 +27,7 @@ from sealring.broker.tokens import Grant
 from sealring.errors import (
     BrokerError,
     ConfigurationError,
+    ExpiredToken,
     RankTaken,
     ReusedNonce,
     ReusedToken,
@@ -232,6 +234,17 @@ class Ledger:
 
 def holders(view: View) -> list[tuple[WorkerName, Row]]:
     return [(_name_of(place), row) for place, row in view.scan("rank/")]
+
+
+def require_holder(view: View, name: WorkerName, key: str, now: float) -> None:
+    """Raises unless this key holds the rank now, with a certificate that has not ended."""
+    holder = view.get(_place(name))
+    if holder is None or holder["key"] != key:
+        raise RankTaken(f"this worker's key does not hold rank {name.rank} of {name.job}")
+    if (refusal := _barred(view, name, key, holder["machines"])) is not None:
+        raise refusal
+    if holder["certificate_until"] is None or holder["certificate_until"] < now:
+        raise ExpiredToken(f"rank {name.rank} of {name.job} has no certificate: attest again")
 
 
 def keys_out(view: View, job: str) -> list[str]:

@@ -178,18 +178,43 @@ class Leave:
 
 def write_leave(name: WorkerName, key: Ed25519PrivateKey) -> bytes:
     """Needs no nonce: it is good for one key, which is out of the job once it has come."""
-    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    worker = {"name": name.uri, "public-key": _text(public)}
+    worker = _worker(name, key)
     signature = _text(key.sign(_LEAVE_PROOF + _canonical(worker)))
     return json.dumps({"worker": worker, "signature": signature}).encode()
 
 
 def parse_leave(data: bytes) -> Leave:
     fields = exactly(parse_json(data), "worker", "signature")
-    worker = exactly(fields["worker"], "name", "public-key")
-    public_key = read_base64(worker["public-key"])
-    _check_proof(public_key, read_base64(fields["signature"]), _LEAVE_PROOF + _canonical(worker))
-    return Leave(_name(worker["name"]), public_key)
+    return Leave(*_checked(fields["worker"], fields["signature"], _LEAVE_PROOF, fields["worker"]))
+
+
+def write_signed(
+    name: WorkerName, key: Ed25519PrivateKey, proof: bytes, fields: dict[str, Any]
+) -> bytes:
+    """A request of a worker that was admitted before. `proof` says what the signature is for."""
+    said = {"worker": _worker(name, key), **fields}
+    signature = _text(key.sign(proof + _canonical(said)))
+    return json.dumps({**said, "signature": signature}).encode()
+
+
+def check_signed(fields: dict[str, Any], proof: bytes) -> tuple[WorkerName, bytes]:
+    """The worker that signed all other fields, and its public key."""
+    said = {name: value for name, value in fields.items() if name != "signature"}
+    return _checked(fields["worker"], fields["signature"], proof, said)
+
+
+def _worker(name: WorkerName, key: Ed25519PrivateKey) -> dict[str, str]:
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return {"name": name.uri, "public-key": _text(public)}
+
+
+def _checked(
+    worker: Any, signature: Any, proof: bytes, said: dict[str, Any]
+) -> tuple[WorkerName, bytes]:
+    named = exactly(worker, "name", "public-key")
+    public_key = read_base64(named["public-key"])
+    _check_proof(public_key, read_base64(signature), proof + _canonical(said))
+    return _name(named["name"]), public_key
 
 
 def _check_proof(public_key: bytes, signature: bytes, signed: bytes) -> None:

@@ -29,6 +29,8 @@ _STATUS: Final[dict[type[SealringError], int]] = {
     errors.WorkerRevoked: 403,
     errors.ResourceNotGranted: 403,
     errors.NoSuchResource: 404,
+    errors.RecordedOtherwise: 409,
+    errors.TooManyRecords: 403,
     errors.RequestTooSlow: 408,
     errors.RequestTooLarge: 413,
     errors.TooManyRequests: 429,

@@ -13,6 +13,7 @@ from sealring.broker.http import Handle, Request, Response
 from sealring.broker.messages import ATTEST, AUTH, COOKIE, LEAVE, OUT, RESOURCE
 from sealring.broker.page import render
 from sealring.broker.service import Broker
+from sealring.broker.vault_messages import READ, RECORD
 from sealring.errors import MalformedRequest, NoSuchResource, UnknownNonce, UnknownToken
 from sealring.identity.names import is_job
 
@@ -36,6 +37,10 @@ def worker_routes(broker: Broker) -> Handle:
         if path.startswith(OUT) and is_job(job := path.removeprefix(OUT)):
             _only("GET", request)
             return _json({"out": await broker.keys_out(job)})
+        if path in (READ, RECORD):
+            _only("POST", request)
+            ask = broker.read_vault if path == READ else broker.record_vault
+            return _json(await ask(request.body))
         if path == LEAVE:
             _only("POST", request)
             await broker.leave(request.body)

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.broker import ledger, nonces, strangers
+from sealring.broker import ledger, nonces, strangers, vault_records
 from sealring.broker.credentials import challenge_of, credential_for
 from sealring.broker.data_keys import DataKeys
 from sealring.broker.envelopes import seal
@@ -49,6 +49,7 @@ from sealring.broker.messages import (
 from sealring.broker.store import Row, Store, View
 from sealring.broker.strangers import Strangers
 from sealring.broker.tokens import Grant, GuestGrant, check_token, make_token
+from sealring.broker.vault_messages import parse_read, parse_record
 from sealring.errors import (
     AttestationError,
     BrokerError,
@@ -195,6 +196,17 @@ class Broker:
         left = parse_leave(request)
         key, now = hashlib.sha256(left.public_key).hexdigest(), self._clock()
         await self._store.transact(lambda view: self._ledger.leave(view, now, left.name, key))
+
+    async def read_vault(self, request: bytes) -> Row:
+        """What the worker's job has recorded of a vault."""
+        asked, now = parse_read(request), self._clock()
+        return await self._store.transact(lambda view: vault_records.read(view, now, asked))
+
+    async def record_vault(self, request: bytes) -> Row:
+        asked, now = parse_record(request), self._clock()
+        return await self._store.transact(
+            lambda view: vault_records.record(view, now, self._ledger, asked)
+        )
 
     async def refused(self) -> dict[str, Any]:
         """What was refused before anything was proven."""

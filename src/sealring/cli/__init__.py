@@ -9,6 +9,7 @@ import typer
 
 from sealring.cli import (
     attest,
+    audit,
     bench,
     broker,
     ca,
@@ -46,6 +47,7 @@ app.command("doctor")(doctor.doctor)
 app.command("attest")(attest.attest)
 app.command("plan")(plan.plan)
 app.command("report")(report.report)
+app.command("audit")(audit.audit)
 app.add_typer(policy.app, name="policy")
 app.add_typer(broker.app, name="broker")
 app.add_typer(bench.app, name="bench")

@@ -14,6 +14,7 @@ EXAMPLES: Final = {
     "attest": "sealring attest --out evidence.json",
     "plan": "sealring plan gpt2-xl --sweep ranks=2..64",
     "report": "sealring report results.json -o report.html",
+    "audit": "sealring audit run --authority ca.pem --policy log.policy --claims claims.toml",
     "policy": "sealring policy check policy.toml evidence.json",
     "policy new": "sealring policy new --evidence evidence.json",
     "policy upgrade": "sealring policy upgrade policy.toml",

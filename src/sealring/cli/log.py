@@ -118,7 +118,7 @@ def checkpoint(
     json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print the log's checkpoint, once its signatures pass the policy."""
-    signed = _opened(log, _trust(policy, vkey), max_age)
+    signed = _opened(log, whom_to_believe(policy, vkey), max_age)
     if json:
         _show(signed, {}, json)
     else:
@@ -155,7 +155,7 @@ def proof(
     ] = None,
 ) -> None:
     """Write the one text file that proves an entry, offline."""
-    signed = _opened(log, _trust(policy, vkey), None)
+    signed = _opened(log, whom_to_believe(policy, vkey), None)
     hashes = StoredTree(log, signed.size).inclusion_proof(index, signed.root)
     made = LogProof(index, tuple(hashes), signed.note.encode()).encode()
     if output is None:
@@ -172,7 +172,7 @@ def entry(
     vkey: Vkey = None,
 ) -> None:
     """Write an entry to stdout, once it is proved to be in the log."""
-    signed = _opened(log, _trust(policy, vkey), None)
+    signed = _opened(log, whom_to_believe(policy, vkey), None)
     sys.stdout.buffer.write(StoredTree(log, signed.size).entry(index, signed.root))
 
 
@@ -192,7 +192,7 @@ def verify(
     json: AsJson = False,
 ) -> None:
     """Read the whole log: every entry, every hash, the signatures, checkpoints seen earlier."""
-    trust = _trust(policy, vkey)
+    trust = whom_to_believe(policy, vkey)
     signed = _opened(log, trust, max_age)
     stored = StoredTree(log, signed.size)
     stored.check_all(signed.root)
@@ -221,12 +221,13 @@ def verify_proof(
     """Check that an entry is in a log, with nothing but the proof and the policy."""
     found = parse_proof(_read(proof, MAX_PROOF_BYTES))
     content = _read(entry, MAX_ENTRY_BYTES)
-    signed = check_proof(found, content, _trust(policy, vkey), _not_before(max_age))
+    signed = check_proof(found, content, whom_to_believe(policy, vkey), _not_before(max_age))
     cosigned = sorted(key.name for key in signed.cosigned)
     _show(signed, {"index": found.index, "cosigned_by": cosigned}, json)
 
 
-def _trust(policy: Path | None, vkey: str | None) -> LogPolicy:
+def whom_to_believe(policy: Path | None, vkey: str | None) -> LogPolicy:
+    """The policy of `--policy`, or one of the key of `--vkey` alone."""
     if (policy is None) == (vkey is None):
         raise ConfigurationError("say whom to believe: --policy FILE, or --vkey KEY")
     if policy is not None:

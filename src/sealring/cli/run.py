@@ -112,6 +112,10 @@ def run(
         bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
     ] = False,
     no_python: Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program.")] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Each worker signs what it does, into this folder (docs/provenance.md)."),
+    ] = None,
 ) -> None:
     """Run a training script with one worker per process, each with an identity of its own.
 
@@ -137,6 +141,8 @@ def run(
     require_sealed()
     if transport is not None:
         os.environ["SEALRING_TRANSPORT"] = transport
+    if record is not None:
+        os.environ["SEALRING_RECORD"] = str(record.absolute())
     read_settings(os.environ)
     if machines == 1:
         # All workers are here: any free port will do, and no other run has this name.

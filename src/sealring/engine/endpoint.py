@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from sealring import _native
 from sealring.engine.failures import Names, error_from
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from sealring.engine.cuda.attachment import Attachment
 
 Native = TypeVar("Native", _native.Engine, _native.Mailbox)
+
+
+class LinkTraffic(NamedTuple):
+    """Data records that went over a link, each way: how many, and a running SHA-256.
+
+    None where the host does not see the records' tags.
+    """
+
+    peer: int
+    """Its rank in the group."""
+    sent: tuple[int, bytes] | None
+    received: tuple[int, bytes] | None
 
 
 class Endpoint(Generic[Native]):
@@ -86,6 +98,10 @@ class Endpoint(Generic[Native]):
     @property
     def has_gpu(self) -> bool:
         return self._gpu is not None
+
+    def commitments(self) -> list[LinkTraffic]:
+        """Of each link that there has been, also when the group has ended."""
+        return [LinkTraffic(*link) for link in self._native.commitments()]
 
     def close(self) -> None:
         """Says goodbye to every peer and wipes the keys. An operation under way is ended first."""

@@ -28,6 +28,7 @@ from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh
 from sealring.live.gather import note_group
 from sealring.live.worker import show
 from sealring.recorder.start import start_recorder
+from sealring.recording.run import record_from_environment
 from sealring.schedule import Selection
 
 if TYPE_CHECKING:  # its packages are an extra
@@ -138,6 +139,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         job_rank=rank,
         group=terms.group,
         group_id=group_context(terms).hex()[:16],
+        epoch=terms.epoch,
         members=members,
         directory=settings.trace_directory,
         on_signal=settings.trace_signal,
@@ -166,6 +168,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
     restore_errors_in_backward()
     pass_calls_to_groups(SealedProcessGroup)
     interrupt_on_signal(engine)
+    record_from_environment(rank, world, os.environ)
     if enrolment is not None:
         # Every other member, also those that this worker has no session and no link with.
         keys = {place_of[each]: member.key for each, member in agreed.members.items()}

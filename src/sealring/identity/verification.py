@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NoReturn
 
 from cryptography import x509
@@ -153,8 +154,13 @@ def fingerprint_of(certificate: x509.Certificate) -> bytes:
     return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
 
 
+@lru_cache(maxsize=1024)
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether `authority` signed this very certificate, with no other in between."""
+    """Whether `authority` signed this very certificate, with no other in between.
+
+    The answer depends on the bytes of the two alone, so it is remembered: a reader of a thousand
+    statements meets the same few certificates.
+    """
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):

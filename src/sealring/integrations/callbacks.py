@@ -8,6 +8,7 @@ from typing import Any
 
 from sealring.errors import ConfigurationError
 from sealring.integrations.figures import Figures
+from sealring.recording.hooks import count_step
 
 
 def log_with_trainer(trainer: Any) -> None:
@@ -19,6 +20,9 @@ def log_with_trainer(trainer: Any) -> None:
     figures = Figures()
 
     class SealringFigures(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            count_step()
+
         def on_log(
             self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
         ) -> None:
@@ -39,6 +43,7 @@ def lightning_callback() -> Any:
 
     class SealringFigures(lightning.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+            count_step(trainer.global_step)
             if trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
                 found = figures()
                 for logger in trainer.loggers:

@@ -20,6 +20,7 @@ transformations  what an ingest, a stage, an export or an evaluation made
 statements   both as in-toto statements, signed and checked
 owners       keys of owners
 runs         the folder of a run: statements, log, evidence
+replay       parts of a run, drawn at random, executed again
 
 `sealring.witness` is the other end of `witnesses`.
 Nothing here imports torch.

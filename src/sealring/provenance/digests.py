@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from sealring.errors import ConfigurationError
@@ -29,10 +29,20 @@ class Checked:
     """Its digests are SHA-256 in lower-case hexadecimal."""
 
     def __post_init__(self) -> None:
-        for name in DIGESTS:
-            value = getattr(self, name, None)
+        for name in _digests_of(type(self)):
+            value = getattr(self, name)
             if isinstance(value, str) and not _SHA256.fullmatch(value):
                 raise ConfigurationError(f"{name} is not a SHA-256 digest of 64 digits")
+
+
+_KNOWN: Final[dict[type, tuple[str, ...]]] = {}
+"""Of each class its fields that are digests: an audit makes many thousands of these values."""
+
+
+def _digests_of(kind: type[Checked]) -> tuple[str, ...]:
+    if kind not in _KNOWN:
+        _KNOWN[kind] = tuple(one.name for one in fields(kind) if one.name in DIGESTS)
+    return _KNOWN[kind]
 
 
 @dataclass(frozen=True, slots=True)

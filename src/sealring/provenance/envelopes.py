@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from cryptography import x509
@@ -106,6 +107,11 @@ def open_envelope(
     return OpenedEnvelope(payload, signer)
 
 
+def is_of_worker(data: bytes) -> bool:
+    """Whether a worker's certificate comes with it; else an owner has signed. Checks the form."""
+    return isinstance(_parse(data)[1], _WorkerSignature)
+
+
 def read_json(data: bytes) -> Any:
     """Strictly: no key twice, no NaN, no nesting without end."""
     if len(data) > MAX_ENTRY_BYTES:
@@ -142,7 +148,9 @@ def _parse(data: bytes) -> tuple[bytes, _Signature | _WorkerSignature]:
     return _decode(payload, "payload"), signature
 
 
+@lru_cache(maxsize=1024)
 def _certificate(pem: bytes) -> x509.Certificate:
+    """Parsed once: many statements carry the same one."""
     try:
         found = x509.load_pem_x509_certificate(pem)
     except ValueError:

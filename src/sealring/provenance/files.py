@@ -13,27 +13,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sealring.errors import LogInUse, NotALog
+from sealring.errors import LogError, LogInUse, NotALog
 
 _POLL_SECONDS: Final = 0.05
 
 
-def read_limited(path: Path, limit: int) -> bytes | None:
-    """A regular file of at most `limit` bytes; None if there is none."""
+def read_limited(path: Path, limit: int, error: type[LogError] = NotALog) -> bytes | None:
+    """A regular file of at most `limit` bytes; None if there is none, `error` for all else."""
     try:
         # O_NONBLOCK: a FIFO that somebody placed there must not hang the reader.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as problem:
-        raise NotALog(f"{path} cannot be read: {problem.strerror}") from None
+        raise error(f"{path} cannot be read: {problem.strerror}") from None
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise NotALog(f"{path} is not a regular file")
+            raise error(f"{path} is not a regular file")
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise NotALog(f"{path} is larger than {limit} bytes, so it is something else")
+        raise error(f"{path} is larger than {limit} bytes, so it is something else")
     return content
 
 
@@ -64,6 +64,24 @@ class Batch:
             os.fsync(fd)
         os.replace(waiting, path)
         self._changed.add(path.parent)
+
+    def write_new(self, name: str, content: bytes) -> bool:
+        """The same for a file that another process may write as well: the first one stays.
+
+        On the disk when it returns. False: there was one already.
+        """
+        waiting = f"{self._waiting.name}/{secrets.token_hex(8)}.new"
+        self.write(waiting, content)
+        path = self._root / name
+        try:
+            os.link(self._root / waiting, path)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(self._root / waiting)
+        self._changed.add(path.parent)
+        self.sync()
+        return True
 
     def sync(self) -> None:
         for folder in sorted(self._changed, reverse=True):  # a folder before the one that names it

@@ -145,6 +145,7 @@ class CheckpointRef(Checked):
     name: str
     """NAME@VERSION in the vault, or the name that the script gave."""
     step: int
+    """How many steps it has behind it."""
     sha256: str
     """Of the manifest."""
     content: str | None

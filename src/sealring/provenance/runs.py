@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,17 +71,30 @@ class RunFolder:
         self._write(f"statements/{name}{SUFFIX}", envelope)
         return path
 
+    def statement_names(self) -> list[str]:
+        folder = self.path / "statements"
+        found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        for file in found:
+            if not file.endswith(SUFFIX) or _NAME.fullmatch(file.removesuffix(SUFFIX)) is None:
+                raise MalformedRun(
+                    f"{folder / file} is not a statement: a run's folder has no such file"
+                )
+        return [file.removesuffix(SUFFIX) for file in found]
+
+    def read_statement(self, name: str) -> bytes:
+        """The envelope, of which nothing has been checked."""
+        path = self.statement_path(name)
+        if path.is_symlink():
+            raise MalformedRun(f"{path} is a link: a run's folder has no such file")
+        content = read_limited(path, MAX_ENTRY_BYTES, MalformedRun)
+        if content is None:
+            raise MalformedRun(f"{path} was removed while the run was read")
+        return content
+
     def statements(self) -> Iterator[tuple[str, bytes]]:
         """(name, envelope) in the order of their names. Nothing has been checked of them."""
-        folder = self.path / "statements"
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            name = path.name.removesuffix(SUFFIX)
-            if name == path.name or _NAME.fullmatch(name) is None or path.is_symlink():
-                raise MalformedRun(f"{path} is not a statement: a run's folder has no such file")
-            content = read_limited(path, MAX_ENTRY_BYTES)
-            if content is None:
-                raise MalformedRun(f"{path} was removed while the run was read")
-            yield name, content
+        for name in self.statement_names():
+            yield name, self.read_statement(name)
 
     def write_evidence(self, content: bytes) -> str:
         """Keeps a file under its digest, which it returns."""
@@ -98,7 +112,7 @@ class RunFolder:
         path = self.path / "evidence" / digest
         if re.fullmatch(r"[0-9a-f]{64}", digest) is None or path.is_symlink():
             raise MalformedRun(f"{digest[:80]!r} is not a digest, or a link")
-        content = read_limited(path, MAX_EVIDENCE_BYTES)
+        content = read_limited(path, MAX_EVIDENCE_BYTES, MalformedRun)
         if content is not None and hashlib.sha256(content).hexdigest() != digest:
             raise MalformedRun(f"{path} is not the file that its name says: it was changed")
         return content
@@ -109,26 +123,24 @@ class RunFolder:
         batch.sync()
 
 
-def create_run(path: Path, run: str, job: str) -> RunFolder:
-    """A new folder, or the one that another rank has just made for the same run."""
+def create_run(path: Path, job: str, run: str | None = None) -> RunFolder:
+    """A new folder, or the one that another rank has just made. The first one names the run."""
     path = path.absolute()
-    head = RunHead(FORMAT, VERSION, run, job)
+    head = RunHead(FORMAT, VERSION, run or secrets.token_hex(16), job)
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not (path / "run.json").exists():
             strange = [one.name for one in path.iterdir() if one.name not in _PARTS]
             if strange:
                 raise ConfigurationError(f"{path} is not empty: choose another folder for the run")
-            batch = Batch(path)
-            batch.write("run.json", json.dumps(asdict(head)).encode() + b"\n")
-            batch.sync()
+            Batch(path).write_new("run.json", json.dumps(asdict(head)).encode() + b"\n")
     except OSError as problem:
         raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from None
     found = open_run(path)
-    if found.head != head:
+    if found.head.job != job or (run is not None and found.head.run != run):
         raise ConfigurationError(
-            f"{path} holds run {found.head.run} of job {found.head.job}, and this is run {run} of "
-            f"job {job}: choose another folder"
+            f"{path} holds run {found.head.run} of job {found.head.job}, and this is another one "
+            f"(job {job}): choose another folder"
         )
     return found
 
@@ -138,7 +150,7 @@ _PARTS: Final = (".new", "statements", "log", "evidence")
 
 def open_run(path: Path) -> RunFolder:
     path = path.absolute()
-    content = read_limited(path / "run.json", _MAX_HEAD_BYTES)
+    content = read_limited(path / "run.json", _MAX_HEAD_BYTES, MalformedRun)
     if content is None:
         raise MalformedRun(f"{path} is not the folder of a run: it has no run.json")
     try:

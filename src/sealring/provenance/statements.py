@@ -15,6 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from cryptography import x509
@@ -63,6 +64,10 @@ class VerifiedStatement:
     worker: Worker | None
     subjects: tuple[Named, ...]
     content: Interval | Transformation
+    payload: bytes
+    """The statement itself, as it was signed."""
+    certificate: x509.Certificate | None
+    """The worker's; None where an owner signed."""
 
 
 def statement_digest(envelope: bytes) -> str:
@@ -124,7 +129,8 @@ def verify_statement(
     if isinstance(opened.signer, Ed25519PublicKey):
         if isinstance(content, Interval) or says is not None:
             raise ForgedStatement("an owner's key signed a statement that speaks for a worker")
-        return VerifiedStatement(digest, key_id(opened.signer), None, subjects, content)
+        owner = key_id(opened.signer)
+        return VerifiedStatement(digest, owner, None, subjects, content, opened.payload, None)
     finished = datetime.fromtimestamp(content.finished, UTC)
     for moment in (finished, now) if now is not None else (finished,):
         holder = _holder(opened.signer, authorities, moment)
@@ -141,9 +147,10 @@ def verify_statement(
             f"the statement of rank {holder.rank} names a world of {content.world}, and its "
             f"certificate is for one of {holder.world}"
         )
-    return VerifiedStatement(digest, holder, says, subjects, content)
+    return VerifiedStatement(digest, holder, says, subjects, content, opened.payload, opened.signer)
 
 
+@lru_cache(maxsize=1024)
 def worker_of(certificate: x509.Certificate) -> Worker:
     """What a statement says of its signer. The caller has checked the issuer, or is the holder."""
     try:

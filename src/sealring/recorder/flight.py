@@ -19,6 +19,7 @@ from sealring.recorder.mail import MailAccountable, MailRecorder, MessageEntry
 if TYPE_CHECKING:
     from sealring._native import Account
     from sealring.engine.collective import Collective
+    from sealring.engine.endpoint import LinkTraffic
     from sealring.schedule import Operation
 
 KEPT: Final = 1000
@@ -32,6 +33,7 @@ class Accountable(Protocol):
 
     def account(self) -> Account: ...
     def sealed_and_opened(self) -> tuple[int, int]: ...
+    def commitments(self) -> list[LinkTraffic]: ...
 
 
 class Entry:
@@ -91,6 +93,7 @@ class FlightRecorder:
         job_rank: int,
         group: str,
         group_id: str,
+        epoch: str,
         members: tuple[int, ...],
         on_failure: Callable[[], None],
     ) -> None:
@@ -109,9 +112,13 @@ class FlightRecorder:
         self.last_error: tuple[str, int] | None = None
         """Its class and text, and when it came, by the monotonic clock."""
         self.group_id = group_id
+        self.epoch = epoch
+        self.reported = False
+        """A statement of this run has the account of the group after its end."""
         self._on_failure = on_failure
         self._engine: Accountable | None = engine
         self._last_account = engine.account()
+        self._last_commitments: list[LinkTraffic] = []
         self._sealed, self._opened = engine.sealed_and_opened()
         # Apart from each other: however many wait, the one that fails is in the record.
         self._ended: deque[Entry] = deque(maxlen=KEPT)
@@ -173,6 +180,7 @@ class FlightRecorder:
     def close(self) -> None:
         """The group has ended: keeps its last account and lets go of the engine."""
         self._last_account = self.engine_account()
+        self._last_commitments = self.commitments()
         self._engine = None
         self.mail.close()
         self.closed = True
@@ -187,6 +195,11 @@ class FlightRecorder:
         """As of the last collective that ended."""
         engine = self._engine
         return self._last_account if engine is None else engine.account()
+
+    def commitments(self) -> list[LinkTraffic]:
+        """Of the links of collectives; those of messages are `mail`'s."""
+        engine = self._engine
+        return self._last_commitments if engine is None else engine.commitments()
 
     def sealed_and_opened(self) -> tuple[int, int]:
         """Plaintext bytes, in collectives and in messages."""

@@ -16,6 +16,7 @@ from sealring.recorder.account import MessageAccount
 if TYPE_CHECKING:
     from sealring._native import MailAccount
     from sealring.engine.datatypes import DType
+    from sealring.engine.endpoint import LinkTraffic
 
 KEPT: Final = 1000
 """Messages per group that have ended."""
@@ -27,6 +28,7 @@ class MailAccountable(Protocol):
     """What is asked of a mailbox."""
 
     def account(self) -> MailAccount: ...
+    def commitments(self) -> list[LinkTraffic]: ...
 
 
 class MessageEntry:
@@ -65,6 +67,7 @@ class MailRecorder:
         """Messages that went well, by what this rank did."""
         self._mailbox: MailAccountable | None = mailbox
         self._last_account = mailbox.account()
+        self._last_commitments: list[LinkTraffic] = []
         self._lock = threading.Lock()
         self._ended: deque[MessageEntry] = deque(maxlen=KEPT)
         self._under_way: dict[MessageEntry, None] = {}
@@ -89,11 +92,16 @@ class MailRecorder:
     def close(self) -> None:
         """The group has ended: keeps its last account and lets go of the mailbox."""
         self._last_account = self.account()
+        self._last_commitments = self.commitments()
         self._mailbox = None
 
     def account(self) -> MailAccount:
         mailbox = self._mailbox
         return self._last_account if mailbox is None else mailbox.account()
+
+    def commitments(self) -> list[LinkTraffic]:
+        mailbox = self._mailbox
+        return self._last_commitments if mailbox is None else mailbox.commitments()
 
     def messages(self, since_1970_ns: int) -> list[MessageAccount]:
         """In the order they were posted."""

@@ -28,12 +28,14 @@ _LOG = logging.getLogger("sealring")
 _lock = threading.Lock()
 _recorders: list[FlightRecorder] = []
 _ended = EndedGroups()
+_pinned = False
+"""Groups that ended stay until they were reported in a statement."""
 
 
 def _forget_all() -> None:
     """A forked child has no part in its parent's groups."""
-    global _lock, _ended
-    _lock, _ended = threading.Lock(), EndedGroups()
+    global _lock, _ended, _pinned
+    _lock, _ended, _pinned = threading.Lock(), EndedGroups(), False
     _recorders.clear()
 
 
@@ -50,10 +52,16 @@ def recorders() -> list[FlightRecorder]:
     return list(_recorders)
 
 
+def keep_until_reported() -> None:
+    """From now on no group's account is dropped before it is marked as `reported`."""
+    global _pinned
+    _pinned = True
+
+
 def keep(recorder: FlightRecorder) -> None:
     """Called once for each group."""
     with _lock:
-        closed = [each for each in _recorders if each.closed]
+        closed = [each for each in _recorders if each.closed and (each.reported or not _pinned)]
         for old in closed[:-KEPT_CLOSED]:
             _ended.add(old)
             _recorders.remove(old)

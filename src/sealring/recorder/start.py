@@ -19,6 +19,7 @@ def start_recorder(
     job_rank: int,
     group: str,
     group_id: str,
+    epoch: str,
     members: tuple[int, ...],
     directory: Path | None = None,
     on_signal: signal.Signals | None = None,
@@ -36,6 +37,7 @@ def start_recorder(
         job_rank=job_rank,
         group=group,
         group_id=group_id,
+        epoch=epoch,
         members=members,
         on_failure=on_failure,
     )

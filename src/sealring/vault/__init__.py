@@ -4,7 +4,7 @@ files, sealed      what survives a crash; sealed files by the native core
 keys, header       who opens a vault, and its list of grants
 opened             a header while a process has it open, and how its keys change
 objects, vault     versions of a name, and the directory of them
-ledger             by which a rollback is seen
+ledger, broker_ledger  by which a rollback is seen
 trees, outputs     files and folders in and out; rotation; plaintext that is not finished
 
 signing            what a rank vouches for
@@ -13,6 +13,7 @@ checkpoint_check   what makes a checkpoint valid
 checkpoint_writer, checkpoint_reader  torch.distributed.checkpoint's storage
 staging, sealing_process    sealing in a process of its own
 checkpoint_export, safetensors  other forms of checkpoints
+movement, resharding  another layout between running workers, without a disk
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     )
     from sealring.vault.checkpoint_reader import CheckpointReader
     from sealring.vault.checkpoint_writer import CheckpointWriter
+    from sealring.vault.resharding import Moved, reshard
 
 __all__ = [
     "CheckpointReader",
     "CheckpointWriter",
+    "Moved",
     "Vault",
     "export_safetensors",
     "export_torch",
@@ -42,6 +45,7 @@ __all__ = [
     "import_safetensors",
     "key_file",
     "released_key",
+    "reshard",
 ]
 
 _WITH_TORCH: Final = {
@@ -50,6 +54,8 @@ _WITH_TORCH: Final = {
     "export_safetensors": "checkpoint_export",
     "export_torch": "checkpoint_export",
     "import_safetensors": "checkpoint_export",
+    "Moved": "resharding",
+    "reshard": "resharding",
 }
 """Imported on first use: `sealring vault` needs no torch."""
 

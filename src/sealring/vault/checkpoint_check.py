@@ -107,6 +107,8 @@ class Valid:
     """Of each rank's part: the SHA-256 of its list of digests."""
     files: Mapping[str, int]
     """The names and lengths of all parts."""
+    content_digest: str
+    """Of what it holds and of the layout: not of keys, dates, versions and signatures."""
 
     def require_files(self, parts: Sequence[Part], whose: str) -> None:
         """The manifest lists exactly the files that were signed, each once."""
@@ -177,7 +179,9 @@ def check(
     if checkpoint.plan != plan_digest(ranks, paths):
         raise ForeignPart(f"the ranks signed another plan than that of the pieces in {whose}")
     metadata.planner_data = paths
-    return Valid(metadata, roots, files)
+    held = [checkpoint.plan, [[files[part], root] for part, root in roots.items()]]
+    content_digest = hashlib.sha256(json.dumps(held, separators=(",", ":")).encode()).hexdigest()
+    return Valid(metadata, roots, files, content_digest)
 
 
 def digests_of(copy: Copy, parts: Mapping[str, Part], part: str, root: str, whose: str) -> bytes:

@@ -21,6 +21,7 @@ from torch.futures import Future
 
 from sealring import _native
 from sealring.errors import ForeignPart, NotAVault, RolledBack, SealringError, Unsupported
+from sealring.recording.hooks import note_checkpoint_in, trusted_in_replay
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
 from sealring.vault.checkpoint_check import Location
@@ -142,6 +143,9 @@ class CheckpointReader(StorageReader):
                 digests = checking.digests_of(self._stored.copy, parts, name, root, whose)
                 self.bytes_read += _native.sealed_length(len(digests))
                 self._read_part(parts[name], digests, items, planner)
+        manifest = self._stored.manifest
+        name = f"{manifest.name}@{manifest.object_version}"
+        note_checkpoint_in(name, manifest.digest, self._valid.content_digest)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -221,6 +225,8 @@ class CheckpointReader(StorageReader):
     def _trusted(self) -> tuple[Sequence[x509.Certificate], str]:
         if self._authorities is not None and self._job is not None:
             return self._authorities, self._job
+        if (recorded := trusted_in_replay()) is not None:
+            return recorded
         distributed = dist.is_available() and dist.is_initialized()
         rank = dist.get_rank() if distributed else 0
         own = signing.credentials_of(rank, dist.get_world_size() if distributed else 1)
@@ -229,13 +235,14 @@ class CheckpointReader(StorageReader):
 
 def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
     """Once in a process for each vault."""
-    local = vault.ledger.path.is_relative_to(vault.path)
+    local = vault.ledger.beside_the_vault
     if local and vault.path not in _TOLD:
         _TOLD.add(vault.path)
         _LOG.warning(
             "sealring: %s is the newest that %s has recorded. A ledger on the disk that it guards "
-            "detects accidents, not an attacker: set SEALRING_VAULT_LEDGER to a folder elsewhere",
-            stored.whose, vault.ledger.path,
+            "detects accidents, not an attacker: set SEALRING_VAULT_LEDGER to a folder elsewhere, "
+            "or to broker",
+            stored.whose, vault.ledger.where,
         )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from sealring.errors import (
     VaultBusy,
     VaultError,
 )
+from sealring.recording.hooks import note_checkpoint_out
 from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
@@ -172,7 +173,9 @@ class CheckpointWriter(StorageWriter):
             checking.require_readable(draft, parts, valid, whose)
         except MissingPart as problem:
             raise MissingPart(f"{problem}; all ranks must write to one shared directory") from None
-        self._vault.commit(draft, KIND, self.checkpoint_id, parts, content)
+        manifest = self._vault.commit(draft, KIND, self.checkpoint_id, parts, content)
+        name = f"{self.checkpoint_id}@{draft.place.version}"
+        note_checkpoint_out(name, manifest, valid.content_digest)
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         draft = self._draft_of(plan)

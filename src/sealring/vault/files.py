@@ -24,6 +24,20 @@ LONGEST_WAIT: Final = 300.0
 NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """A file that nothing needs yet: before something does, the caller syncs it."""
+    with open(os.open(path, NEW_FILE, 0o600), "wb") as file:
+        file.write(content)
+
+
+def sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
     """The file appears whole or not at all, and replaces an older one.
 

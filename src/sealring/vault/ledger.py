@@ -2,7 +2,7 @@
 
 A ledger on the disk that it guards detects accidents: a backup that was put back, a synchronised
 folder that lost a race. It does not detect an attacker, who puts an older ledger back too. Keep it
-on another disk for that (SEALRING_VAULT_LEDGER).
+on another disk for that, or with the job's broker (SEALRING_VAULT_LEDGER, broker_ledger.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final, Protocol
 
 from sealring.errors import ConfigurationError, ForeignVault, NotAVault
 from sealring.strict import strictly
@@ -20,6 +21,9 @@ from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import parse, read_small
 
 _LOG = logging.getLogger("sealring")
+SETTING: Final = "SEALRING_VAULT_LEDGER"
+AT_THE_BROKER: Final = "broker"
+"""The setting's value for the broker's records; a folder of this name is ./broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,9 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Recorded:
+    """A ledger's file."""
+
     vault: str
     generation: int
     """Of the header."""
@@ -48,24 +54,51 @@ class Directory:
     vault: str
 
 
+class Ledger(Protocol):
+    """What is known of the newest state of one vault."""
+
+    where: str
+    """For messages."""
+    beside_the_vault: bool
+    """On the disk that it guards."""
+
+    def bind(self, directory: Path, *, made_now: bool, record: bool) -> None:
+        """Refuses a vault that is not the one that lies there, and tells if none is known."""
+
+    def objects(self) -> set[str]: ...
+
+    def newest(self, object_id: str) -> Entry | None: ...
+
+    def state(self) -> tuple[int, int]:
+        """The newest key's number and header's generation that were recorded.
+
+        Every use of a vault begins with this.
+        """
+
+    def record(self, key: int, generation: int, entry: Entry | None = None) -> None:
+        """Never goes back: an older header or version leaves what is recorded."""
+
+
 class LocalLedger:
-    def __init__(self, vault: str, path: Path) -> None:
+    def __init__(self, vault: str, path: Path, *, beside_the_vault: bool = True) -> None:
         self._vault = vault
         self.path = path
+        self.where = str(path)
+        self.beside_the_vault = beside_the_vault
 
     @classmethod
     def of(cls, vault: str, directory: Path) -> LocalLedger:
-        """Where SEALRING_VAULT_LEDGER says, or in the vault's directory."""
-        folder = os.environ.get("SEALRING_VAULT_LEDGER")
+        folder = os.environ.get(SETTING)
         if not folder:
             return cls(vault, directory / "ledger.json")
         if not Path(folder).is_dir():
             # It is not made here: it may lie on a disk that is not there at the moment.
             raise ConfigurationError(
-                f"SEALRING_VAULT_LEDGER={folder} is no directory: attach the disk that it lies on, "
+                f"{SETTING}={folder} is no directory: attach the disk that it lies on, "
                 f"or, if there was none before, run `mkdir -m 700 {folder}`"
             )
-        return cls(vault, Path(folder) / f"{vault}.json")
+        elsewhere = not Path(folder).is_relative_to(directory)
+        return cls(vault, Path(folder) / f"{vault}.json", beside_the_vault=not elsewhere)
 
     def bind(self, directory: Path, *, made_now: bool, record: bool) -> None:
         """A ledger elsewhere remembers which vault lies in a directory.
@@ -108,12 +141,10 @@ class LocalLedger:
         return {one.object: one for one in self._read().entries}.get(object_id)
 
     def state(self) -> tuple[int, int]:
-        """The newest key's number and header's generation that were recorded."""
         known = self._read()
         return known.key, known.generation
 
     def record(self, key: int, generation: int, entry: Entry | None = None) -> None:
-        """Never goes back: an older header or version leaves what is recorded."""
         with locked(self.path.with_name(self.path.name + ".lock"), shared=False):
             ledger = self._read()
             entries = {one.object: one for one in ledger.entries}
@@ -122,16 +153,16 @@ class LocalLedger:
             ):
                 entries[entry.object] = entry
             key, generation = max((key, generation), (ledger.key, ledger.generation))
-            made = Ledger(self._vault, generation, key, list(entries.values()))
+            made = Recorded(self._vault, generation, key, list(entries.values()))
             # One that is behind the vault is caught up by the next reader.
             write_file(self.path, json.dumps(asdict(made)).encode() + b"\n", lasting=False)
 
-    def _read(self) -> Ledger:
+    def _read(self) -> Recorded:
         if not self.path.exists():
-            return Ledger(self._vault, 0, 0, [])
+            return Recorded(self._vault, 0, 0, [])
         try:
             document = parse(read_small(self.path, "the ledger"))
-            ledger: Ledger = strictly(Ledger, document, str(self.path), "ledger")
+            ledger: Recorded = strictly(Recorded, document, str(self.path), "ledger")
         except (ValueError, ConfigurationError):
             raise NotAVault(
                 f"the ledger {self.path} cannot be read: restore it, or remove it to start anew"

@@ -36,7 +36,7 @@ from sealring.errors import (
 )
 from sealring.identity.private_files import sync_directory
 from sealring.strict import strictly
-from sealring.vault.files import NEW_FILE, remove_directory, write_file
+from sealring.vault.files import NEW_FILE, remove_directory, sync_file, write_file, write_new
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import (
@@ -146,9 +146,10 @@ class Copy:
         parts: list[Part],
         content: str,
     ) -> str:
-        """Makes the copy complete: the parts' names are on disk, then the manifest. Its digest."""
+        """Makes the copy complete: its key and parts are on disk, then the manifest. Its digest."""
         manifest = Manifest(FORMAT, VERSION, kind, name, self.place.version, parts, content)
         # All at once: a file system then writes them in one transaction.
+        sync_file(self.folder / KEY_FILE)
         for folder in (self.folder, *self.folder.parents[:3]):
             sync_directory(folder)
         sealed = self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
@@ -225,17 +226,20 @@ def new_copy(version: Path, ring: KeyRing, vault: bytes, suite: str) -> Copy:
     folder = version / secrets.token_hex(4)
     folder.mkdir(mode=0o700)
     place = Place(vault, object_bytes, number, suite, key)
-    write_key(folder, ring, place, lasting=False)  # before `commit` nothing needs to last
+    write_new(folder / KEY_FILE, _wrapped(ring, place))  # `commit` syncs it
     return Copy(folder, place, ring.newest)
 
 
-def write_key(folder: Path, ring: KeyRing, place: Place, *, lasting: bool = True) -> None:
+def write_key(folder: Path, ring: KeyRing, place: Place) -> None:
     """Replaces the file whole: the key under the vault's newest."""
+    write_file(folder / KEY_FILE, _wrapped(ring, place))
+
+
+def _wrapped(ring: KeyRing, place: Place) -> bytes:
     wrapping = wrapping_key(ring.key, place.vault, place.object, place.version, place.suite)
     wrapped = _native.wrap_key(wrapping, place.key).hex()
     document = WrappedKey(ring.newest, place.suite, wrapped)
-    content = json.dumps(dataclasses.asdict(document)).encode() + b"\n"
-    write_file(folder / KEY_FILE, content, lasting=lasting)
+    return json.dumps(dataclasses.asdict(document)).encode() + b"\n"
 
 
 def open_copy(folder: Path, ring: KeyRing, vault: bytes) -> Copy:

@@ -21,7 +21,8 @@ from sealring.errors import (
 from sealring.vault import header as headers
 from sealring.vault.files import locked, write_file
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
-from sealring.vault.ledger import Entry, LocalLedger
+from sealring.vault.ledger import Entry, Ledger
+from sealring.vault.ledgers import ledger_of
 from sealring.vault.sealed import read_small
 
 _LOG = logging.getLogger("sealring")
@@ -56,7 +57,7 @@ class OpenedHeader:
         self._opener = opener
         self._seen = 0, 0
         self._id = expect
-        self._ledger: LocalLedger | None = None
+        self._ledger: Ledger | None = None
         self._told_of_ledger = False
         self.refresh(made_now=made_now)
 
@@ -70,7 +71,7 @@ class OpenedHeader:
         """Once."""
         if not self._told_of_ledger:
             self._told_of_ledger = True
-            _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.path, problem)
+            _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.where, problem)
 
     def refresh(self, *, made_now: bool = False) -> None:
         """Reads the header again: a rotation may have changed the vault's key since.
@@ -93,7 +94,7 @@ class OpenedHeader:
             )
         self._id = header.id
         if self._ledger is None:
-            self._ledger = LocalLedger.of(header.id, self.path)
+            self._ledger = ledger_of(header.id, self.path)
             self._bind(made_now)
         self._require_as_new(header)
         self.header, self.ring = header, ring
@@ -103,7 +104,7 @@ class OpenedHeader:
         state = header.key, header.generation
         recorded = self.ledger.state()
         for known, who in ((self._seen, "this process has seen"),
-                           (recorded, f"{self.ledger.path} has recorded")):  # fmt: skip
+                           (recorded, f"{self.ledger.where} has recorded")):  # fmt: skip
             if state < known:
                 raise RolledBack(
                     f"the vault's header is number {state[1]} with key {state[0]}, and {who} "
@@ -127,7 +128,7 @@ class OpenedHeader:
                 self._tell_of_ledger(problem)
 
     @property
-    def ledger(self) -> LocalLedger:
+    def ledger(self) -> Ledger:
         assert self._ledger is not None, "refresh"
         return self._ledger
 
@@ -203,8 +204,8 @@ class OpenedHeader:
             self.ledger.record(*self._seen)
         except OSError as problem:
             raise ConfigurationError(
-                f"the ledger {self.ledger.path} cannot be written: {problem.strerror}. Nothing was "
-                "changed"
+                f"the ledger {self.ledger.where} cannot be written: {problem.strerror}. Nothing "
+                "was changed"
             ) from problem
         write_file(self.path / HEADER, headers.write_header(header))
         self.header = header

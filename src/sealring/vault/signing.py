@@ -8,8 +8,6 @@ a thief of an expired key can date a statement back, and needs the vault's key a
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -30,7 +28,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPubl
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
-from sealring.identity import Credentials, load_credentials, verify
+from sealring.identity import Credentials, verify
+from sealring.recording.credentials import credentials_of as credentials_of
 from sealring.strict import strictly
 from sealring.vault.sealed import parse
 
@@ -54,16 +53,6 @@ class Signer:
     rank: int
     world: int
     document: dict[str, Any]
-
-
-def credentials_of(rank: int, world: int) -> Credentials:
-    """This worker's identity, from wherever its process groups have theirs."""
-    if not os.environ.get("SEALRING_BROKER"):
-        return load_credentials(rank, world)
-    from sealring.broker import enrolled
-
-    deadline = time.monotonic() + 60
-    return enrolled(rank, world, os.environ, deadline).credentials(deadline)
 
 
 def sign(credentials: Credentials, world: int, document: dict[str, Any]) -> Signed:

@@ -23,8 +23,6 @@ from sealring.identity.process import shut_out_debuggers
 from sealring.vault.objects import Copy, Part, digest_of
 from sealring.vault.sealed import Place
 
-_GROUP_BYTES: Final = 32 << 20
-"""Tensors are sealed in groups of about this size: enough for all threads."""
 _START_SECONDS: Final = 120.0
 """For a helper to start, on a machine that is busy."""
 _END_SECONDS: Final = 5.0
@@ -37,15 +35,8 @@ def seal_here(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tuple[P
     file = copy.create_part(name)
     try:
         writer = copy.place.writer(file, name)
-        group: list[Any] = []
-        size = 0
-        for buffer in buffers:
-            group.append(buffer.numpy())
-            size += buffer.numel()
-            if size >= _GROUP_BYTES:
-                writer.write(group)
-                group, size = [], 0
-        writer.write(group)
+        plain: list[Any] = [buffer.numpy() for buffer in buffers]
+        writer.write(plain)
         return copy.finish_part(file, name, writer), writer.digests
     finally:
         os.close(file)

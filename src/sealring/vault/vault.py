@@ -34,7 +34,8 @@ from sealring.vault.layout import (
     is_complete,
     links,
 )
-from sealring.vault.ledger import Entry, LocalLedger
+from sealring.vault.ledger import Entry
+from sealring.vault.ledgers import ledger_of
 from sealring.vault.objects import Copy, Manifest
 from sealring.vault.opened import HEADER, KeyChange, OpenedHeader, Tell, tell_later
 from sealring.vault.sealed import AES, SUITES
@@ -66,7 +67,7 @@ class Vault(OpenedHeader):
         if os.path.lexists(path):
             raise OutputExists(f"{path} is there already: choose another directory for the vault")
         header, ring = headers.new_header(suite)
-        LocalLedger.of(header.id, path)  # an error of the settings comes first
+        ledger_of(header.id, path)  # an error of the settings comes first
         owner = key.grant(grant, header.vault, header.key, ring.key)
         made = headers.with_grant(header, ring, owner)
         temporary = beside(path)
@@ -221,7 +222,8 @@ class Vault(OpenedHeader):
         for name in sorted(self.ledger.objects() - {one.name for one in found}):
             _LOG.warning(
                 "sealring: object %s, which %s has recorded, is not in %s: a copy of it that is "
-                "put back later does not open under the new key", name, self.ledger.path, self.path,
+                "put back later does not open under the new key",
+                name, self.ledger.where, self.path,
             )  # fmt: skip
         for folder in found:
             yield from _collected(folder, VERSION, problems)
@@ -269,7 +271,7 @@ class Vault(OpenedHeader):
         if recorded and recorded not in numbers:
             older = max((one for one in numbers if one < recorded), default=0)
             raise RolledBack(
-                f"{what} was last written as version {recorded}, says {self.ledger.path}, and "
+                f"{what} was last written as version {recorded}, says {self.ledger.where}, and "
                 f"{self.path} has {f'version {older}' if older else 'none'}: an older copy of "
                 "the vault lies there. Restore the newest, or ask for a version by its number"
             )
@@ -309,9 +311,9 @@ class Vault(OpenedHeader):
         known = self.ledger.newest(version.parent.name)
         if known is not None and known.version == found[0] and known.manifest != found[1]:
             raise RolledBack(
-                f"{stored.whose} has another content than {self.ledger.path} has recorded: another "
-                "copy was put in its place, a holder of the vault's key has changed it, or the "
-                "ledger is another copy's"
+                f"{stored.whose} has another content than {self.ledger.where} has recorded: "
+                "another copy was put in its place, a holder of the vault's key has changed it, or "
+                "the ledger is another copy's"
             )
         return stored
 

@@ -11,7 +11,9 @@ from typing import Annotated, Final
 import typer
 from rich.table import Table
 
+from sealring.bench.place import find_place
 from sealring.bench.vault import measure_vault
+from sealring.bench.vault_on_gpu import measure_on_gpu
 from sealring.cli.bench.options import parse_size, several
 from sealring.cli.terminal import console, errors, print_json
 from sealring.errors import ConfigurationError
@@ -23,6 +25,9 @@ def vault(
     size: Annotated[str, typer.Option(help="Of the checkpoint: 64MiB, 256MiB.")] = "256MiB",
     ranks: Annotated[str, typer.Option(help="Numbers of workers that save and load.")] = "1,2",
     blocks: Annotated[int, typer.Option(min=1, help="Timed blocks of each variant.")] = 5,
+    device: Annotated[
+        str, typer.Option(help="cpu: checkpoints. cuda: what a GPU opens and parks.")
+    ] = "cpu",
     directory: Annotated[Path, typer.Option(help="On the file system to measure.")] = Path(),
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -32,8 +37,12 @@ def vault(
     worlds = several(ranks, int) if re.fullmatch(r"\d{1,2}(,\d{1,2})*", ranks) else []
     if not worlds or min(worlds) < 1 or max(worlds) > _MAX_RANKS:
         raise ConfigurationError(f"--ranks {ranks!r}: write numbers from 1 to {_MAX_RANKS}, as 1,2")
+    place = find_place(device)
     with errors.status("starting") as status:
-        cases = list(measure_vault(directory, parse_size(size), worlds, blocks, status.update))
+        if place.kind == "cuda":
+            cases = list(measure_on_gpu(place, directory, blocks, status.update))
+        else:
+            cases = list(measure_vault(directory, parse_size(size), worlds, blocks, status.update))
     if json:
         print_json({"cases": [asdict(case) for case in cases]})
         return

@@ -19,7 +19,7 @@ from typing import Final
 
 from sealring.engine.cuda import driver
 
-SOURCES: Final = (
+_HEADERS: Final = (
     "chacha20_poly1305.hpp",
     "gpu_parts.hpp",
     "gpu_record.hpp",
@@ -28,8 +28,9 @@ SOURCES: Final = (
     "commands.hpp",
     "persistent_kernel.hpp",
     "prelaunched_kernel.hpp",
-    "kernels.cu",
 )
+RECORDS: Final = "kernels.cu"
+CHUNKS: Final = "open_chunks.cu"
 _OPTIONS: Final = ("--std=c++20", "--fmad=false", "--ftz=false", "--prec-div=true")
 _DIGEST_BYTES: Final = 32
 _MAX_CODE_BYTES: Final = 16 << 20
@@ -40,9 +41,9 @@ def code_for(
     defines: tuple[tuple[str, int], ...],
     text: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """The machine code of kernels.cu under these definitions, from the cache if it is there.
+    """The machine code of the text under these definitions, from the cache if it is there.
 
-    `text` may give other files, by name, of which the last is compiled.
+    `text` has files by name, of which the last is compiled; without it that is kernels.cu.
     """
     text = text or kernel_text()
     architecture = driver.architecture(device)
@@ -62,9 +63,10 @@ def code_for(
 
 
 @cache
-def kernel_text() -> Mapping[str, bytes]:
+def kernel_text(main: str = RECORDS) -> Mapping[str, bytes]:
+    """The headers and then the file with the kernels."""
     package = resources.files("sealring.engine.cuda")
-    return {source: (package / source).read_bytes() for source in SOURCES}
+    return {source: (package / source).read_bytes() for source in (*_HEADERS, main)}
 
 
 def _name(options: list[str], version: tuple[int, int], text: Mapping[str, bytes]) -> str:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -114,7 +114,14 @@ class DeviceKey:
         self._words.zero_()
 
 
-Side = tuple[torch.Tensor, DeviceKey, Header]
+class KeyOnGpu(Protocol):
+    """What kernels need of a key: where the GPU finds it."""
+
+    @property
+    def address(self) -> int: ...
+
+
+Side = tuple[torch.Tensor, KeyOnGpu, Header]
 """The wire of one direction, its key, and the header of its first record."""
 
 
@@ -150,20 +157,18 @@ class RecordKernels:
         self._failed = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._kernels: dict[tuple[str, int, int], Kernel] = {}
 
-    def seal(self, plain: torch.Tensor, key: DeviceKey, header: Header, wire: torch.Tensor) -> None:
+    def seal(self, plain: torch.Tensor, key: KeyOnGpu, header: Header, wire: torch.Tensor) -> None:
         """The tensor's bytes, sealed into `wire`."""
         self.sealing(plain, key, header, wire)()
 
     def sealing(
-        self, plain: torch.Tensor, key: DeviceKey, header: Header, wire: torch.Tensor
+        self, plain: torch.Tensor, key: KeyOnGpu, header: Header, wire: torch.Tensor
     ) -> Callable[[], None]:
         """The same as a call that is ready to be made, once, while its tensors exist."""
         self._check_wire(wire, plain)
         return self._prepared("seal", None, plain, local=plain, out=(wire, key, header))
 
-    def open(
-        self, wire: torch.Tensor, key: DeviceKey, header: Header, result: torch.Tensor
-    ) -> None:
+    def open(self, wire: torch.Tensor, key: KeyOnGpu, header: Header, result: torch.Tensor) -> None:
         """The records' plaintext, into `result`; of a bad record nothing."""
         self._check_wire(wire, result)
         self._prepared("open", None, result, result=result, incoming=(wire, key, header))()

@@ -1,0 +1,150 @@
+"""Checkpoints, datasets and files: their makers and their users name each of them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sealring.audit.findings import Fault, Finding, split
+from sealring.audit.records import Made, Records, Turn
+from sealring.provenance.intervals import CheckpointRef
+
+
+def check_artefacts(records: Records) -> list[Finding]:
+    return [
+        *_written_alike(records),
+        *_read_as_written(records),
+        *_starts(records),
+        *_datasets(records),
+        *_twice_made(records),
+    ]
+
+
+def _written_alike(records: Records) -> Iterator[Finding]:
+    """All ranks that wrote a checkpoint of one name and step name the same manifest."""
+    said: dict[tuple[str, int], dict[str, tuple[Turn, CheckpointRef]]] = {}
+    for turn in records.turns:
+        for one in turn.interval.checkpoints_out:
+            said.setdefault((one.name, one.step), {}).setdefault(turn.party, (turn, one))
+    for (name, _), named in said.items():
+        sides = split({party: one.sha256 for party, (_, one) in named.items()})
+        if sides is None:
+            continue
+        turn, one = named[sides.blamed[0]]
+        yield Finding(
+            Fault.CHECKPOINT, sides.parties,
+            f"{turn.where} wrote {name} with the manifest {one.sha256[:12]}, and "
+            f"{sides.against[0]} names {named[sides.against[0]][1].sha256[:12]}",
+            tuple(named[party][0].digest for party in sides.blamed),
+            tuple(named[party][0].digest for party in sides.against),
+        )  # fmt: skip
+
+
+def _read_as_written(records: Records) -> Iterator[Finding]:
+    """What is read under the name of a checkpoint of this run is what was written under it."""
+    written: dict[str, list[tuple[Turn, CheckpointRef]]] = {}
+    for turn in records.turns:
+        for one in turn.interval.checkpoints_out:
+            written.setdefault(one.name, []).append((turn, one))
+    for turn in records.turns:
+        for one in turn.interval.checkpoints_in:
+            writers = written.get(one.name, [])
+            if writers and all(made.sha256 != one.sha256 for _, made in writers):
+                yield Finding(
+                    Fault.CHECKPOINT, (turn.party, "the disk"),
+                    f"{turn.where} read {one.name} with the manifest {one.sha256[:12]}, and "
+                    f"{writers[0][0].party} wrote it with {writers[0][1].sha256[:12]}",
+                    (turn.digest,), tuple(writer.digest for writer, _ in writers),
+                )  # fmt: skip
+    for made in records.made:
+        for used in made.content.inputs:
+            writers = written.get(used.name, [])
+            if writers and all(one.sha256 != used.sha256 for _, one in writers):
+                yield Finding(
+                    Fault.CHECKPOINT, (made.signer, "the disk"),
+                    f"{made.content.name} used {used.name} with the manifest {used.sha256[:12]}, "
+                    f"and {writers[0][0].party} wrote it with {writers[0][1].sha256[:12]}",
+                    (made.digest,), tuple(writer.digest for writer, _ in writers),
+                )  # fmt: skip
+
+
+def _starts(records: Records) -> Iterator[Finding]:
+    """A run goes on from the checkpoint that it read first, and all ranks read the same one."""
+    reads: dict[int, dict[str, tuple[Turn, CheckpointRef]]] = {}
+    for turn in records.turns:
+        for one in turn.interval.checkpoints_in[:1] if turn.interval.sequence == 0 else ():
+            reads.setdefault(turn.interval.sequence, {}).setdefault(turn.party, (turn, one))
+            if one.step != turn.interval.first_step:
+                yield Finding(
+                    Fault.CHECKPOINT, (turn.party, "the disk"),
+                    f"{turn.where} read {one.name}, which is of step {one.step}: an older or newer "
+                    "checkpoint was put in its place, or steps were left out",
+                    (turn.digest,), _writers(records, one),
+                )  # fmt: skip
+    for named in reads.values():
+        sides = split({party: one.sha256 for party, (_, one) in named.items()})
+        if sides is not None:
+            turn, one = named[sides.blamed[0]]
+            other = named[sides.against[0]][1]
+            yield Finding(
+                Fault.CHECKPOINT, sides.parties,
+                f"{turn.where} read {one.name} ({one.sha256[:12]}), and {sides.against[0]} "
+                f"{other.name} ({other.sha256[:12]})",
+                tuple(named[party][0].digest for party in sides.blamed),
+                tuple(named[party][0].digest for party in sides.against),
+            )  # fmt: skip
+
+
+def _writers(records: Records, one: CheckpointRef) -> tuple[str, ...]:
+    return tuple(
+        turn.digest
+        for turn in records.turns
+        if any(made.sha256 == one.sha256 for made in turn.interval.checkpoints_out)
+    )
+
+
+def _datasets(records: Records) -> Iterator[Finding]:
+    """What was read under the name of a stage's output is that output."""
+    made: dict[str, list[Made]] = {}
+    for one in records.made:
+        for output in one.content.outputs:
+            made.setdefault(output.name, []).append(one)
+    told: set[tuple[str, str]] = set()
+    used = [
+        (turn.party, turn.where, turn.digest, data.name, data.sha256)
+        for turn in records.turns
+        for data in turn.interval.data
+    ] + [
+        (one.signer, one.content.name, one.digest, named.name, named.sha256)
+        for one in records.made
+        for named in one.content.inputs
+    ]
+    for party, where, digest, name, sha256 in used:
+        makers = made.get(name, [])
+        outputs = {one.sha256 for maker in makers for one in maker.content.outputs}
+        if makers and sha256 not in outputs and (party, name) not in told:
+            told.add((party, name))
+            yield Finding(
+                Fault.TRANSFORMATION, (party, "the disk"),
+                f"{where} used {name} with the digest {sha256[:12]}, and "
+                f"{makers[0].content.name} made something else under that name",
+                (digest,), tuple(maker.digest for maker in makers),
+            )  # fmt: skip
+
+
+def _twice_made(records: Records) -> Iterator[Finding]:
+    """Two accounts of how one thing was made, of different inputs or code."""
+    makers: dict[str, Made] = {}
+    for one in records.made:
+        for output in one.content.outputs:
+            first = makers.setdefault(output.sha256, one)
+            same = (first.content.inputs, first.content.code) == (
+                one.content.inputs,
+                one.content.code,
+            )
+            if not same:
+                yield Finding(
+                    Fault.TRANSFORMATION, tuple(dict.fromkeys((one.signer, first.signer))),
+                    f"{one.content.name} and {first.content.name} both say that they made "
+                    f"{output.name}, from different inputs or by different code",
+                    (one.digest,), (first.digest,),
+                )  # fmt: skip

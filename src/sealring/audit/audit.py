@@ -1,0 +1,90 @@
+"""The whole audit, from a run's folder to answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sealring.audit.answers import Shown, answer_claims
+from sealring.audit.artefacts import check_artefacts
+from sealring.audit.attestation import check_machines
+from sealring.audit.build import build_graph, mark_faults
+from sealring.audit.chains import check_chains
+from sealring.audit.claims import Claims
+from sealring.audit.collectives import check_collectives
+from sealring.audit.data import check_data
+from sealring.audit.findings import Fault, Finding
+from sealring.audit.graph import Graph
+from sealring.audit.hostile import check_folder
+from sealring.audit.links import check_links
+from sealring.audit.log_check import check_log
+from sealring.audit.model_file import check_model
+from sealring.audit.records import read_records
+from sealring.audit.result import AuditResult
+from sealring.audit.trust import AuditTrust
+from sealring.provenance.runs import open_run
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an auditor asks of a run."""
+
+    claims: Claims = field(default_factory=Claims)
+    model: Path | None = None
+
+
+def audit(
+    path: Path, trust: AuditTrust, question: Question | None = None,
+    stage: Callable[[str], None] = lambda name: None,
+) -> AuditResult:  # fmt: skip
+    """Raises MalformedRun if the folder is none of a run; all else is in the result.
+
+    `stage` is told what is being done, for a progress bar.
+    """
+    question = question or Question()
+    stage("the folder")
+    check_folder(path)
+    run = open_run(path)
+    stage("the log")
+    log, entries, findings = check_log(run.log, trust)
+    stage("signatures")
+    records = read_records(run.head, run.statements(), entries if log else None, trust)
+    findings += records.findings
+    stage("contradictions")
+    links = check_links(records)
+    machines = check_machines(records, run, question.claims.machines, trust)
+    findings += machines.findings
+    findings += [*check_chains(records), *links.findings, *check_collectives(records)]
+    findings += [*check_data(records), *check_artefacts(records)]
+    stage("the graph")
+    graph = build_graph(records)
+    findings += _cycle(graph)
+    answers = list(answer_claims(question.claims, Shown(records, graph, findings, links, machines)))
+    if question.model is not None:
+        answer, more = check_model(question.model, records, graph, findings)
+        answers.append(answer)
+        findings += more
+    mark_faults(graph, findings)
+    return AuditResult(
+        run=run.head.run,
+        jobs=tuple(sorted({turn.worker.job for turn in records.turns})),
+        log=log,
+        payloads=records.payloads,
+        graph=graph,
+        findings=tuple(findings),
+        answers=tuple(answers),
+        ranks=len({turn.rank for turn in records.turns}),
+        intervals=len({turn.interval.sequence for turn in records.turns}),
+    )
+
+
+def _cycle(graph: Graph) -> list[Finding]:
+    keys = graph.cycle()
+    if not keys:
+        return []
+    nodes = [graph.nodes[key] for key in keys]
+    records = dict.fromkeys(record for node in nodes for record in node.records)
+    titles = " -> ".join(node.title for node in nodes[:8])
+    text = f"these lead to each other in a circle, so that none of them can be the origin: {titles}"
+    return [Finding(Fault.CYCLE, ("the signers of these records",), text, tuple(records))]

@@ -1,0 +1,137 @@
+"""Each rank's chain of statements: nothing missing, nothing twice, each one naming the one before.
+
+Also what all ranks must say alike: the size of the world, and the script that ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from sealring.audit.findings import Fault, Finding, split
+from sealring.audit.records import Records, Turn
+
+
+def check_chains(records: Records) -> list[Finding]:
+    chains = records.chains()
+    found = [finding for chain in chains.values() for finding in _chain(chain)]
+    found += _alike(chains, "world", lambda turn: turn.interval.world)
+    found += _alike(chains, "script", lambda turn: turn.interval.code.script.sha256)
+    found += _missing_ranks(chains)
+    found += _missing_ends(chains)
+    return found
+
+
+def _chain(chain: Sequence[Turn]) -> Iterator[Finding]:
+    by_sequence: dict[int, list[Turn]] = {}
+    for turn in chain:
+        by_sequence.setdefault(turn.interval.sequence, []).append(turn)
+    for turns in by_sequence.values():
+        if len(turns) > 1:
+            first, *others = turns
+            yield Finding(
+                Fault.TWO_STATEMENTS, (first.party,),
+                f"it signed {len(turns)} different statements as number "
+                f"{first.interval.sequence} of its chain",
+                (first.digest,), tuple(one.digest for one in others),
+            )  # fmt: skip
+    if chain[0].interval.sequence != 0:
+        yield _gap(chain[0], 0, chain[0].interval.sequence, None)
+    for before, after in pairwise(sorted(by_sequence)):
+        last, following = by_sequence[before], by_sequence[after]
+        if after != before + 1:
+            yield _gap(following[0], before + 1, after, last[0])
+            continue
+        for turn in following:
+            yield from _continued(last, turn)
+
+
+def _continued(last: Sequence[Turn], turn: Turn) -> Iterator[Finding]:
+    named = [one for one in last if one.digest == turn.interval.previous]
+    known = tuple(one.digest for one in last)
+    if not named:
+        yield Finding(
+            Fault.BROKEN_CHAIN, (turn.party,),
+            f"{turn.where} continues a statement {str(turn.interval.previous)[:12]}, and the one "
+            "before it here is another: one of them was exchanged",
+            (turn.digest,), known,
+        )  # fmt: skip
+        return
+    (before,) = named
+    if before.interval.final:
+        yield Finding(
+            Fault.BROKEN_CHAIN, (turn.party,), f"{turn.where} follows a final statement",
+            (turn.digest,), known,
+        )  # fmt: skip
+    if before.interval.end_step != turn.interval.first_step and not turn.went_back:
+        yield Finding(
+            Fault.GAP, (turn.party,),
+            f"{turn.where} begins at step {turn.interval.first_step}, and the statement before it "
+            f"ends at {before.interval.end_step}",
+            (turn.digest,), known,
+        )  # fmt: skip
+
+
+def _gap(after: Turn, first: int, end: int, before: Turn | None) -> Finding:
+    which = f"statement {first} is" if end == first + 1 else f"statements {first} to {end - 1} are"
+    return Finding(
+        Fault.GAP, (after.party,),
+        f"of {after.party}, {which} missing: skipped, or removed from the folder and the log",
+        (after.digest,), () if before is None else (before.digest,),
+    )  # fmt: skip
+
+
+def _alike(
+    chains: dict[int, list[Turn]], what: str, said: Callable[[Turn], object]
+) -> Iterator[Finding]:
+    """What a rank says in all its statements alike, and all ranks alike."""
+    for chain in chains.values():
+        for before, after in pairwise(chain):
+            if said(before) != said(after):
+                yield Finding(
+                    Fault.DISAGREEMENT, (after.party,),
+                    f"{after.where} names another {what} than its statement before",
+                    (after.digest,), (before.digest,),
+                )  # fmt: skip
+    firsts = {chain[0].party: chain[0] for chain in chains.values()}
+    sides = split({party: said(turn) for party, turn in firsts.items()})
+    if sides is not None:
+        yield Finding(
+            Fault.DISAGREEMENT, sides.parties,
+            f"{firsts[sides.blamed[0]].where} names another {what} than {_listed(sides.against)}",
+            tuple(firsts[party].digest for party in sides.blamed),
+            tuple(firsts[party].digest for party in sides.against),
+        )  # fmt: skip
+
+
+def _missing_ranks(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
+    if not chains:
+        return
+    worlds = [chain[0].interval.world for chain in chains.values()]
+    world = max(set(worlds), key=worlds.count)
+    absent = sorted(set(range(world)) - set(chains))
+    for rank in absent[:64]:
+        yield Finding(
+            Fault.GAP, (f"rank {rank}",),
+            f"rank {rank} has no statement at all, and the others name a world of {world}",
+            (), tuple(chain[0].digest for chain in chains.values()),
+        )  # fmt: skip
+
+
+def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
+    """A chain without an end beside one that has it. If none has, the whole run was cut off."""
+    ended = [turn for chain in chains.values() for turn in chain if turn.interval.final]
+    for chain in chains.values():
+        last = chain[-1]
+        if ended and not any(turn.interval.final for turn in chain):
+            yield Finding(
+                Fault.GAP, (last.party,),
+                f"the chain of {last.party} ends after {last.where} without a final statement, and "
+                "other ranks' chains go on to theirs",
+                (last.digest,), tuple(turn.digest for turn in ended),
+            )  # fmt: skip
+
+
+def _listed(parties: Sequence[str]) -> str:
+    shown = ", ".join(parties[:4])
+    return f"{shown} and {len(parties) - 4} more" if len(parties) > 4 else shown

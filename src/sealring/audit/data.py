@@ -1,0 +1,249 @@
+"""Each sample of a dataset's global order is read by exactly one rank, as the ranks' shares say.
+
+Ranges may be long, so positions are not listed: ranges are cut where any of them begins or ends,
+and in each piece the ranks' shares of a period must tile it. Ranks that hold parts of one model
+read the same samples; so a share may be read several times if each share is read equally often.
+Ranges that a rank read as a whole are its own, and are not compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sealring.audit.findings import Fault, Finding, split
+from sealring.audit.records import Records, Turn
+from sealring.provenance.intervals import DataRange, Share
+
+_MAX_LISTED = 1 << 20
+"""Positions of a piece whose shares have different periods: as many are compared one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    turn: Turn
+    data: DataRange
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Positions of one period, from `first` up to and without `end`, that one rank read."""
+
+    first: int
+    end: int
+    read: _Read
+
+
+def check_data(records: Records) -> list[Finding]:
+    by_sequence: dict[int, list[_Read]] = {}
+    for chain in records.chains().values():
+        for turn in _not_undone(chain):
+            shared = [_Read(turn, d, d.share) for d in turn.interval.data if d.share is not None]
+            by_sequence.setdefault(turn.interval.sequence, []).extend(
+                read for read in shared if read.data.first < read.data.end
+            )
+    found: list[Finding] = []
+    reads: dict[tuple[str, int], list[_Read]] = {}
+    left_out = False
+    for _, together in sorted(by_sequence.items()):
+        if len({read.turn.digest for read in together}) > len({r.turn.rank for r in together}):
+            left_out = True  # a rank signed two statements: which of them counts is not known
+            continue
+        others = list(_other_datasets(together))
+        found += [one for one in others if one.parties not in {each.parties for each in found}]
+        left_out |= bool(others)
+        for read in [] if others else together:
+            reads.setdefault((read.data.sha256, read.data.epoch), []).append(read)
+    for same in reads.values():
+        found += _seeds(same)
+        found += _coverage(same, records, left_out)
+    return found
+
+
+def _not_undone(chain: Sequence[Turn]) -> Sequence[Turn]:
+    """What was read since the run last went back to a checkpoint: samples are then read again."""
+    back = [
+        place
+        for place, (before, after) in enumerate(pairwise(chain), 1)
+        if after.went_back and after.interval.first_step < before.interval.end_step
+    ]
+    return chain[back[-1] :] if back else chain
+
+
+def _other_datasets(reads: Sequence[_Read]) -> Iterator[Finding]:
+    """Of one interval: ranks that share ranges share the datasets."""
+    turns = {read.turn.party: read.turn for read in reads}
+    said = {
+        party: frozenset((read.data.sha256, read.data.epoch) for read in reads if read.turn is turn)
+        for party, turn in turns.items()
+    }
+    sides = split(said)
+    if sides is not None:
+        one, other = turns[sides.blamed[0]], turns[sides.against[0]]
+        yield Finding(
+            Fault.DATA, sides.parties,
+            f"{one.where} read a share of {_named(one)}, and {other.where} of {_named(other)}",
+            tuple(turns[party].digest for party in sides.blamed),
+            tuple(turns[party].digest for party in sides.against),
+        )  # fmt: skip
+
+
+def _named(turn: Turn) -> str:
+    return ", ".join(
+        f"{data.name} ({data.sha256[:12]}, epoch {data.epoch})" for data in turn.interval.data[:4]
+    )
+
+
+def _seeds(reads: Sequence[_Read]) -> Iterator[Finding]:
+    said: dict[str, _Read] = {}
+    for read in reads:
+        before = said.setdefault(read.turn.party, read)
+        if before.data.seed != read.data.seed:
+            text = f"{read.turn.where} names another seed of the order than its earlier statement"
+            yield Finding(
+                Fault.DATA, (read.turn.party,), text, (read.turn.digest,), (before.turn.digest,)
+            )
+    seeds = {party: read.data.seed for party, read in said.items()}
+    sides = split(seeds)
+    if sides is not None:
+        one, other = sides.blamed[0], sides.against[0]
+        yield Finding(
+            Fault.DATA, sides.parties,
+            f"{said[one].turn.where} reads {said[one].data.name} in another order (seed "
+            f"{seeds[one]}) than {other} (seed {seeds[other]})",
+            tuple(said[party].turn.digest for party in sides.blamed),
+            tuple(said[party].turn.digest for party in sides.against),
+        )  # fmt: skip
+
+
+def _coverage(reads: Sequence[_Read], records: Records, left_out: bool) -> Iterator[Finding]:
+    """`left_out`: not all intervals are compared, so what none of these reads may be theirs."""
+    edges = sorted({edge for read in reads for edge in (read.data.first, read.data.end)})
+    starting: dict[int, list[_Read]] = {}
+    for read in reads:
+        starting.setdefault(read.data.first, []).append(read)
+    open_reads: list[_Read] = []
+    told: set[tuple[str, ...]] = set()
+    for first, end in pairwise(edges):
+        open_reads = [read for read in open_reads if read.data.end > first]
+        open_reads += starting.get(first, [])
+        if left_out and not open_reads:
+            continue
+        for finding in _piece(first, end, open_reads, reads, records):
+            if finding.parties not in told:  # the first one about the same ranks
+                told.add(finding.parties)
+                yield finding
+
+
+def _piece(
+    first: int, end: int, reads: Sequence[_Read], everything: Sequence[_Read], records: Records
+) -> Iterator[Finding]:
+    """`reads` all cover the whole piece."""
+    name = everything[0].data.name
+    if not reads:
+        yield Finding(
+            Fault.DATA, tuple(dict.fromkeys(read.turn.party for read in everything)),
+            f"samples {first} to {end} of {name} were read by no rank, and later ones were",
+            (), tuple(read.turn.digest for read in everything[:8]),
+        )  # fmt: skip
+        return
+    reads = _one_of_each(reads)
+    period = _common_period(first, reads)
+    length = end - first
+    if period is None and length > _MAX_LISTED:
+        parties = tuple(dict.fromkeys(read.turn.party for read in reads))
+        text = f"the shares of samples {first} to {end} of {name} have different periods"
+        yield Finding(Fault.DATA, parties, text, tuple(read.turn.digest for read in reads))
+        return
+    if period is None:
+        spans = [span for read in reads for span in _listed(first, end, read)]
+        period = length
+    else:
+        spans = [span for read in reads for span in _in_period(first, period, read)]
+    yield from _tiles(first, min(period, length), spans, reads, records)
+
+
+def _one_of_each(reads: Sequence[_Read]) -> Sequence[_Read]:
+    """One reader of each share, if all shares have equally many."""
+    counts = Counter((read.data.first, read.share) for read in reads)
+    if len(set(counts.values())) > 1:
+        return reads
+    return list({(read.data.first, read.share): read for read in reads}.values())
+
+
+def _common_period(first: int, reads: Sequence[_Read]) -> int | None:
+    """The period of all shares, if the piece begins at the same place of it for all of them."""
+    found = {(read.share.period, (first - read.data.first) % read.share.period) for read in reads}
+    return next(iter(found))[0] if len(found) == 1 else None
+
+
+def _in_period(first: int, period: int, read: _Read) -> Iterator[_Span]:
+    """Positions relative to `first`, within one period."""
+    start = (read.share.offset - (first - read.data.first)) % period
+    end = start + read.share.length
+    yield _Span(start, min(end, period), read)
+    if end > period:
+        yield _Span(0, end - period, read)
+
+
+def _listed(first: int, end: int, read: _Read) -> Iterator[_Span]:
+    period = read.share.period
+    start = read.data.first + (first - read.data.first) // period * period
+    for at in range(start + read.share.offset, end, period):
+        low, high = max(at, first) - first, min(at + read.share.length, end) - first
+        if low < high:
+            yield _Span(low, high, read)
+
+
+def _tiles(
+    first: int, length: int, spans: Sequence[_Span], reads: Sequence[_Read], records: Records
+) -> Iterator[Finding]:
+    at = 0
+    before: _Span | None = None
+    unread: list[Finding] = []
+    twice = False
+    for span in sorted(spans, key=lambda span: (span.first, span.end)):
+        if span.first >= length or span.first == span.end:
+            continue
+        if span.first < at and before is not None:
+            one, other = span.read.turn, before.read.turn
+            twice = True
+            yield Finding(
+                Fault.DATA, tuple(dict.fromkeys((one.party, other.party))),
+                f"sample {first + span.first} of {span.read.data.name} was read twice: "
+                f"{one.where}, and {other.where}",
+                (one.digest,), (other.digest,),
+            )  # fmt: skip
+        if span.first > at:
+            unread.append(_unread(first + at, first + span.first, reads, records))
+        if span.end >= at:
+            at, before = span.end, span
+    if at < length:
+        unread.append(_unread(first + at, first + length, reads, records))
+    if not twice:  # else one rank read another's samples in place of its own
+        yield from unread
+
+
+def _unread(first: int, end: int, reads: Sequence[_Read], records: Records) -> Finding:
+    """At fault: ranks that read nothing of the piece; else those with other shares than most."""
+    readers = {read.turn.party: read for read in reads}
+    sequence, world = reads[0].turn.interval.sequence, reads[0].turn.interval.world
+    blamed = tuple(party for rank in range(world) if (party := f"rank {rank}") not in readers)
+    if not blamed:
+        sides = split({party: read.share.length for party, read in readers.items()})
+        blamed = tuple(readers) if sides is None else sides.parties
+    stated = [
+        turn
+        for turn in records.turns
+        if turn.party in blamed and turn.interval.sequence == sequence
+    ]
+    return Finding(
+        Fault.DATA, blamed,
+        f"samples {first} to {end} of {reads[0].data.name} were read by no rank, and their "
+        "neighbours were",
+        tuple(turn.digest for turn in stated),
+        tuple(read.turn.digest for party, read in readers.items() if party not in blamed),
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""Where the data came from: raw sources, and the stages on every way from them."""
+
+from __future__ import annotations
+
+from sealring.audit.build import artefact
+from sealring.audit.graph import Graph, NodeKind
+from sealring.audit.records import Made, Records
+
+_MAX_WAYS = 1000
+
+
+def unlisted_sources(graph: Graph, listed: frozenset[str]) -> list[str]:
+    """Keys of what training came from that is neither listed nor made from what is listed."""
+    allowed = {artefact(sha256) for sha256 in listed}
+    waiting = [node.key for node in graph.nodes.values() if node.kind is NodeKind.INTERVAL]
+    seen: set[str] = set()
+    found = []
+    while waiting:
+        key = waiting.pop()
+        if key in seen or key in allowed:
+            continue
+        seen.add(key)
+        before = graph.sources(key)
+        if not before and graph.nodes[key].kind is not NodeKind.INTERVAL:
+            found.append(key)
+        waiting += before
+    return sorted(found)
+
+
+class Ways:
+    """The sequences of stages that led to a dataset, one for each way from its raw data."""
+
+    def __init__(self, records: Records) -> None:
+        self.made = {made.digest: made for made in records.made}
+        self._makers: dict[str, list[Made]] = {}
+        for made in records.made:
+            if made.content.kind in ("ingest", "stage"):
+                for output in made.content.outputs:
+                    self._makers.setdefault(output.sha256, []).append(made)
+        self._found: dict[str, frozenset[tuple[str, ...]] | None] = {}
+
+    def of(self, sha256: str) -> frozenset[tuple[str, ...]] | None:
+        """Digests of the stages' statements. None: too many or too long ways, or a cycle.
+
+        An empty way says that no record tells how the dataset was made.
+        """
+        try:
+            return self._of(sha256)
+        except RecursionError:
+            return None
+
+    def _of(self, sha256: str) -> frozenset[tuple[str, ...]] | None:
+        if sha256 in self._found:
+            return self._found[sha256]
+        self._found[sha256] = None  # while it is being looked for: a cycle ends here
+        makers = self._makers.get(sha256, [])
+        ways: set[tuple[str, ...]] = set() if makers else {()}
+        for made in makers:
+            sources = [self._of(one.sha256) for one in made.content.inputs] or [frozenset({()})]
+            for before in sources:
+                if before is None or len(ways) + len(before) > _MAX_WAYS:
+                    return None
+                ways |= {(*way, made.digest) for way in before}
+        self._found[sha256] = frozenset(ways)
+        return self._found[sha256]

@@ -1,0 +1,170 @@
+"""Both ends of a link commit to the same records, so their accounts of it must agree.
+
+A commitment is a running hash. Where both ends name the same number of records, the hashes are
+equal or one of the two ends lies. At the ends of the chains the numbers must be equal too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sealring.audit.findings import Fault, Finding
+from sealring.audit.records import Records, Turn
+from sealring.provenance.intervals import Commitment
+
+
+class Wire(NamedTuple):
+    """One direction of a link."""
+
+    group: str
+    epoch: str
+    kind: str
+    sender: int
+    receiver: int
+
+    @property
+    def shown(self) -> str:
+        what = "collectives" if self.kind == "collective" else "messages"
+        return f"rank {self.sender} sent to rank {self.receiver} in {what} of group {self.group}"
+
+
+@dataclass(slots=True)
+class Account:
+    """What one end says of one direction, by the number of records."""
+
+    said: dict[int, tuple[str, Turn]] = field(default_factory=dict)
+    last: tuple[int, Turn] | None = None
+    kept: bool = True
+    """False: a statement says that the tags were not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Clash:
+    wire: Wire
+    sender: Turn
+    receiver: Turn
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinksChecked:
+    findings: list[Finding]
+    wires: int
+    """Directions of links that some rank names."""
+    compared: int
+    """Those of which both ends' accounts could be compared at one number of records at least."""
+
+
+def check_links(records: Records) -> LinksChecked:
+    found: list[Finding] = []
+    sent: dict[Wire, Account] = {}
+    received: dict[Wire, Account] = {}
+    for turn in (turn for chain in records.chains().values() for turn in chain):
+        for link in turn.interval.links:
+            name = (link.group, link.epoch, link.kind)
+            out, back = Wire(*name, turn.rank, link.peer), Wire(*name, link.peer, turn.rank)
+            found += _note(sent.setdefault(out, Account()), out, link.sent, turn)
+            found += _note(received.setdefault(back, Account()), back, link.received, turn)
+    lasts = {rank: chain[-1] for rank, chain in records.chains().items()}
+    clashes, compared = [], 0
+    wires = sorted(sent.keys() | received.keys())
+    for wire in wires:
+        compared += wire in sent and not sent[wire].said.keys().isdisjoint(
+            received[wire].said if wire in received else ()
+        )
+        clash = _compare(wire, sent.get(wire, Account()), received.get(wire, Account()), lasts)
+        if clash is not None:
+            clashes.append(clash)
+    return LinksChecked([*found, *_blamed(clashes)], len(wires), compared)
+
+
+def _note(
+    account: Account, wire: Wire, commitment: Commitment | None, turn: Turn
+) -> Iterator[Finding]:
+    """Adds one statement's word, and compares it with the same rank's earlier ones."""
+    if commitment is None:
+        account.kept = False
+        return
+    count, digest = commitment.records, commitment.sha256
+    before = account.said.get(count)
+    if before is not None and before[0] != digest:
+        yield Finding(
+            Fault.LINK, (turn.party,),
+            f"{turn.where} gives another commitment to the {count} records that {wire.shown} than "
+            "its own earlier statement",
+            (turn.digest,), (before[1].digest,),
+        )  # fmt: skip
+    if account.last is not None and count < account.last[0]:
+        yield Finding(
+            Fault.LINK, (turn.party,),
+            f"{turn.where} counts {count} records that {wire.shown}, fewer than its own earlier "
+            f"statement ({account.last[0]})",
+            (turn.digest,), (account.last[1].digest,),
+        )  # fmt: skip
+    account.said.setdefault(count, (digest, turn))
+    account.last = (count, turn)
+
+
+def _compare(wire: Wire, sent: Account, received: Account, lasts: dict[int, Turn]) -> _Clash | None:
+    """The first point at which both ends' accounts cannot both be true."""
+    for count in sorted(sent.said.keys() & received.said.keys()):
+        (one, sender), (other, receiver) = sent.said[count], received.said[count]
+        if one != other:
+            text = f"of the first {count} records that {wire.shown}, the two commitments differ"
+            return _Clash(wire, sender, receiver, text)
+    ends = lasts.get(wire.sender), lasts.get(wire.receiver)
+    if None in ends or not (sent.kept and received.kept):
+        return None
+    sender, receiver = (end for end in ends if end is not None)
+    if not all(_is_settled(turn, wire) for turn in (sender, receiver)):
+        return None
+    counts = sent.last[0] if sent.last else 0, received.last[0] if received.last else 0
+    if counts[0] != counts[1]:
+        text = (
+            f"rank {wire.sender} counts {counts[0]} records and rank {wire.receiver} "
+            f"{counts[1]}, of those that {wire.shown}"
+        )
+        return _Clash(wire, sender, receiver, text)
+    return None
+
+
+def _is_settled(turn: Turn, wire: Wire) -> bool:
+    """Whether everything that was under way in the group has arrived, as this end says."""
+    states = {
+        group.state
+        for group in turn.interval.groups
+        if (group.name, group.epoch) == (wire.group, wire.epoch)
+    }
+    return turn.interval.final and "failed" not in states
+
+
+def _blamed(clashes: list[_Clash]) -> Iterator[Finding]:
+    """A rank that contradicts several peers, each of which contradicts it alone, is named alone."""
+    peers: dict[int, set[int]] = {}
+    for clash in clashes:
+        peers.setdefault(clash.wire.sender, set()).add(clash.wire.receiver)
+        peers.setdefault(clash.wire.receiver, set()).add(clash.wire.sender)
+    seen: set[frozenset[int]] = set()
+    for clash in clashes:
+        pair = frozenset((clash.wire.sender, clash.wire.receiver))
+        if pair in seen:  # the other direction, or another group, of the same two
+            continue
+        seen.add(pair)
+        turns = {turn.rank: turn for turn in (clash.sender, clash.receiver)}
+        alone = [rank for rank in turns if len(peers[rank]) > 1]
+        lone = [rank for rank in turns if len(peers[rank]) == 1]
+        if len(alone) == 1 and len(lone) == 1:
+            (liar,), (honest,) = alone, lone
+            yield Finding(
+                Fault.LINK, (turns[liar].party,), f"{turns[liar].where}: {clash.text}; it "
+                f"contradicts {len(peers[liar])} peers, who do not contradict each other",
+                (turns[liar].digest,), (turns[honest].digest,),
+            )  # fmt: skip
+        else:
+            yield Finding(
+                Fault.LINK, tuple(turn.party for turn in turns.values()),
+                f"{clash.sender.where}, and {clash.receiver.where}: {clash.text}",
+                (clash.sender.digest,), (clash.receiver.digest,),
+            )  # fmt: skip

@@ -1,0 +1,64 @@
+"""The run's log: signed, cosigned, whole, and a continuation of what was seen of it elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sealring.audit.findings import Fault, Finding
+from sealring.audit.result import LogSeen
+from sealring.audit.trust import AuditTrust
+from sealring.errors import ForkedLog, LogError, NoQuorum, TamperedLog, TruncatedLog
+from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.provenance.folder import StoredTree, read_checkpoint
+
+OWNER = "the log's owner"
+_PARTIES: dict[type[LogError], tuple[str, ...]] = {
+    ForkedLog: (OWNER,),
+    NoQuorum: (OWNER, "its witnesses"),
+    TamperedLog: ("the disk", OWNER),
+    TruncatedLog: (OWNER, "the disk"),
+}
+
+
+def check_log(folder: Path, trust: AuditTrust) -> tuple[LogSeen | None, list[bytes], list[Finding]]:
+    """The log as far as it is believed, its entries, and what is wrong with it.
+
+    Without a log there are no entries: that a statement is missing in it is then not said.
+    """
+    try:
+        signed = open_checkpoint(read_checkpoint(folder), trust.log)
+        stored = StoredTree(folder, signed.size)
+        stored.check_all(signed.root)
+        entries = list(stored.entries())
+    except LogError as problem:
+        return None, [], [_refused(problem)]
+    findings = []
+    for earlier in trust.seen:
+        if earlier.checkpoint.origin != signed.checkpoint.origin:
+            continue
+        try:
+            stored.check_contains(signed.root, earlier.checkpoint, "a checkpoint seen elsewhere")
+        except LogError as problem:
+            findings.append(_refused(problem))
+            if isinstance(problem, ForkedLog):
+                findings += _forked_witnesses(signed, earlier)
+    cosigned = tuple(sorted(key.name for key in signed.cosigned))
+    return LogSeen(signed.checkpoint.origin, signed.size, cosigned), entries, findings
+
+
+def _refused(problem: LogError) -> Finding:
+    parties = _PARTIES.get(type(problem), (OWNER,))
+    return Finding(Fault.LOG_REFUSED, parties, f"{type(problem).__name__}: {problem}")
+
+
+def _forked_witnesses(one: SignedCheckpoint, other: SignedCheckpoint) -> list[Finding]:
+    """Witnesses whose cosignatures are under both views: each broke its promise by that."""
+    return [
+        Finding(
+            Fault.WITNESS_FORKED,
+            (f"the witness {key.name}",),
+            f"it cosigned two views of the log {one.checkpoint.origin}, of {one.size} and of "
+            f"{other.size} entries, that contradict each other: both signatures verify",
+        )
+        for key in sorted(set(one.cosigned) & set(other.cosigned), key=lambda key: key.name)
+    ]

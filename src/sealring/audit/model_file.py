@@ -1,0 +1,60 @@
+"""Whether a file in hand is the one that came out of the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from sealring.audit.build import artefact
+from sealring.audit.findings import Fault, Finding
+from sealring.audit.graph import Graph, NodeKind
+from sealring.audit.records import Records
+from sealring.audit.result import Answer, Said
+from sealring.errors import ConfigurationError
+
+
+def digest_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as problem:
+        raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from None
+
+
+def check_model(
+    path: Path, records: Records, graph: Graph, findings: Sequence[Finding]
+) -> tuple[Answer, list[Finding]]:
+    """It is the output of an export, whose input is a checkpoint that this run's ranks wrote."""
+    digest = digest_of(path)
+    exports = [one for one in records.made if one.content.kind == "export"]
+    found = [one for one in exports if any(out.sha256 == digest for out in one.content.outputs)]
+    records_of = tuple(one.digest for one in exports)
+    if not found:
+        text = f"{path.name} ({digest[:12]}) is not what an export of this run wrote"
+        named = [one for one in exports if any(o.name == path.name for o in one.content.outputs)]
+        finding = Finding(
+            Fault.MODEL, ("the holder of the file",), text, (), tuple(one.digest for one in named)
+        )
+        return Answer("model", Said.NO, text, records_of), [finding] if named else []
+    written = {one.sha256: one for turn in records.turns for one in turn.interval.checkpoints_out}
+    contradicted = {record for finding in findings for record in finding.records}
+    for export in found:
+        if export.digest in contradicted:
+            text = (
+                f"{path.name} is what {export.content.name} wrote, which other records contradict"
+            )
+            return Answer("model", Said.NO, text, (export.digest,)), []
+        sources = [written[one.sha256] for one in export.content.inputs if one.sha256 in written]
+        if sources:
+            node = graph.nodes[artefact(digest)]
+            node.kind = NodeKind.MODEL
+            node.facts.append(("file in hand", path.name))
+            steps = {one.step for one in written.values()}
+            last = max(steps)
+            step = max(one.step for one in sources)
+            older = f"; the run went on to a checkpoint of step {last}" if step < last else ""
+            text = f"{path.name} was exported from {sources[0].name}, of step {step}{older}"
+            return Answer("model", Said.YES, text, (export.digest,)), []
+    text = f"{path.name} was exported from something that no rank of this run wrote"
+    return Answer("model", Said.NO, text, tuple(one.digest for one in found)), []

@@ -1,0 +1,172 @@
+"""The statements of a run: from its log and its folder, each verified once."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cryptography import x509
+
+from sealring.audit.findings import Fault, Finding
+from sealring.audit.trust import AuditTrust
+from sealring.errors import (
+    CertificateExpired,
+    CertificateNotYetValid,
+    MalformedStatement,
+    SealringError,
+)
+from sealring.identity.certificates import claims_of
+from sealring.provenance.intervals import Interval, Worker
+from sealring.provenance.runs import RunHead
+from sealring.provenance.statements import VerifiedStatement, statement_digest, verify_statement
+from sealring.provenance.transformations import Transformation
+
+_STATEMENT_STARTS = b'{"payload"'
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One rank's statement about one interval."""
+
+    digest: str
+    worker: Worker
+    interval: Interval
+
+    @property
+    def rank(self) -> int:
+        return self.worker.rank
+
+    @property
+    def party(self) -> str:
+        return f"rank {self.worker.rank}"
+
+    @property
+    def went_back(self) -> bool:
+        """It begins at the step of a checkpoint that it read, as a run does that recovers."""
+        first = self.interval.first_step
+        return any(one.step == first for one in self.interval.checkpoints_in)
+
+    @property
+    def where(self) -> str:
+        first, end = self.interval.first_step, self.interval.end_step
+        return f"rank {self.rank}, interval {self.interval.sequence} (steps {first} to {end})"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A statement about an ingest, a stage, an export or an evaluation."""
+
+    digest: str
+    signer: str
+    """Who signed, in words."""
+    content: Transformation
+
+
+@dataclass(slots=True)
+class Records:
+    turns: list[Turn] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)
+    payloads: dict[str, str] = field(default_factory=dict)
+    certificates: dict[str, x509.Certificate] = field(default_factory=dict)
+    """SHA-256 of a certificate that signed a statement here, and the certificate."""
+    findings: list[Finding] = field(default_factory=list)
+
+    def chains(self) -> dict[int, list[Turn]]:
+        """By rank, in the order of sequence numbers."""
+        found: dict[int, list[Turn]] = {}
+        for turn in sorted(self.turns, key=lambda turn: (turn.rank, turn.interval.sequence)):
+            found.setdefault(turn.rank, []).append(turn)
+        return found
+
+
+def read_records(
+    head: RunHead,
+    statements: Iterable[tuple[str, bytes]],
+    entries: Sequence[bytes] | None,
+    trust: AuditTrust,
+) -> Records:
+    """`entries` are those of the log; None: the log is not believed."""
+    records = Records()
+    logged = {statement_digest(entry): entry for entry in entries or ()}
+    names = {statement_digest(envelope): (name, envelope) for name, envelope in statements}
+    for digest, (name, envelope) in names.items():
+        if entries is not None and digest not in logged:
+            records.findings.append(
+                Finding(
+                    Fault.NOT_LOGGED,
+                    (_signer_said(envelope), "the log's owner"),
+                    f"{name} is not in the run's log: it was made or changed later, or the log's "
+                    "end was cut off",
+                    (digest,),
+                )
+            )
+    # A file that was removed hides nothing: the log has the whole statement.
+    for digest, entry in logged.items():
+        if digest not in names and entry.startswith(_STATEMENT_STARTS):
+            names[digest] = (f"the log's entry {digest[:12]}", entry)
+    for digest, (name, envelope) in names.items():
+        _read(records, head, digest, name, envelope, trust)
+    return records
+
+
+def _read(
+    records: Records, head: RunHead, digest: str, name: str, envelope: bytes, trust: AuditTrust
+) -> None:
+    try:
+        found = verify_statement(envelope, trust.authorities, owners=trust.owners)
+    except SealringError as problem:
+        records.findings.append(
+            Finding(
+                _fault_of(problem),
+                (_signer_said(envelope),),
+                f"{name} is not believed. {type(problem).__name__}: {problem}",
+                (digest,),
+            )
+        )
+        return
+    strange = _of_another_job(found, head)
+    if strange:
+        worker = found.worker
+        party = f"rank {worker.rank} of {worker.job}" if worker else "the run's owner"
+        text = f"{name} is {strange}, and this is run {head.run} of job {head.job}"
+        records.findings.append(Finding(Fault.OTHER_JOB, (party,), text, (digest,)))
+        return
+    records.payloads[digest] = found.payload.decode()
+    if found.worker is not None and found.certificate is not None:
+        records.certificates[found.worker.certificate] = found.certificate
+    if isinstance(found.content, Interval):
+        assert found.worker is not None  # verify_statement demands a worker's signature
+        records.turns.append(Turn(digest, found.worker, found.content))
+    else:
+        worker = found.worker
+        signer = f"rank {worker.rank}" if worker else f"the owner {str(found.signer)[:12]}"
+        records.made.append(Made(digest, signer, found.content))
+
+
+def _fault_of(problem: SealringError) -> Fault:
+    if isinstance(problem, MalformedStatement):
+        return Fault.UNREADABLE
+    if isinstance(problem, CertificateExpired | CertificateNotYetValid):
+        return Fault.OUTSIDE_DATES
+    return Fault.FORGED
+
+
+def _of_another_job(found: VerifiedStatement, head: RunHead) -> str:
+    if found.worker is not None and found.worker.job != head.job:
+        return f"of job {found.worker.job}"
+    if isinstance(found.content, Interval) and found.content.run != head.run:
+        return f"of run {found.content.run}"
+    return ""
+
+
+def _signer_said(envelope: bytes) -> str:
+    """Whom a statement that is not believed names as its signer. Nothing of it is proved."""
+    try:
+        (signature,) = json.loads(envelope)["signatures"]
+        pem = base64.b64decode(signature["certificate"], validate=True)
+        name = claims_of(x509.load_pem_x509_certificate(pem)).name
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "the author of the file"
+    return f"the author of the file, which names rank {name.rank} of {name.job}"

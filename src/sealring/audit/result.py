@@ -1,0 +1,93 @@
+"""What an audit says: answers to claims, findings, the graph, and one status for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any
+
+from sealring.audit.findings import Fault, Finding
+from sealring.audit.graph import Graph
+
+
+class Said(StrEnum):
+    YES = "yes"
+    NO = "no"
+    NOT_SHOWN = "not shown"
+
+
+class Status(IntEnum):
+    """The command's exit status."""
+
+    SHOWN = 0
+    """Every claim is answered with yes, and nothing contradicts anything."""
+    REFUTED = 1
+    """A claim is answered with no, or records contradict each other or are forged."""
+    NOT_SHOWN = 2
+    """A claim is not shown, or something cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    claim: str
+    said: Said
+    text: str
+    records: tuple[str, ...] = ()
+    """Digests of the statements that show it, where it is answered with no."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "claim": self.claim,
+            "answer": self.said.value,
+            "text": self.text,
+            "records": list(self.records),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LogSeen:
+    origin: str
+    size: int
+    cosigned: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    run: str
+    """The folder's name."""
+    jobs: tuple[str, ...]
+    log: LogSeen | None
+    """None: the log cannot be believed, a finding says why."""
+    payloads: Mapping[str, str]
+    """Digest of every statement that was verified, and what it says, as JSON."""
+    graph: Graph
+    findings: tuple[Finding, ...]
+    answers: tuple[Answer, ...]
+    ranks: int
+    intervals: int
+
+    @property
+    def status(self) -> Status:
+        unread = [one for one in self.findings if one.fault is Fault.UNREADABLE]
+        if len(unread) < len(self.findings) or any(one.said is Said.NO for one in self.answers):
+            return Status.REFUTED
+        if unread or any(one.said is Said.NOT_SHOWN for one in self.answers):
+            return Status.NOT_SHOWN
+        return Status.SHOWN
+
+    def as_json(self) -> dict[str, Any]:
+        log = self.log
+        return {
+            "run": self.run,
+            "jobs": list(self.jobs),
+            "status": self.status.value,
+            "statements": len(self.payloads),
+            "ranks": self.ranks,
+            "intervals": self.intervals,
+            "log": None
+            if log is None
+            else {"origin": log.origin, "size": log.size, "cosigned_by": list(log.cosigned)},
+            "claims": [one.as_json() for one in self.answers],
+            "findings": [one.as_json() for one in self.findings],
+        }

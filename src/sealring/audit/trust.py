@@ -1,0 +1,27 @@
+"""Whom an auditor believes. Nothing of it is taken from the run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from sealring.identity.attestation.cache import Cache
+from sealring.provenance.checkpoints import SignedCheckpoint
+from sealring.provenance.policy import LogPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTrust:
+    authorities: Sequence[x509.Certificate]
+    """They issue workers' certificates."""
+    log: LogPolicy
+    """The run's log, its witnesses, and how many of them must have cosigned."""
+    owners: Sequence[Ed25519PublicKey] = ()
+    """They sign what is made outside of a job."""
+    seen: Sequence[SignedCheckpoint] = ()
+    """Checkpoints of the log that were seen earlier or elsewhere."""
+    vendors: Cache = field(default_factory=Cache)
+    """Vendors' lists, collateral and references, for evidence."""

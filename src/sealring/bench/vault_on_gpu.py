@@ -1,0 +1,294 @@
+"""What sealing costs between a GPU and what is outside of it: batches, training, offloading.
+
+Each case alternates with the same work without cryptography, in one process. The variants without
+it exist here alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sealring import _native
+from sealring.bench.measure import alternate
+from sealring.bench.place import Place
+from sealring.bench.vault import Case
+from sealring.bench.workers import Report, run_workers
+from sealring.vault.sealed import CHACHA
+from sealring.vault.sealed import Place as SealedPlace
+
+if TYPE_CHECKING:
+    import torch
+
+    from sealring.vault.gpu_batches import GpuBatches, SealedPart
+
+FILE_BYTES: Final = 1 << 30
+BATCH_BYTES: Final = 64 << 20
+WINDOW: Final = 1025
+"""Tokens of a sample: a window of 1,024 and the one behind it."""
+TRAINED_WINDOWS: Final = 8
+MODEL: Final = "gpt2"
+_CALLS: Final = 4
+_BUFFERS: Final = 3
+
+
+def measure_on_gpu(
+    place: Place, folder: Path, blocks: int, progress: Callable[[str], None]
+) -> Iterator[Case]:
+    """In a new directory below `folder`, which is removed again."""
+    own = folder / f"sealring-bench-{secrets.token_hex(4)}"
+    own.mkdir(mode=0o700)
+    try:
+        for _, report in run_workers(1, _worker, place, str(own), blocks):
+            if isinstance(report, str):
+                progress(report)
+            else:
+                yield Case(**report)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+# ---- in the worker
+
+
+def _worker(rank: int, report: Report, place: Place, folder: str, blocks: int) -> None:
+    device = place.enter(rank, 1)
+    report("sealing a file of 1 GiB")
+    part, plain_file = _files(Path(folder))
+    try:
+        for what, measured in (
+            ("pinned memory to the GPU", _from_pinned_memory),
+            ("batches of a file to the GPU", _from_the_file),
+            (f"training {MODEL} from a file", _training),
+        ):
+            report(what)
+            report(_case(what, *measured(device, part, plain_file, blocks)))
+        what = f"optimizer of {MODEL} in host memory"
+        report(what)
+        report(_case(what, *_optimizer(device, blocks)))
+    finally:
+        os.close(part.descriptor)
+        os.close(plain_file)
+
+
+def _case(what: str, size: int, seconds: dict[str, float]) -> dict[str, Any]:
+    sealed, plain = (size / seconds[one] / 1e9 for one in ("sealed", "plain"))
+    return asdict(Case(what, 1, sealed, plain, sealed / plain, None, None))
+
+
+def _files(folder: Path) -> tuple[SealedPart, int]:
+    """Random tokens below 50,257, sealed and plain."""
+    import torch
+
+    from sealring.vault.gpu_batches import SealedPart
+
+    tokens = torch.randint(50257, (FILE_BYTES // 4,), dtype=torch.int32).numpy().data.cast("B")
+    place = SealedPlace(bytes(16), bytes(16), 1, CHACHA, _native.Secret.random(32))
+    path, plain = folder / "tokens.sealed", folder / "tokens"
+    with path.open("wb") as file:
+        writer = place.writer(file.fileno(), "tokens", digests=False)
+        writer.write([tokens])
+        writer.finish()
+    plain.write_bytes(tokens)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    reader = place.reader(descriptor, "tokens", path.name)
+    return (
+        SealedPart(descriptor, reader, path.name),
+        os.open(plain, os.O_RDONLY | os.O_CLOEXEC),
+    )
+
+
+def _medians(
+    variants: dict[str, Callable[[], None]], blocks: int, device: torch.device, calls: int
+) -> dict[str, float]:
+    import torch
+
+    def settle() -> None:
+        torch.cuda.synchronize(device)
+
+    def settled(call: Callable[[], None]) -> Callable[[], None]:
+        def both() -> None:
+            call()
+            settle()
+
+        return both
+
+    samples = alternate(
+        {name: settled(call) for name, call in variants.items()},
+        blocks=blocks, calls=calls, warm_up=2, between=settle,
+    )  # fmt: skip
+    return {name: one.median for name, one in samples.items()}
+
+
+def _from_pinned_memory(
+    device: torch.device, part: SealedPart, plain_file: int, blocks: int
+) -> tuple[int, dict[str, float]]:
+    """Copies that are opened while the next one comes, against copies alone."""
+    import torch
+
+    from sealring.engine.cuda.chunks import ChunkKernels
+    from sealring.engine.cuda.streams import new_event, new_stream
+    from sealring.vault.gpu_batches import Sample, plan_of
+
+    plan = plan_of([Sample(0, 0, BATCH_BYTES)], [part])
+    _, offset, size, _ = plan.reads[0]
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    os.preadv(part.descriptor, [pinned.numpy().data], offset)
+    kernels = ChunkKernels(device, [part.reader])
+    sealed = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
+    plain = [torch.empty(plan.plain_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+    opened = [new_event() for _ in range(_BUFFERS)]
+    failed = torch.full((1,), -1, dtype=torch.int64, device=device)
+    copies, opens = new_stream(device), new_stream(device)
+    batches = 16
+
+    def copy_and_open() -> None:
+        kept = []
+        for number in range(batches):
+            at = number % _BUFFERS
+            copies.wait_event(opened[at])  # what lies there is opened
+            with torch.cuda.stream(copies):
+                sealed[at].copy_(pinned, non_blocking=True)
+            opens.wait_stream(copies)
+            with torch.cuda.stream(opens):
+                kept.append(kernels.open(sealed[at], plan.chunks, plain[number % 2], failed))
+                opened[at].record(opens)
+        torch.cuda.synchronize(device)
+
+    def copy() -> None:
+        with torch.cuda.stream(copies):
+            for number in range(batches):
+                plain[number % 2].copy_(pinned[:BATCH_BYTES], non_blocking=True)
+
+    times = _medians({"sealed": copy_and_open, "plain": copy}, blocks, device, 1)
+    assert failed.item() == -1
+    return batches * BATCH_BYTES, times
+
+
+def _from_the_file(
+    device: torch.device, part: SealedPart, plain_file: int, blocks: int
+) -> tuple[int, dict[str, float]]:
+    """Through the loader, one batch of 64 MiB after the other, from the page cache."""
+    from sealring.vault.gpu_batches import GpuBatches, Sample
+
+    batches = [[Sample(0, start, BATCH_BYTES)] for start in range(0, FILE_BYTES, BATCH_BYTES)]
+    plain = _plain_batches(device, part, plain_file, batches)
+    sealed = GpuBatches(device, [part], batches)
+
+    def all_of(loader: GpuBatches) -> Callable[[], None]:
+        def call() -> None:
+            for batch in loader:
+                assert batch.plain.nbytes >= BATCH_BYTES
+
+        return call
+
+    times = _medians({"sealed": all_of(sealed), "plain": all_of(plain)}, blocks, device, 1)
+    return FILE_BYTES, times
+
+
+def _plain_batches(device: torch.device, part: SealedPart, plain_file: int, batches: Any) -> Any:
+    """The same loader without cryptography: reads the plain file, and copies instead of opening."""
+    import numpy as np
+
+    from sealring.engine.cuda.chunks import CHUNK
+    from sealring.vault.gpu_batches import GpuBatches, Plan, Sample, SealedPart, Slot
+
+    class PlainBatches(GpuBatches):
+        def plan(self, samples: Any) -> Plan:
+            reads, starts, at = [], [], 0
+            for sample in samples:
+                reads.append((0, sample.offset, sample.bytes, at))
+                starts.append(at)
+                at += -(-sample.bytes // 16) * 16
+            return Plan(tuple(samples), reads, np.empty(0, CHUNK), tuple(starts), at, at)
+
+        def open(self, plan: Plan, slot: Slot) -> list[torch.Tensor]:
+            slot.plain.copy_(slot.sealed[: plan.sealed_bytes])
+            return []
+
+    assert all(isinstance(sample, Sample) for batch in batches for sample in batch)
+    return PlainBatches(device, [SealedPart(plain_file, part.reader, "tokens")], batches)
+
+
+def _training(
+    device: torch.device, part: SealedPart, plain_file: int, blocks: int
+) -> tuple[int, dict[str, float]]:
+    """Steps on windows drawn at random: opened on the GPU, or copied from a tensor in memory."""
+    import torch
+
+    from sealring.bench.models import build
+    from sealring.vault.gpu_batches import GpuBatches, Sample
+
+    with device:
+        model: Any = build(MODEL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    draw = torch.Generator().manual_seed(0)
+    windows = FILE_BYTES // 4 // WINDOW
+    size = WINDOW * 4
+    tokens = torch.frombuffer(bytearray(os.pread(plain_file, windows * size, 0)), dtype=torch.int32)
+    rows = tokens.view(windows, WINDOW)
+
+    def drawn() -> list[int]:
+        return torch.randint(windows, (TRAINED_WINDOWS,), generator=draw).tolist()
+
+    def endless() -> Iterator[list[Sample]]:
+        while True:
+            yield [Sample(0, number * size, size) for number in drawn()]
+
+    sealed_batches = iter(GpuBatches(device, [part], endless()))
+
+    def step(batch: torch.Tensor) -> None:
+        batch = batch.long()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(batch[:, :-1], batch[:, 1:])
+        loss.backward()
+        optimizer.step()
+
+    def from_sealed() -> None:
+        for _ in range(_CALLS):
+            step(next(sealed_batches).rows(torch.int32))
+
+    def from_plain() -> None:
+        for _ in range(_CALLS):
+            step(rows[drawn()].pin_memory().to(device, non_blocking=True))
+
+    times = _medians({"sealed": from_sealed, "plain": from_plain}, blocks, device, 1)
+    sealed_batches.close()  # type: ignore[attr-defined]
+    return _CALLS * TRAINED_WINDOWS * size, times
+
+
+def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]]:
+    """Steps of AdamW whose state comes in and goes out, sealed or as it is."""
+    import torch
+
+    from sealring.bench.models import build
+    from sealring.offload import OffloadedOptimizer, Parked, Parking
+
+    class PlainParking(Parking):
+        """Copies as they are."""
+
+        def park(self, tensor: torch.Tensor) -> Parked:
+            return self.send(tensor.detach().view(-1).view(torch.uint8), tensor, self.header(0))
+
+        def bring(self, parked: Parked, came: torch.Tensor) -> torch.Tensor:
+            return came.view(parked.dtype).view(parked.shape)
+
+    def adam(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=1e-5, fused=True)
+
+    variants: dict[str, Callable[[], None]] = {}
+    state_bytes = 0
+    for name, kind in (("sealed", Parking), ("plain", PlainParking)):
+        with device:
+            model: Any = build(MODEL)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        state_bytes = 2 * 2 * sum(parameter.nbytes for parameter in model.parameters())
+        variants[name] = OffloadedOptimizer(model.parameters(), adam, kind(device)).step
+    return state_bytes, _medians(variants, blocks, device, 1)

@@ -1,0 +1,138 @@
+"""`sealring audit`: checks a finished run from its folder alone, and answers claims about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from sealring.audit.audit import Question
+from sealring.audit.audit import audit as audit_run
+from sealring.audit.claims import Claims, read_claims
+from sealring.audit.page import write_page
+from sealring.audit.result import AuditResult, Said, Status
+from sealring.audit.trust import AuditTrust
+from sealring.cli.log import Policy, Vkey, whom_to_believe
+from sealring.cli.terminal import console, errors, print_json, printable, say
+from sealring.errors import ConfigurationError
+from sealring.identity.attestation.cache import Cache, read_cache
+from sealring.identity.credentials import read_authorities
+from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.provenance.files import read_limited
+from sealring.provenance.notes import MAX_NOTE_BYTES
+from sealring.provenance.owners import read_owner
+from sealring.provenance.policy import LogPolicy
+
+_COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}
+_SUMMARY = {
+    Status.SHOWN: "Every claim is shown, and no record contradicts another.",
+    Status.REFUTED: "Something is refuted.",
+    Status.NOT_SHOWN: "Something is not shown.",
+}
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    authority: Annotated[
+        list[Path], typer.Option(help="An authority of the workers' certificates.")
+    ],
+    policy: Policy = None,
+    vkey: Vkey = None,
+    claims: Annotated[
+        Path | None, typer.Option(help="What is claimed of the run, a TOML file.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A file that should have come out of the run.")
+    ] = None,
+    owner: Annotated[
+        list[Path] | None, typer.Option(help="The public key of one who signs stages or exports.")
+    ] = None,
+    seen: Annotated[
+        list[Path] | None,
+        typer.Option(help="A checkpoint of the log that was seen earlier or elsewhere."),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of vendors' lists and references, for evidence.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one page that opens offline; replaced if there.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Check a finished run from its folder alone, and answer claims about it.
+
+    Exit status 0: every claim is answered with yes, and nothing contradicts anything. 1: a claim is
+    answered with no, or a record is forged or contradicted. 2: a claim is not shown, or something
+    cannot be read.
+    """
+    logs = whom_to_believe(policy, vkey)
+    trust = AuditTrust(
+        authorities=[one for path in authority for one in read_authorities(path)],
+        log=logs,
+        owners=[read_owner(path) for path in owner or []],
+        seen=[_seen(path, logs) for path in seen or []],
+        vendors=read_cache(cache, datetime.now(UTC)) if cache else Cache(),
+    )
+    question = Question(read_claims(claims) if claims else Claims(), model)
+    with errors.status("reading the run") as status:
+        result = audit_run(run, trust, question, lambda part: status.update(f"checking {part}"))
+    if html is not None:
+        write_page(html, result)
+    if json:
+        print_json(result.as_json())
+    else:
+        _show(result)
+        if html is not None:
+            say(f"{html} is written; open it in a browser.")
+    raise typer.Exit(result.status.value)
+
+
+def _seen(path: Path, logs: LogPolicy) -> SignedCheckpoint:
+    content = read_limited(path, MAX_NOTE_BYTES)
+    if content is None:
+        raise ConfigurationError(f"there is no file {path}")
+    # It may not have been cosigned by a quorum; whose cosignatures it has is kept.
+    return open_checkpoint(content, LogPolicy(logs.logs, logs.witnesses))
+
+
+def _show(result: AuditResult) -> None:
+    if result.answers:
+        table = Table(title=f"Claims about {printable(result.run)}")
+        for column in ("claim", "answer", "why, and where"):
+            table.add_column(column)
+        for answer in result.answers:
+            said = Text(answer.said.value, style=f"bold {_COLOURS[answer.said]}")
+            why = printable(answer.text) + _records(answer.records)
+            table.add_row(answer.claim, said, Text(why))
+        console.print(table)
+    if result.findings:
+        table = Table(title="Findings")
+        for column in ("who", "what", "record", "contradicted by"):
+            table.add_column(column)
+        for finding in result.findings:
+            table.add_row(
+                Text(printable(" or ".join(finding.parties))),
+                Text(f"{finding.fault.value}: {printable(finding.text)}"),
+                Text(_some(finding.records)),
+                Text(_some(finding.against)),
+            )
+        console.print(table)
+    log = "no believed log" if result.log is None else f"a log of {result.log.size} entries"
+    say(
+        f"{len(result.payloads)} statements of {result.ranks} ranks over {result.intervals} "
+        f"intervals, {log}. {_SUMMARY[result.status]}"
+    )
+
+
+def _records(digests: Sequence[str]) -> str:
+    return f" [{_some(digests)}]" if digests else ""
+
+
+def _some(digests: Sequence[str]) -> str:
+    shown = " ".join(digest[:12] for digest in digests[:3])
+    return f"{shown} and {len(digests) - 3} more" if len(digests) > 3 else shown

@@ -1,0 +1,179 @@
+"""Where tensors are parked: sealed by the GPU, kept in pinned host memory, opened by the GPU."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Final
+
+import torch
+
+from sealring import _native
+from sealring.engine.cuda.kernels import Header, RecordKernels, record_count, wire_bytes
+from sealring.engine.cuda.streams import new_event, new_stream, reached
+from sealring.errors import ConfigurationError
+
+RECORD_BYTES: Final = 256 << 10
+_DATA: Final = 1
+"""The kind of record, as in docs/spec.md, section 7."""
+
+
+class _Key:
+    """One random key in the GPU's memory. It leaves the process with it."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._keys = _native.GpuKeys(ordinal, 1)
+        secret = _native.Secret.random(32)
+        self._keys.add(secret)
+        secret.wipe()
+
+    @property
+    def address(self) -> int:
+        return self._keys.start
+
+
+class Parked:
+    """One tensor in host memory, sealed. It gives its memory back when it is deleted."""
+
+    def __init__(self, tensor: torch.Tensor, header: Header, host: torch.Tensor) -> None:
+        self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
+        self.header = header
+        self.host = host
+        """Pinned memory: outside of what the worker trusts. The GPU reads it once."""
+        self.used = new_event()
+        """Recorded behind the last copy from or to the host memory."""
+        self.coming: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+
+class _HostMemory:
+    """Pinned memory, kept for the next tensor of the same size."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[tuple[torch.Tensor, torch.cuda.Event]]] = {}
+
+    def take(self, size: int) -> torch.Tensor:
+        free = self._free.setdefault(size, [])
+        if free and reached(free[0][1]):
+            return free.pop(0)[0]
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def give_back(self, memory: torch.Tensor, used: torch.cuda.Event) -> None:
+        self._free.setdefault(memory.nbytes, []).append((memory, used))
+
+
+class Parking:
+    """Parks tensors of one GPU. Its key is random, in the GPU's memory, and of this object alone.
+
+    Every tensor is sealed under a count of its own, so no nonce repeats, and an older content of
+    the same memory does not open in a newer one's place.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        device = torch.device(device)
+        if device.type != "cuda":
+            raise ConfigurationError(f"tensors are parked from a GPU, and {device} is none")
+        ordinal = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", ordinal)
+        with torch.cuda.device(self.device):
+            torch.cuda.current_stream()  # the context exists from now on
+            self._key = _Key(ordinal)
+            self._kernels = RecordKernels(
+                self.device, bytes(memoryview(_native.Secret.random(32))), RECORD_BYTES
+            )
+            # Copies in and opening have a stream each: the next copy does not wait for the opening.
+            self._out, self._in, self._opens, self._checks = (
+                new_stream(self.device) for _ in range(4)
+            )
+            torch.cuda.current_stream().synchronize()  # other streams use what was made in it
+        self._memory = _HostMemory()
+        self._count = 0
+        self._parked = 0
+
+    def park(self, tensor: torch.Tensor) -> Parked:
+        """Seals the tensor as it is at this point of the current stream, and copies it out.
+
+        The tensor may be changed or freed at once.
+        """
+        tensor = _dense(tensor.detach())
+        header = self.header(tensor.nbytes)
+        sealed_bytes = wire_bytes(tensor.nbytes, RECORD_BYTES)
+        # In the current stream, because what comes next in it may change the tensor.
+        sealed = torch.empty(sealed_bytes, dtype=torch.uint8, device=self.device)
+        self._kernels.seal(_in_memory_order(tensor), self._key, header, sealed)
+        return self.send(sealed, tensor, header)
+
+    def prefetch(self, parked: Parked) -> None:
+        """Begins to bring it back, beside what the current stream computes."""
+        if parked.coming is not None:
+            return
+        self._in.wait_event(parked.used)
+        with torch.cuda.stream(self._in):
+            came = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
+            came.copy_(parked.host, non_blocking=True)
+            parked.used.record(self._in)
+        self._opens.wait_event(parked.used)
+        came.record_stream(self._opens)
+        with torch.cuda.stream(self._opens):
+            plain = self.bring(parked, came)
+            opened = new_event()
+            opened.record(self._opens)
+        parked.coming = plain, opened
+
+    def fetch(self, parked: Parked) -> torch.Tensor:
+        """The tensor, authenticated. Raises TamperedRecord if host memory was changed."""
+        self.prefetch(parked)
+        assert parked.coming is not None
+        plain, opened = parked.coming
+        parked.coming = None
+        # Not before it is known to be authentic: of a forged record the GPU has written nothing.
+        opened.synchronize()
+        with torch.cuda.stream(self._checks):
+            self._kernels.check()
+        plain.record_stream(torch.cuda.current_stream(self.device))
+        return plain
+
+    def header(self, size: int) -> Header:
+        """Of the next tensor: it takes as many counts as the tensor has records."""
+        count, self._parked = self._count, self._parked + 1
+        self._count += record_count(size, RECORD_BYTES)
+        return Header(
+            kind=_DATA, sender=0, receiver=0, collective=self._parked, operation=0, dtype=0,
+            reduction=0, algorithm=0, message=0, segment=0, total=size, count=count,
+        )  # fmt: skip
+
+    def send(self, memory: torch.Tensor, tensor: torch.Tensor, header: Header) -> Parked:
+        """Copies the memory out, after what the current stream has still to do."""
+        parked = Parked(tensor, header, self._memory.take(memory.nbytes))
+        self._out.wait_stream(torch.cuda.current_stream(self.device))
+        memory.record_stream(self._out)
+        with torch.cuda.stream(self._out):
+            parked.host.copy_(memory, non_blocking=True)
+        parked.used.record(self._out)
+        weakref.finalize(parked, self._memory.give_back, parked.host, parked.used)
+        return parked
+
+    def bring(self, parked: Parked, came: torch.Tensor) -> torch.Tensor:
+        """Opens what came, on the current stream."""
+        plain = torch.empty_strided(
+            parked.shape, parked.strides, dtype=parked.dtype, device=self.device
+        )
+        self._kernels.open(came, self._key, parked.header, _in_memory_order(plain))
+        return plain
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """As it lies in memory where that has no gaps: another order of the same elements may make
+    torch choose another kernel, whose result differs in the last bits."""
+    return tensor if _has_no_gaps(tensor) else tensor.contiguous()
+
+
+def _has_no_gaps(tensor: torch.Tensor) -> bool:
+    elements = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != elements:
+            return False
+        elements *= size
+    return True
+
+
+def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,0 +1,138 @@
+"""Which rank sends which elements to which, when a state changes its layout: boxes, and no bytes.
+
+A box is a part of a tensor: offsets and sizes. Every rank says which boxes it holds and which it
+wants, and each computes the same plan from that. A rank receives what it wants and does not hold,
+each element once; elements that several ranks hold come from the one that has sent least so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sealring.errors import ForeignPart, MissingPart
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    offsets: list[int]
+    sizes: list[int]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
+    def meet(self, other: Box) -> Box | None:
+        """What both have; None if that is nothing."""
+        starts = [max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True)]
+        ends = [min(a, b) for a, b in zip(self._ends(), other._ends(), strict=True)]
+        sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+        return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+
+    def without(self, inner: Box) -> Iterator[Box]:
+        """The rest, as boxes, of which no two overlap. `inner` lies in this one."""
+        offsets, sizes = list(self.offsets), list(self.sizes)
+        for axis, (start, size) in enumerate(zip(inner.offsets, inner.sizes, strict=True)):
+            before = start - offsets[axis]
+            behind = offsets[axis] + sizes[axis] - (start + size)
+            for first, length in ((offsets[axis], before), (start + size, behind)):
+                if length:
+                    yield Box(
+                        [*offsets[:axis], first, *offsets[axis + 1 :]],
+                        [*sizes[:axis], length, *sizes[axis + 1 :]],
+                    )
+            offsets[axis], sizes[axis] = start, size
+
+    def _ends(self) -> list[int]:
+        return [offset + size for offset, size in zip(self.offsets, self.sizes, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank holds or wants of one entry."""
+
+    dtype: str | None
+    """None for an entry that is no tensor: its pickle's bytes."""
+    item: int
+    """Bytes of an element."""
+    size: list[int]
+    """Of the whole tensor."""
+    boxes: list[Box]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    name: str
+    source: int
+    target: int
+    box: Box
+    bytes: int
+
+
+Layout = Mapping[str, Part]
+"""What one rank holds, or wants, by the entries' names."""
+
+
+def check_layout(rank: int, layout: Layout) -> None:
+    """Refuses boxes that lie outside of their tensor: another rank said where they lie."""
+    for name, part in layout.items():
+        for box in part.boxes:
+            inside = len(box.offsets) == len(box.sizes) == len(part.size) and all(
+                offset + size <= whole
+                for offset, size, whole in zip(box.offsets, box.sizes, part.size, strict=True)
+            )
+            if not inside:
+                raise ForeignPart(f"rank {rank} says that it has elements out of {name!r}")
+
+
+def plan(held: Sequence[Layout], wanted: Sequence[Layout]) -> list[Move]:
+    """All moves, also those of a rank to itself, in an order that is the same on every rank."""
+    sent = [0] * len(held)
+    moves: list[Move] = []
+    for target, layout in enumerate(wanted):
+        for name in sorted(layout):
+            part = layout[name]
+            holders = [rank for rank, one in enumerate(held) if name in one]
+            if part.dtype is None:  # each rank's own may differ
+                holders = [target] if target in holders else holders[:1]
+            for rank in holders:
+                _require_same(name, part, target, held[rank][name], rank)
+            for box in part.boxes:
+                for move in _sources(name, box, part.item, target, holders, held, sent):
+                    if move.source != target:
+                        sent[move.source] += move.bytes
+                    moves.append(move)
+    return moves
+
+
+def _sources(
+    name: str, box: Box, item: int, target: int, holders: Sequence[int],
+    held: Sequence[Layout], sent: Sequence[int],
+) -> Iterator[Move]:  # fmt: skip
+    missing = [box] if box.elements else []
+    # Its own first: what is there does not move. Then those that have sent least.
+    for rank in sorted(holders, key=lambda one: (one != target, sent[one], one)):
+        for inner in held[rank][name].boxes:
+            left: list[Box] = []
+            for one in missing:
+                found = one.meet(inner)
+                if found is None:
+                    left.append(one)
+                else:
+                    left += one.without(found)
+                    yield Move(name, rank, target, found, found.elements * item)
+            missing = left
+    if missing:
+        raise MissingPart(
+            f"no rank holds {sum(one.elements for one in missing)} elements of {name!r} that rank "
+            f"{target} wants: give reshard the whole state of the old layout"
+        )
+
+
+def _require_same(name: str, wanted: Part, target: int, held: Part, rank: int) -> None:
+    if (wanted.dtype, wanted.size) != (held.dtype, held.size):
+        raise ForeignPart(
+            f"{name!r} is {held.dtype} {held.size} on rank {rank}, and rank {target} wants "
+            f"{wanted.dtype} {wanted.size}: a layout changes, types and shapes do not"
+        )

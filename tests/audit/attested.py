@@ -1,0 +1,64 @@
+"""Workers of a made run whose certificates carry SIMULATED evidence, as a broker issues them."""
+
+from __future__ import annotations
+
+import hashlib
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from sealring.identity.attestation.claims import encode_claims
+from sealring.identity.attestation.evidence import Challenge, Evidence
+from sealring.identity.attestation.policy import Policy
+from sealring.identity.attestation.policy_file import parse_policy
+from sealring.identity.attestation.simulated import Simulator
+from sealring.identity.attestation.trust import Trust
+from sealring.identity.attestation.verify import verify_evidence
+from sealring.identity.credentials import Credentials
+from tests.audit.made_runs import NOW, MadeRun, sha
+
+MEASUREMENT = bytes(range(32))
+SIMULATOR = Simulator.create(NOW)
+
+
+def policy(measurement: bytes = MEASUREMENT, peers: bool = True) -> Policy:
+    return parse_policy(
+        f"version = 1\n[peers]\nevidence = {str(peers).lower()}\n[simulated]\n"
+        f'roots = ["{SIMULATOR.fingerprint}"]\nmeasurements = ["{measurement.hex()}"]\n'
+    )
+
+
+def attested(
+    made: MadeRun, rank: int, measurement: bytes = MEASUREMENT, other: Evidence | None = None
+) -> tuple[Credentials, Evidence]:
+    """A worker and its evidence. With `other`, its certificate names that in place of its own."""
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    challenge = Challenge(hashlib.sha256(b"%d" % rank).digest(), public)
+    evidence = SIMULATOR.attest(challenge, measurement)
+    trust = Trust.pinned(frozenset({SIMULATOR.fingerprint}), now=NOW)
+    worker = verify_evidence(evidence, challenge, trust)
+    shown = other or evidence
+    digest = hashlib.sha256(shown.encode()).hexdigest()
+    claims = encode_claims(worker, digest, sha("policy"))
+    return made.authority.worker(rank, made.world, attestation=claims, key=key), shown
+
+
+def attested_run(world: int, count: int) -> MadeRun:
+    made = MadeRun(world, count)
+    for rank in range(made.world):
+        made.workers[rank], evidence = attested(made, rank)
+        made.evidence.append(evidence.encode())
+    return made
+
+
+def with_other_measurement(made: MadeRun, rank: int) -> None:
+    made.workers[rank], evidence = attested(made, rank, bytes(32))
+    made.evidence[rank] = evidence.encode()
+
+
+def with_evidence_of_another(made: MadeRun, rank: int) -> None:
+    """The broker's operator has the certificate name evidence that was made for another key."""
+    _, other = attested(made, rank)
+    made.workers[rank], _ = attested(made, rank, other=other)
+    made.evidence[rank] = other.encode()

@@ -1,0 +1,164 @@
+"""What workers, owners or a disk under them may state falsely, before it is signed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from sealring.provenance.digests import Named
+from sealring.provenance.intervals import Commitment, GroupEpoch, Interval, LinkAccount, Share
+from tests.audit.made_runs import (
+    BATCH,
+    CLEAN,
+    CLEANER,
+    CORPUS,
+    NOW,
+    MadeRun,
+    checkpoint,
+    commitment,
+    sha,
+    stage,
+)
+
+
+def data_of(one: Interval, **changes: Any) -> Interval:
+    return replace(one, data=[replace(data, **changes) for data in one.data])
+
+
+def link_of(
+    one: Interval, peers: set[int], change: Callable[[LinkAccount], LinkAccount]
+) -> Interval:
+    links = [change(link) if link.peer in peers else link for link in one.links]
+    return replace(one, links=links)
+
+
+def forged(link: LinkAccount) -> LinkAccount:
+    assert link.sent is not None
+    return replace(link, sent=Commitment(link.sent.records, sha("another record")))
+
+
+def other_data(made: MadeRun) -> None:
+    made.each(1, lambda one: data_of(one, sha256=sha("pirated")), 1)
+
+
+def other_code(made: MadeRun) -> None:
+    other = Named("train.py", sha("with a back door"))
+    made.each(1, lambda one: replace(one, code=replace(one.code, script=other)))
+
+
+def other_count(made: MadeRun) -> None:
+    made.each(
+        1,
+        lambda one: replace(
+            one, collectives=[replace(each, count=each.count - 1) for each in one.collectives]
+        ),
+        1,
+    )
+
+
+def other_checkpoint(made: MadeRun) -> None:
+    wrong = replace(made.turns[1, 1].checkpoints_out[0], sha256=sha("another model"))
+    made.change(1, 1, checkpoints_out=[wrong])
+
+
+def skipped_interval(made: MadeRun) -> None:
+    del made.turns[1, 1]
+
+
+def skipped_and_renumbered(made: MadeRun) -> None:
+    late = replace(made.turns.pop((1, 2)), sequence=1)
+    made.turns[1, 1] = late
+
+
+def rewritten(made: MadeRun) -> None:
+    """It signs interval 1 again after interval 2 has named the first version."""
+    made.previous[1, 2] = sha("what it signed first")
+
+
+def one_link(made: MadeRun) -> None:
+    made.each(1, lambda one: link_of(one, {2}, forged), 1)
+
+
+def all_links(made: MadeRun) -> None:
+    made.each(1, lambda one: link_of(one, {0, 2, 3}, forged), 1)
+
+
+def colluding(made: MadeRun) -> None:
+    """Ranks 1 and 2 both state what did not go over the link between them."""
+    made.each(1, lambda one: link_of(one, {2}, forged), 1)
+
+    def received(link: LinkAccount) -> LinkAccount:
+        assert link.received is not None
+        return replace(link, received=Commitment(link.received.records, sha("another record")))
+
+    made.each(2, lambda one: link_of(one, {1}, received), 1)
+
+
+def fewer_records(made: MadeRun) -> None:
+    def cut(link: LinkAccount) -> LinkAccount:
+        return replace(link, received=commitment(2, 1, 61))
+
+    made.each(1, lambda one: link_of(one, {2}, cut), 2)
+
+
+def rewound_link(made: MadeRun) -> None:
+    def rewound(link: LinkAccount) -> LinkAccount:
+        return replace(link, sent=commitment(1, 2, 15))
+
+    made.change(1, 1, links=link_of(made.turns[1, 1], {2}, rewound).links)
+
+
+def other_members(made: MadeRun) -> None:
+    made.each(1, lambda one: replace(one, groups=[GroupEpoch("0", "e1", [0, 1, 2], "open")]))
+
+
+def overlapping(made: MadeRun) -> None:
+    made.each(1, lambda one: data_of(one, share=Share(BATCH, 0, 2)))
+
+
+def unread(made: MadeRun) -> None:
+    made.each(1, lambda one: data_of(one, share=Share(BATCH, 2, 1)), 2)
+
+
+def other_order(made: MadeRun) -> None:
+    made.each(1, lambda one: data_of(one, seed=8))
+
+
+def expired(made: MadeRun) -> None:
+    made.workers[1] = made.authority.worker(1, made.world, now=NOW - timedelta(hours=3))
+
+
+def swapped_stage_output(made: MadeRun) -> None:
+    """The disk gives all ranks another dataset under the name of the stage's output."""
+    for rank in range(made.world):
+        made.each(rank, lambda one: data_of(one, sha256=sha("poisoned")))
+
+
+def swapped_checkpoint(made: MadeRun) -> None:
+    wrong = Named("model@30", sha("manifest 10"))
+    made.made[2] = replace(made.made[2], inputs=[wrong])
+
+
+def rolled_back(made: MadeRun) -> None:
+    """Rank 1 alone is given the checkpoint of step 10 where the run goes on from step 20."""
+    for rank in range(made.world):
+        for sequence in range(made.count):
+            one = made.turns[rank, sequence]
+            first, end = one.first_step + 20, one.end_step + 20
+            read = [checkpoint(10 if rank == 1 else 20)] if sequence == 0 else []
+            made.change(
+                rank, sequence, first_step=first, end_step=end, checkpoints_in=read,
+                checkpoints_out=[checkpoint(end)],
+            )  # fmt: skip
+    made.made[2] = replace(made.made[2], inputs=[Named("model@50", checkpoint(50).sha256)])
+
+
+def circle(made: MadeRun) -> None:
+    made.made.append(stage("untokenize", "stage", [CORPUS], [CLEAN], CLEANER))
+
+
+def made_twice(made: MadeRun) -> None:
+    pirated = Named("pirated", sha("pirated"))
+    made.made.append(stage("tokenize-again", "stage", [pirated], [CORPUS], CLEANER))

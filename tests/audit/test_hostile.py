@@ -1,0 +1,146 @@
+"""A run's folder comes from strangers: nothing in it makes an audit read, run or show more."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sealring.audit import hostile
+from sealring.audit.audit import Question, audit
+from sealring.audit.claims import Claims, Stage
+from sealring.audit.findings import Fault
+from sealring.audit.page import page
+from sealring.audit.result import Said, Status
+from sealring.errors import MalformedRun
+from sealring.provenance.digests import Named
+from sealring.provenance.runs import RunFolder
+from tests.audit.made_runs import CLEANER, CORPUS, MadeRun, sha, stage
+
+EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>\u202e</script><!--'
+
+
+@pytest.fixture
+def made() -> MadeRun:
+    return MadeRun(world=2, count=2)
+
+
+@pytest.fixture
+def run(made: MadeRun, tmp_path: Path) -> RunFolder:
+    return made.write(tmp_path / "run")
+
+
+def test_a_symlink_anywhere(made: MadeRun, run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("secret")
+    for place in ("statements/x.dsse.json", "log/tile/x", "evidence", "x"):
+        path = run.path / place
+        path.symlink_to(tmp_path / "outside")
+        with pytest.raises(MalformedRun, match="symlink or a special file"):
+            audit(run.path, made.trust)
+        path.unlink()
+    assert audit(run.path, made.trust).status is Status.SHOWN
+
+
+def test_a_pipe_does_not_hold_up_the_audit(made: MadeRun, run: RunFolder) -> None:
+    os.mkfifo(run.path / "statements" / "x.dsse.json")
+    with pytest.raises(MalformedRun, match="special file"):
+        audit(run.path, made.trust)
+
+
+def test_folders_without_end(made: MadeRun, run: RunFolder) -> None:
+    deep = run.path / "log" / "/".join(["d"] * 20)
+    deep.mkdir(parents=True)
+    with pytest.raises(MalformedRun, match="deeper than"):
+        audit(run.path, made.trust)
+
+
+def test_more_files_than_an_audit_reads(
+    made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostile, "MAX_FILES", 5)
+    with pytest.raises(MalformedRun, match="more than an audit reads"):
+        audit(run.path, made.trust)
+
+
+def test_more_bytes_than_an_audit_reads(made: MadeRun, run: RunFolder) -> None:
+    with (run.path / "statements" / "x.dsse.json").open("wb") as file:
+        file.truncate(hostile.MAX_BYTES)
+    with pytest.raises(MalformedRun, match="more than an audit reads"):
+        audit(run.path, made.trust)
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b'{"format":"sealring run","version":9,"run":"r","job":"j"}', "version 9"),
+        (b'{"format":"sealring run","version":1,"run":"r","run":"s","job":"j"}', "twice"),
+        (b"[" * 60_000, "cannot be read"),
+        (b" " * 100_000, "is larger than"),
+    ],
+)
+def test_a_head_that_no_run_has(made: MadeRun, run: RunFolder, head: bytes, said: str) -> None:
+    (run.path / "run.json").write_bytes(head)
+    with pytest.raises(MalformedRun, match=said):
+        audit(run.path, made.trust)
+
+
+def test_no_run_at_all(made: MadeRun, tmp_path: Path) -> None:
+    with pytest.raises(MalformedRun):
+        audit(tmp_path, made.trust)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[" * 60_000, b'{"payload":"","payload":""}', b"\xff\xfe", b"{}" * 9]
+)
+def test_a_logged_statement_that_is_none(made: MadeRun, run: RunFolder, content: bytes) -> None:
+    made.add(run, "x", content)
+    result = audit(run.path, made.trust)
+    assert [one.fault for one in result.findings] == [Fault.UNREADABLE]
+    assert result.status is Status.NOT_SHOWN
+
+
+def test_a_long_chain_of_stages_ends(made: MadeRun, tmp_path: Path) -> None:
+    last = CORPUS
+    for number in range(1500):
+        before = Named(f"d{number}", sha(f"d{number}"))
+        made.made.append(stage(f"s{number}", "stage", [before], [last], CLEANER))
+        last = before
+    made.made = made.made[2:]
+    run = made.write(tmp_path / "run")
+    claims = Claims(stages=(Stage("clean", None),))
+    (answer,) = audit(run.path, made.trust, Question(claims)).answers
+    assert answer.said in (Said.NO, Said.NOT_SHOWN)
+
+
+def test_names_are_text_in_the_page_and_nothing_else(made: MadeRun, tmp_path: Path) -> None:
+    for rank in range(2):
+        made.each(
+            rank,
+            lambda one: replace(
+                one,
+                data=[replace(one.data[0], name=EVIL)],
+                code=replace(one.code, script=Named(EVIL, sha("x"))),
+                checkpoints_out=[replace(one.checkpoints_out[0], name=EVIL)],
+            ),
+        )
+    made.made = [
+        stage(EVIL, "export", [Named(EVIL, sha("in"))], [Named(EVIL, sha("out"))], CLEANER)
+    ]
+    made.change(1, 1, world=2, configuration=sha("other"))
+    made.workers[1] = made.authority.worker(1, 2)
+    result = audit(made.write(tmp_path / "run").path, made.trust)
+    html = page(result)
+    assert html.count("<script") == 3  # two of data, and the page's own
+    assert html.count("</script>") == 3
+    assert "<img" not in html
+    assert EVIL not in html
+    data = html.partition('id="records">')[2].partition("</script>")[0]
+    scripts = [
+        value["predicate"]["interval"]["code"]["script"]["name"]
+        for _, payload in json.loads(data)
+        if "interval" in (value := json.loads(payload))["predicate"]
+    ]
+    assert set(scripts) == {EVIL}  # whole, for the one who looks at the record

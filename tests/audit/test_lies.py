@@ -1,0 +1,112 @@
+"""Every lie is found, and the audit says who, in which record, and what contradicts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sealring.audit.audit import Question, audit
+from sealring.audit.claims import Aggregation, Claims, Stage
+from sealring.audit.findings import Fault
+from sealring.audit.result import AuditResult, Said, Status
+from sealring.audit.trust import AuditTrust
+from tests.audit.lies import LIES, Lie
+from tests.audit.made_runs import CLEANER, MODEL, RAW, SCRIPT, MadeRun
+from tests.audit.stated_lies import colluding
+
+CLAIMS = Claims(
+    trained_only_on=frozenset({RAW.sha256}),
+    stages=(Stage("clean", CLEANER.sha256), Stage("tokenize", None)),
+    code={"train.py": frozenset({SCRIPT.sha256})},
+    ranks=4,
+    aggregation=Aggregation(frozenset({"all_reduce"}), True),
+    no_gaps=True,
+)
+
+
+def ask(folder: Path, trust: AuditTrust, model: bytes = MODEL) -> AuditResult:
+    file = folder.with_name("model.bin")
+    file.write_bytes(model)
+    return audit(folder, trust, Question(CLAIMS, file))
+
+
+def answers(result: AuditResult) -> dict[str, Said]:
+    return {answer.claim: answer.said for answer in result.answers}
+
+
+def test_an_honest_run_is_shown(tmp_path: Path) -> None:
+    made = MadeRun()
+    result = ask(made.write(tmp_path / "run").path, made.trust)
+    assert result.findings == ()
+    assert answers(result) == dict.fromkeys(
+        ("trained_only_on", "stages", "code", "ranks", "aggregation", "no_gaps", "model"), Said.YES
+    )
+    assert result.status is Status.SHOWN
+    assert (len(result.payloads), result.ranks, result.intervals) == (15, 4, 3)
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_found_and_named(name: str, tmp_path: Path) -> None:
+    lie = LIES[name]
+    made = MadeRun()
+    lie.before(made)
+    run = made.write(tmp_path / "run")
+    trust = lie.after(made, run) or made.trust
+    result = ask(run.path, trust)
+    assert result.status is Status.REFUTED
+    found = [(finding.fault, named(finding.parties)) for finding in result.findings]
+    assert sorted(found) == sorted(lie.found), [one.text for one in result.findings]
+    said = answers(result)
+    assert {claim: said[claim] for claim in lie.refuted} == dict.fromkeys(lie.refuted, Said.NO)
+    check_records(lie, made, result)
+
+
+def named(parties: tuple[str, ...]) -> tuple[str, ...]:
+    """An owner is named by its key, which is another one in each test."""
+    return tuple("OWNER" if party.startswith("the owner ") else party for party in parties)
+
+
+def check_records(lie: Lie, made: MadeRun, result: AuditResult) -> None:
+    if not lie.blamed:
+        return
+    first = next(one for one in result.findings if one.fault is lie.found[0][0])
+    assert set(first.records) == {made.digests[place] for place in lie.blamed}
+    assert {made.digests[place] for place in lie.against} <= set(first.against)
+    behind = [node for node in result.graph.nodes.values() if node.faulty]
+    assert {node.key for node in behind} >= {f"i:{rank}:{turn}" for rank, turn in lie.blamed}
+
+
+def test_a_model_file_that_was_swapped(tmp_path: Path) -> None:
+    made = MadeRun()
+    result = ask(made.write(tmp_path / "run").path, made.trust, b"other weights")
+    (finding,) = result.findings
+    assert (finding.fault, finding.parties) == (Fault.MODEL, ("the holder of the file",))
+    assert finding.against == (made.made_digests["export"],)
+    assert answers(result)["model"] is Said.NO
+    assert result.status is Status.REFUTED
+
+
+def test_a_statement_that_the_disk_loses_is_still_in_the_log(tmp_path: Path) -> None:
+    made = MadeRun()
+    run = made.write(tmp_path / "run")
+    run.statement_path("rank-1-1").unlink()
+    assert ask(run.path, made.trust).status is Status.SHOWN
+
+
+def test_neighbours_that_collude_are_not_found(tmp_path: Path) -> None:
+    # Both ends of a link hold its key. docs/provenance.md says so.
+    made = MadeRun()
+    colluding(made)
+    result = ask(made.write(tmp_path / "run").path, made.trust)
+    assert (result.findings, result.status) == ((), Status.SHOWN)
+
+
+def test_a_log_that_was_cut_is_noticed_without_a_witness_by_its_missing_end(tmp_path: Path) -> None:
+    made = MadeRun()
+    run = made.write(tmp_path / "run")
+    LIES["cuts the log's end"].after(made, run)
+    result = ask(run.path, made.trust)  # no checkpoint that was seen elsewhere
+    assert result.findings == ()
+    assert answers(result)["no_gaps"] is Said.NO
+    assert answers(result)["model"] is Said.NO

@@ -1,0 +1,202 @@
+"""Chains of statements that verify, and accounts on which both ends of a link agree."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cryptography import x509
+
+import sealring
+from sealring.errors import ConfigurationError
+from sealring.identity import load_credentials
+from sealring.provenance.checkpoints import open_checkpoint
+from sealring.provenance.folder import StoredTree, read_checkpoint
+from sealring.provenance.intervals import Interval, LinkAccount, Share
+from sealring.provenance.notes import Verifier
+from sealring.provenance.policy import Log, LogPolicy
+from sealring.provenance.runs import RunFolder, open_run
+from sealring.provenance.statements import sign_statement, verify_statement
+from sealring.recording import note_checkpoint_in, note_checkpoint_out, note_data
+from tests.workers import SECRET, Workers
+
+WORLD = 3
+
+
+def train(rank: int, world: int, folder: str, steps: int) -> None:
+    tensor = torch.ones(3000)
+    settings = {"steps": steps, "lr": 0.1}
+    with sealring.record_run(
+        folder, every=2, configuration=settings, rank=rank, world=world
+    ) as records:
+        pair = dist.new_group([0, 1])
+        for step in records.steps(steps):
+            dist.all_reduce(tensor)
+            share = Share(world, rank, 1)
+            note_data("corpus", "aa" * 32, 0, step * world, (step + 1) * world, seed=7, share=share)
+            if rank == 0:
+                dist.send(tensor, 1)
+            if rank == 1:
+                dist.recv(tensor.clone(), 0)
+            if step == 2:
+                note_checkpoint_out("model@1", "bb" * 32, "cc" * 32)
+        if rank < 2:
+            dist.barrier(group=pair)
+        if rank == 2:
+            records.note_privacy("gaussian", 1.5, 1e-5, noise=1.1)
+
+
+@pytest.fixture(scope="module")
+def authorities() -> tuple[x509.Certificate, ...]:
+    return load_credentials(0, WORLD, {"SEALRING_SECRET": SECRET}).authorities
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> Path:
+    folder = tmp_path_factory.mktemp("recording") / "run"
+    fresh = {"SEALRING_TEST": "recording"}  # a group of its own, whose counts start at zero
+    workers.run(train, str(folder), 5, world=WORLD, env=fresh)
+    return folder
+
+
+def chains(folder: Path, authorities: Any) -> list[list[tuple[str, Interval]]]:
+    """Of each rank: (digest, interval), in the order of their sequence numbers."""
+    found: list[list[tuple[str, Interval]]] = [[] for _ in range(WORLD)]
+    for _, envelope in open_run(folder).statements():
+        statement = verify_statement(envelope, authorities)
+        assert isinstance(statement.content, Interval)
+        assert statement.worker is not None
+        found[statement.worker.rank].append((statement.digest, statement.content))
+    return found
+
+
+def test_each_rank_signs_a_chain_from_the_first_step_to_the_last(
+    run: Path, authorities: Any
+) -> None:
+    for chain in chains(run, authorities):
+        intervals = [interval for _, interval in chain]
+        assert [(one.first_step, one.end_step) for one in intervals] == [(0, 2), (2, 4), (4, 5)]
+        assert [one.sequence for one in intervals] == [0, 1, 2]
+        assert [one.final for one in intervals] == [False, False, True]
+        for (before, _), (_, after) in itertools.pairwise(chain):
+            assert after.previous == before
+        assert len({one.run for one in intervals}) == 1
+
+
+def test_both_ends_of_every_link_agree_at_every_interval(run: Path, authorities: Any) -> None:
+    compared = 0
+    for sequence in range(3):
+        ends: dict[Any, LinkAccount] = {}
+        for rank, chain in enumerate(chains(run, authorities)):
+            for link in chain[sequence][1].links:
+                ends[link.group, link.epoch, link.kind, rank, link.peer] = link
+        for (group, epoch, kind, rank, peer), link in ends.items():
+            other = ends[group, epoch, kind, peer, rank]
+            assert link.sent is not None
+            assert link.sent.records + (link.received.records if link.received else 0) > 0
+            assert (link.sent, link.received) == (other.received, other.sent)
+            compared += 1
+    assert compared >= 3 * 6
+
+
+def test_counts_groups_data_and_checkpoints_are_those_of_the_run(
+    run: Path, authorities: Any
+) -> None:
+    zero, one, two = ([interval for _, interval in chain] for chain in chains(run, authorities))
+    counts = {(each.group, each.kind): each.count for each in zero[-1].collectives}
+    assert counts[zero[-1].groups[0].name, "all_reduce"] == 5
+    assert [group.members for group in zero[-1].groups] == [[0, 1, 2], [0, 1]]
+    assert [group.members for group in two[-1].groups] == [[0, 1, 2]]
+    assert {link.kind for link in one[-1].links} == {"collective", "message"}
+    assert [(part.first, part.end) for part in two[0].data] == [(0, 6)]
+    assert [(part.first, part.end) for part in two[-1].data] == [(12, 15)]
+    assert two[0].data[0].share == Share(WORLD, 2, 1)
+    assert [each.step for each in zero[1].checkpoints_out] == [3]
+    assert (zero[-1].privacy, two[-1].privacy and two[-1].privacy.epsilon) == (None, "1.5")
+    folder = open_run(run)
+    assert folder.evidence(zero[0].configuration) == b'{"lr": 0.1, "steps": 5}'
+    assert b"torch==" in (folder.evidence(zero[0].code.packages) or b"")
+    assert folder.evidence(zero[0].code.script.sha256) is not None
+
+
+def policy_of(folder: RunFolder) -> LogPolicy:
+    return LogPolicy((Log(Verifier.parse(folder.vkey.read_text().strip())),))
+
+
+def test_rank_0_logs_every_statement_of_every_rank(run: Path, authorities: Any) -> None:
+    folder = open_run(run)
+    signed = open_checkpoint(read_checkpoint(folder.log), policy_of(folder))
+    tree = StoredTree(folder.log, signed.size)
+    tree.check_all(signed.root)
+    assert sorted(tree.entries()) == sorted(envelope for _, envelope in folder.statements())
+    assert signed.size == 3 * WORLD
+    assert not (folder.path / folder.key.name).exists()
+
+
+def killed(rank: int, world: int, folder: str) -> None:
+    records = sealring.record_run(folder, every=1, rank=rank, world=world)
+    records.step()
+    records.flush()
+    records.close(final=False)  # what is left of a worker that was killed after this
+
+
+def test_a_worker_that_starts_again_continues_its_chain(
+    tmp_path: Path, workers: Workers, authorities: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    monkeypatch.setenv("SEALRING_JOB", "tests")
+    folder = str(tmp_path / "run")
+    workers.run(killed, folder, world=WORLD)
+    workers.run(train, folder, 3, world=WORLD)
+    chain = chains(tmp_path / "run", authorities)[1]
+    assert [one.sequence for _, one in chain] == list(range(len(chain)))
+    assert all(after.previous == before for (before, _), (_, after) in itertools.pairwise(chain))
+    assert [one.final for _, one in chain] == [False] * (len(chain) - 1) + [True]
+    assert (chain[-1][1].end_step, chain[0][1].run) == (3, chain[-1][1].run)
+    with pytest.raises(ConfigurationError, match="has ended"):
+        sealring.record_run(folder, rank=1, world=WORLD)
+
+
+def test_a_strangers_statement_is_not_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    stranger = load_credentials(0, 1, {"SEALRING_SECRET": secrets.token_hex(32)})
+    interval = verify_statement(
+        next(open_run(run).statements())[1], load_credentials(0, WORLD).authorities
+    ).content
+    with sealring.record_run(tmp_path / "run", rank=0, world=1):
+        folder = open_run(tmp_path / "run")
+        folder.write_statement("stranger", sign_statement(interval, stranger))
+    assert "stranger is not logged" in caplog.text
+    size = open_checkpoint(read_checkpoint(folder.log), policy_of(folder)).size
+    assert (size, len(folder.statement_names())) == (1, 2)
+
+
+def test_without_a_recording_notes_are_dropped() -> None:
+    note_data("corpus", "aa" * 32, 0, 0, 8)
+    note_checkpoint_in("model@1", "bb" * 32)
+    note_checkpoint_out("model@1", "bb" * 32)
+
+
+def test_what_record_run_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("SEALRING_RECORD", raising=False)
+    with pytest.raises(ConfigurationError, match="where should the records go"):
+        sealring.record_run()
+    with pytest.raises(ConfigurationError, match="which worker is this"):
+        sealring.record_run(tmp_path / "run")
+    with sealring.record_run(tmp_path / "run", rank=0, world=1) as records:
+        assert sealring.record_run(tmp_path / "run") is records
+        with pytest.raises(ConfigurationError, match="is recorded in"):
+            sealring.record_run(tmp_path / "other")
+        with pytest.raises(ConfigurationError, match="at least one step"):
+            records.configure(0)
+        with pytest.raises(ConfigurationError, match="configuration cannot be written"):
+            records.configure(1, {"model": object()})

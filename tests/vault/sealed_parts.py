@@ -1,0 +1,32 @@
+"""Sealed files of the suite for GPUs, with their plaintext."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sealring import _native
+from sealring.vault.gpu_batches import SealedPart
+from sealring.vault.sealed import CHACHA, Place
+
+
+def place() -> Place:
+    return Place(bytes(16), bytes(range(16)), 1, CHACHA, _native.Secret(bytes(range(32))))
+
+
+@contextmanager
+def sealed_parts(folder: Path, contents: list[bytes]) -> Iterator[list[SealedPart]]:
+    opened: list[SealedPart] = []
+    try:
+        for number, plain in enumerate(contents):
+            path, part = folder / f"{number}.sealed", f"shard {number}"
+            path.write_bytes(place().seal(part, plain))
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            reader = place().reader(descriptor, part, path.name)
+            opened.append(SealedPart(descriptor, reader, path.name))
+        yield opened
+    finally:
+        for one in opened:
+            os.close(one.descriptor)
