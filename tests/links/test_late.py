@@ -271,7 +271,7 @@ def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.Monke
 
     with team() as one:
         first = one.groups
-        monkeypatch.setattr(verification, "is_issued_by", lambda *_: pytest.fail("verified again"))
+        monkeypatch.setattr(verification, "signed_by", lambda *_: pytest.fail("verified again"))
         monkeypatch.setattr(forming, "signature_is_good", counted)
         one.groups = one.all(lambda rank: one.workers[rank].form("second", range(SIZE)))
         sum_of(one, Algorithm.TREE)
