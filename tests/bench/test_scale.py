@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sealring.bench.scale import ScaleCase, growth, measure_scale
+from sealring.bench.scale import growth, measure_scale
+from sealring.results import ScaleCase
 
 
 def test_a_group_of_nine_and_its_mesh() -> None:

@@ -114,7 +114,9 @@ def test_what_one_process_computes_by_itself_is_measured_once() -> None:
 
 def test_everything_is_every_part_and_quick_is_less() -> None:
     quick, full = everything(quick=True), everything(quick=False)
-    assert list(quick) == list(full) == ["aead", "link", "allreduce", "collectives", "step"]
+    assert (
+        list(quick) == list(full) == ["aead", "link", "allreduce", "collectives", "step", "scale"]
+    )
     for name in quick:
         assert 0 < cases(quick[name]) < cases(full[name]) or name == "aead"
 

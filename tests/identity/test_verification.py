@@ -150,7 +150,7 @@ def test_a_known_certificate_is_judged_anew_in_all_but_its_signature(
 
     first = again()
     with monkeypatch.context() as patch:
-        patch.setattr(verification, "is_issued_by", lambda *_: pytest.fail("verified again"))
+        patch.setattr(verification, "signed_by", lambda *_: pytest.fail("verified again"))
         assert (again().key, again().fingerprint) == (first.key, first.fingerprint)
         for changes, error in (
             ({"now": NOW + 5 * HOUR}, CertificateExpired),

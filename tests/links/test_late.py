@@ -29,7 +29,6 @@ from sealring.errors import (
     WrongGroup,
 )
 from sealring.handshake import dial, statements
-from sealring.handshake.statements import signature_is_good
 from sealring.identity import load_credentials, verification
 from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, connections, forming, late_kind
@@ -263,7 +262,7 @@ def test_a_second_large_group_under_a_job_secret() -> None:
 def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """But a member's signature over the new transcript, each member anew."""
     signatures = 0
-    good = signature_is_good
+    good = statements.signature_is_good
 
     def counted(*what: Any) -> bool:
         nonlocal signatures
@@ -272,7 +271,7 @@ def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.Monke
 
     with team() as one:
         first = one.groups
-        monkeypatch.setattr(verification, "is_issued_by", lambda *_: pytest.fail("verified again"))
+        monkeypatch.setattr(verification, "signed_by", lambda *_: pytest.fail("verified again"))
         monkeypatch.setattr(forming, "signature_is_good", counted)
         one.groups = one.all(lambda rank: one.workers[rank].form("second", range(SIZE)))
         sum_of(one, Algorithm.TREE)

@@ -18,7 +18,7 @@ from sealring.report.findings import changes, overheads, pairs
 from sealring.results import Results, write_results
 from tests.report.examples import whole, with_gpu
 
-NO_PLOTS: dict[str, Any] = {"aead": [], "link": [], "step": []}
+NO_PLOTS: dict[str, Any] = {"aead": [], "link": [], "step": [], "scale": []}
 
 
 def noisy() -> Results:
@@ -50,6 +50,14 @@ def test_a_gpus_measurements_stand_beside_their_bars(html: str) -> None:
     assert "all_reduce 256 MiB, 4 ranks, peer: NCCL" in html
     assert 'id="gpu-roofline"' in html
     assert 'id="gpu"' not in page(whole())
+
+
+def test_what_forming_groups_costs_is_drawn_by_their_size(html: str) -> None:
+    assert 'id="forming"' in html
+    assert "works 16 ms to form a group of 16 and 112 ms for one of 256" in html
+    assert "1.0 TLS handshakes a rank" in html
+    for scale in ([], whole().scale[:3]):  # no line through one number of ranks
+        assert 'id="forming"' not in page(whole(scale=scale))
 
 
 def test_noise_is_called_noise_and_gets_no_ratio() -> None:

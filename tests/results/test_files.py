@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,19 @@ def test_a_file_cut_short_is_called_that(kept: float, tmp_path: Path) -> None:
 
 
 def test_another_version_is_named() -> None:
-    text = to_json(results()).replace('"version": 2', '"version": 7', 1)
-    with pytest.raises(ConfigurationError, match="of version 7, and this sealring reads 1 and 2"):
+    text = to_json(results()).replace('"version": 3', '"version": 7', 1)
+    with pytest.raises(ConfigurationError, match="of version 7, and this sealring reads 1 to 3"):
         from_json(text, "old.json")
 
 
-def test_the_first_version_is_read_too() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_earlier_versions_are_read_too(version: int) -> None:
     document = json.loads(to_json(results()))
-    document["version"] = 1
-    del document["machine"]["gpu_memory_bytes"]
-    assert from_json(json.dumps(document), "first.json") == results()
+    document["version"] = version
+    del document["scale"]
+    if version == 1:
+        del document["machine"]["gpu_memory_bytes"]
+    assert from_json(json.dumps(document), "earlier.json") == replace(results(), scale=[])
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> str:

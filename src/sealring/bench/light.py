@@ -94,7 +94,8 @@ class LightWorker:
     ) -> LightGroup:
         """As group/create.py does it, without torch, GPUs and recorder."""
         ordered = tuple(members)
-        rank = ordered.index(self.rank)
+        place_of = {each: place for place, each in enumerate(ordered)}
+        rank = place_of[self.rank]
         deadline = time.monotonic() + timeout_s
         store = _Prefixed(self._store, name)
         with agreed_epoch(store, ordered, self.rank, deadline) as epoch:
@@ -119,7 +120,7 @@ class LightWorker:
             )
         agreed, late = mesh.agreed, mesh.late
         linked = {link.peer for link in mesh.links} | {self.rank}
-        hosts = {ordered.index(each): member.host for each, member in agreed.members.items()}
+        hosts = {place_of[each]: member.host for each, member in agreed.members.items()}
         shared: dict[str, Any] = {
             "members": ordered,
             "record_bytes": record_bytes,
@@ -133,11 +134,9 @@ class LightWorker:
             len(ordered),
             context=group_context(terms),
             group_key=agreed.group_key(self.rank),
-            links=[(ordered.index(link.peer), link) for link in mesh.links],
+            links=[(place_of[link.peer], link) for link in mesh.links],
             unlinked={
-                ordered.index(each): agreed.group_key(each)
-                for each in ordered
-                if each not in linked
+                place_of[each]: agreed.group_key(each) for each in ordered if each not in linked
             },
             **shared,
         )

@@ -14,40 +14,23 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from sealring.bench.exchange import Progress
 from sealring.bench.light import LightGroup, LightWorker
+from sealring.bench.session import Job, Section
 from sealring.bench.workers import Report, run_workers
+from sealring.results import ScaleCase
 from sealring.schedule import Operation, Selection
 
 _ELEMENTS: Final = 1024
 """Of the all-reduce: 4 KiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleCase:
-    ranks: int
-    what: str
-    handshakes: int
-    """TLS handshakes of all ranks in this part."""
-    resumptions: int
-    """Connections under a session, without TLS."""
-    sockets: int
-    """Open at its end, both ends counted."""
-    bytes: int
-    """Sent in this machine's network meanwhile, by whichever process."""
-    seconds: float
-    cpu_seconds_per_rank: float
-    rss_bytes: int
-    """Of all processes at its end."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +53,30 @@ def measure_scale(numbers: Sequence[int], tell: Callable[[str], None]) -> list[S
         tell(f"{ranks} light workers form groups")
         cases += _measure(ranks)
     return cases
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredScale:
+    """As `bench all` keeps it: one number of ranks."""
+
+    measured: tuple[ScaleCase, ...]
+    section: Section = "scale"
+
+    @property
+    def label(self) -> str:
+        return f"forming groups of {self.measured[0].ranks} light workers"
+
+    def cases(self, run: int) -> Sequence[ScaleCase]:
+        return self.measured
+
+
+def jobs(numbers: Sequence[int]) -> list[Job]:
+    def measure(ranks: int, progress: Progress) -> Iterator[MeasuredScale]:
+        yield MeasuredScale(tuple(_measure(ranks)))
+
+    return [
+        Job(f"groups of {ranks} light workers", 1, partial(measure, ranks)) for ranks in numbers
+    ]
 
 
 def growth(cases: Sequence[ScaleCase]) -> dict[str, dict[str, float]]:

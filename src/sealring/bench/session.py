@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from sealring.bench.exchange import Progress
 from sealring.results import Results, this_machine, write_results
 
-Section = Literal["aead", "link", "allreduce", "collectives", "step", "gpu"]
+Section = Literal["aead", "link", "allreduce", "collectives", "step", "gpu", "scale"]
 
 
 class Measured(Protocol):

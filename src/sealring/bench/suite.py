@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from sealring.bench import scale
 from sealring.bench.allreduce import measure_allreduce
 from sealring.bench.collectives import COLLECTIVES, measure_collectives, plan_of
 from sealring.bench.exchange import Effort
@@ -179,6 +180,7 @@ def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
             "allreduce": allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "shm", every, QUICK),
             "collectives": collectives(names, [2], [MIB], "shm", QUICK),
             "step": steps([_training(2, more), _training(4, few)]),
+            "scale": scale.jobs([9, 16, 36]),
         }
     effort = Effort()
     buckets = [1.0, 5.0, 25.0, 100.0]
@@ -192,6 +194,7 @@ def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
         ],
         "collectives": collectives(names, [2, 4], [4 << 10, 25 * MIB], "shm", effort),
         "step": steps(_training(ranks, models, 7) for ranks in (2, 3, 4)),
+        "scale": scale.jobs([4, 9, 16, 36, 64, 144]),
     }
 
 

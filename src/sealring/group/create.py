@@ -43,6 +43,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
     shut_out_debuggers()
     members, group_rank, group_world = options.members, options.group_rank, len(options.members)
     rank, world = options.rank, options.world
+    place_of = {each: place for place, each in enumerate(members)}
     deadline = time.monotonic() + options.timeout.total_seconds()
     enrolment = _enrolment(rank, world, deadline)
     credentials = (
@@ -69,7 +70,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         )
 
     def by_group_rank(mesh: Mesh) -> list[tuple[int, Link]]:
-        return [(members.index(link.peer), link) for link in mesh.links]
+        return [(place_of[link.peer], link) for link in mesh.links]
 
     with agreed_epoch(options.store, members, rank, deadline) as epoch:
         terms = Terms(
@@ -88,7 +89,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         mesh = mesh_for(terms)
         agreed, late = mesh.agreed, mesh.late
         linked = {link.peer for link in mesh.links} | {rank}
-        hosts = {members.index(each): member.host for each, member in agreed.members.items()}
+        hosts = {place_of[each]: member.host for each, member in agreed.members.items()}
         first_failure = _native.FirstFailure()
         engine = CollectiveEngine(
             group_rank,
@@ -104,9 +105,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             lease=lease,
             hosts=hosts,
             unlinked={
-                members.index(each): agreed.group_key(each)
-                for each in members
-                if each not in linked
+                place_of[each]: agreed.group_key(each) for each in members if each not in linked
             },
             late=late,
             threads=settings.threads or _threads(terms.host, hosts),
@@ -175,7 +174,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
     record_from_environment(rank, world, os.environ)
     if enrolment is not None:
         # Every other member, also those that this worker has no session and no link with.
-        keys = {members.index(each): member.key for each, member in agreed.members.items()}
+        keys = {place_of[each]: member.key for each, member in agreed.members.items()}
         keys.pop(group_rank)
         enrolment.watch(group, keys)
     return group

@@ -111,7 +111,9 @@ def verify(
     fingerprint = fingerprint_of(certificate)
     signed = None if known is None else known.get(fingerprint, authorities)
     if signed is None:
-        signed = _signed(certificate, authorities, where)
+        signed = _signed(
+            certificate, authorities, where, is_issued_by if known is None else signed_by
+        )
         if known is not None:
             known.add(fingerprint, signed)
     claims, name = signed.claims, signed.claims.name
@@ -154,13 +156,8 @@ def fingerprint_of(certificate: x509.Certificate) -> bytes:
     return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
 
 
-@lru_cache(maxsize=1024)
-def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether `authority` signed this very certificate, with no other in between.
-
-    The answer depends on the bytes of the two alone, so it is remembered: a reader of a thousand
-    statements meets the same few certificates.
-    """
+def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether `authority` signed this very certificate, with no other in between."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
@@ -168,10 +165,23 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     return True
 
 
+@lru_cache(maxsize=1024)
+def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """The same, remembered for the whole process: it depends on the bytes of the two alone.
+
+    A reader of a thousand statements meets the same few certificates. Workers that share a process
+    do not share it: each has its own KnownCertificates.
+    """
+    return signed_by(certificate, authority)
+
+
 def _signed(
-    certificate: x509.Certificate, authorities: Sequence[x509.Certificate], where: str
+    certificate: x509.Certificate,
+    authorities: Sequence[x509.Certificate],
+    where: str,
+    check: Callable[[x509.Certificate, x509.Certificate], bool],
 ) -> SignedClaims:
-    if not any(is_issued_by(certificate, authority) for authority in authorities):
+    if not any(check(certificate, authority) for authority in authorities):
         raise UnknownAuthority(
             f"the peer at {where} has a certificate that this job's authority did not sign: give "
             "all ranks one job secret or one SEALRING_AUTHORITY"

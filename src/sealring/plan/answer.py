@@ -11,6 +11,7 @@ from sealring import limits
 from sealring.errors import ConfigurationError
 from sealring.plan.buckets import DEFAULT_CAP_MB, buckets_of
 from sealring.plan.collectives import Cluster
+from sealring.plan.forming import forming_seconds, shipped
 from sealring.plan.layouts import (
     Setting,
     compute_of,
@@ -73,6 +74,13 @@ def answer(question: Question) -> Answer:
         buckets=[bucket for bucket, _ in tried],
         algorithms=_algorithms(question),
         cost_per_day=None if question.price is None else question.price * question.ranks * 24,
+        forming_s=forming_seconds(
+            question.forming or shipped(),
+            question.ranks,
+            question.cluster,
+            question.profile.device,
+            question.network,
+        ),
     )
 
 

@@ -193,7 +193,7 @@ def load_network(name: str) -> Network:
 
 
 def read_profile(text: str, name: str) -> Profile:
-    document = _toml(text, name)
+    document = parse_toml(text, name)
     for way in WAYS:
         given = document.get(way)
         if isinstance(given, dict):
@@ -213,13 +213,13 @@ def read_profile(text: str, name: str) -> Profile:
 
 
 def read_network(text: str, name: str) -> Network:
-    network: Network = strictly(Network, _toml(text, name), name, "network")
+    network: Network = strictly(Network, parse_toml(text, name), name, "network")
     if network.bytes_per_s.value < 1:
         raise ConfigurationError(f"{name}: a network of less than a byte a second carries nothing")
     return network
 
 
-def _toml(text: str, name: str) -> dict[str, Any]:
+def parse_toml(text: str, name: str) -> dict[str, Any]:
     try:
         return _as_floats(tomllib.loads(text))
     except tomllib.TOMLDecodeError as problem:

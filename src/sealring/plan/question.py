@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sealring.plan.collectives import Cluster
+from sealring.plan.forming import Forming
 from sealring.plan.memory import Memory, Precision
 from sealring.plan.model import Model
 from sealring.plan.profiles import Network, Profile, Way
@@ -28,6 +29,8 @@ class Question:
     """Per GPU (or rank) and hour."""
     compute: Compute | None = None
     """Measured; None: reckoned from the arithmetic."""
+    forming: Forming | None = None
+    """Measured; None: as shipped."""
 
     @property
     def cluster(self) -> Cluster:
@@ -103,6 +106,8 @@ class Answer:
     """Every cap that was tried."""
     algorithms: list[SizeAnswer]
     cost_per_day: float | None
+    forming_s: float
+    """Until the sealed group of all ranks exists."""
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

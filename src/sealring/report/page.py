@@ -12,7 +12,7 @@ from typing import Final
 from sealring.bench.cc import SOURCES
 from sealring.bench.noise import SAME_WITHIN
 from sealring.identity.private_files import write_public
-from sealring.report import gpu_plots, machine_plots, plots
+from sealring.report import gpu_plots, machine_plots, plots, scale_plots
 from sealring.report.drawing import Picture, plotting_library
 from sealring.report.findings import Overhead, best_buckets, changes, overheads, pairs, span_of
 from sealring.report.published import FIGURES, STUDY
@@ -101,6 +101,7 @@ def _sections(results: Results) -> Iterable[str]:
         plots.timeline(results),
         machine_plots.links(results),
         machine_plots.roofline(results),
+        scale_plots.forming(results),
         gpu_plots.bars(results),
         gpu_plots.roofline(results),
     )

@@ -61,13 +61,15 @@ def from_json(text: str | bytes, name: str) -> Results:
             f"{name} holds no bench results; `sealring bench all` writes results.json"
         )
     version = document.pop("version", None)
+    if version not in (1, 2, VERSION):
+        raise ConfigurationError(
+            f"{name} holds results of version {version!r}, and this sealring reads 1 to {VERSION}: "
+            "measure again with `sealring bench all`"
+        )
     if version == 1 and isinstance(document.get("machine"), dict):
         document["machine"].setdefault("gpu_memory_bytes", 0)  # version 1 knew no GPU's memory
-    elif version != VERSION:
-        raise ConfigurationError(
-            f"{name} holds results of version {version!r}, and this sealring reads 1 and "
-            f"{VERSION}: measure again with `sealring bench all`"
-        )
+    if version in (1, 2):
+        document.setdefault("scale", [])  # which did not measure the forming of groups
     if document.pop("end", None) is not True:
         raise ConfigurationError(f"{name} is cut short: measure again with `sealring bench all`")
     results: Results = strictly(Results, document, name, "results file")

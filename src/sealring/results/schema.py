@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 Variant = Literal["plain", "sealed", "unsealed", "cc", "compute"]
 Transport = Literal["shm", "tcp", "host", "peer", "nccl", "gpu", "none"]
@@ -193,6 +193,27 @@ class StepCase:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleCase:
+    """Groups of light workers, many in a process, and what it took to form them."""
+
+    ranks: int
+    what: str
+    """world, all_reduce or mesh (bench/scale.py)."""
+    handshakes: int
+    """TLS handshakes of all ranks in this part."""
+    resumptions: int
+    """Connections under a session, without TLS."""
+    sockets: int
+    """Open at its end, both ends counted."""
+    bytes: int
+    """Sent in this machine's network meanwhile, by whichever process."""
+    seconds: float
+    cpu_seconds_per_rank: float
+    rss_bytes: int
+    """Of all processes at its end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     command: str
     """That made this file."""
@@ -210,6 +231,7 @@ class Results:
     step: list[StepCase] = field(default_factory=list)
     gpu: list[KernelCase] = field(default_factory=list)
     """A GPU's kernels. Its collectives and steps are among the others, under its name."""
+    scale: list[ScaleCase] = field(default_factory=list)
 
 
 Case = TypeVar("Case", KernelCase, LinkPoint, CollectiveCase, StepCase)

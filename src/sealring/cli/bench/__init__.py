@@ -12,7 +12,7 @@ vault      checkpoints
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -235,7 +235,7 @@ def scale(
     with errors.status("light workers start") as status:
         cases = measure_scale(numbers, status.update)
     if json:
-        print_json({"cases": [case.as_json() for case in cases], "growth": growth(cases)})
+        print_json({"cases": [asdict(case) for case in cases], "growth": growth(cases)})
         return
     console.print(tables.scale(cases, growth(cases)))
 
@@ -345,7 +345,7 @@ def everything(
     ] = False,
     only: Annotated[
         str | None,
-        typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step,gpu."),
+        typer.Option(help="Some of its parts: aead,link,allreduce,collectives,step,scale,gpu."),
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The directory for both files; made if missing.")

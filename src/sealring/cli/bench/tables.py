@@ -13,10 +13,10 @@ from sealring.bench.kernels import Kernels
 from sealring.bench.link import Hop
 from sealring.bench.measure import Samples
 from sealring.bench.noise import Comparison
-from sealring.bench.scale import ScaleCase
 from sealring.bench.session import Measured
 from sealring.bench.step import Step
 from sealring.cli.terminal import human_bytes
+from sealring.results import ScaleCase
 
 
 def _columns(table: Table, *names: str) -> Table:

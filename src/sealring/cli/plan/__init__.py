@@ -17,6 +17,7 @@ from sealring.cli.terminal import progress_bar
 from sealring.errors import ConfigurationError
 from sealring.plan.answer import answer
 from sealring.plan.fit_gpu import gpu_of
+from sealring.plan.forming import forming_of
 from sealring.plan.memory import ITEMSIZE
 from sealring.plan.models import load_model, with_tokens
 from sealring.plan.profiles import Profile, load_network
@@ -135,7 +136,8 @@ def ask(
             results, model, question.batch, precision, question.cluster.per_host,
             device=device or "cpu",
         )  # fmt: skip
-        return dataclasses.replace(question, compute=measured)
+        formed = forming_of(results.scale, f"`sealring bench all`, {results.made}")
+        return dataclasses.replace(question, compute=measured, forming=formed)
     return question
 
 

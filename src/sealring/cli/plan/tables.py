@@ -63,6 +63,11 @@ def show_answer(found: Answer, as_json: bool) -> None:
     _show_layouts(found)
     _show_buckets(found)
     _show_algorithms(found)
+    if found.ranks > 1:
+        console.print(
+            f"The sealed group of all {found.ranks:,} ranks forms in {_time(found.forming_s)}.",
+            highlight=False,
+        )
     if found.cost_per_day is not None:
         protected = found.ways[-1]
         lost = found.cost_per_day * (1 - 1 / protected.against_plain)
@@ -146,13 +151,14 @@ def show_sweep(found: list[Answer], as_json: bool) -> None:
         table.add_column("", no_wrap=True)
         if way != "plain":
             table.add_column(": plain", justify="right", no_wrap=True)
+    table.add_column("forms in", justify="right", no_wrap=True)
     for each in found:
         cells = [str(each.ranks), *([each.layout] if spread else [])]
         for answered in each.ways:
             cells += [_time(answered.seconds), _bar(answered.compute_s / answered.seconds)]
             if answered.way != "plain":
                 cells.append(f"{answered.against_plain:.2f}")
-        table.add_row(*cells)
+        table.add_row(*cells, _time(each.forming_s))
     console.print(table)
 
 
