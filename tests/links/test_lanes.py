@@ -102,6 +102,13 @@ def test_a_peer_that_listens_elsewhere_is_unsupported() -> None:
         one.close()
 
 
+def test_a_link_that_is_cut_has_no_further_pipes() -> None:
+    with socket.socket() as never_connected:
+        end = lanes.first_end(never_connected, None)
+    with two(end) as (zero, _), pytest.raises(Unsupported, match="rank 1 was cut"):
+        zero.offer()
+
+
 @pytest.mark.parametrize(
     "letter",
     [b"", b"{}", b"[1]", b'{"type":"lanes"}', b'{"type":"lanes","ports":{"127.0.0.1":0}}', b"\xff"],

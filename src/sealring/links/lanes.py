@@ -47,14 +47,17 @@ class FirstEnd:
     transport: Literal["tcp", "shm"]
     family: int
     own: tuple[Any, ...]
-    """The socket's address and the peer's, as the system writes them."""
+    """The socket's address and the peer's, as the system writes them; nothing if it is cut."""
     theirs: tuple[Any, ...]
 
 
 def first_end(sock: socket.socket, memory: SharedMemory | None) -> FirstEnd:
     if memory is not None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return FirstEnd("shm", sock.family, (), ())
-    return FirstEnd("tcp", sock.family, sock.getsockname(), sock.getpeername())
+    try:
+        return FirstEnd("tcp", sock.family, sock.getsockname(), sock.getpeername())
+    except OSError:  # the group's first collective will tell
+        return FirstEnd("tcp", sock.family, (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class Lanes:
         if any(self._by("shm")):
             self._inbox = Inbox()
         for peer, end in self._by("tcp"):
+            if not end.own or not end.theirs:
+                raise Unsupported(f"the link to rank {peer} was cut")
             if peer > self._rank and end.own[0] not in self._listeners:
                 self._listeners[end.own[0]] = _listener(end)
         letter = _encode(

@@ -173,8 +173,8 @@ define_single(
 
 
 _REDUCE_OPS: Final = [
-    *(dist.ReduceOp(op) for op in dist.ReduceOp.RedOpType.__members__.values()
-      if op is not dist.ReduceOp.RedOpType.PREMUL_SUM),  # type: ignore[attr-defined,unused-ignore]
+    *(dist.ReduceOp(op) for name, op in dist.ReduceOp.RedOpType.__members__.items()
+      if name != "PREMUL_SUM"),
     dist._make_nccl_premul_sum(1.0),
 ]  # fmt: skip
 _code: Final[Callable[[Any], object]] = (
