@@ -30,7 +30,7 @@ GROUP = ("abort", "account", "monitored_barrier", "recorder", "set_timeout", "sh
 RECORDER = ("account", "collective")
 RECORDING = (
     "close", "configure", "flush", "next_step", "note_privacy", "path", "replay", "resume_at",
-    "step", "steps",
+    "step", "steps", "wait",
 )  # fmt: skip
 
 

@@ -87,6 +87,8 @@ void bind_codes(nb::module_& m) {
   m.attr("GPU_PAYLOAD_BYTES") = kGpuPayload;
   m.attr("MAX_ALERT_TEXT_BYTES") = kMaxAlertText;
   m.attr("SEGMENT_WINDOW") = kWindow;
+  m.attr("MAX_LANES") = kMaxLanes;
+  m.attr("STRIPE_SEGMENTS") = kStripe;
   m.attr("FORWARD_BUDGET_BYTES") = kForwardBudget;
   m.attr("ANYONE") = Message::kAnyone;
 }

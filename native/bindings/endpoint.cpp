@@ -37,7 +37,8 @@ nb::object value_of(const RecordHash& hash) {
 nb::list commitments(const Endpoint& self) {
   nb::list found;
   for (const auto& link : self.commitments()) {
-    found.append(nb::make_tuple(link->peer, value_of(link->sent), value_of(link->received)));
+    found.append(
+        nb::make_tuple(link->peer, link->lane, value_of(link->sent), value_of(link->received)));
   }
   return found;
 }

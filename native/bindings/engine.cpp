@@ -40,6 +40,20 @@ std::unique_ptr<Program> make_program(uint8_t operation, uint8_t algorithm, int 
                                    std::move(out));
 }
 
+// The same call on memory of the same length elsewhere.
+Call moved_to(const Call& like, uintptr_t address, uint64_t number, double timeout_s,
+              std::function<bool()> signal_pending) {
+  Call call = like;
+  const uintptr_t first = reinterpret_cast<uintptr_t>(like.slots.at(0).data);
+  for (Slot& slot : call.slots) {
+    slot.data = reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(slot.data) - first + address);
+  }
+  call.number = number;
+  call.timeout_s = timeout_s;
+  call.signal_pending = std::move(signal_pending);
+  return call;
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -51,7 +65,7 @@ void bind_engine(nb::module_& m) {
       "__init__",
       [](Call* self, const Program& program, const std::vector<std::pair<uintptr_t, size_t>>& slots,
          std::optional<uint64_t> total, uint32_t root, DType dtype, ReduceKind reduction,
-         double factor, size_t segment_bytes, bool wired) {
+         double factor, size_t segment_bytes, bool wired, size_t lanes) {
         std::vector<Slot> memory;
         for (const auto& [address, bytes] : slots) {
           memory.push_back({reinterpret_cast<uint8_t*>(address), bytes});
@@ -64,10 +78,11 @@ void bind_engine(nb::module_& m) {
                         .reduction = reduction,
                         .factor = factor,
                         .segment_bytes = segment_bytes,
-                        .wired = wired};
+                        .wired = wired,
+                        .lanes = lanes};
       },
       "program"_a, "slots"_a, nb::kw_only(), "total"_a.none(), "root"_a, "dtype"_a, "reduction"_a,
-      "factor"_a, "segment_bytes"_a, "wired"_a, nb::keep_alive<1, 2>());
+      "factor"_a, "segment_bytes"_a, "wired"_a, "lanes"_a = 1, nb::keep_alive<1, 2>());
 
   nb::class_<Engine, Endpoint> engine(m, "Engine");
   bind_wires_of(engine);
@@ -96,6 +111,30 @@ void bind_engine(nb::module_& m) {
             return self.submit(call, caller == nullptr ? std::nullopt : std::optional(*caller));
           },
           "call"_a, "caller"_a.none(), nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>())
+      // A call like an earlier one, whose first slot begins at another address. None when all went well,
+      // else the failure.
+      .def(
+          "run_at",
+          [](Engine& self, const Call& like, uintptr_t address, uint64_t number, double timeout_s) {
+            return without_gil([&]() -> std::optional<Failure> {
+              const ProcessMark& process = self.process();
+              self.run(moved_to(like, address, number, timeout_s,
+                                [&process] { return signal_pending(process); }));
+              return std::nullopt;
+            });
+          },
+          "like"_a, "address"_a, "number"_a, "timeout_s"_a)
+      .def(
+          "add_lane_link",
+          [](Engine& self, size_t lane, int peer, int socket, LinkMemory* own, LinkMemory* theirs) {
+            self.add_lane_link(lane, peer,
+                               own == nullptr || theirs == nullptr
+                                   ? make_tcp_pipe(socket)
+                                   : make_shm_pipe(socket, std::move(*own), std::move(*theirs)));
+          },
+          "lane"_a, "peer"_a, "socket"_a, "own"_a.none(), "theirs"_a.none(),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("drop_lanes", &Engine::drop_lanes, nb::call_guard<nb::gil_scoped_release>())
       .def("launch_rest", &Engine::launch_rest, nb::call_guard<nb::gil_scoped_release>())
       .def("mark_end", &Engine::mark_end, "collective"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("release_streams", &Engine::release_streams, "collective"_a,

@@ -42,7 +42,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
     if (wires != nullptr && !receives(each.action))
       area_readers_.insert(each.peers.begin(), each.peers.end());
   }
-  if (number_of(cut_.segments) > UINT32_MAX)
+  if (number_of(cut_.position(cut_.segments)) > UINT32_MAX)
     throw std::invalid_argument("more segments than a record can number");
   window_.resize(cut_.window);
   stats.scratch_bytes = std::max<uint64_t>(stats.scratch_bytes, cut_.scratch_bytes());
@@ -102,6 +102,7 @@ void Collective::open_segments() {
   while (opened_ < cut_.segments && opened_ < oldest_ + window_.size()) {
     Segment& segment = window_[opened_ % window_.size()];
     segment.number = opened_++;
+    segment.position = cut_.position(segment.number);
     segment.waits = program_.waits;
     segment.done.assign(program_.steps.size(), false);
     segment.left = program_.steps.size();
@@ -150,11 +151,11 @@ uint8_t* Collective::at(Segment& segment, int slot) const {
                                                       program_.scratch.size() * call_.segment_bytes;
     return scratch + static_cast<size_t>(slot - program_.slots) * call_.segment_bytes;
   }
-  return call_.slots[slot].data + segment.number * call_.segment_bytes;
+  return call_.slots[slot].data + segment.position * call_.segment_bytes;
 }
 
 size_t Collective::length(const Segment& segment, int slot) const {
-  const size_t from = segment.number * call_.segment_bytes;
+  const size_t from = segment.position * call_.segment_bytes;
   const size_t bytes = cut_.slot_bytes(slot);
   return from >= bytes ? 0 : std::min(call_.segment_bytes, bytes - from);
 }
@@ -238,7 +239,7 @@ Header Collective::new_header(const Segment& segment, const Step& step) const {
   header.reduction = static_cast<uint8_t>(call_.reduction);
   header.algorithm = program_.algorithm;
   header.message = step.message;
-  header.segment = static_cast<uint32_t>(number_of(segment.number));
+  header.segment = static_cast<uint32_t>(number_of(segment.position));
   header.root = call_.root;
   header.total = total_of(step.slot);
   return header;
@@ -264,6 +265,7 @@ void Collective::publish(Header& header, const uint8_t* plain, const std::vector
   header.kind = Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = kEveryone;
+  header.lane = keyring_.lane;
   BufferRef sealed = pool_.take();
   sealed->size = kRecordOverhead + header.length;
   seal_record(*keyring_.own_group, keyring_.context, header, plain, sealed->record);
@@ -342,10 +344,13 @@ bool Collective::take_data(Link& link) {
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);
   if (index < 0 || !same_call(header, total_of(program_.steps[index].slot))) require_same(link);
-  const uint64_t number = header.segment / records_per_segment_;
-  if (index >= 0 && number >= opened_ && number < cut_.segments_of(index)) return false;
+  const uint64_t position = header.segment / records_per_segment_;
+  const uint64_t number = cut_.segment_at(position);
+  const bool has_place =
+      index >= 0 && cut_.in_this_lane(position) && number < cut_.segments_of(index);
+  if (has_place && number >= opened_) return false;
   Segment& segment = window_[number % window_.size()];
-  if (index < 0 || number >= cut_.segments_of(index)) {
+  if (!has_place) {
     throw Failure(FailureCode::out_of_step, link.peer,
                   names().rank(link.peer) + " sent a record of " + names().rank(header.sender) +
                       " that has no place in " + names().rank(keyring_.rank) +
@@ -355,7 +360,7 @@ bool Collective::take_data(Link& link) {
     throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");
   }
   const Step& step = program_.steps[index];
-  if (header.length != first_length(segment, step.slot) || header.segment != number_of(number)) {
+  if (header.length != first_length(segment, step.slot) || header.segment != number_of(position)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer cuts the tensor differently");
   }
   if (segment.waits[index] != 0) return false;

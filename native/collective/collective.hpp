@@ -51,6 +51,9 @@ struct Call {
   bool wired = false;
   // The device was given its part ahead, and streams wait for it.
   Submitted submitted{};
+  // The tensor is shared among so many lanes, of which this is one. All ranks must say the same.
+  size_t lanes = 1;
+  size_t lane = 0;
   // Asked now and then while waiting: true if the caller wants to be gone (a signal came).
   std::function<bool()> signal_pending = [] { return false; };
 };
@@ -75,13 +78,23 @@ struct Stats {
 
 // Segments in the air at once. More hide each other's latency, fewer stay in the cache.
 inline constexpr uint64_t kWindow = 4;
+// A lane takes so many segments in a row. So what has no more of them needs one lane alone, on all ranks,
+// whatever these know of each other's tensors.
+inline constexpr uint64_t kStripe = kWindow;
 // Sealed records that may wait on one link to be passed on, in bytes.
 inline constexpr uint64_t kForwardBudget = 8u << 20;
 
 // How a call's slots are cut, and how many pieces there are at once.
 struct Cut {
   Cut(const Call& call, const Wires* wires);
+  // Of this lane.
   uint64_t segments_of(int step) const;
+  // A segment's number in the whole tensor, and back.
+  uint64_t position(uint64_t segment) const;
+  uint64_t segment_at(uint64_t position) const;
+  bool in_this_lane(uint64_t position) const { return position / kStripe % call.lanes == call.lane; }
+  // How many of a call's lanes have any segment.
+  static size_t lanes_used(const Call& call);
   size_t slot_bytes(int slot) const;
   size_t scratch_bytes() const { return window * program.scratch.size() * segment_bytes; }
   // The parts of its slots that this rank writes.
@@ -90,7 +103,7 @@ struct Cut {
   const Call& call;
   const Program& program;
   const size_t segment_bytes;
-  uint64_t segments = 1;       // of the longest slot that a step uses
+  uint64_t segments;           // of the longest slot that a step uses
   uint64_t full_segments = 0;  // how many of them have every step
   uint64_t steps = 0;          // in all segments
   uint64_t window = 1;         // segments in the air at once
@@ -121,7 +134,8 @@ class Collective {
 
  private:
   struct Segment {
-    uint64_t number = 0;
+    uint64_t number = 0;    // in this lane
+    uint64_t position = 0;  // in the whole tensor
     std::vector<int> waits;        // how many steps each step still waits for
     std::vector<bool> done;
     size_t left = 0;               // steps that are not done
@@ -178,7 +192,7 @@ class Collective {
     return std::min(length(segment, slot), device_ == nullptr ? SIZE_MAX : kGpuPayload);
   }
   // A device may seal a segment as a run of records. Their headers count on from the first one's.
-  uint64_t number_of(uint64_t segment) const { return segment * records_per_segment_; }
+  uint64_t number_of(uint64_t position) const { return position * records_per_segment_; }
   bool same_call(const Header& header, uint64_t total) const;
   void require_same(const Link& link) const;
   Header new_header(const Segment& segment, const Step& step) const;

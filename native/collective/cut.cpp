@@ -16,7 +16,7 @@ bool writes(Action action) {
 }  // namespace
 
 Cut::Cut(const Call& call, const Wires* wires)
-    : call(call), program(*call.program), segment_bytes(call.segment_bytes) {
+    : call(call), program(*call.program), segment_bytes(call.segment_bytes), segments(call.lane == 0 ? 1 : 0) {
   full_segments = program.steps.empty() ? 1 : UINT64_MAX;
   for (size_t step = 0; step < program.steps.size(); ++step) {
     const uint64_t count = segments_of(static_cast<int>(step));
@@ -28,8 +28,9 @@ Cut::Cut(const Call& call, const Wires* wires)
   // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
   const uint64_t forwarded = segment_bytes * std::max(program.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
-  window = std::min({call.on_device ? kDeviceWindow : kWindow, segments,
+  const uint64_t wanted = std::min({call.on_device ? kDeviceWindow : kWindow, segments,
                      wires != nullptr ? wires->window(program.world) : affordable});
+  window = std::max<uint64_t>(1, wanted);
 }
 
 size_t Cut::slot_bytes(int slot) const {
@@ -37,10 +38,30 @@ size_t Cut::slot_bytes(int slot) const {
   return call.slots[slot].bytes;
 }
 
-// A step exists in segment 0, and in every other one in which its slot has bytes.
+// A step exists in the tensor's segment 0, and in every other one in which its slot has bytes.
 uint64_t Cut::segments_of(int step) const {
   const size_t bytes = slot_bytes(program.steps[step].slot);
-  return bytes == 0 ? 1 : (bytes + segment_bytes - 1) / segment_bytes;
+  const uint64_t count = bytes == 0 ? 1 : (bytes + segment_bytes - 1) / segment_bytes;
+  const uint64_t turn = kStripe * call.lanes;  // in which every lane has one stripe
+  const uint64_t before = kStripe * call.lane;
+  const uint64_t rest = count % turn;
+  return count / turn * kStripe + std::min(kStripe, rest > before ? rest - before : 0);
+}
+
+uint64_t Cut::position(uint64_t segment) const {
+  return (segment / kStripe * call.lanes + call.lane) * kStripe + segment % kStripe;
+}
+
+uint64_t Cut::segment_at(uint64_t position) const {
+  return position / (kStripe * call.lanes) * kStripe + position % kStripe;
+}
+
+size_t Cut::lanes_used(const Call& call) {
+  if (call.lanes == 1) return 1;
+  size_t longest = 0;
+  for (const Slot& slot : call.slots) longest = std::max(longest, slot.bytes);
+  const uint64_t stripe = kStripe * call.segment_bytes;
+  return std::clamp<uint64_t>((longest + stripe - 1) / stripe, 1, call.lanes);
 }
 
 std::vector<std::span<uint8_t>> Cut::results() const {

@@ -30,6 +30,8 @@ Engine::Engine(int rank, int world, const Context& context, const KeyBytes& grou
       std::make_unique<SealingKey>(gpu_key(group_key), rekey_bytes, Suite::chacha20_poly1305);
   keyring_.groups.resize(static_cast<size_t>(world));
   keyring_.groups_gpu.resize(static_cast<size_t>(world));
+  keyring_.lanes_keys.resize(static_cast<size_t>(world));
+  keyring_.lanes_keys[rank] = lanes_key(group_key);
   update_account();
 }
 
@@ -214,11 +216,10 @@ void Engine::run(const Call& call) {
   if (call.on_device && call.submitted.number == 0) {
     most_replaced_keys(cut_of(call));
   }
-  BufferPool& pool = pool_of(call);
   history_.push_back(view_of(call));
   if (history_.size() > kHistory) history_.pop_front();
   try {
-    run_collective(call, pool);
+    run_collective(call);
   } catch (Failure& failure) {
     // What another rank reports of a message happened in none of our collectives.
     if (failure.collective == 0 && failure.reported_by < 0) failure.collective = call.number;
@@ -239,6 +240,7 @@ void Engine::require_possible(const Call& call) {
   if (call.slots.size() != static_cast<size_t>(program.slots)) {
     throw std::invalid_argument("the program needs another number of slots");
   }
+  require_lanes(call);
   if (call.on_device) require_device();
   if (call.wired && (!call.on_device || !wired())) {
     throw std::invalid_argument("there are no wires in use");
@@ -260,16 +262,21 @@ void Engine::require_possible(const Call& call) {
   }
 }
 
-void Engine::run_collective(const Call& call, BufferPool& pool) {
-  with_device(call.on_device, [&] {
-    Device* const device = call.on_device ? device_.get() : nullptr;
-    Wires* const wires = call.wired ? wires_.get() : nullptr;
-    const Collective::Latecomers latecomers{
-        late_, [this](std::vector<LateLink> links) { place_late_links(std::move(links)); }};
-    Collective(call, links_, keyring_, pool, device, wires, stats_, backoff_, history_,
-               interrupted_, lease_.get(), latecomers)
-        .run();
-  });
+void Engine::run_collective(const Call& call) {
+  const size_t lanes = Cut::lanes_used(call);
+  if (lanes > 1) return run_lanes(call, lanes);
+  with_device(call.on_device, [&] { run_lane(call); });
+}
+
+void Engine::run_on(const Call& call, Links& links, Keyring& keyring, BufferPool& pool,
+                    Stats& stats, Backoff& backoff, LateLinks& late) {
+  Device* const device = call.on_device ? device_.get() : nullptr;
+  Wires* const wires = call.wired ? wires_.get() : nullptr;
+  const Collective::Latecomers latecomers{
+      late, [this](std::vector<LateLink> came) { place_late_links(std::move(came)); }};
+  Collective(call, links, keyring, pool, device, wires, stats, backoff, history_, interrupted_,
+             lease_.get(), latecomers)
+      .run();
 }
 
 void Engine::fail(const Failure& failure) {
@@ -299,14 +306,14 @@ void Engine::say_where_last_seen(Failure& failure) const {
 
 void Engine::end_with(Failure& failure, const View& view) {
   place_late_links(late_.close());  // their peers are told as well
-  send_last_records(links_, Kind::alert, encode_alert(failure, rank_), view);
+  send_last_records(all_links(), Kind::alert, encode_alert(failure, rank_), view);
   if (failure.code == FailureCode::out_of_step) {
     if (view.number != 0) failure.views[rank_] = names().rank(rank_) + ": " + names().view(view);
     collect_views(links_, names(), failure);
   }
   failure_ = failure;
   update_account();  // what was waited for goes with the links
-  wipe();
+  wipe_all();
   update_account();
 }
 
@@ -317,8 +324,8 @@ void Engine::close() {
   if (closed_ || failure_) return;
   closed_ = true;
   place_late_links(late_.close());
-  send_last_records(links_, Kind::bye, {}, {});
-  wipe();
+  send_last_records(all_links(), Kind::bye, {}, {});
+  wipe_all();
 }
 
 bool Engine::release_device(std::chrono::duration<double> patience) {
@@ -352,6 +359,7 @@ void Engine::update_account() {
     account_.waited_s[peer] = static_cast<double>(links_[peer]->waited_ns) * 1e-9;
     account_.rekeys[peer] = links_[peer]->rekeys();
   }
+  for (const auto& lane : lanes_) add_account_of(*lane);
 }
 
 Engine::Account Engine::account() const {

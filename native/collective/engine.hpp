@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "collective/collective.hpp"
+#include "collective/lanes.hpp"
 #include "device/wires.hpp"
 #include "operation/endpoint.hpp"
 
@@ -41,6 +42,11 @@ class Engine final : public Endpoint {
   void drop_wires();
   bool wired() const { return keyring_.wire_slots != 0; }
   bool channelled() const { return wires_ && wired() && wires_->channelled(); }
+
+  // One more pipe to a rank that has a link: of lane 1, 2 and so on, each on all ranks alike.
+  void add_lane_link(size_t lane, int peer, std::unique_ptr<Pipe> pipe);
+  // Closes them and forgets the keys for further ones: this group has one lane from here on.
+  void drop_lanes();
 
   // A collective that will be run: by the thread that calls wait_on_host, in the order submitted. Where
   // streams are to wait, kernels are launched for it, after the work of the caller's stream; it must then
@@ -86,14 +92,23 @@ class Engine final : public Endpoint {
   void require_possible(const Call& call);
   // On the device, in this call; counts what it seals and opens.
   uint64_t most_replaced_keys(const Cut& cut);
-  void run_collective(const Call& call, BufferPool& pool);
+  void run_collective(const Call& call);
+  void run_on(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Stats& stats,
+              Backoff& backoff, LateLinks& late);
+  void require_lanes(const Call& call) const;
+  void run_lanes(const Call& call, size_t used);
+  void run_lane(const Call& call);
+  void wipe_all();
+  std::vector<Link*> all_links() const;
   void end_with(Failure& failure, const View& view);
   void say_where_last_seen(Failure& failure) const;
   void update_account();
+  void add_account_of(const Lane& lane);
   // Gives the links that came late their place. By the thread that has `running_`.
   void place_late_links(std::vector<LateLink> links);
 
   LateLinks late_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // 1 and on; the first is the endpoint itself
   std::unique_ptr<Wires> wires_;
   std::mutex running_;  // held while a collective runs
   std::atomic<bool> interrupted_{false};

@@ -134,7 +134,7 @@ void Collective::on_fetched(Link& link) {
 void Collective::require_same_place(const Link& link) const {
   const Header& header = link.header();
   if (header.collective != call_.number) return;
-  const bool theirs_on_gpu = header.lane != kCpuLane;
+  const bool theirs_on_gpu = header.lane != keyring_.lane;
   if (theirs_on_gpu && device_ != nullptr && (header.lane != kGpuLane) != (wires_ != nullptr)) {
     throw Failure(
         FailureCode::out_of_step, link.peer,

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "keys/hkdf.hpp"
@@ -40,6 +41,14 @@ Nonce make_nonce(uint32_t lane, uint64_t count) {
 KeyBytes ratchet(const KeyBytes& key) { return expand(key, "sealring 1 ratchet"); }
 
 KeyBytes gpu_key(const KeyBytes& key) { return expand(key, "sealring 1 gpu"); }
+
+KeyBytes lanes_key(const KeyBytes& key) { return expand(key, "sealring 1 lanes"); }
+
+KeyBytes lane_key(const KeyBytes& lanes, uint32_t lane) {
+  std::string info = "sealring 1 lane";
+  for (int i = 0; i < 4; ++i) info.push_back(static_cast<char>(lane >> (8 * i)));
+  return expand(lanes, info);
+}
 
 Aead::Aead(const KeyBytes& key, Direction direction, Suite suite, Zeros zeros)
     : key_(key),

@@ -37,6 +37,12 @@ KeyBytes ratchet(const KeyBytes& key);
 // The key for what GPUs seal: HKDF-Expand(key, "sealring 1 gpu"). So no key serves two suites.
 KeyBytes gpu_key(const KeyBytes& key);
 
+// The key from which those of a key's further lanes come: HKDF-Expand(key, "sealring 1 lanes"), and of one of
+// them: HKDF-Expand(that, "sealring 1 lane" and the lane as 4 bytes, little-endian). So no two lanes share a
+// key, and each replaces its own.
+KeyBytes lanes_key(const KeyBytes& key);
+KeyBytes lane_key(const KeyBytes& lanes, uint32_t lane);
+
 // CPUs have instructions for AES, GPUs have not.
 enum class Suite { aes_256_gcm, chacha20_poly1305 };
 

@@ -46,6 +46,7 @@ void Endpoint::add_member(int peer, const KeyBytes& group_key) {
   keyring_.groups[peer] = std::make_unique<OpeningKey>(group_key);
   keyring_.groups_gpu[peer] =
       std::make_unique<OpeningKey>(gpu_key(group_key), Suite::chacha20_poly1305);
+  keyring_.lanes_keys[peer] = lanes_key(group_key);
 }
 
 void Endpoint::require_rank(int peer) const {
@@ -115,6 +116,7 @@ void Endpoint::wipe() {
   }
   for (auto& key : keyring_.groups) key.reset();
   for (auto& key : keyring_.groups_gpu) key.reset();
+  for (auto& key : keyring_.lanes_keys) key.reset();
   keyring_.own_group.reset();
   keyring_.own_group_gpu.reset();
   if (device_) device_->wipe();

@@ -54,7 +54,7 @@ class Endpoint {
   const ProcessMark& process() const { return process_; }
   // Of all links that there have been; from any thread, also when the group has ended.
   std::vector<std::shared_ptr<const LinkCommitment>> commitments() const {
-    return keyring_.commitments.all();
+    return keyring_.commitments->all();
   }
 
   // Ends the group in order: says goodbye to every peer and wipes the keys.

@@ -96,13 +96,15 @@ std::optional<RecordHash::Value> RecordHash::value() const {
   return value;
 }
 
-LinkCommitment::LinkCommitment(const Context& context, int rank, int peer)
+LinkCommitment::LinkCommitment(const Context& context, int rank, int peer, uint32_t lane)
     : peer(peer),
+      lane(lane),
       sent(context, static_cast<uint32_t>(rank), static_cast<uint32_t>(peer)),
       received(context, static_cast<uint32_t>(peer), static_cast<uint32_t>(rank)) {}
 
-std::shared_ptr<LinkCommitment> CommitmentTable::add(const Context& context, int rank, int peer) {
-  auto added = std::make_shared<LinkCommitment>(context, rank, peer);
+std::shared_ptr<LinkCommitment> CommitmentTable::add(const Context& context, int rank, int peer,
+                                                     uint32_t lane) {
+  auto added = std::make_shared<LinkCommitment>(context, rank, peer, lane);
   const std::lock_guard<std::mutex> lock(lock_);
   links_.push_back(added);
   return added;

@@ -55,8 +55,9 @@ class RecordHash {
 };
 
 struct LinkCommitment {
-  LinkCommitment(const Context& context, int rank, int peer);
+  LinkCommitment(const Context& context, int rank, int peer, uint32_t lane);
   const int peer;
+  const uint32_t lane;
   RecordHash sent;
   RecordHash received;
 };
@@ -64,7 +65,7 @@ struct LinkCommitment {
 // Of all links of one end of a group; they outlive the links.
 class CommitmentTable {
  public:
-  std::shared_ptr<LinkCommitment> add(const Context& context, int rank, int peer);
+  std::shared_ptr<LinkCommitment> add(const Context& context, int rank, int peer, uint32_t lane);
   std::vector<std::shared_ptr<const LinkCommitment>> all() const;
 
  private:

@@ -26,6 +26,14 @@ inline constexpr uint32_t kHeaderLane = 0x80000000u;  // set in the lane of a he
 // What a CPU sealed with AES-256-GCM, and what a GPU sealed with ChaCha20-Poly1305; from kWireLane on
 // the latter without its payload, which lies in a slot of the sealer's area (wires.hpp).
 inline constexpr uint32_t kCpuLane = 0, kGpuLane = 1, kWireLane = 256;
+// A pair of ranks may have several pipes, each with keys of its own; what CPUs seal for the first has
+// kCpuLane, for the others the numbers from here on.
+inline constexpr uint32_t kFurtherLanes = 2;
+inline constexpr size_t kMaxLanes = 64;
+inline constexpr uint32_t cpu_lane(size_t lane) {
+  return lane == 0 ? kCpuLane : kFurtherLanes + static_cast<uint32_t>(lane) - 1;
+}
+static_assert(cpu_lane(kMaxLanes) < kWireLane);
 
 using Context = std::array<uint8_t, kContextBytes>;
 

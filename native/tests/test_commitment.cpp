@@ -13,8 +13,8 @@ namespace {
 
 using Value = RecordHash::Value;
 
-Value sent(const End& end) { return *end.keyring.commitments.all()[0]->sent.value(); }
-Value received(const End& end) { return *end.keyring.commitments.all()[0]->received.value(); }
+Value sent(const End& end) { return *end.keyring.commitments->all()[0]->sent.value(); }
+Value received(const End& end) { return *end.keyring.commitments->all()[0]->received.value(); }
 bool same(const Value& one, const Value& other) {
   return one.records == other.records && one.digest == other.digest;
 }

@@ -11,100 +11,11 @@
 
 #include "check.hpp"
 #include "collective/engine.hpp"
+#include "engines.hpp"
 #include "programs.hpp"
-#include "two_ends.hpp"
 
 using namespace sealring;
 using namespace sealring::testing;
-
-namespace {
-
-enum class Transport { tcp, shm };
-
-class World {
- public:
-  World(int size, Transport transport) : size(size) {
-    for (int rank = 0; rank < size; ++rank) {
-      engines.push_back(
-          std::make_unique<Engine>(rank, size, Context{}, group_key(rank), 1024, 50'000));
-    }
-    for (int low = 0; low < size; ++low) {
-      for (int high = low + 1; high < size; ++high) connect(low, high, transport);
-    }
-  }
-
-  // Every rank runs `body` in a thread of its own; the failures they end with, by rank.
-  template <typename Body>
-  std::vector<std::optional<Failure>> run(Body body) {
-    std::vector<std::optional<Failure>> failures(size);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size; ++rank) {
-      threads.emplace_back([&, rank] {
-        try {
-          body(rank, *engines[rank]);
-        } catch (const Failure& failure) {
-          failures[rank] = failure;
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return failures;
-  }
-
-  const int size;
-  std::vector<std::unique_ptr<Engine>> engines;
-
- private:
-  void connect(int low, int high, Transport transport) {
-    const auto [a, b] = tcp_pair();
-    std::unique_ptr<SharedMemory> memory;
-    if (transport == Transport::shm) memory = std::make_unique<SharedMemory>();
-    engines[low]->add_link(high, TwoEnds::pipe(a, memory.get(), 0), pair_key(low, high),
-                           pair_key(high, low), group_key(high));
-    engines[high]->add_link(low, TwoEnds::pipe(b, memory.get(), 1), pair_key(high, low),
-                            pair_key(low, high), group_key(low));
-  }
-};
-
-std::vector<Slot> cut(std::vector<float>& tensor, int parts) {
-  std::vector<Slot> slots;
-  const size_t each = tensor.size() / static_cast<size_t>(parts);
-  for (int part = 0; part < parts; ++part) {
-    slots.push_back(
-        {reinterpret_cast<uint8_t*>(tensor.data() + each * part), each * sizeof(float)});
-  }
-  return slots;
-}
-
-void all_reduce(Engine& engine, const Program& program, std::vector<float>& tensor, uint64_t number,
-                double timeout_s = 20) {
-  const Call call{&program,
-                  cut(tensor, program.slots),
-                  number,
-                  tensor.size() * 4,
-                  0,
-                  DType::float32,
-                  ReduceKind::sum,
-                  1.0,
-                  1024,
-                  timeout_s};
-  engine.run(call);
-}
-
-bool none(const std::vector<std::optional<Failure>>& failures) {
-  for (const auto& failure : failures) {
-    if (failure) return std::printf("  %s\n", failure->what()), false;
-  }
-  return true;
-}
-
-template <typename Body>
-void over_both(Body body) {
-  body(Transport::tcp);
-  body(Transport::shm);
-}
-
-}  // namespace
 
 TEST(ring_all_reduce_sums) {
   over_both([](Transport transport) {

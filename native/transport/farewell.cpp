@@ -15,10 +15,22 @@ constexpr std::chrono::milliseconds kViews{1000};
 
 }  // namespace
 
+std::vector<Link*> links_in(const Links& links) {
+  std::vector<Link*> found;
+  for (const auto& link : links) {
+    if (link) found.push_back(link.get());
+  }
+  return found;
+}
+
 void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload,
                        const View& view) {
-  for (const auto& link : links) {
-    if (!link) continue;
+  send_last_records(links_in(links), kind, payload, view);
+}
+
+void send_last_records(const std::vector<Link*>& links, Kind kind, std::span<const uint8_t> payload,
+                       const View& view) {
+  for (Link* link : links) {
     Header header;
     view.put_into(header);
     header.kind = kind;
@@ -31,27 +43,24 @@ void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload
   }
   const auto deadline = std::chrono::steady_clock::now() + kLastWords;
   for (;;) {
-    std::vector<pollfd> unsent;
-    for (const auto& link : links) {
-      if (!link || link->idle()) continue;
+    bool unsent = false;
+    for (Link* link : links) {
+      if (link->idle()) continue;
       try {
         link->flush();
       } catch (const Failure&) {
         continue;  // it is gone, and we are going
       }
-      if (!link->idle()) unsent.push_back({link->socket(), POLLOUT, 0});
+      unsent |= !link->idle();
     }
     const auto left = deadline - std::chrono::steady_clock::now();
-    if (unsent.empty() || left.count() <= 0) break;
+    if (!unsent || left.count() <= 0) break;
     // A ring has no event to wait for here; a millisecond's nap serves both kinds of pipe.
     ::poll(nullptr, 0, 1);
   }
-  for (const auto& link : links) {
-    if (link) link->end_writing();
-  }
+  for (Link* link : links) link->end_writing();
   const auto delivered = [&links] {
-    return std::all_of(links.begin(), links.end(),
-                       [](const auto& link) { return !link || link->delivered(); });
+    return std::all_of(links.begin(), links.end(), [](Link* link) { return link->delivered(); });
   };
   while (!delivered() && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 1);
 }

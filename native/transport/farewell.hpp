@@ -15,7 +15,12 @@ using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
 
 // Sends an alert or a bye to every peer, with what this rank was doing, and waits a little for it
 // to leave.
+void send_last_records(const std::vector<Link*>& links, Kind kind, std::span<const uint8_t> payload,
+                       const View& view);
 void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view);
+
+// Those that there are.
+std::vector<Link*> links_in(const Links& links);
 
 // After ranks disagreed: what the others say, in their own alerts, that they were doing. A rank that
 // is in no collective does not answer, so this waits a second at most.

@@ -10,9 +10,11 @@ Link::Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
       pipe_(std::move(pipe)),
       send_key_(send_key, rekey_bytes),
       receive_key_(receive_key),
+      lanes_send_key_(lanes_key(send_key)),
+      lanes_receive_key_(lanes_key(receive_key)),
       keyring_(keyring),
       pool_(pool),
-      commitment_(keyring.commitments.add(keyring.context, keyring.rank, peer)) {
+      commitment_(keyring.commitments->add(keyring.context, keyring.rank, peer, keyring.lane)) {
   if (keyring.gpu_pool == nullptr) return;
   gpu_send_key_ =
       std::make_unique<SealingKey>(gpu_key(send_key), rekey_bytes, Suite::chacha20_poly1305);
@@ -29,6 +31,7 @@ void Link::enqueue(BufferRef record) {
 void Link::seal(Header& header, const uint8_t* plain, uint8_t* out) {
   header.sender = static_cast<uint32_t>(keyring_.rank);
   header.receiver = static_cast<uint32_t>(peer);
+  header.lane = keyring_.lane;
   seal_record(send_key_, keyring_.context, header, plain, out);
 }
 
@@ -143,7 +146,7 @@ bool Link::postponed() const {
 }
 
 OpeningKey& Link::key_of(const Header& header) {
-  const bool by_gpu = header.lane != kCpuLane;
+  const bool by_gpu = header.lane != keyring_.lane;
   if (header.kind != Kind::group) return by_gpu ? *gpu_receive_key_ : receive_key_;
   if (header.sender >= keyring_.groups.size() || !keyring_.groups[header.sender]) {
     throw Failure(FailureCode::tampered, peer, "a record names a sealer that is not in the group");
@@ -159,7 +162,7 @@ void Link::check_header() {
   const bool by_gpu = header_.lane == kGpuLane && data && keyring_.gpu_pool != nullptr;
   const bool in_slot = header_.lane >= kWireLane && data && header_.kind != Kind::data &&
                        header_.lane - kWireLane < keyring_.wire_slots;
-  if (header_.lane != kCpuLane && !by_gpu && !in_slot) {
+  if (header_.lane != keyring_.lane && !by_gpu && !in_slot) {
     throw Failure(FailureCode::tampered, peer, forged);
   }
   OpeningKey& key = key_of(header_);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,11 @@ struct Keyring {
   BufferPool* gpu_pool = nullptr;
   uint32_t wire_slots = 0;  // of every peer's area; 0 while there are none
   Names names = {};  // how failures name the group's ranks
-  CommitmentTable commitments = {};
+  // Shared by all lanes of a group.
+  std::shared_ptr<CommitmentTable> commitments = std::make_shared<CommitmentTable>();
+  uint32_t lane = kCpuLane;  // of all that CPUs seal under these keys
+  // By rank: from which the group keys of further lanes come. Empty where there will be none.
+  std::vector<std::optional<KeyBytes>> lanes_keys = {};
 };
 
 class Link {
@@ -56,6 +61,9 @@ class Link {
   // The key of what the GPU seals for this peer alone.
   SealingKey& gpu_send_key() { return *gpu_send_key_; }
   OpeningKey& gpu_receive_key() { return *gpu_receive_key_; }
+  // The keys of a further lane of this pair.
+  KeyBytes lane_send_key(uint32_t lane) const { return lane_key(lanes_send_key_, lane); }
+  KeyBytes lane_receive_key(uint32_t lane) const { return lane_key(lanes_receive_key_, lane); }
   size_t promised = 0;  // records that a device is still sealing for this link
 
   // ---- in
@@ -113,6 +121,8 @@ class Link {
   OpeningKey receive_key_;
   std::unique_ptr<SealingKey> gpu_send_key_;
   std::unique_ptr<OpeningKey> gpu_receive_key_;
+  const KeyBytes lanes_send_key_;
+  const KeyBytes lanes_receive_key_;
   Keyring& keyring_;
   BufferPool& pool_;
   const std::shared_ptr<LinkCommitment> commitment_;

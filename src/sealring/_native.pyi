@@ -88,6 +88,8 @@ MAX_PAYLOAD_BYTES: int
 GPU_PAYLOAD_BYTES: int
 MAX_ALERT_TEXT_BYTES: int
 SEGMENT_WINDOW: int
+MAX_LANES: int
+STRIPE_SEGMENTS: int
 FORWARD_BUDGET_BYTES: int
 ANYONE: int
 
@@ -292,8 +294,8 @@ class Endpoint:
         """From any thread. False, and the socket is closed, where the group has ended."""
     def commitments(
         self,
-    ) -> list[tuple[int, tuple[int, bytes] | None, tuple[int, bytes] | None]]:
-        """Of each link, also when the group has ended: peer, sent, received.
+    ) -> list[tuple[int, int, tuple[int, bytes] | None, tuple[int, bytes] | None]]:
+        """Of each link, also when the group has ended: peer, lane, sent, received.
 
         (data records, running SHA-256); None where the host does not see the records' tags.
         """
@@ -325,6 +327,7 @@ class Call:
         factor: float,
         segment_bytes: int,
         wired: bool,
+        lanes: int = 1,
     ) -> None: ...
 
 class Engine(Endpoint):
@@ -340,6 +343,19 @@ class Engine(Endpoint):
         names: Names,
     ) -> None: ...
     def submit(self, call: Call, caller: CallerStream | None) -> Completion: ...
+    def run_at(self, like: Call, address: int, number: int, timeout_s: float) -> Failure | None:
+        """Runs a call like an earlier one, whose first slot begins at another address."""
+    def add_lane_link(
+        self,
+        lane: int,
+        peer: int,
+        socket: int,
+        own: LinkMemory | None,
+        theirs: LinkMemory | None,
+    ) -> None:
+        """One more pipe to a rank that has a link, under keys of its own."""
+    def drop_lanes(self) -> None:
+        """Closes the further lanes; there will be none from here on."""
     def launch_rest(self) -> None: ...
     def mark_end(self, collective: Completion) -> None: ...
     def release_streams(self, collective: Completion) -> None:

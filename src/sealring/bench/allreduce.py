@@ -16,9 +16,13 @@ def measure_allreduce(
     variants: Sequence[str],
     effort: Effort,
     progress: Progress | None = None,
+    threads: int | None = None,
 ) -> Iterator[Exchange]:
+    """With `threads`, so many share a large tensor on each rank."""
     plan = [("all_reduce", size) for size in sizes]
-    return measure(plan, ranks, transport, variants, effort, progress, section="allreduce")
+    return measure(
+        plan, ranks, transport, variants, effort, progress, section="allreduce", threads=threads
+    )
 
 
 def row(case: Exchange) -> dict[str, Any]:
@@ -32,6 +36,7 @@ def row(case: Exchange) -> dict[str, Any]:
         "ranks": case.ranks,
         "bytes": case.bytes,
         "transport": case.transport,
+        "threads": case.threads,
         "suite": limits.SUITE,
         "sealed_us": round(sealed.median * 1e6, 1),
         "gloo_us": round(gloo.median * 1e6, 1),

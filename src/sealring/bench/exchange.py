@@ -57,6 +57,8 @@ class Exchange:
     memory_bytes: int
     """Rank 0's, beyond the user's tensors."""
     calls: int
+    threads: int = 1
+    """That share a large tensor on each rank, as the ranks agreed."""
 
     @property
     def label(self) -> str:
@@ -96,9 +98,12 @@ def measure(
     progress: Progress | None = None,
     *,
     section: Literal["allreduce", "collectives"] = "collectives",
+    threads: int | None = None,
 ) -> Iterator[Exchange]:
     """Each (collective, bytes) of the plan in one world of workers, as it is measured."""
     environment = {"SEALRING_TRANSPORT": transport}
+    if threads is not None:
+        environment["SEALRING_THREADS"] = str(threads)
     for _, report in run_workers(
         ranks, _worker, ranks, plan, transport, variants, effort, environment=environment
     ):
@@ -218,6 +223,7 @@ def _worker(
                     rank_bytes=[counts for counts, _ in everyones],
                     memory_bytes=sealed_group.account()["memory_bytes"],
                     calls=calls,
+                    threads=sealed_group.threads,
                 )
             )
     dist.barrier()

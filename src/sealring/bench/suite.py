@@ -65,13 +65,14 @@ def allreduce(
     transport: str,
     variants: Sequence[str],
     effort: Effort,
+    threads: int | None = None,
 ) -> list[Job]:
     return [
         Job(
             f"all-reduce, {ranks} ranks, {transport}",
             len(sizes),
             lambda progress, ranks=ranks: measure_allreduce(  # type: ignore[misc]
-                ranks, sizes, transport, variants, effort, progress
+                ranks, sizes, transport, variants, effort, progress, threads
             ),
         )
         for ranks in worlds

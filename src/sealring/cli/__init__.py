@@ -17,6 +17,7 @@ from sealring.cli import (
     doctor,
     log,
     metrics,
+    papers,
     plan,
     policy,
     report,
@@ -56,6 +57,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(log.app, name="log")
 app.add_typer(witness.app, name="witness")
 app.add_typer(statement.app, name="statement")
+app.command("papers")(papers.papers)
 app.add_typer(vault.app, name="vault")
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
+from sealring.cli.vault_export import export
 from sealring.cli.vault_options import (
     AlsoDataKey,
     AlsoKey,
@@ -31,7 +32,6 @@ from sealring.cli.vault_options import (
     public_key,
 )
 from sealring.errors import ConfigurationError, VaultError
-from sealring.identity.credentials import read_authorities
 from sealring.vault import keys, trees
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
@@ -170,41 +170,7 @@ def verify(
         raise typer.Exit(2)
 
 
-@app.command()
-def export(
-    vault: Directory,
-    name: Annotated[str, typer.Argument(help="A checkpoint.")],
-    out: Annotated[Path, typer.Option(help="Where the plaintext goes; must not exist.")],
-    form: Annotated[str, typer.Option("--format", help="torch or safetensors.")] = "torch",
-    version: Version = None,
-    authority: Annotated[
-        Path | None, typer.Option(help="Of the workers that signed it; else the environment's.")
-    ] = None,
-    job: Annotated[str | None, typer.Option(help="The job that saved it.")] = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    identity: Identity = None,
-) -> None:
-    """Write a checkpoint in plaintext, as torch.save or safetensors does."""
-    if form not in ("torch", "safetensors"):
-        raise ConfigurationError(f"--format {form}: it is torch or safetensors")
-    if (authority is None) != (job is None):
-        raise ConfigurationError("--authority and --job go together")
-    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
-    # With torch, which the other verbs do not need.
-    from sealring.vault import CheckpointReader, export_safetensors, export_torch
-
-    authorities = None if authority is None else read_authorities(authority)
-    reader = CheckpointReader(opened, name, version=version, authorities=authorities, job=job)
-    try:
-        (export_torch if form == "torch" else export_safetensors)(reader, out)
-    except BaseException as problem:
-        # torch wraps what a rank raises, in an exception of its own kind.
-        for error, _ in getattr(problem, "failures", {}).values():
-            raise error from None
-        raise
-    say(f"{name} is in {out}, in plaintext.")
+app.command()(export)
 
 
 @app.command()

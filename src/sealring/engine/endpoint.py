@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 Native = TypeVar("Native", _native.Engine, _native.Mailbox)
 
 
+Count = tuple[int, bytes]
+"""Records, and their running hash."""
+
+
 class LinkTraffic(NamedTuple):
     """Data records that went over a link, each way: how many, and a running SHA-256.
 
@@ -34,8 +40,22 @@ class LinkTraffic(NamedTuple):
 
     peer: int
     """Its rank in the group."""
-    sent: tuple[int, bytes] | None
-    received: tuple[int, bytes] | None
+    sent: Count | None
+    received: Count | None
+
+
+def _of_all_lanes(lanes: list[tuple[int, Count | None]]) -> Count | None:
+    """As docs/spec.md, section 17, joins them. The first is lane number 0."""
+    first = lanes[0][1]
+    if any(count is None for _, count in lanes):
+        return None
+    counts = [(lane, count) for lane, count in lanes if count is not None and count[0]]
+    if not counts or counts[-1][0] == lanes[0][0]:
+        return first
+    digest = hashlib.sha256(b"sealring-1 commitment of lanes\0")
+    for number, (records, commitment) in counts:
+        digest.update(struct.pack("<IQ", number, records) + commitment)
+    return sum(records for _, (records, _) in counts), digest.digest()
 
 
 class Endpoint(Generic[Native]):
@@ -101,7 +121,19 @@ class Endpoint(Generic[Native]):
 
     def commitments(self) -> list[LinkTraffic]:
         """Of each link that there has been, also when the group has ended."""
-        return [LinkTraffic(*link) for link in self._native.commitments()]
+        by_peer: dict[int, list[tuple[int, Count | None, Count | None]]] = {}
+        for peer, lane, sent, received in sorted(
+            self._native.commitments(), key=lambda link: link[:2]
+        ):
+            by_peer.setdefault(peer, []).append((lane, sent, received))
+        return [
+            LinkTraffic(
+                peer,
+                _of_all_lanes([(lane, sent) for lane, sent, _ in lanes]),
+                _of_all_lanes([(lane, received) for lane, _, received in lanes]),
+            )
+            for peer, lanes in by_peer.items()
+        ]
 
     def close(self) -> None:
         """Says goodbye to every peer and wipes the keys. An operation under way is ended first."""

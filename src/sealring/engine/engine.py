@@ -13,7 +13,9 @@ from sealring.engine.cuda.wires import Wire, agree, share_a_gpu
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.endpoint import Endpoint
 from sealring.engine.failures import Names, error_from, failure_of
+from sealring.engine.lanes import GroupLanes
 from sealring.engine.link_ends import LinkEnds
+from sealring.engine.native_program import to_native
 from sealring.engine.objections import first_objection
 from sealring.errors import GroupError, Unsupported
 from sealring.links.late import LateLinks
@@ -51,12 +53,16 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         hosts: Mapping[int, str] | None = None,
         unlinked: Mapping[int, _native.Secret] | None = None,
         late: LateLinks | None = None,
+        threads: int = 1,
     ) -> None:
         """`first_failure` and `lease` are shared with the group's mailbox, if it has one.
 
         `unlinked` are the members that `late` makes links with when they are needed, and their
-        group keys; `hosts` has the hosts of all members. Both by rank in the group.
+        group keys; `hosts` has the hosts of all members. Both by rank in the group. `threads` is
+        how many this rank may use for a large collective.
         """
+        links = list(links)
+        self._lanes = GroupLanes(rank, world, links, threads)
         self._rank = rank
         self._world = world
         self._record_bytes = min(record_bytes, largest_segment(world))
@@ -175,6 +181,20 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         completion = self._native.submit(self._call(collective), caller)
         return replace(collective, completion=completion) if completion.streams_wait else None
 
+    def lacks_lanes(self, collective: Collective) -> bool:
+        """Whether ranks must agree on their lanes before this one; all ranks say the same."""
+        return self._lanes.missing_for(collective)
+
+    def with_lanes(self, collective: Collective) -> Generator[Collective, None, None]:
+        """The collectives by which ranks agree on their lanes, once per group; then this one."""
+        self.link_sockets += yield from self._lanes.agree(self._native, self._names)
+        yield collective
+
+    @property
+    def threads(self) -> int:
+        """How many share a large collective, each with pipes of its own, as ranks have agreed."""
+        return self._lanes.count or 1
+
     def launch_rest(self) -> None:
         """Launches the remaining kernels of the last prelaunched collective. May block."""
         self._native.launch_rest()
@@ -214,6 +234,19 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         super().close()
         self._refuse_links(failure)
 
+    def prepare(self, collective: Collective) -> _native.Call:
+        """A call that can be run again with other memory of the same length."""
+        return self._call(collective)
+
+    def run_again(
+        self, number: int, call: _native.Call, address: int, timeout_s: float, operation: Operation
+    ) -> None:
+        """Runs a prepared call of this operation, with its memory at another address."""
+        failure = self._native.run_at(call, address, number, timeout_s)
+        if failure is not None:
+            self._refuse_links(self.error_of(failure))
+            raise error_from(failure, self._names, number, operation)
+
     def _call(self, collective: Collective) -> _native.Call:
         wired = self._goes_by_wires(collective)
         return _native.Call(
@@ -226,6 +259,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             factor=collective.factor,
             segment_bytes=self._segment_bytes(collective, wired=wired),
             wired=wired,
+            lanes=self._lanes.count_for(collective),
         )
 
     def _segment_bytes(self, collective: Collective, *, wired: bool) -> int:
@@ -314,26 +348,3 @@ def largest_segment(world: int) -> int:
     link may take.
     """
     return max(MIN_RECORD_BYTES, _native.FORWARD_BUDGET_BYTES // max(1, world - 2) // 64 * 64)
-
-
-def to_native(program: Program) -> _native.Program:
-    return _native.Program(
-        program.operation,
-        program.algorithm,
-        program.rank,
-        program.world,
-        program.slots,
-        program.scratch,
-        [
-            (
-                step.action,
-                step.slot,
-                step.peers,
-                step.message,
-                step.origin,
-                step.source,
-                step.after,
-            )
-            for step in program.steps
-        ],
-    )

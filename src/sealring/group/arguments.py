@@ -124,9 +124,8 @@ def is_one_run(tensor: torch.Tensor) -> bool:
 
 def timeout_seconds(opts: Any, default: timedelta) -> float:
     timeout = getattr(opts, "timeout", None)
-    if timeout is None or timeout <= timedelta(0):
-        timeout = default
-    return float(timeout.total_seconds())
+    seconds: float = 0.0 if timeout is None else timeout.total_seconds()
+    return seconds if seconds > 0 else default.total_seconds()
 
 
 def message_tag(tag: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import SealringError, Unsupported
 from sealring.group.backward import restore_errors_in_backward
+from sealring.group.cores import threads_by_default, usable_cores
 from sealring.group.gpu import GpuCalls, in_use
 from sealring.group.gpu_setup import GpuSetup
 from sealring.group.interrupts import interrupt_on_signal
@@ -106,6 +108,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
                 place_of[each]: agreed.group_key(each) for each in members if each not in linked
             },
             late=late,
+            threads=settings.threads or _threads(terms.host, hosts),
         )
         gpu = GpuCalls(engine, settings.cuda_wait)
         try:
@@ -175,6 +178,13 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         keys.pop(group_rank)
         enrolment.watch(group, keys)
     return group
+
+
+def _threads(host: str, hosts: Mapping[int, str]) -> int:
+    """This rank's part of the cores that the ranks of its machine share."""
+    here = sum(each == host for each in hosts.values())
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's: also those in no common group
+    return threads_by_default(usable_cores(), max(here, int(local) if local.isdecimal() else 0))
 
 
 def _enrolment(rank: int, world: int, deadline: float) -> Enrolment | None:

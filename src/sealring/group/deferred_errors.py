@@ -37,6 +37,8 @@ class DeferredError:
 
     def take(self) -> BaseException | None:
         """The error, if there is one. The caller must raise it."""
+        if self._error is None:
+            return None
         with self._lock:
             error, self._error = self._error, None
             self._seen = self._seen or error is not None

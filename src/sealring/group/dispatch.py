@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from sealring import _native
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.failures import unraised
@@ -127,6 +128,38 @@ class Dispatcher:
             finally:
                 self._turn.release()
 
+    def run_again(
+        self, call: _native.Call, like: Collective, address: int, timeout_s: float
+    ) -> BaseException | bool:
+        """Runs a prepared call on the caller's thread; True when it is done, or its error.
+
+        False, and nothing is done, where another call is queued or under way. This is `submit` for
+        callers that wait, without what a call needs only if another thread may run it.
+        """
+        thread = threading.get_ident()
+        if self._running_thread == thread:
+            return False
+        with self._submitting:
+            if self._closed or self._finished != self._submitted:
+                return False
+            self._submitted += 1
+            self._turn.acquire()
+        self._running_thread = thread
+        self._ran += 1
+        try:
+            self._recorder.started(self._submitted, self._ran, like)
+            self._engine.run_again(self._ran, call, address, timeout_s, like.operation)
+            self._recorder.ended(None)
+            return True
+        except BaseException as raised:
+            error = self._settled(raised)
+            self._recorder.ended(error)
+            return error
+        finally:
+            self._finished += 1
+            self._running_thread = None
+            self._turn.release()
+
     @property
     def failure(self) -> GroupError | None:
         """What has ended the group, once it has failed in a collective."""
@@ -188,13 +221,7 @@ class Dispatcher:
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
-            if isinstance(raised, GroupError):
-                # The engine has closed itself, unless this was found between two collectives.
-                self._engine.close_links(unraised(raised))
-                raised = self._on_failure(raised)
-                self._failure = unraised(raised)
-            error = raised
-            remember(raised)
+            error = self._settled(raised)
         try:
             if error is not None:
                 self._recorder.ended(error)
@@ -202,6 +229,16 @@ class Dispatcher:
             self._release_streams(job, error)
             self._finished += call != _CALLBACK
             job.work.finish(error)
+
+    def _settled(self, raised: BaseException) -> BaseException:
+        """What the one who waits is told; the rest of the group has then ended with it."""
+        if isinstance(raised, GroupError):
+            # The engine has closed itself, unless this was found between two collectives.
+            self._engine.close_links(unraised(raised))
+            raised = self._on_failure(raised)
+            self._failure = unraised(raised)
+        remember(raised)
+        return raised
 
     def _release_streams(self, job: Job, error: BaseException | None) -> None:
         """They find the result, or poison that cannot be taken for one."""

@@ -14,8 +14,7 @@ for our groups (operators.py) calls the collective with the arguments in that on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import CodeType, NoneType
@@ -113,10 +112,12 @@ def _method(name: str, direct: Direct, first: type | None, last: type, count: in
             and type(args[-1]) is last
             and (first is None or type(args[0]) is first)
             and not observed()
-            and all(map(_is_plain, args[:-1]))
+            and _are_plain(args[:-1])
         ):
-            with suppress(NoMemory):
+            try:
                 return direct(self, *args)
+            except NoMemory:
+                pass  # torch may unwrap it
         self._register_operators()
         call = DispatchedCall((*args, *kwargs.values()))
         _calls.under_way.append(call)
@@ -136,6 +137,9 @@ def _method(name: str, direct: Direct, first: type | None, last: type, count: in
     return method
 
 
-def _is_plain(value: Any) -> bool:
-    kind = type(value)
-    return kind in _PLAIN or (kind is list and all(map(_is_plain, value)))
+def _are_plain(values: Sequence[Any]) -> bool:
+    for value in values:  # a loop, because every call comes here
+        kind = type(value)
+        if kind not in _PLAIN and (kind is not list or not _are_plain(value)):
+            return False
+    return True

@@ -37,6 +37,7 @@ from sealring.group.gpu import GpuCalls
 from sealring.group.gpu_setup import GpuSetup
 from sealring.group.memory import storages
 from sealring.group.messages import Messages
+from sealring.group.prepared import Prepared
 from sealring.group.tracing import not_traced
 from sealring.group.work import MessageWork, SealedWork
 from sealring.recorder import FlightRecorder
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from sealring._native import Account
 
 
-class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
+class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging):
     def __init__(
         self,
         rank: int,
@@ -72,6 +73,7 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._name = ""
         self._description = ""
         self._coalesced: list[SealedWork] | None = None
+        self._prepared = {}
         self.selection = selection
         """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
         self._gpu_setup = gpu_setup
@@ -149,6 +151,11 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
     def topology(self) -> Topology:
         """Who shares a host with whom, by the names that the ranks gave of their hosts."""
         return self._engine.topology
+
+    @property
+    def threads(self) -> int:
+        """How many threads of each rank share a large collective, as the ranks have agreed."""
+        return self._engine.threads
 
     def account(self) -> Account:
         """What was sealed, opened and waited for so far.
@@ -233,6 +240,10 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._deferred.clear()
         self._parts.close(abort=True)
 
+    def deferred_error(self) -> BaseException | None:
+        """What a call failed with that only a GPU's stream waited for. It is not raised again."""
+        return self._deferred.take()
+
     def expel(self, member: int, why: str) -> None:
         """Ends the group on every rank, because a member (by its rank here) has no place in it.
 
@@ -312,6 +323,8 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         timeout = arguments.timeout_seconds(opts, self._timeout)
         # A caller that did not ask for async_op calls wait() next, whatever we do.
         waits = not getattr(opts, "asyncOp", True)
+        if isinstance(collectives, Collective) and self._engine.lacks_lanes(collectives):
+            collectives = self._engine.with_lanes(collectives)
         known = collectives if isinstance(collectives, Collective) else None
         several = (collectives,) if isinstance(collectives, Collective) else collectives
         job = Job(

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, cast
 
-from sealring import limits
+from sealring import _native, limits
 from sealring.engine.cuda.wires import Wire
 from sealring.errors import ConfigurationError
+from sealring.group.cores import usable_cores
 from sealring.live.directory import chosen_directory
 from sealring.recorder.process import trace_directory
 from sealring.schedule import Algorithm, Operation
@@ -48,6 +49,8 @@ class Settings:
     """Who waits for a call with CUDA tensors: the host, or only the current stream."""
     live_directory: Path | None = None
     """Where this worker's status can be asked for."""
+    threads: int | None = None
+    """How many threads share a large collective; None: as many as this rank has cores."""
 
     @property
     def shared(self) -> dict[str, int]:
@@ -88,6 +91,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         number,
         cast(CudaWait, _one_of(environ, "SEALRING_CUDA_WAIT", CUDA_WAITS)),
         chosen_directory(environ),
+        _threads(environ),
     )
 
 
@@ -135,6 +139,20 @@ def _tracing(environ: Mapping[str, str]) -> tuple[Path | None, signal.Signals | 
             "record should go"
         )
     return trace_directory(directory) if directory else None, TRACE_SIGNALS[name] if name else None
+
+
+def _threads(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("SEALRING_THREADS")
+    if not text:
+        return None
+    cores = usable_cores()
+    most = min(cores, _native.MAX_LANES)
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ConfigurationError(
+            f"SEALRING_THREADS is {text!r}; it must be a number from 1 to {most}: this worker may "
+            f"use {cores} cores"
+        )
+    return int(text)
 
 
 def _bytes(environ: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:

@@ -219,6 +219,45 @@ class SealedWork(dist.Work):
         return future.then(lambda done: done.wait())
 
 
+def _nothing_is_under_way() -> None:
+    pass
+
+
+class FinishedWork(SealedWork):
+    """Of a call that was over before its work was made: nothing waits for it, so it has no lock."""
+
+    def __init__(
+        self,
+        result: list[torch.Tensor],
+        error: BaseException | None,
+        deferred: DeferredError,
+    ) -> None:
+        dist.Work.__init__(self)
+        self._result = result
+        self._error = error
+        self._deferred = deferred
+
+    # On the class, because every small call makes one of these.
+    _completion = None
+    _done = True
+    give_up = staticmethod(_nothing_is_under_way)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return self._error is None or self._block(timeout)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def settle(self) -> None:
+        pass
+
+    def _block(self, timeout: timedelta) -> bool:
+        if self._error is not None:
+            self._tell()
+            raise self._error
+        return True
+
+
 class MessageWork(SealedWork):
     """A message under way; done when its memory may be used again."""
 

@@ -74,11 +74,21 @@ class OwnMemory:
 
 def create_memory() -> OwnMemory:
     """New memory and an inbox; Unsupported if this machine has none to give."""
+    mapping, fd = create_file()
+    try:
+        return OwnMemory(mapping, fd, Inbox())
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def create_file() -> tuple[LinkMemory, int]:
+    """New memory, mapped, and its file for the peer; Unsupported if there is none."""
     fd = files.create(_SHAPE, "sealring-link")
     try:
         mapping = LinkMemory(fd, RING_BYTES, writable=True)
         files.seal(fd, _SHAPE)
-        return OwnMemory(mapping, fd, Inbox())
+        return mapping, fd
     except RuntimeError as problem:
         os.close(fd)
         raise Unsupported(f"memory cannot be made here: {problem}") from problem

@@ -64,12 +64,7 @@ class RunFolder:
         return self.path / "statements" / f"{name}{SUFFIX}"
 
     def write_statement(self, name: str, envelope: bytes) -> Path:
-        """On the disk when it returns. A name is used once."""
-        path = self.statement_path(name)
-        if _NAME.fullmatch(name) is None or path.exists():
-            raise ConfigurationError(f"{path} exists, or is no name for a statement")
-        self._write(f"statements/{name}{SUFFIX}", envelope)
-        return path
+        return write_statement(self.path, name, envelope)
 
     def statement_names(self) -> list[str]:
         folder = self.path / "statements"
@@ -118,9 +113,28 @@ class RunFolder:
         return content
 
     def _write(self, name: str, content: bytes) -> None:
-        batch = Batch(self.path)
-        batch.write(name, content)
-        batch.sync()
+        _write_file(self.path, name, content)
+
+
+def write_statement(run: Path, name: str, envelope: bytes) -> Path:
+    """On the disk when it returns. A name is used once.
+
+    The run may have no name yet: what is made of raw data comes before the job that trains on it.
+    """
+    path = run / "statements" / f"{name}{SUFFIX}"
+    if _NAME.fullmatch(name) is None or path.exists():
+        raise ConfigurationError(f"{path} exists, or is no name for a statement")
+    try:
+        _write_file(run, f"statements/{name}{SUFFIX}", envelope)
+    except OSError as problem:
+        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from None
+    return path
+
+
+def _write_file(run: Path, name: str, content: bytes) -> None:
+    batch = Batch(run)
+    batch.write(name, content)
+    batch.sync()
 
 
 def create_run(path: Path, job: str, run: str | None = None) -> RunFolder:

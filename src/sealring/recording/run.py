@@ -136,7 +136,7 @@ class Recording:
         self._started = int(time.time())
         self._problem: BaseException | None = None
         self._closed = False
-        self._waiting: queue.SimpleQueue[Unsigned | None] = queue.SimpleQueue()
+        self._waiting: queue.Queue[Unsigned | None] = queue.Queue()
         self._thread = threading.Thread(target=self._write, name="sealring-records", daemon=True)
         keep_until_reported()
         self._thread.start()
@@ -196,6 +196,11 @@ class Recording:
     def flush(self) -> None:
         """Ends the interval here."""
         self._end_interval(final=False)
+
+    def wait(self) -> None:
+        """Returns when all statements so far are on the disk, and those that rank 0 saw logged."""
+        self._waiting.join()
+        self._raise_problem()
 
     def close(self, *, final: bool = True) -> None:
         """Writes the last statement, and waits until it is on the disk. Once.
@@ -265,14 +270,15 @@ class Recording:
     def _write(self) -> None:
         """The other thread. After a problem it writes nothing more: the chain would have a gap."""
         while (unsigned := self._waiting.get()) is not None:
-            if self._problem is not None:
-                continue
             try:
-                self._chain.append(unsigned)
-                if self._log is not None:
-                    self._log.append_new()
+                if self._problem is None:
+                    self._chain.append(unsigned)
+                    if self._log is not None:
+                        self._log.append_new()
             except BaseException as problem:
                 self._problem = problem
+            finally:
+                self._waiting.task_done()
 
     def _raise_problem(self) -> None:
         """A run that cannot be recorded does not go on as if it were."""

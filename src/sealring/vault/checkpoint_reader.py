@@ -109,6 +109,13 @@ class CheckpointReader(StorageReader):
             _tell_what_the_ledger_proves(self._vault, self._stored)
         self._metadata = metadata
 
+    @property
+    def loaded(self) -> tuple[str, str]:
+        """NAME@VERSION and the manifest's digest of what was loaded."""
+        assert self._stored is not None
+        manifest = self._stored.manifest
+        return f"{manifest.name}@{manifest.object_version}", manifest.digest
+
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Says which checkpoint this rank has found: each opens the vault by itself."""
         assert self._stored is not None
@@ -143,9 +150,7 @@ class CheckpointReader(StorageReader):
                 digests = checking.digests_of(self._stored.copy, parts, name, root, whose)
                 self.bytes_read += _native.sealed_length(len(digests))
                 self._read_part(parts[name], digests, items, planner)
-        manifest = self._stored.manifest
-        name = f"{manifest.name}@{manifest.object_version}"
-        note_checkpoint_in(name, manifest.digest, self._valid.content_digest)
+        note_checkpoint_in(*self.loaded, self._valid.content_digest)
         done: Future[None] = Future()
         done.set_result(None)
         return done

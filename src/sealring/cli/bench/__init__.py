@@ -2,6 +2,7 @@
 
 algorithms the algorithms against each other, and the table of them
 log        a transparency log: appends and proofs
+provenance signed statements of a run
 options    what may be written, and what is refused
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
@@ -42,6 +43,7 @@ from sealring.cli.bench.options import (
     check_own_wire,
     check_part,
     check_ranks,
+    check_threads,
     check_transport,
     check_variants,
     check_wire,
@@ -55,6 +57,7 @@ from sealring.cli.bench.options import (
     settings_of,
     several,
 )
+from sealring.cli.bench.provenance import provenance
 from sealring.cli.bench.running import end, new_session, run
 from sealring.cli.bench.vault import vault
 from sealring.cli.terminal import console, errors, print_json
@@ -66,6 +69,7 @@ from sealring.sealed_only.setting import refuse_to_measure
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 app.command()(algorithms)
 app.command()(log)
+app.command()(provenance)
 app.command()(vault)
 
 Transport = Annotated[str, typer.Option(help="shm or tcp.")]
@@ -135,6 +139,10 @@ def allreduce(
         str | None, typer.Option(help="Several numbers of ranks, e.g. 2,3,4,8.")
     ] = None,
     variants: Variants = "plain,sealed",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads a rank for large tensors; by default its cores."),
+    ] = None,
     blocks: Blocks = 15,
     results: Kept = None,
     json: AsJson = False,
@@ -145,7 +153,8 @@ def allreduce(
     sizes = several(size, parse_size)
     wanted = ("plain", *(each for each in parse_variants(variants) if each in ("sealed", "cc")))
     cases, status = _measure(
-        suite.allreduce(worlds, sizes, transport, wanted, Effort(blocks)), results
+        suite.allreduce(worlds, sizes, transport, wanted, Effort(blocks), check_threads(threads)),
+        results,
     )
     if json:
         rows = [allreduces.row(case) for case in cases]

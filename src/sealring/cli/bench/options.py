@@ -12,6 +12,7 @@ from sealring.bench.place import CPU, Place
 from sealring.bench.suite import GPU_PARTS
 from sealring.bench.trainee import WIDTHS, Precision, count_of, training_bytes
 from sealring.errors import ConfigurationError
+from sealring.group.cores import usable_cores
 
 if TYPE_CHECKING:
     from sealring.bench.step import Setting
@@ -51,6 +52,15 @@ def check_ranks(ranks: int) -> int:
     if not 2 <= ranks <= _MAX_RANKS:
         raise ConfigurationError(f"{ranks} ranks: the benchmark runs 2 to {_MAX_RANKS} of them")
     return ranks
+
+
+def check_threads(threads: int | None) -> int | None:
+    """The workers would refuse the same, one by one."""
+    if threads is not None and threads > usable_cores():
+        raise ConfigurationError(
+            f"{threads} threads on a machine on which this process may use {usable_cores()} cores"
+        )
+    return threads
 
 
 def check_transport(transport: str) -> str:

@@ -90,14 +90,15 @@ def allreduce(cases: Sequence[Exchange]) -> Table:
         "(medians)"
     )
     _columns(
-        table, "ranks", "size", "transport", "sealed", "Gloo", "GPU-TEE", "sealed : Gloo",
-        "GPU-TEE : Gloo", "sealed a rank",
+        table, "ranks", "size", "transport", "threads", "sealed", "Gloo", "GPU-TEE",
+        "sealed : Gloo", "GPU-TEE : Gloo", "sealed a rank",
     )  # fmt: skip
     for case in cases:
         table.add_row(
             str(case.ranks),
             human_bytes(case.bytes),
             case.transport,
+            str(case.threads),
             *(_time(case.samples.get(each), 1e6, "µs") for each in ("sealed", "plain", "cc")),
             _ratio(case.against_plain()),
             _ratio(case.against_plain("cc")),

@@ -13,9 +13,7 @@ conclusion. The rounds are small collectives of the group itself, so what they t
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
 from itertools import permutations
@@ -23,25 +21,18 @@ from typing import Final, Protocol
 
 from sealring import _native
 from sealring.engine.collective import Collective
-from sealring.engine.datatypes import DType
+from sealring.engine.rounds import Round, judged
 from sealring.errors import Unsupported
 from sealring.limits import WIRE_PAYLOAD_BYTES as PAYLOAD_BYTES
 from sealring.limits import WIRE_SLOTS as SLOTS
 from sealring.links import files
 from sealring.links.descriptors import Address, Inbox, leave
-from sealring.schedule import Algorithm, Operation
 
 _PAGE: Final = 4096
 _HANDLE_BYTES: Final = 64
 _ID_BYTES: Final = 128
 _GPU_BYTES: Final = 64
 _MOST_CHANNELS: Final = 8
-_REASON_BYTES: Final = 1023
-_VERDICT: Final = struct.Struct(f"<B{_REASON_BYTES}s")
-"""Whether it went well, and if not, why.
-
-What a peer says here decides only which way records take; it is a member of the group, and they are
-sealed on all ways."""
 
 
 class Wire(StrEnum):
@@ -50,35 +41,6 @@ class Wire(StrEnum):
     HOST = "host"
     PEER = "peer"
     NCCL = "nccl"
-
-
-class _Round:
-    """One all-gather of a short letter per rank."""
-
-    def __init__(self, world: int, own: bytes) -> None:
-        size = len(own)
-        self._own = ctypes.create_string_buffer(own, size)
-        self._all = [ctypes.create_string_buffer(size) for _ in range(world)]
-
-    def collective(self) -> Collective:
-        slots = [(ctypes.addressof(each), len(each)) for each in (*self._all, self._own)]
-        total = len(self._own) * len(self._all)
-        return Collective(Operation.INTRODUCTION, Algorithm.DIRECT, slots, total, DType.BYTES)
-
-    def letters(self) -> list[bytes]:
-        return [each.raw for each in self._all]
-
-
-def _judged(members: Sequence[int], problem: str) -> Generator[Collective, None, str]:
-    """What the first rank that has a problem says of it; nothing if none has."""
-    told = problem.encode()[:_REASON_BYTES]
-    verdicts = _Round(len(members), _VERDICT.pack(not problem, told))
-    yield verdicts.collective()
-    for peer, verdict in enumerate(verdicts.letters()):
-        good, reason = _VERDICT.unpack(verdict)
-        if not good:
-            return f"rank {members[peer]}: {reason.rstrip(bytes(1)).decode(errors='replace')}"
-    return ""
 
 
 class _Way(Protocol):
@@ -222,7 +184,7 @@ def agree(
     Unsupported, on all ranks alike, if a rank's GPU cannot serve, or if `wanted` names a way that
     cannot be used.
     """
-    why = yield from _judged(members, problem)
+    why = yield from judged(members, problem)
     if why:
         raise Unsupported(why)
     if wanted in _ONE_HOST and not one_host:
@@ -250,7 +212,7 @@ def agree(
 
 def share_a_gpu(members: Sequence[int], gpu: str) -> Generator[Collective, None, bool]:
     """Whether two of the ranks are on one GPU, by what each of them says of its own."""
-    names = _Round(len(members), gpu.encode()[:_GPU_BYTES].ljust(_GPU_BYTES, bytes(1)))
+    names = Round(len(members), gpu.encode()[:_GPU_BYTES].ljust(_GPU_BYTES, bytes(1)))
     yield names.collective()
     return len(set(names.letters())) < len(members)
 
@@ -271,16 +233,16 @@ def _try(
             letter = way.offer()
         except Exception as problem:  # whatever it is, the others must not wait for an area
             reason = str(problem) or repr(problem)
-        why = yield from _judged(members, reason)
+        why = yield from judged(members, reason)
         if not why:
-            offers = _Round(len(members), letter)
+            offers = Round(len(members), letter)
             yield offers.collective()
             for step in (way.hand_out, way.open):
                 try:
                     step(offers.letters())
                 except Exception as problem:
                     reason = str(problem) or repr(problem)
-                why = yield from _judged(members, reason)
+                why = yield from judged(members, reason)
                 if why:
                     break
     finally:

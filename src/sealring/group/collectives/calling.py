@@ -13,6 +13,9 @@ from sealring.group import arguments, memory
 from sealring.group.memory import Slot
 from sealring.schedule import Algorithm, Operation
 
+Key = tuple[object, ...]
+"""Equal for calls that differ in their tensors' addresses alone."""
+
 
 class Calling(dist.ProcessGroup):
     """The part of SealedProcessGroup that the collectives stand on."""
@@ -45,6 +48,16 @@ class Calling(dist.ProcessGroup):
         on_success: Callable[[], None] | None = None,
     ) -> dist.Work:
         """`keep` is the memory that is read and written."""
+        raise NotImplementedError
+
+    def _prepare(self, key: Key, collective: Collective, tensor: torch.Tensor) -> None:
+        """Called with a call's only collective and tensor, so that the next like it is quick."""
+        raise NotImplementedError
+
+    def _run_prepared(
+        self, key: Key, tensor: torch.Tensor, result: list[torch.Tensor], opts: Any
+    ) -> dist.Work | None:
+        """Runs a call like an earlier one; None where it must be made anew."""
         raise NotImplementedError
 
 

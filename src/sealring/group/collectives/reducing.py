@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from sealring.engine.collective import Collective
+from sealring.engine.datatypes import ReduceKind
 from sealring.group import arguments, sparse
 from sealring.group.arguments import contiguous, one
 from sealring.group.collectives import several, shapes
-from sealring.group.collectives.calling import Calling, Results
+from sealring.group.collectives.calling import Calling, Key, Results
 from sealring.group.entry import define_single, entry
 from sealring.group.memory import Slot, parts, slot
 from sealring.schedule import Operation, chunks, cuts_into_chunks
@@ -22,6 +24,12 @@ from sealring.schedule import Operation, chunks, cuts_into_chunks
 class Reducing(Calling):
     @entry(list, AllreduceOptions, 2)
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        key: Key | None = None
+        if len(tensors) == 1 and opts is not None:
+            tensor = tensors[0]
+            key = "all_reduce", tensor.dtype, tensor.numel(), tensor.layout, _code(opts.reduceOp)
+            if (work := self._run_prepared(key, tensor, tensors, opts)) is not None:
+                return work
         if len(tensors) > 1:
             result = several.folded(tensors, _op(opts), "all_reduce")
             results = Results("all_reduce")
@@ -31,7 +39,7 @@ class Reducing(Calling):
         if tensor.layout is not torch.strided:
             return self._sparse_all_reduce(tensor, opts, result=tensors)
         arguments.check_tensor(tensor, "all_reduce")
-        return self._all_reduce(tensor, Results("all_reduce"), opts, result=tensors)
+        return self._all_reduce(tensor, Results("all_reduce"), opts, result=tensors, key=key)
 
     def _sparse_all_reduce(
         self, tensor: torch.Tensor, opts: Any, *, result: list[torch.Tensor]
@@ -46,8 +54,15 @@ class Reducing(Calling):
         )
 
     def _all_reduce(
-        self, tensor: torch.Tensor, results: Results, opts: Any, *, result: list[torch.Tensor]
+        self,
+        tensor: torch.Tensor,
+        results: Results,
+        opts: Any,
+        *,
+        result: list[torch.Tensor],
+        key: Key | None = None,
     ) -> dist.Work:
+        """`key` says which calls are like this one, where the tensor is the script's own."""
         dtype, kind, factor = arguments.reduction(_op(opts), tensor, "all_reduce")
         memory, (address, total) = results.of_one(tensor)
         algorithm = self._choose(Operation.ALL_REDUCE, total, memory.device)
@@ -55,9 +70,12 @@ class Reducing(Calling):
         if cuts_into_chunks(Operation.ALL_REDUCE, algorithm):
             cuts = chunks(memory.numel(), self._world, memory.element_size())
             slots = [(address + offset, length) for offset, length in cuts]
+        collective = Collective(Operation.ALL_REDUCE, algorithm, slots, total, dtype, kind, factor)
+        if key is not None and memory is tensor and kind is not ReduceKind.PREMUL_SUM:
+            self._prepare(key, collective, tensor)
         return self._submit(
             "sealring::all_reduce",
-            Collective(Operation.ALL_REDUCE, algorithm, slots, total, dtype, kind, factor),
+            collective,
             opts,
             result=result,
             keep=(memory,),
@@ -152,6 +170,18 @@ define_single(
     ReduceScatterOptions,
     3,
 )
+
+
+_REDUCE_OPS: Final = [
+    *(dist.ReduceOp(op) for op in dist.ReduceOp.RedOpType.__members__.values()
+      if op is not dist.ReduceOp.RedOpType.PREMUL_SUM),  # type: ignore[attr-defined,unused-ignore]
+    dist._make_nccl_premul_sum(1.0),
+]  # fmt: skip
+_code: Final[Callable[[Any], object]] = (
+    hash if len({hash(op) for op in _REDUCE_OPS}) == len(_REDUCE_OPS) else lambda op: op
+)
+"""What tells a ReduceOp from others: its hash, if torch gives each one of its own, because its
+comparison takes as long as much of what else a small call does."""
 
 
 def _op(opts: Any) -> Any:

@@ -1,0 +1,270 @@
+// Collectives that several lanes share: results, keys, failures, ends.
+
+#include <chrono>
+#include <new>
+#include <numeric>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "check.hpp"
+#include "engines.hpp"
+#include "programs.hpp"
+
+using namespace sealring;
+using namespace sealring::testing;
+
+namespace {
+
+constexpr size_t kSegment = 1024;
+
+struct LanedWorld : World {
+  LanedWorld(int size, Transport transport, size_t lanes) : World(size, transport), lanes(lanes) {
+    for (size_t lane = 1; lane < lanes; ++lane) add_lane(lane, transport);
+  }
+  const size_t lanes;
+};
+
+Call call_of(const Program& program, std::vector<Slot> slots, size_t lane, size_t lanes) {
+  return {.program = &program,
+          .slots = std::move(slots),
+          .total = std::nullopt,
+          .root = 0,
+          .dtype = DType::uint8,
+          .reduction = ReduceKind::none,
+          .factor = 1.0,
+          .segment_bytes = kSegment,
+          .lanes = lanes,
+          .lane = lane};
+}
+
+// Stands before a pipe and fails when it is read.
+class BrokenPipe final : public Pipe {
+ public:
+  explicit BrokenPipe(std::unique_ptr<Pipe> behind) : behind_(std::move(behind)) {}
+  size_t read(std::span<iovec>) override { throw std::bad_alloc(); }
+  size_t write(std::span<iovec> from) override { return behind_->write(from); }
+  bool arm(bool reads, bool writes) override { return behind_->arm(reads, writes); }
+  void disarm() override { behind_->disarm(); }
+  short poll_events(bool reads, bool writes) const override {
+    return behind_->poll_events(reads, writes);
+  }
+  int socket() const override { return behind_->socket(); }
+  void end_writing() override { behind_->end_writing(); }
+  bool delivered() const override { return behind_->delivered(); }
+  size_t memory_bytes() const override { return behind_->memory_bytes(); }
+
+ private:
+  std::unique_ptr<Pipe> behind_;
+};
+
+}  // namespace
+
+// Each segment of each step is in one lane, and finds its way back.
+TEST(lanes_share_all_segments_and_none_twice) {
+  const Program program(4, 2, 0, 2, 1, {}, {{Action::send, 0, {1}, 0, -1, -1, {}}});
+  for (size_t lanes : {1, 2, 3, 7}) {
+    for (size_t segments : {1, 3, 4, 5, 8, 9, 27, 56, 57, 200}) {
+      std::vector<uint8_t> tensor(segments * kSegment - 5);
+      std::set<uint64_t> seen;
+      for (size_t lane = 0; lane < lanes; ++lane) {
+        const Call call = call_of(program, {{tensor.data(), tensor.size()}}, lane, lanes);
+        const Cut cut(call, nullptr);
+        CHECK((cut.segments != 0) == (lane < Cut::lanes_used(call)));
+        for (uint64_t segment = 0; segment < cut.segments_of(0); ++segment) {
+          const uint64_t position = cut.position(segment);
+          CHECK(seen.insert(position).second);
+          CHECK(cut.in_this_lane(position));
+          CHECK(cut.segment_at(position) == segment);
+        }
+      }
+      CHECK(seen.size() == segments);
+      CHECK(*seen.rbegin() == segments - 1);
+    }
+  }
+}
+
+TEST(all_reduce_in_lanes_sums) {
+  over_both([](Transport transport) {
+    for (int size : {2, 3, 5}) {
+      LanedWorld world(size, transport, 3);
+      const auto failures = world.run([&](int rank, Engine& engine) {
+        const Program program = ring_all_reduce(size, rank);
+        for (uint64_t number = 1; number <= 12; ++number) {
+          // Small ones in between, which stay on the first lane.
+          const size_t each = number % 3 == 0 ? 100 : 9'000 + 257 * number;
+          std::vector<float> tensor(static_cast<size_t>(size) * each, static_cast<float>(rank + 1));
+          all_reduce(engine, program, tensor, number, 20, world.lanes);
+          const float want = static_cast<float>(size * (size + 1) / 2);
+          for (float value : tensor) CHECK(value == want);
+        }
+      });
+      CHECK(none(failures));
+      // So much goes through each lane that its keys are replaced, too.
+      for (const auto& engine : world.engines) {
+        const std::vector<uint64_t> rekeys = engine->account().rekeys;
+        CHECK(std::accumulate(rekeys.begin(), rekeys.end(), uint64_t{0}) >= world.lanes);
+      }
+    }
+  });
+}
+
+// A root has more to send than the others to take; slots differ in length, and some are empty.
+TEST(lanes_of_slots_that_differ_in_length) {
+  LanedWorld world(2, Transport::tcp, 3);
+  const size_t lengths[] = {0, 3 * kSegment, 4 * kSegment + 1, 30 * kSegment + 7};
+  const auto failures = world.run([&](int rank, Engine& engine) {
+    std::vector<Step> steps;
+    for (int slot = 0; slot < 4; ++slot) {
+      const Action action = rank == 0 ? Action::send : Action::receive;
+      steps.push_back({action, slot, {1 - rank}, message(slot), -1, -1, {}});
+    }
+    const Program program(6, 2, rank, 2, 4, {}, std::move(steps));
+    std::vector<std::vector<uint8_t>> memory;
+    std::vector<Slot> slots;
+    for (size_t length : lengths) {
+      memory.emplace_back(length, rank == 0 ? 7 : 0);
+    }
+    for (auto& each : memory) slots.push_back({each.data(), each.size()});
+    Call call = call_of(program, slots, 0, 3);
+    call.number = 1;
+    call.timeout_s = 20;
+    engine.run(call);
+    for (const auto& each : memory) {
+      for (uint8_t byte : each) CHECK(byte == 7);
+    }
+  });
+  CHECK(none(failures));
+}
+
+TEST(no_two_lanes_share_a_key) {
+  const KeyBytes key = pair_key(0, 1);
+  const KeyBytes lanes = lanes_key(key);
+  std::set<std::string> seen;
+  const auto is_new = [&](const KeyBytes& each) {
+    return seen.emplace(each.begin(), each.end()).second;
+  };
+  CHECK(is_new(key) && is_new(ratchet(key)) && is_new(gpu_key(key)) && is_new(lanes));
+  for (size_t lane = 1; lane < kMaxLanes; ++lane) CHECK(is_new(lane_key(lanes, cpu_lane(lane))));
+}
+
+// A record that is moved from one lane of a pair to another has a header, and a key, of another lane.
+TEST(record_of_another_lane_is_refused) {
+  const auto [near, far] = tcp_pair();
+  Engine zero(0, 2, Context{}, group_key(0), kSegment, 50'000);
+  const auto [first, other] = tcp_pair();
+  zero.add_link(1, make_tcp_pipe(first), pair_key(0, 1), pair_key(1, 0), group_key(1));
+  zero.add_lane_link(1, 1, make_tcp_pipe(near));
+  // What rank 1 sealed for the first lane comes over the second.
+  End one(1, make_tcp_pipe(far), 50'000);
+  const Program program(6, 2, 0, 2, 1, {}, {{Action::receive, 0, {1}, 0, -1, -1, {}}});
+  std::vector<uint8_t> tensor(8 * kSegment);
+  for (int i = 0; i < 4; ++i) one.enqueue(std::vector<uint8_t>(kSegment));
+  one.link.flush();
+  Call call = call_of(program, {{tensor.data(), tensor.size()}}, 0, 2);
+  call.number = 1;
+  call.timeout_s = 20;
+  try {
+    zero.run(call);
+    CHECK(false && "did not fail");
+  } catch (const Failure& failure) {
+    CHECK(failure.code == FailureCode::tampered);
+    CHECK(failure.peer == 1);
+  }
+  ::close(other);
+}
+
+// Whatever ends one lane ends the others, on all ranks with one error.
+TEST(lane_whose_thread_fails_ends_every_rank) {
+  over_both([](Transport transport) {
+    LanedWorld world(2, transport, 2);
+    const auto [a, b] = tcp_pair();
+    world.engines[0]->add_lane_link(2, 1, std::make_unique<BrokenPipe>(make_tcp_pipe(a)));
+    world.engines[1]->add_lane_link(2, 0, make_tcp_pipe(b));
+    const auto failures = world.run([&](int rank, Engine& engine) {
+      const Program program = ring_all_reduce(2, rank);
+      std::vector<float> tensor(200'000, 1.0f);
+      all_reduce(engine, program, tensor, 1, 20, 3);
+    });
+    for (int rank : {0, 1}) {
+      CHECK(failures[rank].has_value());
+      if (!failures[rank]) continue;
+      CHECK_NOTE(failures[rank]->code == FailureCode::closed, "%s", failures[rank]->what());
+      CHECK(failures[rank]->reported_by == (rank == 0 ? -1 : 0));
+      CHECK(std::string(failures[rank]->what()).starts_with("a thread of rank 0 failed"));
+    }
+  });
+}
+
+TEST(silent_rank_is_named_in_lanes) {
+  over_both([](Transport transport) {
+    LanedWorld world(2, transport, 3);
+    const Program program = ring_all_reduce(2, 0);
+    std::vector<float> tensor(60'000, 1.0f);
+    try {
+      all_reduce(*world.engines[0], program, tensor, 1, 0.1, world.lanes);
+      CHECK(false && "did not fail");
+    } catch (const Failure& failure) {
+      CHECK(failure.code == FailureCode::peer_silent);
+      CHECK(failure.peer == 1);
+    }
+  });
+}
+
+TEST(interrupt_ends_all_lanes) {
+  LanedWorld world(2, Transport::shm, 3);
+  std::thread interrupter([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    world.engines[0]->interrupt();
+  });
+  const auto failures = world.run([&](int rank, Engine& engine) {
+    if (rank == 1) return;  // never comes, so that the other waits
+    const Program program = ring_all_reduce(2, rank);
+    std::vector<float> tensor(60'000, 1.0f);
+    all_reduce(engine, program, tensor, 1, 20, world.lanes);
+  });
+  interrupter.join();
+  CHECK(failures[0] && failures[0]->code == FailureCode::closed);
+}
+
+// The caller's thread has its own lane done and waits for the others: a signal must still get through.
+TEST(signal_ends_lanes_that_outlast_the_first) {
+  LanedWorld world(2, Transport::tcp, 2);
+  const auto failures = world.run([&](int rank, Engine& engine) {
+    const Action action = rank == 0 ? Action::receive : Action::send;
+    const Program program(6, 2, rank, 2, 1, {}, {{action, 0, {1 - rank}, 0, -1, -1, {}}});
+    std::vector<uint8_t> tensor((rank == 0 ? 8 : 4) * kSegment);
+    Call call = call_of(program, {{tensor.data(), tensor.size()}}, 0, rank == 0 ? 2 : 1);
+    call.number = 1;
+    call.timeout_s = 20;
+    // In the first lane both agree on what is sent; in the second nothing comes.
+    call.total = 8 * kSegment;
+    call.signal_pending = [] { return true; };
+    engine.run(call);
+  });
+  CHECK(failures[0] && failures[0]->code == FailureCode::closed);
+}
+
+TEST(lanes_that_do_not_fit_are_refused) {
+  LanedWorld world(2, Transport::tcp, 2);
+  Engine& engine = *world.engines[0];
+  const auto add = [&](size_t lane, int peer) {
+    const auto [a, b] = tcp_pair();
+    ::close(b);
+    engine.add_lane_link(lane, peer, make_tcp_pipe(a));
+  };
+  CHECK_THROWS(std::invalid_argument, add(0, 1));
+  CHECK_THROWS(std::invalid_argument, add(1, 1));  // a second time, under the same keys
+  CHECK_THROWS(std::invalid_argument, add(3, 1));
+  CHECK_THROWS(std::invalid_argument, add(1, 0));
+  CHECK_THROWS(std::invalid_argument, add(1, 2));
+  const Program program = ring_all_reduce(2, 0);
+  std::vector<float> tensor(2, 1.0f);
+  CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 3));
+  CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 0));
+  engine.drop_lanes();
+  CHECK_THROWS(std::invalid_argument, add(2, 1));  // their keys must not come into use again
+  CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 2));
+}
+
+int main(int argc, char** argv) { return run(argc, argv); }

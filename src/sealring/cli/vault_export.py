@@ -1,0 +1,95 @@
+"""`sealring vault export`: a checkpoint in plaintext, and the record of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sealring.cli.terminal import say
+from sealring.cli.vault_options import (
+    Broker,
+    Directory,
+    Identity,
+    Key,
+    VaultId,
+    Version,
+    opener_of,
+)
+from sealring.errors import ConfigurationError
+from sealring.identity.credentials import read_authorities
+from sealring.papers.write import files_of
+from sealring.provenance.digests import Named
+from sealring.provenance.owners import read_owner_key
+from sealring.provenance.transformations import Transformation, parameters_of
+from sealring.recording.transformed import record_transformation
+from sealring.vault import Vault
+from sealring.version import __version__
+
+if TYPE_CHECKING:
+    from sealring.vault import CheckpointReader
+
+
+def export(
+    vault: Directory,
+    name: Annotated[str, typer.Argument(help="A checkpoint.")],
+    out: Annotated[Path, typer.Option(help="Where the plaintext goes; must not exist.")],
+    form: Annotated[str, typer.Option("--format", help="torch or safetensors.")] = "torch",
+    version: Version = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="Of the workers that signed it; else the environment's.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="The job that saved it.")] = None,
+    key: Key = None,
+    vault_id: VaultId = None,
+    broker: Broker = None,
+    identity: Identity = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the run that made it; records this."),
+    ] = None,
+    owner_key: Annotated[
+        Path | None, typer.Option(help="With --record: the key that signs (`statement key`).")
+    ] = None,
+) -> None:
+    """Write a checkpoint in plaintext, as torch.save or safetensors does."""
+    if form not in ("torch", "safetensors"):
+        raise ConfigurationError(f"--format {form}: it is torch or safetensors")
+    if (authority is None) != (job is None):
+        raise ConfigurationError("--authority and --job go together")
+    if (record is None) != (owner_key is None):
+        raise ConfigurationError("--record and --owner-key go together")
+    owner = None if owner_key is None else read_owner_key(owner_key)
+    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    # With torch, which the other verbs do not need.
+    from sealring.vault import CheckpointReader, export_safetensors, export_torch
+
+    authorities = None if authority is None else read_authorities(authority)
+    reader = CheckpointReader(opened, name, version=version, authorities=authorities, job=job)
+    started = int(time.time())
+    try:
+        (export_torch if form == "torch" else export_safetensors)(reader, out)
+    except BaseException as problem:
+        # torch wraps what a rank raises, in an exception of its own kind.
+        for error, _ in getattr(problem, "failures", {}).values():
+            raise error from None
+        raise
+    say(f"{name} is in {out}, in plaintext.")
+    if record is not None and owner is not None:
+        done = _transformation(reader, out, form, started)
+        say(f"recorded in {record_transformation(record, done, owner, authorities or ())}")
+
+
+def _transformation(reader: CheckpointReader, out: Path, form: str, started: int) -> Transformation:
+    return Transformation(
+        kind="export",
+        name=out.name,
+        inputs=[Named(*reader.loaded)],
+        outputs=files_of(out),
+        code=[],
+        parameters=parameters_of({"format": form, "sealring": __version__}),
+        started=started,
+        finished=int(time.time()),
+    )

@@ -1,0 +1,49 @@
+"""Short letters that all ranks of a group exchange by a collective of the group itself.
+
+So what they tell is sealed, and comes from the member that it says it comes from. It decides only
+which way records take; they are sealed on all ways.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Generator, Sequence
+from typing import Final
+
+from sealring.engine.collective import Collective
+from sealring.engine.datatypes import DType
+from sealring.schedule import Algorithm, Operation
+
+_REASON_BYTES: Final = 1023
+_VERDICT: Final = struct.Struct(f"<B{_REASON_BYTES}s")
+"""Whether it went well, and if not, why."""
+
+
+class Round:
+    """One all-gather of a short letter per rank."""
+
+    def __init__(self, world: int, own: bytes) -> None:
+        size = len(own)
+        self._own = ctypes.create_string_buffer(own, size)
+        self._all = [ctypes.create_string_buffer(size) for _ in range(world)]
+
+    def collective(self) -> Collective:
+        slots = [(ctypes.addressof(each), len(each)) for each in (*self._all, self._own)]
+        total = len(self._own) * len(self._all)
+        return Collective(Operation.INTRODUCTION, Algorithm.DIRECT, slots, total, DType.BYTES)
+
+    def letters(self) -> list[bytes]:
+        return [each.raw for each in self._all]
+
+
+def judged(members: Sequence[int], problem: str) -> Generator[Collective, None, str]:
+    """What the first rank that has a problem says of it; nothing if none has."""
+    told = problem.encode()[:_REASON_BYTES]
+    verdicts = Round(len(members), _VERDICT.pack(not problem, told))
+    yield verdicts.collective()
+    for peer, verdict in enumerate(verdicts.letters()):
+        good, reason = _VERDICT.unpack(verdict)
+        if not good:
+            return f"rank {members[peer]}: {reason.rstrip(bytes(1)).decode(errors='replace')}"
+    return ""

@@ -1,0 +1,55 @@
+"""How many cores this worker may use: those of its CPU mask, within its control groups' limits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+MOST_THREADS: Final = 8
+"""Of a large collective, unless set otherwise: more move no more bytes, the memory is busy then."""
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """At least 1. `root` has proc and sys in it."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min([allowed, *_limits(root)]))
+
+
+def threads_by_default(cores: int, local_ranks: int) -> int:
+    """Each of the ranks that share the cores gets its part of them."""
+    return max(1, min(MOST_THREADS, cores // max(1, local_ranks)))
+
+
+def _limits(root: Path) -> list[int]:
+    """The whole cores that each control group above this process may use."""
+    found = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        folder = base / path.lstrip("/")
+        for each in (folder, *folder.parents):
+            if not each.is_relative_to(base):
+                break
+            found += _limit(each)
+    return found
+
+
+def _limit(folder: Path) -> list[int]:
+    """Of one group: "max 100000" or "200000 100000" (version 2), or two files (version 1)."""
+    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota = _read(folder / "cpu.cfs_quota_us").strip()
+        period = _read(folder / "cpu.cfs_period_us").strip()
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return []
+    return [max(1, int(quota) // int(period))]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

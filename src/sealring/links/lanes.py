@@ -1,0 +1,288 @@
+"""Further pipes between two members of a group that are linked: of shared memory, or by TCP.
+
+The members tell each other over their links where a pipe may be left, with a token. Of each pair
+the higher rank brings the pipe: it connects to the lower one's listener, or leaves one end of a
+socket in its inbox (links/descriptors.py), where both leave their memory as well. Neither waits for
+the other: each looks for what was left when all have said, over the links, that they have left it.
+
+A pipe carries records under keys that both ends have, so it need not prove anything. The token
+keeps those out who are no members. A connection without it is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import select
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from sealring.errors import MalformedSetup, Unsupported
+from sealring.handshake.messages import Message, digest, encode_message, integer, parse_message
+from sealring.links import setting_up
+from sealring.links.descriptors import PACKED_BYTES, TOKEN_BYTES, Address, Inbox, leave
+from sealring.links.link import prepare_socket
+from sealring.links.memory import SharedMemory, create_file, open_memory
+
+LETTER_BYTES: Final = 2048
+_GREETING: Final = struct.Struct(f"<{TOKEN_BYTES}sII")
+"""What a connection begins with: the token, the rank that made it, and the lane."""
+_SECONDS: Final = 5.0
+"""How long a connection may take that is made, or that was made, while the group waits."""
+_BELL: Final = 1
+"""In a descriptor's number, beside the rank and the lane: a socket, and not the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstEnd:
+    """This rank's end of its link to a member: where further pipes lead to."""
+
+    transport: Literal["tcp", "shm"]
+    family: int
+    own: tuple[Any, ...]
+    """The socket's address and the peer's, as the system writes them."""
+    theirs: tuple[Any, ...]
+
+
+def first_end(sock: socket.socket, memory: SharedMemory | None) -> FirstEnd:
+    if memory is not None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return FirstEnd("shm", sock.family, (), ())
+    return FirstEnd("tcp", sock.family, sock.getsockname(), sock.getpeername())
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """One that both ends have. Its owner closes the socket."""
+
+    lane: int
+    peer: int
+    socket: socket.socket
+    memory: SharedMemory | None = field(default=None, repr=False)
+
+
+class Lanes:
+    """One attempt to have `count` lanes with all members; ranks are the group's."""
+
+    def __init__(self, rank: int, ends: Mapping[int, FirstEnd], count: int) -> None:
+        self._rank, self._ends, self._count = rank, ends, count
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._inbox: Inbox | None = None
+        self._listeners: dict[str, socket.socket] = {}
+        self._made: dict[tuple[int, int], socket.socket] = {}
+        """By lane and peer: this rank's ends of the pipes that it brings."""
+        self._memories: dict[tuple[int, int], tuple[Any, int]] = {}
+
+    def _further(self) -> range:
+        return range(1, self._count)
+
+    def _by(self, transport: str) -> Iterator[tuple[int, FirstEnd]]:
+        return ((peer, end) for peer, end in self._ends.items() if end.transport == transport)
+
+    def offer(self) -> bytes:
+        """What the others must know."""
+        if any(self._by("shm")):
+            self._inbox = Inbox()
+        for peer, end in self._by("tcp"):
+            if peer > self._rank and end.own[0] not in self._listeners:
+                self._listeners[end.own[0]] = _listener(end)
+        letter = _encode(
+            inbox=self._inbox.address.packed() if self._inbox else bytes(PACKED_BYTES),
+            token=self._token,
+            ports={host: each.getsockname()[1] for host, each in self._listeners.items()},
+        )
+        if len(letter) > LETTER_BYTES:
+            raise Unsupported("this rank has too many addresses for one letter")
+        return letter.ljust(LETTER_BYTES)
+
+    def leave_pipes(self, letters: Sequence[bytes]) -> None:
+        """Called when all offers are known."""
+        for peer, end in self._ends.items():
+            address, token, ports = _decode(letters[peer])
+            for lane in self._further():
+                if end.transport == "shm":
+                    self._leave_memory(address, peer, lane)
+                elif peer < self._rank:
+                    self._made[lane, peer] = self._connect(end, token, ports, lane)
+
+    def _leave_memory(self, address: Address, peer: int, lane: int) -> None:
+        self._memories[lane, peer] = create_file()
+        leave(address, self._memories[lane, peer][1], _number(self._rank, lane))
+        if peer < self._rank:
+            near, far = socket.socketpair()
+            self._made[lane, peer] = near
+            with far:
+                leave(address, far.fileno(), _number(self._rank, lane, _BELL))
+
+    def _connect(
+        self, end: FirstEnd, token: bytes, ports: Mapping[str, int], lane: int
+    ) -> socket.socket:
+        host = end.theirs[0]
+        if host not in ports:
+            raise Unsupported(f"the peer does not listen at {host}, where it was reached")
+        sock = socket.socket(end.family, socket.SOCK_STREAM)
+        try:
+            setting_up.note(sock)
+            sock.settimeout(_SECONDS)
+            sock.connect((host, ports[host], *end.theirs[2:]))
+            sock.sendall(_GREETING.pack(token, self._rank, lane))
+            prepare_socket(sock)
+        except OSError as problem:
+            sock.close()
+            raise Unsupported(
+                f"no further connection can be made to {host}: {problem}"
+            ) from problem
+        return sock
+
+    def take_pipes(self) -> list[Pipe]:
+        """Called when all ranks have left theirs. The sockets are then the caller's."""
+        accepted = self._accept()
+        left = self._inbox.take() if self._inbox else {}
+        pipes: list[Pipe] = []
+        try:
+            for peer, end in self._ends.items():
+                for lane in self._further():
+                    if end.transport == "shm":
+                        pipes.append(self._of_memory(peer, lane, left))
+                    else:
+                        place = accepted if peer > self._rank else self._made
+                        if (lane, peer) not in place:
+                            raise Unsupported(f"a connection of rank {peer} did not come")
+                        pipes.append(Pipe(lane, peer, place.pop((lane, peer))))
+        except BaseException:
+            for pipe in pipes:
+                pipe.socket.close()
+            raise
+        finally:
+            for fd in left.values():
+                os.close(fd)
+            for each in accepted.values():
+                each.close()
+        return pipes
+
+    def _of_memory(self, peer: int, lane: int, left: dict[int, int]) -> Pipe:
+        number = _number(peer, lane)
+        if number not in left:
+            raise Unsupported("the memory of another rank did not come")
+        mapping, _ = self._memories[lane, peer]
+        memory = SharedMemory(mapping, open_memory(left[number]))
+        if peer < self._rank:
+            return Pipe(lane, peer, self._made.pop((lane, peer)), memory)
+        bell = left.pop(number | _BELL, None)
+        if bell is None or not stat.S_ISSOCK(os.fstat(bell).st_mode):
+            if bell is not None:
+                os.close(bell)
+            raise Unsupported("the socket of another rank did not come")
+        return Pipe(lane, peer, socket.socket(fileno=bell), memory)
+
+    def _accept(self) -> dict[tuple[int, int], socket.socket]:
+        """The connections that members made, by lane and rank; strangers' are dropped."""
+        expected = {
+            (lane, peer)
+            for peer, _ in self._by("tcp")
+            for lane in self._further()
+            if peer > self._rank
+        }
+        accepted: dict[tuple[int, int], socket.socket] = {}
+        deadline = time.monotonic() + _SECONDS
+        try:
+            while expected - accepted.keys():
+                for sock in self._connections(deadline):
+                    greeting = _greeting(sock, deadline)
+                    token, peer, lane = greeting or (b"", -1, -1)
+                    known = hmac.compare_digest(token, self._token) and (lane, peer) in expected
+                    if known and (lane, peer) not in accepted:
+                        prepare_socket(sock)
+                        accepted[lane, peer] = sock
+                    else:
+                        sock.close()
+        except BaseException:
+            for sock in accepted.values():
+                sock.close()
+            raise
+        return accepted
+
+    def _connections(self, deadline: float) -> Iterator[socket.socket]:
+        left = deadline - time.monotonic()
+        ready, _, _ = select.select(list(self._listeners.values()), [], [], max(0.0, left))
+        if not ready:
+            raise Unsupported("a connection of another rank did not come")
+        for listener in ready:
+            with contextlib.suppress(BlockingIOError):
+                yield listener.accept()[0]
+
+    def close(self) -> None:
+        """What was not taken is closed; mappings stay as long as they are used."""
+        if self._inbox is not None:
+            self._inbox.close()
+        for each in (*self._listeners.values(), *self._made.values()):
+            each.close()
+        for _, fd in self._memories.values():
+            os.close(fd)
+        self._listeners, self._made, self._memories = {}, {}, {}
+
+
+def _listener(end: FirstEnd) -> socket.socket:
+    """At the address where the peer was reached, or reached us."""
+    sock = socket.socket(end.family, socket.SOCK_STREAM)
+    try:
+        setting_up.note(sock)
+        sock.setblocking(False)
+        sock.bind((end.own[0], 0, *end.own[2:]))
+        sock.listen(socket.SOMAXCONN)
+    except OSError as problem:
+        sock.close()
+        raise Unsupported(f"this rank cannot listen at {end.own[0]}: {problem}") from problem
+    return sock
+
+
+def _greeting(sock: socket.socket, deadline: float) -> tuple[bytes, int, int] | None:
+    """What a connection begins with; None if it is none, or does not come in time."""
+    setting_up.note(sock)
+    raw = b""
+    try:
+        while len(raw) < _GREETING.size:
+            sock.settimeout(max(0.001, min(1.0, deadline - time.monotonic())))
+            part = sock.recv(_GREETING.size - len(raw))
+            if not part:
+                return None
+            raw += part
+    except OSError:
+        return None
+    return _GREETING.unpack(raw)
+
+
+def _number(rank: int, lane: int, what: int = 0) -> int:
+    """Of a descriptor in an inbox."""
+    return rank << 8 | lane << 1 | what
+
+
+def _encode(*, inbox: bytes, token: bytes, ports: Mapping[str, int]) -> bytes:
+    address = Address.unpacked(inbox)
+    return encode_message(
+        {
+            "type": "lanes",
+            "name": address.name.hex(),
+            "inbox": address.token.hex(),
+            "token": token.hex(),
+            "ports": dict(ports),
+        }
+    )
+
+
+def _decode(letter: bytes) -> tuple[Address, bytes, dict[str, int]]:
+    message: Message = parse_message(letter.rstrip())
+    ports = message.get("ports")
+    if type(ports) is not dict:
+        raise MalformedSetup("an offer of further lanes has no ports")
+    return (
+        Address(bytes.fromhex(digest(message, "name")), bytes.fromhex(digest(message, "inbox"))),
+        bytes.fromhex(digest(message, "token")),
+        {host: integer(ports, host, 1, 65535) for host in ports},
+    )

@@ -1,0 +1,44 @@
+"""The record of an ingest, a stage, an export or an evaluation, in the folder of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sealring.errors import SealringError
+from sealring.identity.credentials import Credentials
+from sealring.provenance.runs import open_run, write_statement
+from sealring.provenance.statements import sign_statement, statement_digest
+from sealring.provenance.transformations import Transformation
+from sealring.recording.run_log import RunLog
+
+_LOG: Final = logging.getLogger("sealring")
+
+
+def record_transformation(
+    run: Path,
+    transformation: Transformation,
+    signer: Credentials | Ed25519PrivateKey,
+    authorities: Sequence[x509.Certificate] = (),
+) -> Path:
+    """Signs it and writes it into the run's folder; into its log as well where its key is here.
+
+    Before training there is no log yet: rank 0 then logs what it finds. `authorities` are those of
+    the run's workers, whose statements may still have to be logged.
+    """
+    run = run.absolute()
+    envelope = sign_statement(transformation, signer)
+    name = f"{transformation.kind}-{statement_digest(envelope)[:16]}"
+    path = write_statement(run, name, envelope)
+    if (run / "run.json").exists() and (folder := open_run(run)).key.exists():
+        RunLog(folder, authorities, _refused).append_new()
+    return path
+
+
+def _refused(name: str, problem: SealringError) -> None:
+    _LOG.warning("sealring: the statement %s is not logged: %s", name, problem)

@@ -1,0 +1,168 @@
+"""Large collectives that several threads of each rank share."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sealring.errors import ConfigurationError, OutOfStep, Unsupported
+from sealring.group.cores import usable_cores
+from sealring.group.settings import read_settings
+from sealring.links import lanes
+from tests.group.test_dropped import make, returns_to, what_is_open
+from tests.workers import Workers
+
+pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="a second thread needs a second core")
+
+LARGE = (5 << 20) // 4 + 3
+"""Elements: more than one lane has segments of it in a world of up to 3."""
+
+
+def group() -> Any:
+    return dist.group.WORLD
+
+
+def every_large_collective(rank: int, world: int) -> int:
+    numbers = torch.arange(LARGE, dtype=torch.float32) % 251
+    for _ in range(2):
+        tensor = numbers * (rank + 1)
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, numbers * sum(range(1, world + 1)))
+    small = torch.ones(5)
+    dist.all_reduce(small)
+    assert small.tolist() == [world] * 5
+    for root in range(world):
+        tensor = numbers + root if rank == root else torch.zeros(LARGE)
+        dist.broadcast(tensor, root)
+        assert torch.equal(tensor, numbers + root)
+        tensor = numbers * (rank + 1)
+        dist.reduce(tensor, root)
+        if rank == root:
+            assert torch.equal(tensor, numbers * sum(range(1, world + 1)))
+        gathered = [torch.empty(LARGE) for _ in range(world)] if rank == root else None
+        dist.gather(numbers + rank, gathered, root)
+        for other, each in enumerate(gathered or []):
+            assert torch.equal(each, numbers + other)
+        part = torch.empty(LARGE)
+        parts = [numbers * (other + 2) for other in range(world)] if rank == root else None
+        dist.scatter(part, parts, root)
+        assert torch.equal(part, numbers * (rank + 2))
+    # Each rank sends the others something of another length.
+    lengths = [LARGE // (1 + (rank + other) % 2) for other in range(world)]
+    received = [torch.empty(length) for length in lengths]
+    dist.all_to_all(received, [numbers[:length] + rank for length in lengths])
+    for other, each in enumerate(received):
+        assert torch.equal(each, numbers[: lengths[other]] + other)
+    account = group().account()
+    assert account["sealed_records"] > 0
+    assert account["run_s"] >= account["seal_s"] + account["open_s"]
+    return int(group().threads)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_results_are_those_of_one_thread(workers: Workers, world: int, transport: str) -> None:
+    env = {"SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2"}
+    assert workers.run(every_large_collective, world=world, env=env) == [2] * world
+
+
+def accounts_of_links(rank: int, world: int) -> list[Any]:
+    every_large_collective(rank, world)
+    return [(link.peer, link.sent, link.received) for link in group()._engine.commitments()]
+
+
+def test_both_ends_of_a_pair_have_the_same_account_of_all_lanes(workers: Workers) -> None:
+    """Over all lanes: lane number 0 alone has about half of the records."""
+    env = {"SEALRING_TRANSPORT": "shm", "SEALRING_THREADS": "2"}
+    accounts = workers.run(accounts_of_links, world=3, env=env)
+    for rank, account in enumerate(accounts):
+        for peer, sent, received in account:
+            back = {other: (s, r) for other, s, r in accounts[peer]}[rank]
+            assert (sent, received) == (back[1], back[0])
+            assert sent is not None
+    records = {
+        rank: sum(sent[0] for _, sent, _ in account) for rank, account in enumerate(accounts)
+    }
+    one_thread = workers.run(accounts_of_links, world=3, env={**env, "SEALRING_THREADS": "1"})
+    for rank, account in enumerate(one_thread):
+        # The lanes' agreement is by introductions, which count too.
+        assert records[rank] >= sum(sent[0] for _, sent, _ in account) > 0
+
+
+def agrees(rank: int, world: int) -> int:
+    tensor = torch.ones(LARGE)
+    dist.all_reduce(tensor)
+    assert tensor.eq(world).all()
+    return int(group().threads)
+
+
+def test_the_rank_with_fewest_threads_decides(workers: Workers) -> None:
+    rank_env = {0: {"SEALRING_THREADS": "2"}, 1: {"SEALRING_THREADS": "1"}}
+    assert workers.run(agrees, world=2, rank_env=rank_env) == [1, 1]
+
+
+def cannot_make_lanes(rank: int, world: int) -> int:
+    def fails(*_: Any) -> None:
+        raise Unsupported("no further pipe today")
+
+    works = lanes.Lanes.leave_pipes
+    if rank == 1:
+        lanes.Lanes.leave_pipes = fails  # type: ignore[assignment]
+    try:
+        return agrees(rank, world)
+    finally:
+        lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
+
+
+def test_without_further_pipes_one_thread_does_all(workers: Workers) -> None:
+    env = {"SEALRING_THREADS": "2", "SEALRING_TRANSPORT": "auto"}
+    assert workers.run(cannot_make_lanes, world=2, env=env) == [1, 1]
+
+
+def ends(rank: int, world: int, folder: str) -> None:
+    gc.collect()
+    before = what_is_open()
+    made = make(folder, rank, world)
+    made.allreduce([torch.ones(LARGE)]).wait()
+    assert made.threads == 2
+    made.shutdown()
+    del made
+    assert returns_to(before), (before, what_is_open())
+
+
+def test_threads_descriptors_and_memory_end_with_the_group(
+    workers: Workers, tmp_path: Path
+) -> None:
+    for transport in ("shm", "tcp"):
+        folder = tmp_path / transport
+        folder.mkdir()
+        env = {"SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2"}
+        workers.run(ends, str(folder), world=2, env=env, group=False)
+
+
+def disagree(rank: int, world: int) -> None:
+    dist.all_reduce(torch.ones(LARGE))
+    with pytest.raises(OutOfStep):
+        dist.all_reduce(torch.ones(LARGE + rank))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ranks_that_disagree_get_one_error(workers: Workers, transport: str) -> None:
+    env = {"SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2"}
+    workers.run(disagree, world=2, env=env)
+
+
+@pytest.mark.parametrize("number", ["0", "many", "-1", "100000"])
+def test_threads_are_no_more_than_cores(number: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"may use {usable_cores()} cores"):
+        read_settings({"SEALRING_THREADS": number})
+
+
+def test_threads_are_left_to_the_group_unless_set() -> None:
+    assert read_settings({}).threads is None
+    assert read_settings({"SEALRING_THREADS": "2"}).threads == 2

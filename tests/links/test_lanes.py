@@ -1,0 +1,113 @@
+"""Further pipes between members that are linked: who gets one, and who does not."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from sealring.errors import MalformedSetup, Unsupported
+from sealring.links import lanes
+from sealring.links.lanes import FirstEnd, Lanes, Pipe
+
+TCP = FirstEnd("tcp", socket.AF_INET, ("127.0.0.1", 1), ("127.0.0.1", 1))
+SHM = FirstEnd("shm", socket.AF_INET, (), ())
+
+
+@contextlib.contextmanager
+def two(end: FirstEnd, count: int = 3) -> Iterator[tuple[Lanes, Lanes]]:
+    pair = Lanes(0, {1: end}, count), Lanes(1, {0: end}, count)
+    try:
+        yield pair
+    finally:
+        for each in pair:
+            each.close()
+
+
+def close(pipes: list[Pipe]) -> None:
+    for pipe in pipes:
+        pipe.socket.close()
+
+
+@pytest.mark.parametrize("end", [TCP, SHM], ids=["tcp", "shm"])
+def test_both_ends_have_the_same_pipes(end: FirstEnd) -> None:
+    with two(end) as (zero, one):
+        letters = [zero.offer(), one.offer()]
+        zero.leave_pipes(letters)
+        one.leave_pipes(letters)
+        found = zero.take_pipes(), one.take_pipes()
+        assert [[(pipe.lane, pipe.peer) for pipe in each] for each in found] == [
+            [(1, 1), (2, 1)],
+            [(1, 0), (2, 0)],
+        ]
+        for near, far in zip(*found, strict=True):
+            assert (near.memory is None) == (far.memory is None) == (end is TCP)
+            near.socket.send(b"%d" % near.lane)
+            far.socket.settimeout(5)
+            assert far.socket.recv(9) == b"%d" % far.lane
+        for each in found:
+            close(each)
+
+
+def test_strangers_are_dropped_and_members_found() -> None:
+    with two(TCP) as (zero, one):
+        letters = [zero.offer(), one.offer()]
+        (listener,) = zero._listeners.values()
+        token = zero._token
+        wrong = [
+            lanes._GREETING.pack(bytes(32), 1, 1),  # without the token
+            lanes._GREETING.pack(token, 1, 7),  # a lane that is none
+            lanes._GREETING.pack(token, 5, 1),  # a rank that is none
+            b"GET / HTTP/1.1\r\n\r\n",  # too short, and then it ends
+        ]
+        strangers = []
+        for greeting in wrong:
+            stranger = socket.create_connection(listener.getsockname(), 5)
+            stranger.sendall(greeting)
+            stranger.shutdown(socket.SHUT_WR)
+            strangers.append(stranger)
+        zero.leave_pipes(letters)
+        one.leave_pipes(letters)
+        pipes = zero.take_pipes()
+        assert [pipe.lane for pipe in pipes] == [1, 2]
+        for stranger in strangers:
+            with stranger, contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        close(pipes)
+        close(one.take_pipes())
+
+
+@pytest.mark.parametrize("end", [TCP, SHM], ids=["tcp", "shm"])
+def test_a_pipe_that_does_not_come_is_unsupported(
+    monkeypatch: pytest.MonkeyPatch, end: FirstEnd
+) -> None:
+    monkeypatch.setattr(lanes, "_SECONDS", 0.2)
+    with two(end) as (zero, one):
+        letters = [zero.offer(), one.offer()]
+        zero.leave_pipes(letters)
+        with pytest.raises(Unsupported, match="did not come"):
+            zero.take_pipes()
+        assert one
+
+
+def test_a_peer_that_listens_elsewhere_is_unsupported() -> None:
+    elsewhere = FirstEnd("tcp", socket.AF_INET, ("127.0.0.1", 1), ("127.0.0.2", 1))
+    with two(TCP) as (zero, _):
+        one = Lanes(1, {0: elsewhere}, 2)
+        letters = [zero.offer(), one.offer()]
+        with pytest.raises(Unsupported, match=r"does not listen at 127\.0\.0\.2"):
+            one.leave_pipes(letters)
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [b"", b"{}", b"[1]", b'{"type":"lanes"}', b'{"type":"lanes","ports":{"127.0.0.1":0}}', b"\xff"],
+)
+def test_what_is_no_offer(letter: bytes) -> None:
+    with two(TCP) as (_, one):
+        one.offer()
+        with pytest.raises(MalformedSetup):
+            one.leave_pipes([letter.ljust(lanes.LETTER_BYTES), b""])

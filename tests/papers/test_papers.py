@@ -1,0 +1,161 @@
+"""A model's papers: generated from records, and accepted by the tools that they are for."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import model_signing
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from securesystemslib.dsse import Envelope
+
+from sealring.errors import ConfigurationError, ForgedStatement, MalformedRun
+from sealring.papers.card import model_card
+from sealring.papers.facts import facts_of
+from sealring.papers.write import digest_of, files_of, write_papers
+from sealring.provenance.digests import Named
+from sealring.provenance.runs import RunFolder, create_run
+from sealring.provenance.statements import sign_statement, verify_statement
+from sealring.provenance.transformations import Transformation, parameters_of
+from sealring.recording import record_transformation
+from tests.provenance.test_independent_verifier import key_of
+from tests.provenance.test_statements import AUTHORITY, interval, worker
+
+OWNER = Ed25519PrivateKey.generate()
+NOW = int(datetime.now(UTC).timestamp())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = create_run(tmp_path / "run", "job", "r1")
+    packages = folder.write_evidence(b"numpy==2.0\ntorch==2.13.0\n")
+    for rank in (0, 1):
+        code = {**FIELDS_CODE, "packages": packages}
+        content = interval(run="r1", final=True, end_step=10, code=code)
+        folder.write_statement(f"rank-{rank}", sign_statement(content, worker(rank)))
+    return folder
+
+
+FIELDS_CODE = {
+    "script": {"name": "train.py", "sha256": "01" * 32}, "packages": "06" * 32,
+    "sealring": "1", "python": "3.12", "torch": "2.13", "container": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path, run: RunFolder) -> Path:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"weights")
+    record_transformation(run.path, export_of(path), OWNER)
+    return path
+
+
+def export_of(path: Path) -> Transformation:
+    inputs = [Named("weights", "ab" * 32)]
+    return Transformation(
+        "export", path.name, inputs, files_of(path), [], parameters_of({}), NOW, NOW
+    )
+
+
+@pytest.fixture
+def model_key(tmp_path: Path) -> Path:
+    key = generate_private_key(SECP256R1())
+    path = tmp_path / "model.key"
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    spki = PublicFormat.SubjectPublicKeyInfo
+    (tmp_path / "model.pub").write_bytes(key.public_key().public_bytes(Encoding.PEM, spki))
+    return path
+
+
+def payload(path: Path) -> Any:
+    return json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))
+
+
+def test_each_paper_is_accepted_by_the_tool_that_reads_it(
+    run: RunFolder, model: Path, model_key: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "papers"
+    written = write_papers(model, run, [AUTHORITY], OWNER, model_key, out)
+    assert sorted(path.name for path in written) == [
+        "README.md", "export.dsse.json", "model.cdx.json", "model.sig", "slsa.dsse.json",
+    ]  # fmt: skip
+    verifier = model_signing.verifying.Config().use_elliptic_key_verifier(
+        public_key=tmp_path / "model.pub"
+    )
+    verifier.verify(model, out / "model.sig")
+    # The record of the export and SLSA's provenance are about the same file.
+    found = verify_statement(
+        (out / "export.dsse.json").read_bytes(), [], owners=[OWNER.public_key()]
+    )
+    assert found.subjects == (Named("model.safetensors", digest_of(model)),)
+    slsa = (out / "slsa.dsse.json").read_text()
+    Envelope.from_dict(json.loads(slsa)).verify([key_of(OWNER.public_key())], 1)
+    statement = payload(out / "slsa.dsse.json")
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    (bundle,) = json.loads(
+        base64.b64decode(json.loads((out / "model.sig").read_text())["dsseEnvelope"]["payload"])
+    )["subject"]
+    assert bundle["digest"] in [one["digest"] for one in statement["subject"]]
+    assert {"sha256": digest_of(model)} in [one["digest"] for one in statement["subject"]]
+    needs = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert [one["name"] for one in needs] == ["corpus", "train.py", "weights"]
+    model.write_bytes(b"other weights")
+    with pytest.raises(ValueError, match=r"(?i)mismatch|fail|hash"):
+        verifier.verify(model, out / "model.sig")
+
+
+def test_the_bill_of_materials_lists_data_code_and_packages(
+    run: RunFolder, model: Path, model_key: Path, tmp_path: Path
+) -> None:
+    write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers")
+    bom = json.loads((tmp_path / "papers" / "model.cdx.json").read_text())
+    assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
+    described = bom["metadata"]["component"]
+    assert described["type"] == "machine-learning-model"
+    assert described["hashes"] == [{"alg": "SHA-256", "content": digest_of(model)}]
+    (dataset,) = described["modelCard"]["modelParameters"]["datasets"]
+    parts = {one["bom-ref"]: one for one in bom["components"]}
+    assert parts[dataset["ref"]]["name"] == "corpus"
+    assert parts["pkg:pypi/torch@2.13.0"]["version"] == "2.13.0"
+    card = (tmp_path / "papers" / "README.md").read_text()
+    assert digest_of(model) in card
+    assert "corpus" in card
+    assert "no evidence" in card
+
+
+def test_names_of_strangers_are_plain_text_in_the_card(run: RunFolder, model: Path) -> None:
+    facts = facts_of(run, [AUTHORITY], [OWNER.public_key()])
+    bad = replace(facts, job="<script>alert(1)</script> [x](javascript:1) | `y`\n# z")
+    card = model_card(bad, facts.transformations[0], files_of(model))
+    assert "<script>" not in card.replace("\\<", "")
+    assert "\n# z" not in card
+    assert "\\[x\\]\\(javascript:1\\) \\| \\`y\\`" in card
+
+
+def test_what_gets_no_papers(run: RunFolder, model: Path, model_key: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"swapped")
+    out = tmp_path / "papers"
+    with pytest.raises(MalformedRun, match="no export of run r1"):
+        write_papers(other, run, [AUTHORITY], OWNER, model_key, out)
+    with pytest.raises(ForgedStatement, match="not an owner's"):
+        write_papers(model, run, [AUTHORITY], Ed25519PrivateKey.generate(), model_key, out)
+    (tmp_path / "no.key").write_text("no key")
+    with pytest.raises(ConfigurationError, match="openssl ecparam"):
+        write_papers(model, run, [AUTHORITY], OWNER, tmp_path / "no.key", out)
+    assert not out.exists()
+    out.mkdir()
+    with pytest.raises(ConfigurationError, match="is there already"):
+        write_papers(model, run, [AUTHORITY], OWNER, model_key, out)
