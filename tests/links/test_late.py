@@ -29,6 +29,7 @@ from sealring.errors import (
     WrongGroup,
 )
 from sealring.handshake import dial, statements
+from sealring.handshake.statements import signature_is_good
 from sealring.identity import load_credentials, verification
 from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, connections, forming, late_kind
@@ -262,7 +263,7 @@ def test_a_second_large_group_under_a_job_secret() -> None:
 def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """But a member's signature over the new transcript, each member anew."""
     signatures = 0
-    good = statements.signature_is_good
+    good = signature_is_good
 
     def counted(*what: Any) -> bool:
         nonlocal signatures
