@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
-import re
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.errors import ConfigurationError
+from sealring.errors import ConfigurationError, SealringError
 from sealring.provenance.digests import Named
 from sealring.provenance.owners import read_owner_key
-from sealring.provenance.runs import RunFolder, open_run
-from sealring.provenance.statements import sign_statement
+from sealring.provenance.runs import SUFFIX
+from sealring.provenance.statements import parse_statement
 from sealring.provenance.transformations import Transformation, parameters_of
-from sealring.vault.datasets import formats
+from sealring.recording.transformed import record_transformation
 from sealring.vault.datasets.building import Built
-from sealring.vault.datasets.pipeline import Ancestor, lineage
+from sealring.vault.datasets.pipeline import lineage
 from sealring.vault.vault import Vault
+from sealring.version import __version__
 
 Record = Annotated[
     Path | None, typer.Option(help="The folder of a run: a signed statement goes there.")
@@ -34,31 +37,42 @@ OwnerKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    run: RunFolder
+    run: Path
     key: Ed25519PrivateKey
     started: int
 
     def write(self, vault: Vault, built: Built, source: str | None = None) -> None:
         """One statement for each content: what is there already is left."""
         made = next(lineage(vault, built.name, built.version))
-        kind: Literal["ingest", "stage"] = "ingest" if source is not None else "stage"
-        name = f"{kind}-{_slug(built.name)}-{built.digest[:16]}"
-        if self.run.statement_path(name).exists():
+        outputs = (Named(built.name, built.digest),)
+        if outputs in set(_subjects(self.run)):
             return
-        code = Path(formats.__file__).read_bytes() if source is not None else _code(made)
-        self.run.write_evidence(code)
-        # Of a source its files' digests are not kept: the shards' sources stand for it.
-        sources = hashlib.sha256("\n".join(made.sources).encode()).hexdigest()
-        inputs = [Named(one.name, one.digest) for one in made.inputs]
-        statement = Transformation(
-            kind, built.name,
-            inputs if source is None else [Named(source, sources)],
-            [Named(built.name, built.digest)],
-            [Named(str(made.recipe.get("stage", "formats.py")), hashlib.sha256(code).hexdigest())],
-            parameters_of(made.recipe.get("parameters", {"format": made.recipe.get("ingest")})),
-            self.started, int(time.time()),
+        if source is None:
+            inputs = [Named(one.name, one.digest) for one in made.inputs]
+            code = Named(str(made.recipe["stage"]), str(made.recipe["code"]["sha256"]))
+            done = self._done("stage", built, inputs, [code], made.recipe["parameters"])
+        else:
+            # Of a source its files' digests are not kept: the shards' sources stand for it.
+            digest = hashlib.sha256("\n".join(made.sources).encode()).hexdigest()
+            how = {"format": made.recipe["ingest"], "sealring": __version__}
+            done = self._done("ingest", built, [Named(source, digest)], [], how)
+        record_transformation(self.run, done, self.key)
+
+    def _done(
+        self, kind: Literal["ingest", "stage"], built: Built, inputs: list[Named],
+        code: list[Named], parameters: Any,
+    ) -> Transformation:  # fmt: skip
+        return Transformation(
+            kind, built.name, inputs, [Named(built.name, built.digest)], code,
+            parameters_of(parameters), self.started, int(time.time()),
         )  # fmt: skip
-        self.run.write_statement(name, sign_statement(statement, self.key))
+
+
+def _subjects(run: Path) -> Iterator[tuple[Named, ...]]:
+    """Of the statements in the folder, believed or not: they only keep this from repeating one."""
+    for path in sorted((run / "statements").glob(f"*{SUFFIX}")):
+        with contextlib.suppress(SealringError, ValueError, KeyError, TypeError, OSError):
+            yield parse_statement(base64.b64decode(json.loads(path.read_bytes())["payload"]))[0]
 
 
 def recorder_of(record: Path | None, owner_key: Path | None) -> Callable[..., None]:
@@ -67,12 +81,4 @@ def recorder_of(record: Path | None, owner_key: Path | None) -> Callable[..., No
         raise ConfigurationError("--record and --owner-key go together: what is recorded is signed")
     if record is None or owner_key is None:
         return lambda *others: None
-    return Recorder(open_run(record), read_owner_key(owner_key), int(time.time())).write
-
-
-def _code(made: Ancestor) -> bytes:
-    return str(made.recipe["code"]["text"]).encode()
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^0-9a-z]+", "-", name.lower()).strip("-")[:40] or "dataset"
+    return Recorder(record, read_owner_key(owner_key), int(time.time())).write
