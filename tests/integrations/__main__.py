@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from tests.integrations.frameworks import CASES, compare, version_of
+from tests.integrations.frameworks import (
+    CASES,
+    Comparison,
+    FrameworkFailed,
+    compare,
+    version_of,
+)
+
+SEALED = ["SealedProcessGroup"]
 
 
 def main() -> int:
-    table = Table("case", "framework", "version", "sealed", "largest difference to Gloo")
+    table = Table("case", "framework", "version", "sealed", "difference to Gloo", "seconds")
+    progress = Console(stderr=True)
     bad = 0
-    for name, case in track(CASES.items(), "Running", console=Console(stderr=True)):
-        if version_of(case.framework) is None:
-            table.add_row(name, case.framework, "", "not installed", "")
+    for number, (name, case) in enumerate(CASES.items(), 1):
+        version = version_of(case.framework)
+        progress.print(f"{time.strftime('%X')}  {number} of {len(CASES)}: {name}", highlight=False)
+        if version is None:
+            table.add_row(name, case.framework, "", "not installed", "", "")
             continue
-        found = compare(name)
-        sealed = found.groups == ["SealedProcessGroup"]
-        bad += not sealed or found.difference != 0.0
-        verdict = "yes" if sealed else ", ".join(found.groups)
-        table.add_row(name, case.framework, found.version, verdict, f"{found.difference:g}")
+        try:
+            found = compare(name)
+        except FrameworkFailed as problem:
+            progress.print(str(problem), markup=False, highlight=False, soft_wrap=True)
+            table.add_row(name, case.framework, version, "failed, see above", "", "")
+            bad += 1
+            continue
+        bad += not _as_wanted(found)
+        sealed = "yes" if found.groups == SEALED else ", ".join(found.groups)
+        table.add_row(
+            name, case.framework, version, sealed, f"{found.difference:g}", f"{found.seconds:.0f}"
+        )
     Console().print(table)
     return 1 if bad else 0
+
+
+def _as_wanted(found: Comparison) -> bool:
+    return found.groups == SEALED and found.difference == 0.0
 
 
 if __name__ == "__main__":

@@ -9,12 +9,19 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 SCRIPTS: Final = Path(__file__).parent / "scripts"
+LIMIT_S: Final = 240
+"""For one script; all of them are done in seconds on an idle machine."""
+
+
+class FrameworkFailed(Exception):
+    """A script did not end well, or not in time; shows the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ CASES: Final = {
     "deepspeed_zero3": Case("deepspeed_zero", "deepspeed", ("3",)),
     "ray_train": Case("ray_train", "ray", starts_workers=True),
     "torchtitan": Case("titan", "torchtitan"),
+    "torchft": Case("replicas", "torchft", starts_workers=True),
 }
 
 
@@ -49,6 +57,8 @@ class Comparison:
     """The classes of all process groups that existed at the end of the sealed run."""
     difference: float
     """The largest, of losses and of the sum of all weights."""
+    seconds: float
+    """That both runs took together."""
 
 
 def version_of(framework: str) -> str | None:
@@ -60,21 +70,21 @@ def version_of(framework: str) -> str | None:
 
 def compare(name: str) -> Comparison:
     case = CASES[name]
+    began = time.monotonic()
     plain, sealed = _run(case, sealed=False), _run(case, sealed=True)
     pairs = zip(
         [*plain["losses"], plain["checksum"]], [*sealed["losses"], sealed["checksum"]], strict=True
     )
     version = version_of(case.framework)
     assert version is not None
-    return Comparison(version, sealed["groups"], max(abs(one - two) for one, two in pairs))
+    difference = max(abs(one - two) for one, two in pairs)
+    return Comparison(version, sealed["groups"], difference, time.monotonic() - began)
 
 
 def _run(case: Case, *, sealed: bool) -> Any:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
     environ = {
         **clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS), "HF_HUB_OFFLINE": "1",
-        # Operators that DeepSpeed builds.
-        "TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "torch_extensions"),
     }  # fmt: skip
     command = [sys.executable]
     if not case.starts_workers:
@@ -87,10 +97,24 @@ def _run(case: Case, *, sealed: bool) -> Any:
             secret.touch(0o600)
             secret.write_text(secrets.token_hex(32))
             environ |= {"SEALRING_ONLY": "1", "SEALRING_SECRET_FILE": str(secret)}
-        done = subprocess.run(
-            [*command, str(SCRIPTS / f"{case.script}.py"), *case.arguments],
-            env=environ, capture_output=True, text=True, cwd=folder, timeout=900,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    (line,) = (each for each in done.stdout.splitlines() if each.startswith("RESULT "))
+        printed = output_of(
+            [*command, str(SCRIPTS / f"{case.script}.py"), *case.arguments], environ, folder
+        )
+    (line,) = (each for each in printed.splitlines() if each.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))
+
+
+def output_of(command: list[str], environ: dict[str, str], folder: str) -> str:
+    with subprocess.Popen(
+        command, env=environ, cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            printed, errors = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # a launcher ends its workers then; killed, it would leave them
+            _, errors = process.communicate(timeout=60)
+            raise FrameworkFailed(f"not done in {LIMIT_S} s: {errors[-2000:]}") from None
+    if process.returncode != 0:
+        raise FrameworkFailed(f"exit code {process.returncode}: {errors[-4000:]}")
+    return printed

@@ -233,6 +233,10 @@ class SealedProcessGroup(BackendApi, Coalescing, Exchanging, Messaging):
         self._deferred.clear()
         self._parts.close(abort=True)
 
+    def deferred_error(self) -> BaseException | None:
+        """What a call failed with that only a GPU's stream waited for. It is not raised again."""
+        return self._deferred.take()
+
     def expel(self, member: int, why: str) -> None:
         """Ends the group on every rank, because a member (by its rank here) has no place in it.
 

@@ -1,7 +1,9 @@
-"""What sealring counts, for the loggers and callbacks of training frameworks.
+"""What training frameworks need of sealring beyond its process groups.
 
-figures    the counts of this process as one flat dictionary
-callbacks  the same at every log of HF's Trainer and of Lightning; imports them when it is called
+figures        the counts of this process as one flat dictionary
+callbacks      the same at every log of HF's Trainer and of Lightning, imported when called
+torchft        a sealed Manager for torchft, which has to be installed
+replica_ranks  the ranks of workers in a job of torchft's
 """
 
 from sealring.integrations.callbacks import lightning_callback, log_with_trainer

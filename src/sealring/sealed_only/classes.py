@@ -20,18 +20,19 @@ def refuse_all() -> None:
     for name in _GROUPS:
         if (group := getattr(distributed, name, None)) is not None:
             instead = "Make the group with torch.distributed.new_group, or sealring.create_group"
-            _refuse_method(group, "__init__", name, instead)
-            _refuse_method(group, "create", name, instead)
+            refuse_method(group, "__init__", name, instead)
+            refuse_method(group, "create", name, instead)
     if (symmetric := getattr(distributed, "_SymmetricMemory", None)) is not None:
         instead = "Use collectives: peers cannot read this process's memory"
-        _refuse_method(symmetric, "rendezvous", "symmetric memory", instead)
+        refuse_method(symmetric, "rendezvous", "symmetric memory", instead)
     rpc: Any = getattr(torch._C, "_distributed_rpc", None)
     if (agent := getattr(rpc, "TensorPipeAgent", None)) is not None:
         instead = "Use send, recv and the object collectives of torch.distributed"
-        _refuse_method(agent, "__init__", "torch.distributed.rpc", instead)
+        refuse_method(agent, "__init__", "torch.distributed.rpc", instead)
 
 
-def _refuse_method(owner: Any, method: str, what: str, instead: str) -> None:
+def refuse_method(owner: Any, method: str, what: str, instead: str) -> None:
+    """Every call of it from now on is PlaintextGroup; a second call of this changes nothing."""
     torchs = getattr(owner, method, None)
     if torchs is None or hasattr(torchs, "refused_by_sealring"):
         return

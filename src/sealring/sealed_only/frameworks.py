@@ -1,7 +1,8 @@
 """What a framework moves between processes without torch's groups, closed when it is loaded.
 
 DeepSpeed reduces through shared memory where its operator can be built, or through oneCCL. Without
-the operator it calls torch.distributed.all_reduce, which is sealed.
+the operator it calls torch.distributed.all_reduce, which is sealed. torchft makes groups from
+torch's classes, and sends states over HTTP unless it is given another transport.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from sealring.errors import PlaintextGroup
 from sealring.sealed_only.caller import calling_line
+from sealring.sealed_only.classes import refuse_method
 
 
 def close_as_they_load() -> None:
@@ -66,8 +68,29 @@ def _refuse(self: Any, *_: Any, **__: Any) -> None:
     )
 
 
+def _refuse_classes(*names: str) -> Callable[[Any], None]:
+    """torchft's own: a later error would only have its Manager discard every step."""
+
+    def close(module: Any) -> None:
+        for name in names:
+            if (owner := getattr(module, name, None)) is not None:
+                instead = "Use sealring.integrations.torchft.sealed_manager"
+                refuse_method(owner, "__init__", f"torchft's {name}", instead)
+
+    return close
+
+
 _DOORS: Final[dict[str, Callable[[ModuleType], None]]] = {
     "deepspeed.comm.torch": _without_operator,
     "deepspeed.ops.op_builder.cpu.comm": _refuse_operators,
+    "torchft.checkpointing.http_transport": _refuse_classes("HTTPTransport"),
+    "torchft.process_group": _refuse_classes(
+        "ProcessGroupGloo",
+        "ProcessGroupNCCL",
+        "ProcessGroupXCCL",
+        "ProcessGroupBabyGloo",
+        "ProcessGroupBabyNCCL",
+        "ProcessGroupBabyXCCL",
+    ),
 }
 """By the modules' names."""

@@ -1,0 +1,105 @@
+"""torchft with sealed traffic between replica groups: gradients, and the state of one that returns.
+
+torchft numbers its replica groups anew at every change of members. The rank in a worker's
+certificate stays the same all the while (replica_ranks.py).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from sealring.errors import ConfigurationError
+from sealring.group.create import create_group
+from sealring.group.options import options_of_call
+from sealring.group.process_group import SealedProcessGroup
+from sealring.integrations.replica_ranks import check_members, rank_in_job
+
+try:
+    from torchft.checkpointing.pg_transport import PGTransport
+    from torchft.manager import Manager
+    from torchft.process_group import ProcessGroupWrapper
+except ImportError as problem:
+    raise ConfigurationError(
+        f"torchft cannot be imported here ({problem}): pip install torchft"
+    ) from problem
+
+
+class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
+    """The process group of torchft's Manager, made anew and sealed for every quorum.
+
+    `replicas` is the largest number of replica groups that the job may have, the same on all
+    workers. The Manager's `replica_id` has to end with this replica group's number, from 0, on
+    every rank: it says which certificate is this worker's. The quorum does not, because the
+    lighthouse that makes it is not authenticated.
+    """
+
+    def __init__(self, replicas: int, timeout: timedelta = timedelta(seconds=60)) -> None:
+        if replicas < 1:
+            raise ConfigurationError(f"a job of {replicas} replica groups does not exist")
+        super().__init__(timeout)
+        self._pg: SealedProcessGroup | None
+        self._replicas = replicas
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        return "torchft-sealring"
+
+    def _create_pg(self, store: Any, rank: int, world_size: int) -> SealedProcessGroup:
+        group_rank, group_size = self._group_rank or 0, self._group_world_size or 1
+        own = rank_in_job(self._replica_id, group_rank, group_size)
+        members, size = self._global_ranks or [], self._replicas * group_size
+        check_members(members, rank, own, size)
+        return create_group(
+            options_of_call(
+                store,
+                rank,
+                world_size,
+                timeout=self._timeout,
+                name=f"torchft rank {group_rank} quorum {self._quorum_id}",
+                job_ranks=members,
+                job_size=size,
+            )
+        )
+
+    def errored(self) -> BaseException | None:
+        """What a call failed with that only a GPU's stream waited for."""
+        return None if self._pg is None else self._pg.deferred_error()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        if self._pg is not None:
+            self._pg.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        group, self._pg = self._pg, None
+        if group is not None:
+            group.shutdown()
+
+
+def sealed_manager(
+    *,
+    replica: int,
+    replicas: int,
+    name: str = "replica",
+    device: torch.device | str = "cpu",
+    timeout: timedelta = timedelta(seconds=60),
+    **options: Any,
+) -> Manager:
+    """A Manager of torchft's whose traffic between replica groups is sealed.
+
+    `replica` is this replica group's number and `replicas` the largest number of them. `device` is
+    where a state is received. All other options are the Manager's own. Its default transport for
+    states unpickles what a plain HTTP server sends; this one uses the sealed group.
+    """
+    if not 0 <= replica < replicas:
+        raise ConfigurationError(f"replica group {replica} does not exist in a job of {replicas}")
+    group = ReplicaProcessGroup(replicas, timeout)
+    return Manager(
+        pg=group,
+        replica_id=f"{name}_{replica}",
+        checkpoint_transport=PGTransport(group, timeout, torch.device(device)),
+        timeout=timeout,
+        **options,
+    )
