@@ -181,14 +181,14 @@ conformance: $(VENV)/.installed ## torch's own backend tests, on sealring and on
 	@$(BIN)/python -m tests.conformance
 
 INTEGRATIONS := build/integrations
-integrations: $(VENV)/.installed ## frameworks on Gloo and sealed: what they computed, and whether all was sealed
+integrations: $(VENV)/.installed ## frameworks on Gloo and sealed: what they computed, and whether all was sealed; ONLY="plain fabric", INTEGRATIONS_DEVICE=cuda
 	@test -d $(INTEGRATIONS) || { $(PYTHON) -m venv $(INTEGRATIONS) && \
 	  echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(ls $(VENV)/lib)/site-packages')" \
 	    >$(INTEGRATIONS)/lib/$$(ls $(INTEGRATIONS)/lib)/site-packages/sealring-venv.pth; }
 	@# DeepSpeed is built here, and looks for torch meanwhile.
 	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  --requirement tests/integrations/requirements.txt
-	@$(INTEGRATIONS)/bin/python -m tests.integrations
+	@$(INTEGRATIONS)/bin/python -m tests.integrations $(ONLY)
 
 clean:
 	rm -rf build $(VENV)

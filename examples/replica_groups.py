@@ -20,14 +20,16 @@ import torchft
 
 import gpt
 from sealring import flight_record
-from sealring.integrations.torchft import sealed_manager
+from sealring.integrations.torchft import DistributedDataParallel, sealed_manager
 
 LIMIT = timedelta(seconds=60)
 RETURN = timedelta(minutes=5)
 """How long the others wait for a replica group that is started again."""
 
 
-def make_manager(backend: str, replica: int, replicas: int, **state: Any) -> torchft.Manager:
+def make_manager(
+    backend: str, replica: int, replicas: int, device: str, **state: Any
+) -> torchft.Manager:
     # All replica groups are up to date before a step begins, so each step has the whole batch.
     shared = {
         "min_replica_size": replicas, "use_async_quorum": False,
@@ -36,15 +38,20 @@ def make_manager(backend: str, replica: int, replicas: int, **state: Any) -> tor
     if backend == "gloo":
         plaintext = torchft.ProcessGroupGloo(LIMIT)
         return torchft.Manager(pg=plaintext, replica_id=f"replica_{replica}", **shared)
-    return sealed_manager(replica=replica, replicas=replicas, **shared)
+    return sealed_manager(replica=replica, replicas=replicas, device=device, **shared)
 
 
 def train(
-    steps: int, replica: int, replicas: int, backend: str = "sealring", kill_at: int | None = None
+    steps: int,
+    replica: int,
+    replicas: int,
+    backend: str = "sealring",
+    device: str = "cpu",
+    kill_at: int | None = None,
 ) -> tuple[list[float], dict[str, float]]:
     """The losses of the steps that this replica group took part in, and what there is at the end:
     a sum of all weights, and the bytes that were sealed."""
-    model = gpt.make_model()
+    model = gpt.make_model(device)
     adam = gpt.make_optimizer(model.parameters())
 
     def load(state: dict[str, Any]) -> None:
@@ -54,14 +61,15 @@ def train(
     def save() -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": adam.state_dict()}
 
-    manager = make_manager(backend, replica, replicas, load_state_dict=load, state_dict=save)
-    ddp = torchft.DistributedDataParallel(manager, model)
+    state = {"load_state_dict": load, "state_dict": save}
+    manager = make_manager(backend, replica, replicas, device, **state)
+    ddp = DistributedDataParallel(manager, model)
     optimizer = torchft.Optimizer(manager, adam)
     losses = []
     while manager.current_step() < steps:
         optimizer.zero_grad()  # agrees with the others on who takes part
         step = manager.current_step()
-        inputs, targets = gpt.batch(step, replica, replicas)
+        inputs, targets = gpt.batch(step, replica, replicas, device)
         loss = gpt.loss_of(ddp(inputs), targets)
         if step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -84,7 +92,12 @@ def main() -> None:
     parser.add_argument("--kill-at", type=int, metavar="STEP")
     options = parser.parse_args()
     losses, end = train(
-        options.steps, options.replica, options.replicas, options.backend, options.kill_at
+        options.steps,
+        options.replica,
+        options.replicas,
+        options.backend,
+        options.device,
+        options.kill_at,
     )
     gpt.report(losses, as_json=options.json, **end)
 

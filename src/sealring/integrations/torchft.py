@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from sealring.errors import ConfigurationError
 from sealring.group.create import create_group
@@ -18,6 +19,7 @@ from sealring.group.process_group import SealedProcessGroup
 from sealring.integrations.replica_ranks import check_members, rank_in_job
 
 try:
+    import torchft.ddp as torchft_ddp
     from torchft.checkpointing.pg_transport import PGTransport
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupWrapper
@@ -76,6 +78,27 @@ class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
         group, self._pg = self._pg, None
         if group is not None:
             group.shutdown()
+
+
+class DistributedDataParallel(torchft_ddp.DistributedDataParallel):  # type: ignore[misc]
+    """torchft's, made as there: DistributedDataParallel(manager, module).
+
+    When an all-reduce fails, torchft 0.2.0's own raises AssertionError in backward(), because it
+    expects that wait() never fails. Here the Manager gets the error, and discards the step.
+    """
+
+    @staticmethod
+    def _comm_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
+        return _reduced(state, bucket)
+
+
+def _reduced(manager: Manager, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    gradients = bucket.buffer()
+    manager.allreduce(gradients).wait()  # an error is noted there, and should_commit() says no
+    devices = [gradients.device] if gradients.is_cuda else []
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    done.set_result(gradients)
+    return done
 
 
 def sealed_manager(

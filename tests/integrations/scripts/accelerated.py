@@ -7,9 +7,9 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch.nn.functional import mse_loss
 
-from tiny_training import STEPS, batch, model, report
+from tiny_training import DEVICE, ON_CPU, STEPS, batch, model, report
 
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator(cpu=ON_CPU)
 prepared = accelerator.prepare(model())
 optimizer = accelerator.prepare(torch.optim.SGD(prepared.parameters(), lr=0.1))
 losses = []
@@ -20,6 +20,6 @@ for step in range(STEPS):
     accelerator.backward(loss)
     optimizer.step()
     losses.append(loss.item())
-accelerator.gather(torch.tensor(losses))
+accelerator.gather(torch.tensor(losses, device=DEVICE))
 report(losses, accelerator.unwrap_model(prepared))
 dist.destroy_process_group()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
 
-from tiny_training import ROWS, STEPS, batch, model, report
+from tiny_training import DEVICE, ROWS, STEPS, batch, model, report
 
 # Training does not call the operator that reduces through shared memory, and it takes minutes to
 # compile. In sealed-only mode DeepSpeed must not compile it, without being told here.
@@ -40,7 +40,7 @@ if sealed:
     # For inference DeepSpeed reduces through shared memory, in plaintext, where it has an operator
     # for it. Without one it reduces in torch's group.
     assert deepspeed.comm.comm.cdb.shm_comm_op is None
-    sums = torch.ones(8)
+    sums = torch.ones(8, device=DEVICE)
     deepspeed.comm.inference_all_reduce(sums)
     assert sums.tolist() == [2.0] * 8
 with deepspeed.zero.GatheredParameters(list(net.parameters())) if stage == 3 else torch.no_grad():

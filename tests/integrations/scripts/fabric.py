@@ -6,9 +6,11 @@ import torch
 from lightning.fabric import Fabric
 from torch.nn.functional import mse_loss
 
-from tiny_training import STEPS, batch, model, report
+from tiny_training import DEVICE, ON_CPU, STEPS, batch, model, report
 
-fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+fabric = Fabric(
+    accelerator=DEVICE, devices=2 if ON_CPU else 1, num_nodes=1 if ON_CPU else 2, strategy="ddp"
+)
 fabric.launch()
 with fabric.rank_zero_first():
     net = model()

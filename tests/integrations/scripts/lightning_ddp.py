@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset
 
-from tiny_training import STEPS, batch, model, report
+from tiny_training import DEVICE, ON_CPU, STEPS, batch, model, report
 
 logging.getLogger("lightning").setLevel(logging.ERROR)
 
@@ -51,7 +51,8 @@ class Module(lightning.LightningModule):
 
 module = Module()
 trainer = lightning.Trainer(
-    accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
+    accelerator=DEVICE, devices=2 if ON_CPU else 1, num_nodes=1 if ON_CPU else 2,
+    strategy="ddp", max_epochs=1, logger=False,
     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     use_distributed_sampler=False,
 )  # fmt: skip

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tiny_training import STEPS, report
+from tiny_training import DEVICE, PLAINTEXT, STEPS, report
 
-backend = "gloo"
+backend = PLAINTEXT
 gradient_accumulation_steps = 2 * int(os.environ["WORLD_SIZE"])
 vocabulary, block = 16, 8
 
@@ -26,14 +26,14 @@ raw_model = nn.Sequential(
     nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True),
     nn.LayerNorm(32),
     nn.Linear(32, vocabulary),
-)
+).to(DEVICE)
 model = DDP(raw_model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
 data = torch.Generator().manual_seed(1337 + ddp_rank)
 losses = []
 for _ in range(STEPS):
     for micro_step in range(gradient_accumulation_steps):
-        tokens = torch.randint(vocabulary, (4, block + 1), generator=data)
+        tokens = torch.randint(vocabulary, (4, block + 1), generator=data).to(DEVICE)
         model.require_backward_grad_sync = micro_step == gradient_accumulation_steps - 1
         logits = model(tokens[:, :-1])
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tiny_training import model, report, train
+from tiny_training import PLAINTEXT, model, report, train
 
-dist.init_process_group("gloo")
+dist.init_process_group(PLAINTEXT)
 net = DistributedDataParallel(model())
 report(train(net), net.module)
 dist.destroy_process_group()

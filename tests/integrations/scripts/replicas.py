@@ -23,7 +23,8 @@ def start(lighthouse: LighthouseServer, replica: int, *more: str) -> subprocess.
         [
             sys.executable, "-m", *launcher, "--nproc-per-node", "1", str(EXAMPLE),
             "--replica", str(replica), "--replicas", str(REPLICAS), "--backend", backend,
-            "--steps", "4", "--json", *more,
+            "--steps", "4", "--json", "--device", os.environ.get("INTEGRATIONS_DEVICE", "cpu"),
+            *more,
         ],
         env={**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse.address()},
         stdout=subprocess.PIPE,

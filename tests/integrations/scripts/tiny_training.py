@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import torch
@@ -14,16 +15,25 @@ from torch.nn.functional import mse_loss
 
 STEPS = 4
 ROWS = 4
+DEVICE = os.environ.get("INTEGRATIONS_DEVICE", "cpu")
+ON_CPU = DEVICE == "cpu"
+PLAINTEXT = "gloo" if ON_CPU else "nccl"
+"""What a script names that has to name a backend."""
+
+if not ON_CPU and "RANK" in os.environ:
+    # All ranks share one GPU: each takes itself for the only one of its machine. NCCL refuses ranks
+    # of one machine that share a GPU, and believes a name of the machine.
+    os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": f"rank-{os.environ['RANK']}"}
 
 
 def model() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(DEVICE)
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     made = torch.Generator().manual_seed(100 * step + rank)
-    rows = torch.randn(ROWS, 8, generator=made)
+    rows = torch.randn(ROWS, 8, generator=made).to(DEVICE)
     return rows, rows.sum(1, keepdim=True)
 
 

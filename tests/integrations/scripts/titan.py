@@ -8,13 +8,13 @@ import torchtitan.tools.utils as tools
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 
-# torchtitan takes a machine without an accelerator for one with CUDA.
-tools.device_type, tools.device_module = "cpu", torch.cpu
+from tiny_training import ON_CPU, STEPS, batch, model, report
 
-from torchtitan.config import CommConfig  # noqa: E402
-from torchtitan.distributed import ParallelDims, utils  # noqa: E402
+if ON_CPU:  # torchtitan takes a machine without an accelerator for one with CUDA.
+    tools.device_type, tools.device_module = "cpu", torch.cpu
 
-from tiny_training import STEPS, batch, model, report  # noqa: E402
+from torchtitan.config import CommConfig
+from torchtitan.distributed import ParallelDims, utils
 
 world = utils.init_distributed(CommConfig(trace_buf_size=0))
 dist.new_group(backend="gloo")  # as its checkpointer makes one for asynchronous saves

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from tiny_training import ROWS, STEPS, batch, model, report
+from tiny_training import ON_CPU, ROWS, STEPS, batch, model, report
 
 
 class Net(nn.Module):
@@ -26,8 +26,8 @@ class Net(nn.Module):
 class Rows(Dataset[dict[str, Tensor]]):
     def __init__(self) -> None:
         made = [batch(step, rank) for step in range(STEPS) for rank in range(2)]
-        self.rows = torch.cat([rows for rows, _ in made])
-        self.labels = torch.cat([labels for _, labels in made])
+        self.rows = torch.cat([rows for rows, _ in made]).cpu()
+        self.labels = torch.cat([labels for _, labels in made]).cpu()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -39,7 +39,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         folder, max_steps=STEPS, per_device_train_batch_size=ROWS, learning_rate=0.1,
-        use_cpu=True, report_to=[], logging_steps=1, save_strategy="no", disable_tqdm=True,
+        use_cpu=ON_CPU, report_to=[], logging_steps=1, save_strategy="no", disable_tqdm=True,
         optim="sgd", lr_scheduler_type="constant", dataloader_num_workers=0,
     )  # fmt: skip
     net = Net()
