@@ -24,9 +24,12 @@ def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from commands(below, f"{path} {name}".strip())
 
 
+def test_every_command_has_an_example() -> None:
+    assert EXAMPLES.keys() == dict(commands()).keys()
+
+
 def test_a_command_accepts_the_example_that_its_help_shows() -> None:
     known = dict(commands())
-    assert EXAMPLES.keys() <= known.keys()
     for path, example in EXAMPLES.items():
         assert f"Example: {example}" in (known[path].epilog or ""), path
         words = shlex.split(example)
@@ -38,6 +41,17 @@ def test_a_command_accepts_the_example_that_its_help_shows() -> None:
         command.make_context(path, rest)  # parses, and calls nothing
 
 
+@pytest.mark.parametrize("path", ["", "vault", "log"])
+def test_the_shell_completes_every_command(path: str) -> None:
+    words = ["sealring", *path.split(), ""]
+    completed = sealring(
+        _SEALRING_COMPLETE="complete_bash",
+        COMP_WORDS=" ".join(words),
+        COMP_CWORD=str(len(words) - 1),
+    )
+    assert set(completed.stdout.split()) == set(dict(commands())[path].commands)
+
+
 def test_help_shows_no_type_beside_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     for path, command in commands():
         with pytest.raises(SystemExit):
@@ -45,7 +59,7 @@ def test_help_shows_no_type_beside_a_flag(capsys: pytest.CaptureFixture[str]) ->
         shown = capsys.readouterr().out
         assert "--help" in shown
         assert "<bool>" not in shown, path
-        assert path not in EXAMPLES or "Example: sealring" in shown, path
+        assert "Example: sealring" in shown, path
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -27,26 +28,22 @@ SEALED = ["SealedProcessGroup"]
 def main(*names: str) -> int:
     chosen = {name: CASES[name] for name in names or CASES}
     table = Table(
-        "case",
-        "framework",
-        "version",
-        "sealed",
-        f"difference to {'Gloo' if ON_CPU else 'NCCL'}",
-        "seconds",
-    )
+        "case", "framework", "version", "sealed", "difference", "seconds", box=box.SIMPLE,
+        title=f"Sealed, and the largest difference to {'Gloo' if ON_CPU else 'NCCL'}",
+    )  # fmt: skip
     progress = Console(stderr=True)
     bad = 0
     for number, (name, case) in enumerate(chosen.items(), 1):
         version = version_of(case.framework)
         progress.print(f"{time.strftime('%X')}  {number} of {len(chosen)}: {name}", highlight=False)
         if version is None:
-            table.add_row(name, case.framework, "", "not installed", "", "")
+            table.add_row(name, case.framework, "", "absent", "", "")
             continue
         try:
             found = compare(name)
         except FrameworkFailed as problem:
             progress.print(str(problem), markup=False, highlight=False, soft_wrap=True)
-            table.add_row(name, case.framework, version, "failed, see above", "", "")
+            table.add_row(name, case.framework, version, "failed", "", "")
             bad += 1
             continue
         bad += not _as_wanted(found)
