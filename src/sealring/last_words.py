@@ -1,8 +1,9 @@
-"""An error of ours that ends a worker, told to the launcher that prints it.
+"""The error that ends a worker, told to the launcher, which prints the cause of all.
 
 `sealring run` starts many workers, and one cause ends most of them. Each writes its error into the
-file that torch's launcher gave it; the launcher prints the first one, once, after everything else.
-Errors that are not ours are printed by the worker itself, as Python does.
+file that torch's launcher gave it; the launcher prints the one that caused the others, once, after
+everything else. The traceback of an error that is not ours is printed by the worker itself, as
+Python does.
 """
 
 from __future__ import annotations
@@ -13,37 +14,45 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from sealring.errors import SealringError
+from sealring.errors import GroupClosed, PeerLost, PeerSilent, PeerUnreachable, SealringError
 
 LAUNCHED: Final = "_SEALRING_LAUNCHED"
 """Set by `sealring run`, for its workers."""
 _ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+_FOLLOW: Final = (GroupClosed, PeerLost, PeerSilent, PeerUnreachable)
+"""What a worker gets when another one has ended."""
 _OURS, _TORCHS = (f"{os.sep}{name}{os.sep}" for name in ("sealring", "torch"))
 
 
 def tell_the_launcher() -> None:
-    """From here on an error of ours that ends this worker is the launcher's to print."""
+    """From here on the launcher knows of the error that ends this worker."""
     if os.environ.get(LAUNCHED) and os.environ.get(_ERROR_FILE):
         sys.excepthook = _tell
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not isinstance(error, SealringError) or not _write(error, trace):
+    written = isinstance(error, Exception) and _write(error, trace)
+    if not written or not isinstance(error, SealringError):
         sys.__excepthook__(kind, error, trace)
 
 
-def _write(error: SealringError, trace: TracebackType | None) -> bool:
-    text = f"{type(error).__name__}: {error}"
+def _write(error: Exception, trace: TracebackType | None) -> bool:
+    ours = isinstance(error, SealringError)
     content = {
         "message": {
-            "message": text,
+            "message": f"{type(error).__name__}: {error}",
             "extraInfo": {
-                "py_callstack": "".join(_script_frames(trace)),
+                "py_callstack": "".join(_script_frames(trace)) if ours else "",
                 "timestamp": str(int(time.time())),
+                "time": time.time(),
+                "rank": int(os.environ["RANK"]),
+                "follows": isinstance(error, _FOLLOW),
+                "printed": not ours,
             },
         }
     }
@@ -60,3 +69,34 @@ def _script_frames(trace: TracebackType | None) -> list[str]:
         lambda frame: _OURS not in frame.filename, traceback.extract_tb(trace)
     )
     return traceback.format_list([each for each in before if _TORCHS not in each.filename])
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    rank: int
+    text: str
+    """The error, after the lines of the script that led to it."""
+    time: float
+    follows: bool
+    """It is what a worker gets when another one has ended."""
+    printed: bool
+    """The worker has printed its traceback."""
+
+
+def told_beside(error_file: str) -> list[LastWords]:
+    """What this worker wrote, and what the others of this machine did, in the order of time.
+
+    A worker may have written its error and not have ended yet when the launcher sees others end.
+    """
+    found = []
+    for file in Path(error_file).parent.parent.glob(f"*/{Path(error_file).name}"):
+        try:
+            message = json.loads(file.read_text())["message"]
+            info = message["extraInfo"]
+            text = f"{info['py_callstack']}{message['message']}"
+            found.append(
+                LastWords(info["rank"], text, info["time"], info["follows"], info["printed"])
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # torch's own, or half written
+    return sorted(found, key=lambda each: each.time)

@@ -31,6 +31,7 @@ SLURM = {
             Placement(2, 1, "auto", "job-node-0-0.job:29500"),
         ),
         ({"PET_NNODES": "2:2", "PET_RDZV_ENDPOINT": "h:1"}, Placement(2, 0, "1", "h:1")),
+        ({"PET_NPROC_PER_NODE": "4"}, Placement(1, 0, "4", None)),
         (SLURM, Placement(3, 1, "1", "gpu07:21234")),
         ({**SLURM, "SLURM_GPUS_ON_NODE": "8"}, Placement(3, 1, "8", "gpu07:21234")),
         # A batch script's own shell, outside srun, is not a place of a job's.

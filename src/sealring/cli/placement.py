@@ -14,6 +14,8 @@ from typing import Final
 from sealring.errors import ConfigurationError
 
 PORT: Final = 29400
+_PLACES: Final = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "RDZV_ENDPOINT")
+"""torchrun's variables that say where a launcher stands, after PET_. One is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Placement:
 
 
 def placement(environ: Mapping[str, str]) -> Placement:
-    if "PET_NNODES" in environ:
+    if any(f"PET_{name}" in environ for name in _PLACES):
         return _of_torchrun(environ)
     if "SLURM_STEP_NUM_NODES" in environ:
         return _of_slurm(environ)
@@ -37,11 +39,11 @@ def placement(environ: Mapping[str, str]) -> Placement:
 
 
 def _of_torchrun(environ: Mapping[str, str]) -> Placement:
-    least, _, most = environ["PET_NNODES"].partition(":")
+    machines = environ.get("PET_NNODES", "1")
+    least, _, most = machines.partition(":")
     if most not in ("", least):
         raise ConfigurationError(
-            f"PET_NNODES is {environ['PET_NNODES']!r}: a job of sealring's has a fixed number of "
-            "machines"
+            f"PET_NNODES is {machines!r}: a job of sealring's has a fixed number of machines"
         )
     endpoint = environ.get("PET_RDZV_ENDPOINT") or None
     if endpoint is None and (host := environ.get("PET_MASTER_ADDR")):

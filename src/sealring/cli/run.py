@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,7 +19,7 @@ from sealring.errors import ConfigurationError, NoIdentity
 from sealring.group.settings import read_settings
 from sealring.identity.process import shut_out_debuggers
 from sealring.identity.secret import read_secret
-from sealring.last_words import LAUNCHED
+from sealring.last_words import LAUNCHED, told_beside
 from sealring.live.worker import sweep
 from sealring.sealed_only.guard import require_sealed
 
@@ -90,21 +91,37 @@ def run(
         int,
         typer.Option(
             "--max-restarts",
+            envvar="PET_MAX_RESTARTS",
             min=0,
             help="How often all workers are started again when one fails.",
         ),
     ] = 0,
-    log_dir: Annotated[Text, typer.Option("--log-dir", help="torchrun's: where logs go.")] = None,
+    log_dir: Annotated[
+        Text, typer.Option("--log-dir", envvar="PET_LOG_DIR", help="torchrun's: where logs go.")
+    ] = None,
     redirects: Annotated[
-        Text, typer.Option("-r", "--redirects", help="torchrun's: streams that go to logs only.")
+        Text,
+        typer.Option(
+            "-r",
+            "--redirects",
+            envvar="PET_REDIRECTS",
+            help="torchrun's: streams that go to logs only.",
+        ),
     ] = None,
     tee: Annotated[
-        Text, typer.Option("-t", "--tee", help="torchrun's: streams that go to logs as well.")
+        Text,
+        typer.Option(
+            "-t",
+            "--tee",
+            envvar="PET_TEE",
+            help="torchrun's: streams that go to logs as well.",
+        ),
     ] = None,
     local_ranks_filter: Annotated[
         Text,
         typer.Option(
             "--local-ranks-filter",
+            envvar="PET_LOCAL_RANKS_FILTER",
             help="torchrun's: workers whose output is shown.",
         ),
     ] = None,
@@ -194,28 +211,31 @@ def _launch(arguments: list[str], several: bool) -> None:
         # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
         raise typer.Exit(128 + stopped.sigval) from None
     except ChildFailedError as failed:
-        _print_first(failed)
+        _print_cause(failed)
         raise typer.Exit(1) from None
     finally:
         sweep(os.environ)
 
 
-def _print_first(failed: ChildFailedError) -> None:
-    """The error of the worker that failed first: once, and after all else."""
-    rank, failure = failed.get_first_failure()
-    others = len(failed.failures) - 1
+def _print_cause(failed: ChildFailedError) -> None:
+    """The error that caused the others, as far as can be told: once, and after all else."""
+    told = told_beside(failed.get_first_failure()[1].error_file)
+    silent = sorted(
+        failed.failures.keys() - {each.rank for each in told},
+        key=lambda rank: (failed.failures[rank].exitcode == -signal.SIGTERM, rank),
+    )  # the launcher ends the others by SIGTERM
+    causes = [each for each in told if not each.follows]
+    others = max(len(told) + len(silent), len(failed.failures)) - 1
     ended = f"; {others} more ended with it" if others else ""
-    told = failure.message if isinstance(failure.message, dict) else None
-    if told is None:
-        errors.print(
-            f"Rank {rank} ended with exit code {failure.exitcode}{ended}. Its own output is above.",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
-        return
-    errors.print(
-        f"{told['extraInfo']['py_callstack']}{told['message']} (rank {rank}{ended})",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    if not causes and silent:
+        # Killed, or ended by itself: what the others got follows from that.
+        code = failed.failures[silent[0]].exitcode
+        text = f"Rank {silent[0]} ended with exit code {code}{ended}. Its own output is above."
+    else:
+        first = (causes or told)[0]
+        above = ". Its traceback is above." if first.printed else ""
+        text = f"{first.text} (rank {first.rank}{ended}){above}"
+    errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_script(script: str, *, module: bool, no_python: bool) -> None:

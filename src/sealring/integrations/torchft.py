@@ -95,8 +95,9 @@ class DistributedDataParallel(torchft_ddp.DistributedDataParallel):  # type: ign
 def _reduced(manager: Manager, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     gradients = bucket.buffer()
     manager.allreduce(gradients).wait()  # an error is noted there, and should_commit() says no
-    devices = [gradients.device] if gradients.is_cuda else []
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+        devices=[gradients.device] if gradients.is_cuda else []
+    )
     done.set_result(gradients)
     return done
 
