@@ -37,6 +37,7 @@ EXAMPLES: Final = {
     "bench gpu": "sealring bench gpu --part kernels",
     "bench all": "sealring bench all --quick",
     "bench attest": "sealring bench attest --workers 64",
+    "bench scale": "sealring bench scale --json",
     "bench log": "sealring bench log --json",
     "bench vault": "sealring bench vault --json",
     "ca": "sealring ca init",
@@ -60,7 +61,8 @@ EXAMPLES: Final = {
     "witness": "sealring witness --logs logs.policy --listen 0.0.0.0:8446",
     "witness init": "sealring witness init --name example.org/w1",
     "statement": "sealring statement verify statement.json --authority sealring-ca/authority.pem",
-    "statement sign": "sealring statement sign run.json --subject weights.bin --rank 0 --world 8",
+    "statement sign": "sealring statement sign interval.json --rank 0 --world 8",
+    "statement key": "sealring statement key owner",
     "statement verify": (
         "sealring statement verify statement.json --authority sealring-ca/authority.pem"
     ),
