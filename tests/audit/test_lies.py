@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from sealring.audit.findings import Fault
 from sealring.audit.result import AuditResult, Said, Status
 from sealring.audit.trust import AuditTrust
 from tests.audit.lies import LIES, Lie
-from tests.audit.made_runs import CLEANER, MODEL, RAW, SCRIPT, MadeRun
+from tests.audit.made_runs import CLEANER, MODEL, RAW, SCRIPT, MadeRun, commitment
 from tests.audit.stated_lies import colluding
 
 CLAIMS = Claims(
@@ -110,3 +111,34 @@ def test_a_log_that_was_cut_is_noticed_without_a_witness_by_its_missing_end(tmp_
     assert result.findings == ()
     assert answers(result)["no_gaps"] is Said.NO
     assert answers(result)["model"] is Said.NO
+
+
+def test_a_group_that_failed_may_end_differently_at_its_ends(tmp_path: Path) -> None:
+    """A worker is killed and started again: the old group's last records reached one end only."""
+    made = MadeRun(world=2, count=3)
+    for rank in range(2):
+        for sequence in range(2):
+            one = made.turns[rank, sequence]
+            old = [replace(group, epoch="e0", state="failed") for group in one.groups]
+            links = [replace(link, epoch="e0") for link in one.links]
+            counts = [replace(count, epoch="e0") for count in one.collectives]
+            made.change(rank, sequence, groups=old, links=links, collectives=counts)
+    ahead = made.turns[0, 1].links[0]
+    made.change(0, 1, links=[replace(ahead, sent=commitment(0, 1, 63))])
+    result = audit(made.write(tmp_path / "run").path, made.trust)
+    assert result.findings == ()
+
+
+def test_a_group_that_was_closed_earlier_is_compared_as_of_then(tmp_path: Path) -> None:
+    made = MadeRun(world=2, count=3)
+    for rank in range(2):
+        one = made.turns[rank, 1]
+        extra = [replace(link, group="1", epoch="e9") for link in one.links]
+        group = replace(one.groups[0], name="1", epoch="e9", state="closed")
+        made.change(rank, 1, groups=[*one.groups, group], links=[*one.links, *extra])
+        last = made.turns[rank, 2]
+        made.change(rank, 2, groups=[*last.groups, group])
+    cut = made.turns[0, 1].links
+    made.change(0, 1, links=[cut[0], replace(cut[1], received=commitment(1, 0, 59))])
+    (finding,) = audit(made.write(tmp_path / "run").path, made.trust).findings
+    assert (finding.fault, finding.parties) == (Fault.LINK, ("rank 1", "rank 0"))
