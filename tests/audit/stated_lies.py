@@ -132,7 +132,7 @@ def other_order(made: MadeRun) -> None:
 
 
 def expired(made: MadeRun) -> None:
-    made.workers[1] = made.authority.worker(1, made.world, now=NOW - timedelta(hours=3))
+    made.workers[1] = made.authority.worker(1, made.world, now=NOW - timedelta(hours=3), hours=1)
 
 
 def swapped_stage_output(made: MadeRun) -> None:

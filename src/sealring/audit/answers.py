@@ -187,7 +187,7 @@ def _aggregation(claims: Claims, shown: Shown) -> Answer:
             if one.count and one.kind not in claims.aggregation.kinds:
                 text = f"{turn.where} took part in {one.count} {one.kind}"
                 return Answer(name, Said.NO, text, (turn.digest,))
-    for chain in shown.records.chains().values():
+    for chain in shown.records.chains.values():
         last = chain[-1]
         steps = sum(t.interval.end_step - t.interval.first_step for t in chain)
         shared = _of_all(last)
@@ -219,7 +219,7 @@ def _of_all(turn: Turn) -> int:
 def _privacy(claims: Claims, shown: Shown) -> Answer:
     assert claims.privacy is not None
     spent = Decimal(0)
-    for chain in shown.records.chains().values():
+    for chain in shown.records.chains.values():
         last = chain[-1]
         said = last.interval.privacy
         if said is None:
@@ -244,7 +244,7 @@ def _no_gaps(claims: Claims, shown: Shown) -> Answer:
     gaps = shown.of(_GAPS)
     if gaps:
         return _contradicted("no_gaps", gaps)
-    chains = shown.records.chains()
+    chains = shown.records.chains
     open_ends = [chain[-1] for chain in chains.values() if not chain[-1].interval.final]
     if open_ends:
         text = f"{open_ends[0].where} is the last one, and is not final: the run was cut off"

@@ -29,7 +29,7 @@ def build_graph(records: Records) -> Graph:
             _checkpoint(graph, one).sequence = turn.interval.sequence
     for made in records.made:
         _transformation(graph, made)
-    for rank, chain in records.chains().items():
+    for rank, chain in records.chains.items():
         before: Turn | None = None
         for turn in chain:
             _interval(graph, turn)

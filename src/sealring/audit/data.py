@@ -39,7 +39,7 @@ class _Span:
 
 def check_data(records: Records) -> list[Finding]:
     by_sequence: dict[int, list[_Read]] = {}
-    for chain in records.chains().values():
+    for chain in records.chains.values():
         for turn in _not_undone(chain):
             shared = [_Read(turn, d, d.share) for d in turn.interval.data if d.share is not None]
             by_sequence.setdefault(turn.interval.sequence, []).extend(

@@ -61,7 +61,7 @@ def check_links(records: Records) -> LinksChecked:
     found: list[Finding] = []
     sent: dict[Wire, Account] = {}
     received: dict[Wire, Account] = {}
-    for turn in (turn for chain in records.chains().values() for turn in chain):
+    for turn in (turn for chain in records.chains.values() for turn in chain):
         for link in turn.interval.links:
             name = (link.group, link.epoch, link.kind)
             out, back = Wire(*name, turn.rank, link.peer), Wire(*name, link.peer, turn.rank)
@@ -137,7 +137,7 @@ def _settled(records: Records) -> dict[tuple[int, str, str], Turn]:
     it. A group that failed has none: its ends may have seen different parts of what was under way.
     """
     found: dict[tuple[int, str, str], Turn] = {}
-    for chain in records.chains().values():
+    for chain in records.chains.values():
         for turn in chain:
             for group in turn.interval.groups:
                 key = (turn.rank, group.name, group.epoch)

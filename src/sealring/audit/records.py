@@ -73,12 +73,8 @@ class Records:
     """SHA-256 of a certificate that signed a statement here, and the certificate."""
     findings: list[Finding] = field(default_factory=list)
 
-    def chains(self) -> dict[int, list[Turn]]:
-        """By rank, in the order of sequence numbers."""
-        found: dict[int, list[Turn]] = {}
-        for turn in sorted(self.turns, key=lambda turn: (turn.rank, turn.interval.sequence)):
-            found.setdefault(turn.rank, []).append(turn)
-        return found
+    chains: dict[int, list[Turn]] = field(default_factory=dict)
+    """By rank, in the order of sequence numbers."""
 
 
 def read_records(
@@ -108,6 +104,8 @@ def read_records(
             names[digest] = (f"the log's entry {digest[:12]}", entry)
     for digest, (name, envelope) in names.items():
         _read(records, head, digest, name, envelope, trust)
+    for turn in sorted(records.turns, key=lambda turn: (turn.rank, turn.interval.sequence)):
+        records.chains.setdefault(turn.rank, []).append(turn)
     return records
 
 
