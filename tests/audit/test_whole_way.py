@@ -215,7 +215,7 @@ def test_a_real_statement_that_another_key_signed(finished: Finished, tmp_path: 
     value["signatures"][0]["sig"] = json.loads(
         next((tmp_path / "run" / "statements").glob("rank-00000-*")).read_bytes()
     )["signatures"][0]["sig"]
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(value, separators=(",", ":")))
     done = sealring(["audit", str(tmp_path / "run"), *finished.options(), "--json"])
     found = json.loads(done.stdout)
     assert done.returncode == 1

@@ -18,6 +18,7 @@ from sealring.errors import (
     SealringError,
 )
 from sealring.identity.certificates import claims_of
+from sealring.limits import MAX_WORLD
 from sealring.provenance.intervals import Interval, Worker
 from sealring.provenance.runs import RunHead
 from sealring.provenance.statements import VerifiedStatement, statement_digest, verify_statement
@@ -123,6 +124,11 @@ def _read(
                 (digest,),
             )
         )
+        return
+    if isinstance(found.content, Interval) and found.content.world > MAX_WORLD:
+        text = f"{name} names a world of {found.content.world}; the most is {MAX_WORLD}"
+        who = (_signer_said(envelope),)
+        records.findings.append(Finding(Fault.UNREADABLE, who, text, (digest,)))
         return
     strange = _of_another_job(found, head)
     if strange:

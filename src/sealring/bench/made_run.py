@@ -60,7 +60,7 @@ class Authority:
         self.certificate = make_authority(self.key, "made run", 1, NOW - long, NOW + long)
 
     def worker(
-        self, rank: int, world: int, job: str = JOB, now: datetime = NOW, hours: float = 24,
+        self, rank: int, world: int | None, job: str = JOB, now: datetime = NOW, hours: float = 24,
         attestation: bytes | None = None, key: Ed25519PrivateKey | None = None,
     ) -> Credentials:  # fmt: skip
         key = key or Ed25519PrivateKey.generate()

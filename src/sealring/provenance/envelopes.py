@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -63,12 +63,7 @@ def seal_envelope(payload: bytes, signer: Credentials | Ed25519PrivateKey) -> by
     if isinstance(signer, Credentials):
         pem = signer.certificate.public_bytes(Encoding.PEM)
         signature["certificate"] = encode_base64(pem)
-    envelope = {
-        "payload": encode_base64(payload),
-        "payloadType": PAYLOAD_TYPE,
-        "signatures": [signature],
-    }
-    encoded = json.dumps(envelope, separators=(",", ":")).encode()
+    encoded = _spelled(encode_base64(payload), signature)
     if len(encoded) > MAX_ENTRY_BYTES:
         raise Unsupported(
             f"a signed statement has at most {MAX_ENTRY_BYTES} bytes, and this has {len(encoded)}: "
@@ -145,7 +140,17 @@ def _parse(data: bytes) -> tuple[bytes, _Signature | _WorkerSignature]:
         payload: str = strictly(str, value["payload"], "payload", "DSSE envelope")
     except ConfigurationError as problem:
         raise MalformedStatement(str(problem)) from None
+    # Chains and logs name an envelope by its digest. In another spelling it would still verify, and
+    # its signer would seem to have signed a second one.
+    if _spelled(payload, asdict(signature)) != data:
+        raise MalformedStatement("the envelope is spelled in another way than sealring writes it")
     return _decode(payload, "payload"), signature
+
+
+def _spelled(payload: str, signature: dict[str, str]) -> bytes:
+    """The one spelling of an envelope."""
+    envelope = {"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": [signature]}
+    return json.dumps(envelope, separators=(",", ":")).encode()
 
 
 @lru_cache(maxsize=1024)
