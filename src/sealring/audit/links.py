@@ -62,11 +62,15 @@ def check_links(records: Records) -> LinksChecked:
     sent: dict[Wire, Account] = {}
     received: dict[Wire, Account] = {}
     for turn in (turn for chain in records.chains.values() for turn in chain):
+        rank = turn.rank
         for link in turn.interval.links:
             name = (link.group, link.epoch, link.kind)
-            out, back = Wire(*name, turn.rank, link.peer), Wire(*name, link.peer, turn.rank)
-            found += _note(sent.setdefault(out, Account()), out, link.sent, turn)
-            found += _note(received.setdefault(back, Account()), back, link.received, turn)
+            out, back = Wire(*name, rank, link.peer), Wire(*name, link.peer, rank)
+            for accounts, wire, said in ((sent, out, link.sent), (received, back, link.received)):
+                account = accounts.get(wire)
+                if account is None:
+                    account = accounts[wire] = Account()
+                found += _note(account, wire, said, turn)
     settled = _settled(records)
     clashes, compared = [], 0
     wires = sorted(sent.keys() | received.keys())

@@ -112,7 +112,7 @@ def read_json(data: bytes) -> Any:
     if len(data) > MAX_ENTRY_BYTES:
         raise MalformedStatement(f"a statement has at most {MAX_ENTRY_BYTES} bytes")
     try:
-        return json.loads(data.decode(), object_pairs_hook=unique_keys, parse_constant=_no_constant)
+        return _DECODER.decode(data.decode())
     except (ValueError, RecursionError) as problem:
         raise MalformedStatement(f"the statement is not JSON that can be used: {problem}") from None
 
@@ -177,3 +177,6 @@ def _decode(text: str, what: str) -> bytes:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_no_constant)
