@@ -87,7 +87,7 @@ def _trained_only_on(claims: Claims, shown: Shown) -> Answer:
             f"{silent[0].where}", tuple(turn.digest for turn in silent),
         )  # fmt: skip
     read = {data.sha256 for turn in shown.records.turns for data in turn.interval.data}
-    return Answer(name, Said.YES, f"{len(read)} datasets were read, all from what is listed")
+    return Answer(name, Said.YES, f"all data is from what is listed; datasets read: {len(read)}")
 
 
 def _stages(claims: Claims, shown: Shown) -> Answer:
@@ -119,7 +119,9 @@ def _stages(claims: Claims, shown: Shown) -> Answer:
                 if stage.code is not None and stage.code not in {code.sha256 for code in one.code}:
                     text = f"{one.name} ran other code than is claimed"
                     return Answer("stages", Said.NO, text, (digest,))
-    return Answer("stages", Said.YES, f"{len(datasets)} datasets, each made by {wanted}")
+    return Answer(
+        "stages", Said.YES, f"all data was made by {wanted}; datasets read: {len(datasets)}"
+    )
 
 
 def _code(claims: Claims, shown: Shown) -> Answer:
