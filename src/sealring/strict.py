@@ -60,18 +60,20 @@ def _reader(wanted: Any) -> Callable[[Any], Any]:
 
 
 def _dataclass_reader(wanted: Any) -> Callable[[Any], Any]:
-    readers = {name: _reader(hint) for name, hint in get_type_hints(wanted).items()}
+    hints = get_type_hints(wanted)
+    readers = [(name, _reader(hint)) for name, hint in hints.items()]
 
     def read(value: Any) -> Any:
-        if not isinstance(value, dict) or value.keys() != readers.keys():
+        if not isinstance(value, dict) or value.keys() != hints.keys():
             raise _Wrong
         fields = {}
-        for name, reader in readers.items():
-            try:
+        name = ""
+        try:
+            for name, reader in readers:
                 fields[name] = reader(value[name])
-            except _Wrong as wrong:
-                wrong.path.append(f": {name}")
-                raise
+        except _Wrong as wrong:
+            wrong.path.append(f": {name}")
+            raise
         return wanted(**fields)
 
     return read

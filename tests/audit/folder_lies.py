@@ -74,7 +74,13 @@ def changed_statement(made: MadeRun, run: RunFolder) -> None:
     path = run.statement_path("rank-1-1")
     value = json.loads(path.read_bytes())
     value["payload"] = json.loads(run.statement_path("rank-1-0").read_bytes())["payload"]
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(value, separators=(",", ":")))
+
+
+def respelled(made: MadeRun, run: RunFolder) -> None:
+    """A copy in another spelling, by which rank 1 would seem to have signed twice."""
+    value = json.loads(run.statement_path("rank-1-1").read_bytes())
+    made.add(run, "rank-1-1-again", json.dumps(value).encode())
 
 
 def garbage(made: MadeRun, run: RunFolder) -> None:

@@ -143,6 +143,14 @@ LIES: dict[str, Lie] = {
         against=OTHERS,
         refuted=("aggregation",),
     ),
+    "leaves a group out at the end": Lie(
+        "a worker",
+        [(Fault.GROUP, (RANK_1,))],
+        stated.left_out_group,
+        blamed=[(1, 2)],
+        against=[(0, 2), (2, 2), (3, 2)],
+        refuted=("aggregation",),
+    ),
     "reads another rank's samples": Lie(
         "a worker",
         [(Fault.DATA, (RANK_1, "rank 0"))],

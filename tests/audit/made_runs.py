@@ -9,111 +9,49 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.audit.trust import AuditTrust
-from sealring.identity.certificates import issue, make_authority
-from sealring.identity.credentials import Credentials
-from sealring.identity.names import WorkerName
-from sealring.provenance.digests import Named
-from sealring.provenance.intervals import (
-    CheckpointRef,
-    Code,
-    CollectiveCount,
-    Commitment,
-    DataRange,
-    GroupEpoch,
-    Interval,
-    LinkAccount,
-    Share,
+from sealring.bench.made_run import (
+    CORPUS,
+    JOB,
+    NOW,
+    RUN,
+    SAMPLES,
+    SCRIPT,
+    START,
+    STEPS,
+    Authority,
+    checkpoint,
+    commitment,
+    interval,
+    sha,
+    write_statements,
 )
+from sealring.identity.credentials import Credentials
+from sealring.provenance.digests import Named
+from sealring.provenance.intervals import Interval
 from sealring.provenance.notes import Kind, Signer
 from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.runs import RunFolder, create_run
+from sealring.provenance.runs import RunFolder
 from sealring.provenance.statements import sign_statement, statement_digest
 from sealring.provenance.transformations import Transformation, parameters_of
 from sealring.provenance.writer import LogWriter, create_log
 
-JOB, RUN = "job", "run-1"
-NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
-START = int(NOW.timestamp())
-STEPS = 10
-BATCH = 8
-"""Samples of all ranks in one step."""
+__all__ = [
+    "CORPUS", "JOB", "NOW", "RUN", "SCRIPT", "Authority", "MadeRun", "checkpoint", "commitment",
+    "sha", "stage",
+]  # fmt: skip
 
-
-def sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-SCRIPT = Named("train.py", sha("train.py"))
 RAW = Named("raw.jsonl", sha("raw"))
 CLEAN = Named("clean", sha("clean"))
-CORPUS = Named("corpus", sha("corpus"))
 CLEANER = Named("clean.py", sha("clean.py"))
 MODEL = b"the weights of the model"
-
-
-class Authority:
-    def __init__(self) -> None:
-        self.key = Ed25519PrivateKey.generate()
-        long = timedelta(days=9)
-        self.certificate = make_authority(self.key, "test", 1, NOW - long, NOW + long)
-
-    def worker(
-        self, rank: int, world: int, job: str = JOB, now: datetime = NOW, hours: float = 1,
-        attestation: bytes | None = None, key: Ed25519PrivateKey | None = None,
-    ) -> Credentials:  # fmt: skip
-        key = key or Ed25519PrivateKey.generate()
-        certificate = issue(
-            self.certificate, self.key, key.public_key(), WorkerName(job, rank), world,
-            timedelta(hours=hours), now, attestation=attestation,
-        )  # fmt: skip
-        return Credentials(job, rank, certificate, (self.certificate,), key)
-
-
-def commitment(sender: int, receiver: int, records: int) -> Commitment:
-    """Stands for the engine's running hash: the same at both ends, another after each record."""
-    return Commitment(records, sha(f"{sender}>{receiver}:{records}"))
-
-
-def interval(rank: int, world: int, sequence: int, last: int) -> Interval:
-    """What an honest rank states. It writes a checkpoint at the end of each interval."""
-    done = (sequence + 1) * STEPS
-    share = BATCH // world
-    first, end = sequence * STEPS * BATCH, done * BATCH
-    return Interval(
-        run=RUN, sequence=sequence, previous=None if sequence == 0 else "00" * 32,
-        final=sequence == last, world=world, first_step=sequence * STEPS, end_step=done,
-        started=START + 10 * sequence, finished=START + 10 * sequence + 9,
-        code=Code(SCRIPT, sha("packages"), "0.1.0", "3.11", "2.13.0", None),
-        configuration=sha("configuration"),
-        data=[
-            DataRange("corpus", CORPUS.sha256, 0, first, end, 7, Share(BATCH, rank * share, share))
-        ],
-        groups=[GroupEpoch("0", "e1", list(range(world)), "open")],
-        collectives=[CollectiveCount("0", "e1", "all_reduce", done)],
-        links=[
-            LinkAccount(
-                "0", "e1", peer, "collective", commitment(rank, peer, 3 * done),
-                commitment(peer, rank, 3 * done),
-            )
-            for peer in range(world)
-            if peer != rank
-        ],
-        checkpoints_in=[],
-        checkpoints_out=[checkpoint(done)],
-        privacy=None,
-    )  # fmt: skip
-
-
-def checkpoint(step: int) -> CheckpointRef:
-    return CheckpointRef(f"model@{step}", step, sha(f"manifest {step}"), sha(f"content {step}"))
+BATCH = 4 * SAMPLES
+"""Samples of all four ranks in one step."""
 
 
 def stage(
@@ -182,13 +120,7 @@ class MadeRun:
             yield f"rank-{rank}-{sequence}", envelope
 
     def write(self, path: Path) -> RunFolder:
-        run = create_run(path, run=RUN, job=JOB)
-        entries = []
-        (path / "statements").mkdir()
-        for name, envelope in self.envelopes():
-            # Not write_statement: its fsync for each of a thousand files takes the test's time.
-            run.statement_path(name).write_bytes(envelope)
-            entries.append(envelope)
+        run, entries = write_statements(path, self.envelopes())
         for content in self.evidence:
             run.write_evidence(content)
         create_log(run.log, self.signer)
@@ -211,7 +143,3 @@ class MadeRun:
             [self.authority.certificate], LogPolicy((Log(self.signer.verifier),)),
             [self.owner.public_key()],
         )  # fmt: skip
-
-
-def authorities(*made: Authority) -> list[x509.Certificate]:
-    return [one.certificate for one in made]

@@ -114,6 +114,11 @@ def other_members(made: MadeRun) -> None:
     made.each(1, lambda one: replace(one, groups=[GroupEpoch("0", "e1", [0, 1, 2], "open")]))
 
 
+def left_out_group(made: MadeRun) -> None:
+    """Its final statement names no group, so that its last counts are not compared."""
+    made.change(1, made.count - 1, groups=[], links=[], collectives=[])
+
+
 def overlapping(made: MadeRun) -> None:
     made.each(1, lambda one: data_of(one, share=Share(BATCH, 0, 2)))
 
@@ -127,7 +132,7 @@ def other_order(made: MadeRun) -> None:
 
 
 def expired(made: MadeRun) -> None:
-    made.workers[1] = made.authority.worker(1, made.world, now=NOW - timedelta(hours=3))
+    made.workers[1] = made.authority.worker(1, made.world, now=NOW - timedelta(hours=3), hours=1)
 
 
 def swapped_stage_output(made: MadeRun) -> None:

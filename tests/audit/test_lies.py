@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sealring.audit import data
 from sealring.audit.audit import Question, audit
 from sealring.audit.claims import Aggregation, Claims, Stage
 from sealring.audit.findings import Fault
 from sealring.audit.result import AuditResult, Said, Status
 from sealring.audit.trust import AuditTrust
+from tests.audit.folder_lies import respelled
 from tests.audit.lies import LIES, Lie
-from tests.audit.made_runs import CLEANER, MODEL, RAW, SCRIPT, MadeRun
+from tests.audit.made_runs import CLEANER, MODEL, RAW, SCRIPT, MadeRun, commitment
 from tests.audit.stated_lies import colluding
 
 CLAIMS = Claims(
@@ -110,3 +113,65 @@ def test_a_log_that_was_cut_is_noticed_without_a_witness_by_its_missing_end(tmp_
     assert result.findings == ()
     assert answers(result)["no_gaps"] is Said.NO
     assert answers(result)["model"] is Said.NO
+
+
+def test_a_group_that_failed_may_end_differently_at_its_ends(tmp_path: Path) -> None:
+    """A worker is killed and started again: the old group's last records reached one end only."""
+    made = MadeRun(world=2, count=3)
+    for rank in range(2):
+        for sequence in range(2):
+            one = made.turns[rank, sequence]
+            old = [replace(group, epoch="e0", state="failed") for group in one.groups]
+            links = [replace(link, epoch="e0") for link in one.links]
+            counts = [replace(count, epoch="e0") for count in one.collectives]
+            made.change(rank, sequence, groups=old, links=links, collectives=counts)
+    ahead = made.turns[0, 1].links[0]
+    made.change(0, 1, links=[replace(ahead, sent=commitment(0, 1, 63))])
+    result = audit(made.write(tmp_path / "run").path, made.trust)
+    assert result.findings == ()
+
+
+def test_a_group_that_was_closed_earlier_is_compared_as_of_then(tmp_path: Path) -> None:
+    made = MadeRun(world=2, count=3)
+    for rank in range(2):
+        one = made.turns[rank, 1]
+        extra = [replace(link, group="1", epoch="e9") for link in one.links]
+        group = replace(one.groups[0], name="1", epoch="e9", state="closed")
+        made.change(rank, 1, groups=[*one.groups, group], links=[*one.links, *extra])
+        last = made.turns[rank, 2]
+        made.change(rank, 2, groups=[*last.groups, group])
+    cut = made.turns[0, 1].links
+    made.change(0, 1, links=[cut[0], replace(cut[1], received=commitment(1, 0, 59))])
+    (finding,) = audit(made.write(tmp_path / "run").path, made.trust).findings
+    assert (finding.fault, finding.parties) == (Fault.LINK, ("rank 1", "rank 0"))
+
+
+def test_a_copy_in_another_spelling_accuses_no_rank(tmp_path: Path) -> None:
+    made = MadeRun()
+    run = made.write(tmp_path / "run")
+    respelled(made, run)
+    result = audit(run.path, made.trust)
+    assert [finding.fault for finding in result.findings] == [Fault.UNREADABLE]
+
+
+def test_a_world_that_no_job_has_does_not_hold_up_the_audit(tmp_path: Path) -> None:
+    made = MadeRun(world=2, count=2)
+    for rank in range(2):
+        made.workers[rank] = made.authority.worker(rank, None)
+        made.each(rank, lambda one: replace(one, world=1 << 62))
+    result = audit(made.write(tmp_path / "run").path, made.trust, Question(CLAIMS))
+    assert {finding.fault for finding in result.findings} == {Fault.UNREADABLE}
+    assert len(result.findings) == 4
+
+
+def test_very_many_ranges_do_not_hold_up_the_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "_MAX_COMPARED", 1000)
+    made = MadeRun(world=2, count=2)
+    for rank in range(2):
+        one = made.turns[rank, 0]
+        ranges = [replace(one.data[0], first=n, end=1000 - n) for n in range(200)]
+        made.change(rank, 0, data=ranges)
+    found = audit(made.write(tmp_path / "run").path, made.trust).findings
+    assert found[-1].text == "the ranges of corpus overlap in too many ways to be compared"

@@ -68,7 +68,7 @@ def browser() -> Iterator[Browser]:
 def opened(browser: Browser, path: Path, width: int = 1280, scheme: str = "light") -> None:
     browser.open(path, width, 900, scheme)
     until = time.monotonic() + 60
-    while browser.value("document.documentElement.dataset.ready") != "yes":
+    while not browser.value("document.documentElement.dataset.opened || ''"):
         assert time.monotonic() < until
         time.sleep(0.02)
 

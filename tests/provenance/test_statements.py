@@ -200,7 +200,7 @@ def test_the_schemas_in_the_documents_are_those_of_the_code() -> None:
 def changed(envelope: bytes, change: Callable[[Any], None]) -> bytes:
     value = json.loads(envelope)
     change(value)
-    return json.dumps(value).encode()
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def resigned(credentials: Credentials, change: Callable[[Any], None]) -> bytes:
@@ -219,7 +219,7 @@ def with_payload(credentials: Credentials, payload: bytes) -> bytes:
     envelope["payload"] = base64.b64encode(payload).decode()
     signature = credentials.private_key.sign(encoded)
     envelope["signatures"][0]["sig"] = base64.b64encode(signature).decode()
-    return json.dumps(envelope).encode()
+    return json.dumps(envelope, separators=(",", ":")).encode()
 
 
 def test_who_did_not_sign_it() -> None:
@@ -452,3 +452,21 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(envelope.read_text())["signatures"][0]["keyid"] == key_id(
         x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_key()  # type: ignore[arg-type]
     )
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_an_envelope_has_one_spelling(number: int) -> None:
+    """Otherwise a copy in another spelling would make its signer look like one who signed twice."""
+    envelope = signed()
+    value = json.loads(envelope)
+    (signature,) = value["signatures"]
+    backwards = dict(reversed(signature.items()))
+    spelled = [
+        json.dumps(value).encode(),
+        b" " + envelope,
+        json.dumps(dict(reversed(value.items())), separators=(",", ":")).encode(),
+        json.dumps({**value, "signatures": [backwards]}, separators=(",", ":")).encode(),
+    ][number]
+    assert json.loads(spelled) == value
+    with pytest.raises(MalformedStatement, match="spelled"):
+        verify_statement(spelled, [AUTHORITY])

@@ -11,6 +11,7 @@ attestation  the machines that workers ran on
 findings     who is at fault, in which record, and what contradicts it
 graph, build, lineage    the run as a graph, and ways through it
 claims, answers, model_file    what is claimed, and how it is answered
+spot_checks  parts of the run, executed again
 audit, result    all of it
 picture, page    the graph as a page that opens offline
 

@@ -87,7 +87,7 @@ def _trained_only_on(claims: Claims, shown: Shown) -> Answer:
             f"{silent[0].where}", tuple(turn.digest for turn in silent),
         )  # fmt: skip
     read = {data.sha256 for turn in shown.records.turns for data in turn.interval.data}
-    return Answer(name, Said.YES, f"{len(read)} datasets were read, all from what is listed")
+    return Answer(name, Said.YES, f"all data is from what is listed; datasets read: {len(read)}")
 
 
 def _stages(claims: Claims, shown: Shown) -> Answer:
@@ -119,7 +119,9 @@ def _stages(claims: Claims, shown: Shown) -> Answer:
                 if stage.code is not None and stage.code not in {code.sha256 for code in one.code}:
                     text = f"{one.name} ran other code than is claimed"
                     return Answer("stages", Said.NO, text, (digest,))
-    return Answer("stages", Said.YES, f"{len(datasets)} datasets, each made by {wanted}")
+    return Answer(
+        "stages", Said.YES, f"all data was made by {wanted}; datasets read: {len(datasets)}"
+    )
 
 
 def _code(claims: Claims, shown: Shown) -> Answer:
@@ -187,7 +189,7 @@ def _aggregation(claims: Claims, shown: Shown) -> Answer:
             if one.count and one.kind not in claims.aggregation.kinds:
                 text = f"{turn.where} took part in {one.count} {one.kind}"
                 return Answer(name, Said.NO, text, (turn.digest,))
-    for chain in shown.records.chains().values():
+    for chain in shown.records.chains.values():
         last = chain[-1]
         steps = sum(t.interval.end_step - t.interval.first_step for t in chain)
         shared = _of_all(last)
@@ -219,7 +221,7 @@ def _of_all(turn: Turn) -> int:
 def _privacy(claims: Claims, shown: Shown) -> Answer:
     assert claims.privacy is not None
     spent = Decimal(0)
-    for chain in shown.records.chains().values():
+    for chain in shown.records.chains.values():
         last = chain[-1]
         said = last.interval.privacy
         if said is None:
@@ -244,7 +246,7 @@ def _no_gaps(claims: Claims, shown: Shown) -> Answer:
     gaps = shown.of(_GAPS)
     if gaps:
         return _contradicted("no_gaps", gaps)
-    chains = shown.records.chains()
+    chains = shown.records.chains
     open_ends = [chain[-1] for chain in chains.values() if not chain[-1].interval.final]
     if open_ends:
         text = f"{open_ends[0].where} is the last one, and is not final: the run was cut off"

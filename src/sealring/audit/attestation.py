@@ -9,10 +9,14 @@ from cryptography import x509
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.records import Records
 from sealring.audit.trust import AuditTrust
-from sealring.errors import MalformedRun, NotAttested, PeerNotAdmitted
-from sealring.identity.attestation.admission import Admission
-from sealring.identity.attestation.claims import claims_in
-from sealring.identity.attestation.policy import Policy
+from sealring.errors import AttestationError, MalformedRun, PolicyRefusal
+from sealring.identity.attestation.admission import public_key_of
+from sealring.identity.attestation.claims import ClaimedWorker, claims_in
+from sealring.identity.attestation.evidence import Challenge, parse_evidence
+from sealring.identity.attestation.policy import Policy, judge
+from sealring.identity.attestation.trust import Trust
+from sealring.identity.attestation.verify import verify_evidence
+from sealring.identity.attestation.worker import AttestedWorker
 from sealring.identity.certificates import claims_of
 from sealring.provenance.runs import RunFolder
 
@@ -67,13 +71,27 @@ def _check(
         found.without_evidence.append(party)
     if policy is None:
         return
-    admission = Admission(policy, lambda: trust.vendors.trust(policy, claimed.verified_at))
+    believed = trust.vendors.trust(policy, claimed.verified_at)
     try:
-        admission.check_certificate(certificate, name, party)
+        judge(policy, claimed, name.rank, name.job).require()
         if evidence is not None:
-            admission.check_evidence(certificate, claimed, evidence, name, party)
+            worker = _attested(evidence, certificate, claimed, believed)
+            judge(policy, worker, name.rank, name.job).require()
             found.judged += 1
-    except PeerNotAdmitted as problem:
+    except PolicyRefusal as problem:
         fault(Fault.NOT_ADMITTED, problem)
-    except NotAttested as problem:
+    except AttestationError as problem:
         fault(Fault.EVIDENCE, problem)
+
+
+def _attested(
+    evidence: bytes, certificate: x509.Certificate, claimed: ClaimedWorker, trust: Trust
+) -> AttestedWorker:
+    """The evidence, verified for the nonce in the certificate and for the certificate's key.
+
+    A TPM's credential is taken from the evidence: only the broker, which made it, could tell that
+    the TPM opened it. So that an attestation key is of that TPM is the broker's word.
+    """
+    sent = parse_evidence(evidence)
+    challenge = Challenge(claimed.nonce, public_key_of(certificate), sent.challenge.credential)
+    return verify_evidence(sent, challenge, trust)

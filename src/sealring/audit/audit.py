@@ -22,6 +22,7 @@ from sealring.audit.log_check import check_log
 from sealring.audit.model_file import check_model
 from sealring.audit.records import read_records
 from sealring.audit.result import AuditResult
+from sealring.audit.spot_checks import Repetition, spot_check
 from sealring.audit.trust import AuditTrust
 from sealring.provenance.runs import open_run
 
@@ -32,6 +33,7 @@ class Question:
 
     claims: Claims = field(default_factory=Claims)
     model: Path | None = None
+    replay: Repetition | None = None
 
 
 def audit(
@@ -63,6 +65,10 @@ def audit(
     answers = list(answer_claims(question.claims, Shown(records, graph, findings, links, machines)))
     if question.model is not None:
         answer, more = check_model(question.model, records, graph, findings)
+        answers.append(answer)
+        findings += more
+    if question.replay is not None:
+        answer, more = spot_check(question.replay, records, run, log, trust, stage)
         answers.append(answer)
         findings += more
     mark_faults(graph, findings)

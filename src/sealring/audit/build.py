@@ -29,23 +29,35 @@ def build_graph(records: Records) -> Graph:
             _checkpoint(graph, one).sequence = turn.interval.sequence
     for made in records.made:
         _transformation(graph, made)
-    for rank, chain in records.chains().items():
+    for rank, chain in records.chains.items():
         before: Turn | None = None
         for turn in chain:
             _interval(graph, turn)
             if before is not None and before.interval.sequence < turn.interval.sequence:
-                graph.connect(_key(before), _key(turn), "previous interval")
+                graph.connect(_key(before), _key(turn), "same rank")
             before = turn
         assert all(turn.rank == rank for turn in chain)
     return graph
 
 
 def mark_faults(graph: Graph, findings: list[Finding]) -> None:
-    """Nodes behind whose records something was found. Those that contradict are not at fault."""
+    """Nodes behind whose records something was found.
+
+    A record that contradicts another is at fault only if its rank is one of those that may be.
+    """
     blamed = {record for finding in findings for record in finding.records}
+    suspects = {
+        (party, record)
+        for finding in findings
+        for record in finding.against
+        for party in finding.parties
+    }
     for node in graph.nodes.values():
         if node.kind is not NodeKind.CHECKPOINT:
-            node.faulty = not blamed.isdisjoint(node.records)
+            party = f"rank {node.rank}"
+            node.faulty = any(
+                record in blamed or (party, record) in suspects for record in node.records
+            )
 
 
 def _key(turn: Turn) -> str:

@@ -13,7 +13,7 @@ from sealring.audit.records import Records, Turn
 
 
 def check_chains(records: Records) -> list[Finding]:
-    chains = records.chains()
+    chains = records.chains
     found = [finding for chain in chains.values() for finding in _chain(chain)]
     found += _alike(chains, "world", lambda turn: turn.interval.world)
     found += _alike(chains, "script", lambda turn: turn.interval.code.script.sha256)

@@ -14,7 +14,7 @@ GroupKey = tuple[str, str]
 
 
 def check_collectives(records: Records) -> list[Finding]:
-    return [*_members(records), *_counts(records)]
+    return [*_members(records), *_left_out(records), *_counts(records)]
 
 
 def _members(records: Records) -> Iterator[Finding]:
@@ -36,6 +36,30 @@ def _members(records: Records) -> Iterator[Finding]:
                 tuple(named[party][0].digest for party in sides.blamed),
                 tuple(named[party][0].digest for party in sides.against),
             )  # fmt: skip
+
+
+def _left_out(records: Records) -> Iterator[Finding]:
+    """A final statement names every group that other members' final statements name."""
+    finals = {turn.rank: turn for turn in records.turns if turn.interval.final}
+    known = {
+        (turn.rank, one.name, one.epoch) for turn in finals.values() for one in turn.interval.groups
+    }
+    told: set[tuple[int, GroupKey]] = set()
+    for turn in finals.values():
+        for group in turn.interval.groups:
+            key = (group.name, group.epoch)
+            for rank in sorted(finals.keys() & set(group.members)):
+                if group.state == "failed" or (rank, *key) in known or (rank, key) in told:
+                    continue
+                told.add((rank, key))
+                silent = finals[rank]
+                others = [one for one in finals.values() if (one.rank, *key) in known]
+                yield Finding(
+                    Fault.GROUP, (silent.party,),
+                    f"{silent.where} is final and leaves out group {group.name}, of which "
+                    f"{turn.party} says that it is a member",
+                    (silent.digest,), tuple(one.digest for one in others),
+                )  # fmt: skip
 
 
 def _counts(records: Records) -> Iterator[Finding]:

@@ -17,8 +17,12 @@ from sealring.audit.findings import Fault, Finding, split
 from sealring.audit.records import Records, Turn
 from sealring.provenance.intervals import DataRange, Share
 
-_MAX_LISTED = 1 << 20
-"""Positions of a piece whose shares have different periods: as many are compared one by one."""
+_MAX_LISTED = 1 << 16
+"""Where shares of a piece have different periods, as many parts of it are compared one by one."""
+_MAX_FOUND = 1000
+"""Pieces of a dataset in which something is wrong: more of them tell nothing new."""
+_MAX_COMPARED = 1 << 21
+"""Ranges that cover a piece, summed over all pieces: a hostile worker could state any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class _Span:
 
 def check_data(records: Records) -> list[Finding]:
     by_sequence: dict[int, list[_Read]] = {}
-    for chain in records.chains().values():
+    for chain in records.chains.values():
         for turn in _not_undone(chain):
             shared = [_Read(turn, d, d.share) for d in turn.interval.data if d.share is not None]
             by_sequence.setdefault(turn.interval.sequence, []).extend(
@@ -127,15 +131,25 @@ def _coverage(reads: Sequence[_Read], records: Records, left_out: bool) -> Itera
         starting.setdefault(read.data.first, []).append(read)
     open_reads: list[_Read] = []
     told: set[tuple[str, ...]] = set()
+    compared = found = 0
     for first, end in pairwise(edges):
         open_reads = [read for read in open_reads if read.data.end > first]
         open_reads += starting.get(first, [])
+        compared += 1 + len(open_reads)
+        if compared > _MAX_COMPARED:
+            parties = tuple(dict.fromkeys(read.turn.party for read in reads))
+            text = f"the ranges of {reads[0].data.name} overlap in too many ways to be compared"
+            yield Finding(Fault.DATA, parties, text)
+            return
         if left_out and not open_reads:
             continue
         for finding in _piece(first, end, open_reads, reads, records):
             if finding.parties not in told:  # the first one about the same ranks
                 told.add(finding.parties)
                 yield finding
+            found += 1
+        if found > _MAX_FOUND:
+            return
 
 
 def _piece(
@@ -153,7 +167,8 @@ def _piece(
     reads = _one_of_each(reads)
     period = _common_period(first, reads)
     length = end - first
-    if period is None and length > _MAX_LISTED:
+    spans_at_most = sum(1 + length // read.share.period for read in reads)
+    if period is None and spans_at_most > _MAX_LISTED:
         parties = tuple(dict.fromkeys(read.turn.party for read in reads))
         text = f"the shares of samples {first} to {end} of {name} have different periods"
         yield Finding(Fault.DATA, parties, text, tuple(read.turn.digest for read in reads))

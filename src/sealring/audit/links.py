@@ -61,20 +61,24 @@ def check_links(records: Records) -> LinksChecked:
     found: list[Finding] = []
     sent: dict[Wire, Account] = {}
     received: dict[Wire, Account] = {}
-    for turn in (turn for chain in records.chains().values() for turn in chain):
+    for turn in (turn for chain in records.chains.values() for turn in chain):
+        rank = turn.rank
         for link in turn.interval.links:
             name = (link.group, link.epoch, link.kind)
-            out, back = Wire(*name, turn.rank, link.peer), Wire(*name, link.peer, turn.rank)
-            found += _note(sent.setdefault(out, Account()), out, link.sent, turn)
-            found += _note(received.setdefault(back, Account()), back, link.received, turn)
-    lasts = {rank: chain[-1] for rank, chain in records.chains().items()}
+            out, back = Wire(*name, rank, link.peer), Wire(*name, link.peer, rank)
+            for accounts, wire, said in ((sent, out, link.sent), (received, back, link.received)):
+                account = accounts.get(wire)
+                if account is None:
+                    account = accounts[wire] = Account()
+                found += _note(account, wire, said, turn)
+    settled = _settled(records)
     clashes, compared = [], 0
     wires = sorted(sent.keys() | received.keys())
     for wire in wires:
         compared += wire in sent and not sent[wire].said.keys().isdisjoint(
             received[wire].said if wire in received else ()
         )
-        clash = _compare(wire, sent.get(wire, Account()), received.get(wire, Account()), lasts)
+        clash = _compare(wire, sent.get(wire, Account()), received.get(wire, Account()), settled)
         if clash is not None:
             clashes.append(clash)
     return LinksChecked([*found, *_blamed(clashes)], len(wires), compared)
@@ -107,18 +111,18 @@ def _note(
     account.last = (count, turn)
 
 
-def _compare(wire: Wire, sent: Account, received: Account, lasts: dict[int, Turn]) -> _Clash | None:
+def _compare(
+    wire: Wire, sent: Account, received: Account, settled: dict[tuple[int, str, str], Turn]
+) -> _Clash | None:
     """The first point at which both ends' accounts cannot both be true."""
     for count in sorted(sent.said.keys() & received.said.keys()):
         (one, sender), (other, receiver) = sent.said[count], received.said[count]
         if one != other:
             text = f"of the first {count} records that {wire.shown}, the two commitments differ"
             return _Clash(wire, sender, receiver, text)
-    ends = lasts.get(wire.sender), lasts.get(wire.receiver)
-    if None in ends or not (sent.kept and received.kept):
-        return None
-    sender, receiver = (end for end in ends if end is not None)
-    if not all(_is_settled(turn, wire) for turn in (sender, receiver)):
+    last_sender = settled.get((wire.sender, wire.group, wire.epoch))
+    last_receiver = settled.get((wire.receiver, wire.group, wire.epoch))
+    if last_sender is None or last_receiver is None or not (sent.kept and received.kept):
         return None
     counts = sent.last[0] if sent.last else 0, received.last[0] if received.last else 0
     if counts[0] != counts[1]:
@@ -126,18 +130,25 @@ def _compare(wire: Wire, sent: Account, received: Account, lasts: dict[int, Turn
             f"rank {wire.sender} counts {counts[0]} records and rank {wire.receiver} "
             f"{counts[1]}, of those that {wire.shown}"
         )
-        return _Clash(wire, sender, receiver, text)
+        return _Clash(wire, last_sender, last_receiver, text)
     return None
 
 
-def _is_settled(turn: Turn, wire: Wire) -> bool:
-    """Whether everything that was under way in the group has arrived, as this end says."""
-    states = {
-        group.state
-        for group in turn.interval.groups
-        if (group.name, group.epoch) == (wire.group, wire.epoch)
-    }
-    return turn.interval.final and "failed" not in states
+def _settled(records: Records) -> dict[tuple[int, str, str], Turn]:
+    """By (rank, group, epoch): the statement after which no more traffic of the group came.
+
+    It is the last one that names the group, if the group was closed by then or the chain ends with
+    it. A group that failed has none: its ends may have seen different parts of what was under way.
+    """
+    found: dict[tuple[int, str, str], Turn] = {}
+    for chain in records.chains.values():
+        for turn in chain:
+            for group in turn.interval.groups:
+                key = (turn.rank, group.name, group.epoch)
+                found.pop(key, None)
+                if group.state == "closed" or (group.state == "open" and turn.interval.final):
+                    found[key] = turn
+    return found
 
 
 def _blamed(clashes: list[_Clash]) -> Iterator[Finding]:

@@ -42,8 +42,7 @@ def check_log(folder: Path, trust: AuditTrust) -> tuple[LogSeen | None, list[byt
             findings.append(_refused(problem))
             if isinstance(problem, ForkedLog):
                 findings += _forked_witnesses(signed, earlier)
-    cosigned = tuple(sorted(key.name for key in signed.cosigned))
-    return LogSeen(signed.checkpoint.origin, signed.size, cosigned), entries, findings
+    return LogSeen(signed), entries, findings
 
 
 def _refused(problem: LogError) -> Finding:

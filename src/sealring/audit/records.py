@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import gc
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cryptography import x509
@@ -18,6 +20,7 @@ from sealring.errors import (
     SealringError,
 )
 from sealring.identity.certificates import claims_of
+from sealring.limits import MAX_WORLD
 from sealring.provenance.intervals import Interval, Worker
 from sealring.provenance.runs import RunHead
 from sealring.provenance.statements import VerifiedStatement, statement_digest, verify_statement
@@ -73,12 +76,8 @@ class Records:
     """SHA-256 of a certificate that signed a statement here, and the certificate."""
     findings: list[Finding] = field(default_factory=list)
 
-    def chains(self) -> dict[int, list[Turn]]:
-        """By rank, in the order of sequence numbers."""
-        found: dict[int, list[Turn]] = {}
-        for turn in sorted(self.turns, key=lambda turn: (turn.rank, turn.interval.sequence)):
-            found.setdefault(turn.rank, []).append(turn)
-        return found
+    chains: dict[int, list[Turn]] = field(default_factory=dict)
+    """By rank, in the order of sequence numbers."""
 
 
 def read_records(
@@ -106,9 +105,24 @@ def read_records(
     for digest, entry in logged.items():
         if digest not in names and entry.startswith(_STATEMENT_STARTS):
             names[digest] = (f"the log's entry {digest[:12]}", entry)
-    for digest, (name, envelope) in names.items():
-        _read(records, head, digest, name, envelope, trust)
+    with _without_collector():
+        for digest, (name, envelope) in names.items():
+            _read(records, head, digest, name, envelope, trust)
+    for turn in sorted(records.turns, key=lambda turn: (turn.rank, turn.interval.sequence)):
+        records.chains.setdefault(turn.rank, []).append(turn)
     return records
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Statements have no cycles and stay: looking at all of them again and again finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _read(
@@ -125,6 +139,11 @@ def _read(
                 (digest,),
             )
         )
+        return
+    if isinstance(found.content, Interval) and found.content.world > MAX_WORLD:
+        text = f"{name} names a world of {found.content.world}; the most is {MAX_WORLD}"
+        who = (_signer_said(envelope),)
+        records.findings.append(Finding(Fault.UNREADABLE, who, text, (digest,)))
         return
     strange = _of_another_job(found, head)
     if strange:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.graph import Graph
+from sealring.provenance.checkpoints import SignedCheckpoint
 
 
 class Said(StrEnum):
@@ -47,9 +48,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LogSeen:
-    origin: str
-    size: int
-    cosigned: tuple[str, ...]
+    signed: SignedCheckpoint
+
+    @property
+    def origin(self) -> str:
+        return self.signed.checkpoint.origin
+
+    @property
+    def size(self) -> int:
+        return self.signed.size
+
+    @property
+    def cosigned(self) -> tuple[str, ...]:
+        """Names of the witnesses."""
+        return tuple(sorted(key.name for key in self.signed.cosigned))
 
 
 @dataclass(frozen=True, slots=True)

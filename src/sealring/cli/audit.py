@@ -16,6 +16,7 @@ from sealring.audit.audit import audit as audit_run
 from sealring.audit.claims import Claims, read_claims
 from sealring.audit.page import write_page
 from sealring.audit.result import AuditResult, Said, Status
+from sealring.audit.spot_checks import Repetition
 from sealring.audit.trust import AuditTrust
 from sealring.cli.log import Policy, Vkey, whom_to_believe
 from sealring.cli.terminal import console, errors, print_json, printable, say
@@ -38,6 +39,11 @@ _SUMMARY = {
 
 def audit(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="After `--`: arguments of the run's script, for --replay."),
+    ] = None,
+    *,
     authority: Annotated[
         list[Path], typer.Option(help="An authority of the workers' certificates.")
     ],
@@ -62,6 +68,15 @@ def audit(
     html: Annotated[
         Path | None, typer.Option(help="Write one page that opens offline; replaced if there.")
     ] = None,
+    replay: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Execute so many parts of the run again. It runs the run's own script!"
+        ),
+    ] = 0,
+    replay_seconds: Annotated[
+        float, typer.Option(min=1, help="The most that one part may take.")
+    ] = 600.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Check a finished run from its folder alone, and answer claims about it.
@@ -78,7 +93,12 @@ def audit(
         seen=[_seen(path, logs) for path in seen or []],
         vendors=read_cache(cache, datetime.now(UTC)) if cache else Cache(),
     )
-    question = Question(read_claims(claims) if claims else Claims(), model)
+    if arguments and not replay:
+        raise ConfigurationError(
+            f"{arguments[0]!r} is for the script of --replay, which is not given"
+        )
+    repeated = Repetition(replay, arguments or (), replay_seconds) if replay else None
+    question = Question(read_claims(claims) if claims else Claims(), model, repeated)
     with errors.status("reading the run") as status:
         result = audit_run(run, trust, question, lambda part: status.update(f"checking {part}"))
     if html is not None:

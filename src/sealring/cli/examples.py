@@ -43,6 +43,7 @@ EXAMPLES: Final = {
     "bench step": "sealring bench step --trace step.json",
     "bench gpu": "sealring bench gpu --part kernels",
     "bench all": "sealring bench all --quick",
+    "bench provenance": "sealring bench provenance --ranks 16 --intervals 100 --json",
     "bench attest": "sealring bench attest --workers 64",
     "bench scale": "sealring bench scale --json",
     "bench log": "sealring bench log --json",

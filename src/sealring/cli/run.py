@@ -154,7 +154,8 @@ def run(
         )
     if job is not None:
         os.environ["SEALRING_JOB"] = job
-    os.environ.update(_brokered(broker, authority, policy) or _identity(machines, secret_file))
+    brokered = _brokered(broker, authority, policy)  # empty where the environment says it all
+    os.environ.update(_identity(machines, secret_file) if brokered is None else brokered)
     require_sealed()
     if transport is not None:
         os.environ["SEALRING_TRANSPORT"] = transport

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
@@ -38,6 +39,7 @@ class CertificateClaims:
     world: int | None
 
 
+@lru_cache(maxsize=1024)
 def claims_of(certificate: x509.Certificate) -> CertificateClaims:
     """Read a worker's certificate; ValueError says in what it is not one."""
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -63,12 +63,7 @@ def seal_envelope(payload: bytes, signer: Credentials | Ed25519PrivateKey) -> by
     if isinstance(signer, Credentials):
         pem = signer.certificate.public_bytes(Encoding.PEM)
         signature["certificate"] = encode_base64(pem)
-    envelope = {
-        "payload": encode_base64(payload),
-        "payloadType": PAYLOAD_TYPE,
-        "signatures": [signature],
-    }
-    encoded = json.dumps(envelope, separators=(",", ":")).encode()
+    encoded = _spelled(encode_base64(payload), signature)
     if len(encoded) > MAX_ENTRY_BYTES:
         raise Unsupported(
             f"a signed statement has at most {MAX_ENTRY_BYTES} bytes, and this has {len(encoded)}: "
@@ -117,7 +112,7 @@ def read_json(data: bytes) -> Any:
     if len(data) > MAX_ENTRY_BYTES:
         raise MalformedStatement(f"a statement has at most {MAX_ENTRY_BYTES} bytes")
     try:
-        return json.loads(data.decode(), object_pairs_hook=unique_keys, parse_constant=_no_constant)
+        return _DECODER.decode(data.decode())
     except (ValueError, RecursionError) as problem:
         raise MalformedStatement(f"the statement is not JSON that can be used: {problem}") from None
 
@@ -145,7 +140,17 @@ def _parse(data: bytes) -> tuple[bytes, _Signature | _WorkerSignature]:
         payload: str = strictly(str, value["payload"], "payload", "DSSE envelope")
     except ConfigurationError as problem:
         raise MalformedStatement(str(problem)) from None
+    # Chains and logs name an envelope by its digest. In another spelling it would still verify, and
+    # its signer would seem to have signed a second one.
+    if _spelled(payload, asdict(signature)) != data:
+        raise MalformedStatement("the envelope is spelled in another way than sealring writes it")
     return _decode(payload, "payload"), signature
+
+
+def _spelled(payload: str, signature: dict[str, str]) -> bytes:
+    """The one spelling of an envelope."""
+    envelope = {"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": [signature]}
+    return json.dumps(envelope, separators=(",", ":")).encode()
 
 
 @lru_cache(maxsize=1024)
@@ -172,3 +177,6 @@ def _decode(text: str, what: str) -> bytes:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_no_constant)

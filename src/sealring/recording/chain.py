@@ -58,6 +58,9 @@ class Chain:
     def append(self, interval: Callable[[int, str | None], Interval]) -> bytes:
         """Signs interval(sequence, previous) and writes it. The envelope."""
         credentials = self._credentials()
+        if credentials.admission is not None and credentials.admission.evidence:
+            # The certificate has its digest alone, and an auditor judges the evidence itself.
+            self._run.write_evidence(credentials.admission.evidence)
         envelope = sign_statement(interval(self.sequence, self.previous), credentials)
         self._run.write_statement(statement_name(credentials.rank, self.sequence), envelope)
         self.sequence += 1

@@ -4,6 +4,7 @@ algorithms the algorithms against each other, and the table of them
 log        a transparency log: appends and proofs
 recording  signed statements of a run
 options    what may be written, and what is refused
+provenance audits
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
 vault      checkpoints
@@ -57,6 +58,7 @@ from sealring.cli.bench.options import (
     settings_of,
     several,
 )
+from sealring.cli.bench.provenance import provenance
 from sealring.cli.bench.recording import recording
 from sealring.cli.bench.running import end, new_session, run
 from sealring.cli.bench.vault import vault
@@ -69,6 +71,7 @@ from sealring.sealed_only.setting import refuse_to_measure
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 app.command()(algorithms)
 app.command()(log)
+app.command()(provenance)
 app.command()(recording)
 app.command()(vault)
 
