@@ -54,7 +54,12 @@ class FirstEnd:
 def first_end(sock: socket.socket, memory: SharedMemory | None) -> FirstEnd:
     if memory is not None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return FirstEnd("shm", sock.family, (), ())
-    return FirstEnd("tcp", sock.family, sock.getsockname(), sock.getpeername())
+    try:
+        return FirstEnd("tcp", sock.family, sock.getsockname(), sock.getpeername())
+    except OSError:
+        # The member was lost while the group formed. The group's first collective says so, and
+        # that comes before any further pipe.
+        return FirstEnd("tcp", sock.family, (), ())
 
 
 @dataclass(frozen=True, slots=True)
