@@ -56,7 +56,9 @@ def first_end(sock: socket.socket, memory: SharedMemory | None) -> FirstEnd:
         return FirstEnd("shm", sock.family, (), ())
     try:
         return FirstEnd("tcp", sock.family, sock.getsockname(), sock.getpeername())
-    except OSError:  # the group's first collective will tell
+    except OSError:
+        # The member was lost while the group formed. The group's first collective says so, and
+        # that comes before any further pipe.
         return FirstEnd("tcp", sock.family, (), ())
 
 
