@@ -57,7 +57,11 @@ def _write(error: Exception, trace: TracebackType | None) -> bool:
         }
     }
     try:
-        Path(os.environ[_ERROR_FILE]).write_text(json.dumps(content))
+        # At once: the launcher may end this worker now, and cannot read half a file.
+        file = Path(os.environ[_ERROR_FILE])
+        unfinished = file.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(content))
+        unfinished.replace(file)
     except OSError:
         return False
     return True

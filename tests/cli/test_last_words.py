@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from sealring.cli.run import _print_cause
 from sealring.last_words import LastWords, told_beside
 from tests.cli.test_commands import sealring
 
@@ -47,6 +50,21 @@ def test_the_last_line_is_the_cause_and_not_what_followed(
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(last)
     assert "PeerLost" not in done.stderr  # rank 0 got it, and it says nothing new
+
+
+def test_what_the_launcher_ended_itself_is_no_cause(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Rank 1 left, and was ended while it did; rank 0 lost it and says so."""
+    for name in ("0", "1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "0" / "error.json").write_text(written(0, 1.0, follows=True))
+    failures = {
+        rank: ProcessFailure(rank, 7, code, str(tmp_path / str(rank) / "error.json"))
+        for rank, code in ((0, 1), (1, -signal.SIGTERM))
+    }
+    _print_cause(ChildFailedError("train.py", failures))
+    assert capsys.readouterr().err == "of rank 0 (rank 0; 1 more ended with it)\n"
 
 
 def written(rank: int, time: float, **more: Any) -> str:

@@ -159,7 +159,7 @@ def test_show_puts_a_number_side_by_side(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     rows = [line for line in shown.stdout.splitlines() if "default" in line]
     assert "all_reduce sum" in rows[0]
-    assert "64 B of float32" in rows[0]
+    assert "64 B float32" in rows[0]
     assert "broadcast from 1" in rows[1].replace(" sum", "")
     assert "\x1b[2J" not in shown.stdout
     as_json = CliRunner().invoke(
@@ -167,6 +167,16 @@ def test_show_puts_a_number_side_by_side(tmp_path: Path) -> None:
     )  # fmt: skip
     found = json.loads(as_json.stdout)
     assert [each["collective"] and each["collective"]["number"] for each in found] == [1, None]
+
+
+def test_show_fits_80_columns_and_cuts_no_name(tmp_path: Path) -> None:
+    long = collective(104_217, 20, operation="reduce_scatter", bytes=25 * 2**20, dtype="bfloat16")
+    save(tmp_path, process(1023, long))
+    shown = CliRunner().invoke(app, ["trace", "show", str(tmp_path)], env={"COLUMNS": "80"})
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for word in ("1023", "default", "104217", "reduce_scatter", "25 MiB", "bfloat16", "µs"):
+        assert any(word in line for line in lines), word
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

@@ -220,12 +220,14 @@ def _launch(arguments: list[str], several: bool) -> None:
 def _print_cause(failed: ChildFailedError) -> None:
     """The error that caused the others, as far as can be told: once, and after all else."""
     told = told_beside(failed.get_first_failure()[1].error_file)
-    silent = sorted(
-        failed.failures.keys() - {each.rank for each in told},
-        key=lambda rank: (failed.failures[rank].exitcode == -signal.SIGTERM, rank),
-    )  # the launcher ends the others by SIGTERM
+    # The launcher ends the others by SIGTERM: those that follow an error say more than they do.
+    silent = [
+        rank
+        for rank in sorted(failed.failures.keys() - {each.rank for each in told})
+        if not told or failed.failures[rank].exitcode != -signal.SIGTERM
+    ]
     causes = [each for each in told if not each.follows]
-    others = max(len(told) + len(silent), len(failed.failures)) - 1
+    others = len({*failed.failures, *(each.rank for each in told)}) - 1
     ended = f"; {others} more ended with it" if others else ""
     if not causes and silent:
         # Killed, or ended by itself: what the others got follows from that.

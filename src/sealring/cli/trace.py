@@ -115,7 +115,7 @@ def show(
             for rank, name, each in rows
         ])  # fmt: skip
         return
-    table = Table("rank", "group", "number", "collective", "size", "algorithm", "state", "took")
+    table = _table("rank", "group", "number", "collective", "size", "algorithm", "state", "took")
     for rank, name, each in rows:
         cells = ["", "not in the record", "", "", "", ""] if each is None else _cells(each)
         table.add_row(str(rank), *(Text(printable(cell)) for cell in (name, *cells)))
@@ -139,20 +139,29 @@ def _show_messages(
             for rank, name, each in rows
         ])  # fmt: skip
         return
-    table = Table("rank", "group", "message", "tag", "size", "state", "took")
+    table = _table("rank", "group", "message", "tag", "size", "state", "took")
     for rank, name, each in rows:
         whom = "anyone" if each.peer is None else str(each.peer)
         cells = [
             name,
             f"{each.operation} {'to' if each.operation == 'send' else 'from'} {whom}",
             str(each.tag),
-            f"{human_bytes(each.bytes)} of {each.dtype}",
+            f"{human_bytes(each.bytes)} {each.dtype}",
             each.state,
-            f"{(each.ended_ns - each.posted_ns) / 1000:,.0f} µs" if each.ended_ns else "",
+            _time(each.ended_ns - each.posted_ns) if each.ended_ns else "",
         ]
         table.add_row(str(rank), *(Text(printable(cell)) for cell in cells))
     console.print(table)
     _print_errors((rank, each.error) for rank, _, each in rows if each.error)
+
+
+def _table(*columns: str) -> Table:
+    """Without lines between the columns, for which 80 characters leave no room."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        # No name of a collective or of an algorithm is cut: "reduce_scatter" is the longest.
+        table.add_column(column, min_width=14 if column == "collective" else len(column))
+    return table
 
 
 def _print_errors(errors: Iterable[tuple[int, str]]) -> None:
@@ -168,10 +177,10 @@ def _print_errors(errors: Iterable[tuple[int, str]]) -> None:
 def _cells(each: CollectiveAccount) -> list[str]:
     reduction = f" {each.reduction}" if each.reduction else ""
     root = f" from {each.root}" if each.root is not None else ""
-    size = "" if each.bytes is None else f"{human_bytes(each.bytes)} of {each.dtype}"
+    size = "" if each.bytes is None else f"{human_bytes(each.bytes)} {each.dtype}"
     took = ""
     if each.started_ns is not None and each.ended_ns is not None:
-        took = f"{(each.ended_ns - each.started_ns) / 1000:,.0f} µs"
+        took = _time(each.ended_ns - each.started_ns)
     return [
         "" if each.number is None else str(each.number),
         f"{each.operation}{reduction}{root}",
@@ -180,3 +189,8 @@ def _cells(each: CollectiveAccount) -> list[str]:
         each.state,
         took,
     ]
+
+
+def _time(nanoseconds: int) -> str:
+    microseconds = nanoseconds / 1000
+    return f"{microseconds:.0f} µs" if microseconds < 10_000 else f"{microseconds / 1000:,.1f} ms"
