@@ -28,16 +28,15 @@ dist.all_reduce(torch.ones(3))
     [
         (
             "raise ValueError('of the script')",
-            "ValueError: of the script (rank 1; 1 more ended with it). Its traceback is above.",
+            "ValueError: of the script (rank 1). Its traceback is above.",
         ),
         (
             "dist.new_group(backend='mpi')",
-            "Name the backend sealring there, or run the job without SEALRING_ONLY. "
-            "(rank 1; 1 more ended with it)",
+            "Name the backend sealring there, or run the job without SEALRING_ONLY. (rank 1)",
         ),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
-            "Rank 1 ended with exit code -9; 1 more ended with it. Its own output is above.",
+            "Rank 1 ended with exit code -9. Its own output is above.",
         ),
     ],
 )
@@ -48,7 +47,8 @@ def test_the_last_line_is_the_cause_and_not_what_followed(
     script.write_text(SCRIPT.format(fault=fault))
     done = sealring("run", "-n", "2", str(script))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith(last)
+    # Whether the other one had ended by then is chance.
+    assert done.stderr.splitlines()[-1].replace("; 1 more ended with it", "").endswith(last)
     assert "PeerLost" not in done.stderr  # rank 0 got it, and it says nothing new
 
 
