@@ -221,12 +221,11 @@ def _launch(arguments: list[str], several: bool) -> None:
 def _print_cause(failed: ChildFailedError) -> None:
     """The error that caused the others, as far as can be told: once, and after all else."""
     told = told_beside(failed.get_first_failure()[1].error_file)
-    # The launcher ends the others by SIGTERM: those that follow an error say more than they do.
-    silent = [
-        rank
-        for rank in sorted(failed.failures.keys() - {each.rank for each in told})
-        if not told or failed.failures[rank].exitcode != -signal.SIGTERM
-    ]
+    silent = sorted(failed.failures.keys() - {each.rank for each in told})
+    # The launcher ends the others by SIGTERM: those are a cause only where nothing else is known.
+    by_themselves = [rank for rank in silent if failed.failures[rank].exitcode != -signal.SIGTERM]
+    if by_themselves or told:
+        silent = by_themselves
     causes = [each for each in told if not each.follows]
     others = len({*failed.failures, *(each.rank for each in told)}) - 1
     ended = f"; {others} more ended with it" if others else ""
