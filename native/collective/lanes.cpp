@@ -38,11 +38,10 @@ Lane::Lane(const Keyring& first, size_t number, size_t payload_bytes, const KeyB
 
 void Lane::add(const Link& first, std::unique_ptr<Pipe> pipe, const KeyBytes& peer_lanes_key,
                uint64_t rekey_bytes) {
-  keyring.groups[first.peer] =
-      std::make_unique<OpeningKey>(lane_key(peer_lanes_key, keyring.lane));
-  links[first.peer] = std::make_unique<Link>(
-      first.peer, std::move(pipe), first.lane_send_key(keyring.lane),
-      first.lane_receive_key(keyring.lane), rekey_bytes, keyring, pool);
+  keyring.groups[first.peer] = std::make_unique<OpeningKey>(lane_key(peer_lanes_key, keyring.lane));
+  links[first.peer] =
+      std::make_unique<Link>(first.peer, std::move(pipe), first.lane_send_key(keyring.lane),
+                             first.lane_receive_key(keyring.lane), rekey_bytes, keyring, pool);
   close_in_children(links[first.peer]->socket());
 }
 
@@ -206,7 +205,8 @@ void Engine::run_lanes(const Call& call, size_t used) {
   run(0);
   for (; next < used && process_.here(); ++next) run(next);
   if (!process_.here()) {
-    (void)threads.release();  // a handler of a signal forked: a child has none of them
+    [[maybe_unused]] const auto* left =
+        threads.release();  // a handler of a signal forked: a child has none of them
     process_.require("this process group");
   }
   for (;;) {
@@ -215,11 +215,11 @@ void Engine::run_lanes(const Call& call, size_t used) {
       if (changed.wait_for(lock, kLookForSignals, [&] { return running == 0; })) break;
     }
     if (call.signal_pending()) {
-      ends_with(std::make_exception_ptr(
-          Failure(FailureCode::closed, -1, "the script was interrupted")));
+      ends_with(
+          std::make_exception_ptr(Failure(FailureCode::closed, -1, "the script was interrupted")));
     }
     if (!process_.here()) {
-      (void)threads.release();
+      [[maybe_unused]] const auto* left = threads.release();
       process_.require("this process group");
     }
   }
