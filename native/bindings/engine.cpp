@@ -46,7 +46,8 @@ Call moved_to(const Call& like, uintptr_t address, uint64_t number, double timeo
   Call call = like;
   const uintptr_t first = reinterpret_cast<uintptr_t>(like.slots.at(0).data);
   for (Slot& slot : call.slots) {
-    slot.data = reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(slot.data) - first + address);
+    slot.data =
+        reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(slot.data) - first + address);
   }
   call.number = number;
   call.timeout_s = timeout_s;

@@ -92,7 +92,9 @@ struct Cut {
   // A segment's number in the whole tensor, and back.
   uint64_t position(uint64_t segment) const;
   uint64_t segment_at(uint64_t position) const;
-  bool in_this_lane(uint64_t position) const { return position / kStripe % call.lanes == call.lane; }
+  bool in_this_lane(uint64_t position) const {
+    return position / kStripe % call.lanes == call.lane;
+  }
   // How many of a call's lanes have any segment.
   static size_t lanes_used(const Call& call);
   size_t slot_bytes(int slot) const;

@@ -16,7 +16,10 @@ bool writes(Action action) {
 }  // namespace
 
 Cut::Cut(const Call& call, const Wires* wires)
-    : call(call), program(*call.program), segment_bytes(call.segment_bytes), segments(call.lane == 0 ? 1 : 0) {
+    : call(call),
+      program(*call.program),
+      segment_bytes(call.segment_bytes),
+      segments(call.lane == 0 ? 1 : 0) {
   full_segments = program.steps.empty() ? 1 : UINT64_MAX;
   for (size_t step = 0; step < program.steps.size(); ++step) {
     const uint64_t count = segments_of(static_cast<int>(step));
@@ -29,7 +32,7 @@ Cut::Cut(const Call& call, const Wires* wires)
   const uint64_t forwarded = segment_bytes * std::max(program.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
   const uint64_t wanted = std::min({call.on_device ? kDeviceWindow : kWindow, segments,
-                     wires != nullptr ? wires->window(program.world) : affordable});
+                                    wires != nullptr ? wires->window(program.world) : affordable});
   window = std::max<uint64_t>(1, wanted);
 }
 

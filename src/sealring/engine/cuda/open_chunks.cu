@@ -59,14 +59,15 @@ __device__ __forceinline__ RecordPart whole_chunk(u32 bytes) {
   return at;
 }
 
-__device__ __noinline__ Tag chunk_tag(const RecordPart& at, const Side& side, const Number& blocks) {
+__device__ __noinline__ Tag chunk_tag(const RecordPart& at, const Side& side,
+                                      const Number& blocks) {
   const Number h = absorb_padded(at.blocks > 0 ? blocks : Number{}, side.one_time.r, at.tail,
                                  [&](u32 i) { return side.tail[i]; });
   return tag_of(h, side.one_time, 0, at.bytes);
 }
 
-__device__ __noinline__ void prepare_chunk(const RecordPart& at, const u8* cipher, const Nonce& nonce,
-                                           u32 one, Shared& shared) {
+__device__ __noinline__ void prepare_chunk(const RecordPart& at, const u8* cipher,
+                                           const Nonce& nonce, u32 one, Shared& shared) {
   Side& side = shared.side[0];
   const u32 warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   if (warp == 0) {
