@@ -16,7 +16,7 @@ import torch.distributed as dist
 from sealring import _native
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
-from sealring.group import arguments
+from sealring.group import arguments, memory
 from sealring.group.collectives.calling import Calling, Key
 from sealring.group.deferred_errors import DeferredError
 from sealring.group.dispatch import Dispatcher
@@ -76,12 +76,9 @@ class Prepared(Calling):
             or tensor.is_nested
         ):
             return None
-        storage = tensor.untyped_storage()
-        address = tensor.data_ptr()
-        offset = tensor.storage_offset()
-        room = storage.nbytes() - offset * tensor.element_size() if offset else storage.nbytes()
-        if room < prepared.bytes or not storage.resizable() or address == 0:
-            return None  # memory.py says what is wrong with it, or that nothing is
+        address = memory.address_of_torchs_own(tensor, prepared.bytes)
+        if address is None:
+            return None
         self._process.require("this process group")
         if (error := self._deferred.take()) is not None:
             raise error
