@@ -93,8 +93,12 @@ def test_both_ends_of_every_link_agree_at_every_interval(run: Path, authorities:
     for sequence in range(3):
         ends: dict[Any, LinkAccount] = {}
         for rank, chain in enumerate(chains(run, authorities)):
-            for link in chain[sequence][1].links:
-                ends[link.group, link.epoch, link.kind, rank, link.peer] = link
+            interval = chain[sequence][1]
+            # A worker may still hold a group of an earlier test, with ranks that record nothing here.
+            others = {(g.name, g.epoch) for g in interval.groups if max(g.members) >= WORLD}
+            for link in interval.links:
+                if (link.group, link.epoch) not in others:
+                    ends[link.group, link.epoch, link.kind, rank, link.peer] = link
         for (group, epoch, kind, rank, peer), link in ends.items():
             other = ends[group, epoch, kind, peer, rank]
             assert link.sent is not None
