@@ -94,7 +94,7 @@ def test_both_ends_of_every_link_agree_at_every_interval(run: Path, authorities:
         ends: dict[Any, LinkAccount] = {}
         for rank, chain in enumerate(chains(run, authorities)):
             interval = chain[sequence][1]
-            # A worker may still hold a group of an earlier test, with ranks that record nothing here.
+            # A worker may still hold a group of an earlier test, whose ranks record nothing here.
             others = {(g.name, g.epoch) for g in interval.groups if max(g.members) >= WORLD}
             for link in interval.links:
                 if (link.group, link.epoch) not in others:
