@@ -97,4 +97,5 @@ def test_all_takes_every_other_extra() -> None:
     extras = project["optional-dependencies"]
     (everything,) = extras["all"]
     named = everything.removeprefix("sealring[").removesuffix("]").split(",")
-    assert set(named) == set(extras) - {"all"}
+    # Ray is a cluster of its own, and larger than all the rest: it is asked for by name.
+    assert set(named) == set(extras) - {"all", "ray"}
