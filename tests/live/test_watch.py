@@ -122,11 +122,15 @@ def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list
     return [at_first, later]
 
 
-def test_links_that_are_made_later_are_shown_as_sealed(workers: Workers, tmp_path: Path) -> None:
+def test_links_that_are_made_later_are_shown_as_sealed(tmp_path: Path) -> None:
     live = tmp_path / "live"
-    found = workers.run(
-        links_made_when_first_needed, live, world=4, group=False, env=environment(live)
-    )
+    workers = Workers(4)  # of its own: what other tests have opened is not to be judged here
+    try:
+        found = workers.run(
+            links_made_when_first_needed, live, world=4, group=False, env=environment(live)
+        )
+    finally:
+        workers.close()
     to = [f"link to rank {rank} of group 0" for rank in range(4)]
     assert found[1] == [[to[0]], [to[0], to[2], to[2], to[3]]]
     assert found[3] == [[to[2]], [to[0], to[1], to[2]]]

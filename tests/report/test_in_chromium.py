@@ -12,7 +12,17 @@ from sealring.report import write_page
 from tests.report.browser import Browser, chromium
 from tests.report.examples import whole
 
-KEYS = ["overhead", "buckets", "split", "timeline", "links", "roofline", "gpu", "gpu-roofline"]
+KEYS = [
+    "overhead",
+    "buckets",
+    "split",
+    "timeline",
+    "links",
+    "roofline",
+    "forming",
+    "gpu",
+    "gpu-roofline",
+]
 
 SEEN = """
 [...document.querySelectorAll('section[id] figure svg')]

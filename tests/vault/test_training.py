@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -100,9 +102,18 @@ def whole(state: dict[str, Any]) -> list[tuple[str, bytes]]:
     ]
 
 
+@pytest.fixture
+def own_workers() -> Iterator[Workers]:
+    """In which no other test has made a mesh: torch keeps them by the names of their groups."""
+    started = Workers(4)
+    yield started
+    started.close()
+
+
 def test_losses_on_another_world_are_those_of_a_plain_checkpoint(
-    vault: Vault, workers: Workers, tmp_path: Path
+    vault: Vault, own_workers: Workers, tmp_path: Path
 ) -> None:
+    workers = own_workers
     source = tmp_path / "floats"
     data = torch.randn(10, 8, 33, generator=torch.Generator().manual_seed(1))
     source.write_bytes(data.numpy().tobytes())

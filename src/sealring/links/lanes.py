@@ -217,12 +217,16 @@ class Lanes:
 
     def _connections(self, deadline: float) -> Iterator[socket.socket]:
         left = deadline - time.monotonic()
-        ready, _, _ = select.select(list(self._listeners.values()), [], [], max(0.0, left))
+        poll = select.poll()  # a process may have more descriptors than select() takes
+        for listener in self._listeners.values():
+            poll.register(listener, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1e3)}
         if not ready:
             raise Unsupported("a connection of another rank did not come")
-        for listener in ready:
-            with contextlib.suppress(BlockingIOError):
-                yield listener.accept()[0]
+        for listener in self._listeners.values():
+            if listener.fileno() in ready:
+                with contextlib.suppress(BlockingIOError):
+                    yield listener.accept()[0]
 
     def close(self) -> None:
         """What was not taken is closed; mappings stay as long as they are used."""

@@ -208,8 +208,11 @@ def test_a_worker_process_that_is_killed_is_named_and_the_rest_is_kept(
             found = real(tasks, progress)
             yield next(found)
             for child in os.listdir(f"/proc/{os.getpid()}/task"):
-                children = Path(f"/proc/{os.getpid()}/task/{child}/children").read_text().split()
-                for pid in children:
+                try:
+                    children = Path(f"/proc/{os.getpid()}/task/{child}/children").read_text()
+                except FileNotFoundError:  # the thread has ended
+                    continue
+                for pid in children.split():
                     if "datasets.work" in Path(f"/proc/{pid}/cmdline").read_text():
                         os.kill(int(pid), 9)
             yield from found
