@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,13 @@ def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list
     before = set(own_sockets(os.getpid()))
 
     def sealed() -> list[str]:
-        (own,) = [each for each in watch(os.getpid(), {}, live) if each.pid == os.getpid()]
-        found = by_verdict(own, before)
-        assert not {"not sealed", "unknown"} & found.keys(), found
-        return sorted(found["sealed"])
+        for _ in range(100):
+            (own,) = [each for each in watch(os.getpid(), {}, live) if each.pid == os.getpid()]
+            found = by_verdict(own, before)
+            if not {"not sealed", "unknown"} & found.keys():
+                return sorted(found["sealed"])
+            time.sleep(0.1)  # two that dial each other at once close one of their connections
+        raise AssertionError(found)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forming, "MOST_LINKED_AT_ONCE", 1)
