@@ -219,7 +219,8 @@ def test_a_worker_process_that_is_killed_is_named_and_the_rest_is_kept(
 
         with pytest.raises(WorkerFailed, match="Run the same command again"):
             ingest(vault, source, "data", killing, limits=limits)
-        built = ingest(vault, source, "data", run, limits=limits)
+    with InProcesses(2) as again:
+        built = ingest(vault, source, "data", again, limits=limits)
     assert built.changed
     assert 0 < built.made < built.shards
     assert [sample["n"] for sample in content(vault)] == list(range(100))
