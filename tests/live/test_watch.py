@@ -128,7 +128,7 @@ def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list
 
 def test_links_that_are_made_later_are_shown_as_sealed(tmp_path: Path) -> None:
     live = tmp_path / "live"
-    workers = Workers(4)  # of its own: what other tests have opened is not to be judged here
+    workers = Workers(4)  # of its own: this test does not judge what others have opened
     try:
         found = workers.run(
             links_made_when_first_needed, live, world=4, group=False, env=environment(live)
