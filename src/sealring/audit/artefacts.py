@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sealring.audit.findings import Fault, Finding, split
 from sealring.audit.records import Made, Records, Turn
+from sealring.provenance.digests import Named
 from sealring.provenance.intervals import CheckpointRef
 
 
@@ -30,13 +31,12 @@ def _written_alike(records: Records) -> Iterator[Finding]:
         if sides is None:
             continue
         turn, one = named[sides.blamed[0]]
-        yield Finding(
-            Fault.CHECKPOINT, sides.parties,
+        yield sides.finding(
+            Fault.CHECKPOINT,
             f"{turn.where} wrote {name} with the manifest {one.sha256[:12]}, and "
             f"{sides.against[0]} names {named[sides.against[0]][1].sha256[:12]}",
-            tuple(named[party][0].digest for party in sides.blamed),
-            tuple(named[party][0].digest for party in sides.against),
-        )  # fmt: skip
+            {party: said_by.digest for party, (said_by, _) in named.items()},
+        )
 
 
 def _read_as_written(records: Records) -> Iterator[Finding]:
@@ -45,26 +45,25 @@ def _read_as_written(records: Records) -> Iterator[Finding]:
     for turn in records.turns:
         for one in turn.interval.checkpoints_out:
             written.setdefault(one.name, []).append((turn, one))
-    for turn in records.turns:
-        for one in turn.interval.checkpoints_in:
-            writers = written.get(one.name, [])
-            if writers and all(made.sha256 != one.sha256 for _, made in writers):
-                yield Finding(
-                    Fault.CHECKPOINT, (turn.party, "the disk"),
-                    f"{turn.where} read {one.name} with the manifest {one.sha256[:12]}, and "
-                    f"{writers[0][0].party} wrote it with {writers[0][1].sha256[:12]}",
-                    (turn.digest,), tuple(writer.digest for writer, _ in writers),
-                )  # fmt: skip
-    for made in records.made:
-        for used in made.content.inputs:
-            writers = written.get(used.name, [])
-            if writers and all(one.sha256 != used.sha256 for _, one in writers):
-                yield Finding(
-                    Fault.CHECKPOINT, (made.signer, "the disk"),
-                    f"{made.content.name} used {used.name} with the manifest {used.sha256[:12]}, "
-                    f"and {writers[0][0].party} wrote it with {writers[0][1].sha256[:12]}",
-                    (made.digest,), tuple(writer.digest for writer, _ in writers),
-                )  # fmt: skip
+    used: list[tuple[str, str, str, CheckpointRef | Named]] = [
+        (turn.party, f"{turn.where} read", turn.digest, one)
+        for turn in records.turns
+        for one in turn.interval.checkpoints_in
+    ]
+    used += [
+        (made.signer, f"{made.content.name} used", made.digest, one)
+        for made in records.made
+        for one in made.content.inputs
+    ]
+    for party, who, digest, ref in used:
+        writers = written.get(ref.name, [])
+        if writers and all(made.sha256 != ref.sha256 for _, made in writers):
+            yield Finding(
+                Fault.CHECKPOINT, (party, "the disk"),
+                f"{who} {ref.name} with the manifest {ref.sha256[:12]}, and "
+                f"{writers[0][0].party} wrote it with {writers[0][1].sha256[:12]}",
+                (digest,), tuple(writer.digest for writer, _ in writers),
+            )  # fmt: skip
 
 
 def _starts(records: Records) -> Iterator[Finding]:
@@ -85,13 +84,12 @@ def _starts(records: Records) -> Iterator[Finding]:
         if sides is not None:
             turn, one = named[sides.blamed[0]]
             other = named[sides.against[0]][1]
-            yield Finding(
-                Fault.CHECKPOINT, sides.parties,
+            yield sides.finding(
+                Fault.CHECKPOINT,
                 f"{turn.where} read {one.name} ({one.sha256[:12]}), and {sides.against[0]} "
                 f"{other.name} ({other.sha256[:12]})",
-                tuple(named[party][0].digest for party in sides.blamed),
-                tuple(named[party][0].digest for party in sides.against),
-            )  # fmt: skip
+                {party: read_by.digest for party, (read_by, _) in named.items()},
+            )
 
 
 def _writers(records: Records, one: CheckpointRef) -> tuple[str, ...]:

@@ -96,12 +96,11 @@ def _alike(
     firsts = {chain[0].party: chain[0] for chain in chains.values()}
     sides = split({party: said(turn) for party, turn in firsts.items()})
     if sides is not None:
-        yield Finding(
-            Fault.DISAGREEMENT, sides.parties,
+        yield sides.finding(
+            Fault.DISAGREEMENT,
             f"{firsts[sides.blamed[0]].where} names another {what} than {_listed(sides.against)}",
-            tuple(firsts[party].digest for party in sides.blamed),
-            tuple(firsts[party].digest for party in sides.against),
-        )  # fmt: skip
+            {party: turn.digest for party, turn in firsts.items()},
+        )
 
 
 def _missing_ranks(chains: dict[int, list[Turn]]) -> Iterator[Finding]:

@@ -29,13 +29,12 @@ def _members(records: Records) -> Iterator[Finding]:
     for (name, _), named in said.items():
         sides = split({party: members for party, (_, members) in named.items()})
         if sides is not None:
-            yield Finding(
-                Fault.GROUP, sides.parties,
+            yield sides.finding(
+                Fault.GROUP,
                 f"{named[sides.blamed[0]][0].where} names other members of group {name} than "
                 f"{', '.join(sides.against[:4])}",
-                tuple(named[party][0].digest for party in sides.blamed),
-                tuple(named[party][0].digest for party in sides.against),
-            )  # fmt: skip
+                {party: turn.digest for party, (turn, _) in named.items()},
+            )
 
 
 def _left_out(records: Records) -> Iterator[Finding]:
@@ -118,13 +117,12 @@ def _links(key: GroupKey, turn: Turn) -> dict[int, LinkAccount]:
 
 def _finding(key: GroupKey, turns: dict[str, Turn], sides: Split) -> Finding:
     one, other = turns[sides.blamed[0]], turns[sides.against[0]]
-    return Finding(
-        Fault.COUNTS, sides.parties,
+    return sides.finding(
+        Fault.COUNTS,
         f"{one.where} counts {_words(_said(key, one))} in group {key[0]}, and {other.where} "
         f"{_words(_said(key, other))}",
-        tuple(turns[party].digest for party in sides.blamed),
-        tuple(turns[party].digest for party in sides.against),
-    )  # fmt: skip
+        {party: turn.digest for party, turn in turns.items()},
+    )
 
 
 def _words(counts: tuple[tuple[str, int], ...]) -> str:

@@ -87,12 +87,11 @@ def _other_datasets(reads: Sequence[_Read]) -> Iterator[Finding]:
     sides = split(said)
     if sides is not None:
         one, other = turns[sides.blamed[0]], turns[sides.against[0]]
-        yield Finding(
-            Fault.DATA, sides.parties,
+        yield sides.finding(
+            Fault.DATA,
             f"{one.where} read a share of {_named(one)}, and {other.where} of {_named(other)}",
-            tuple(turns[party].digest for party in sides.blamed),
-            tuple(turns[party].digest for party in sides.against),
-        )  # fmt: skip
+            {party: turn.digest for party, turn in turns.items()},
+        )
 
 
 def _named(turn: Turn) -> str:
@@ -114,13 +113,12 @@ def _seeds(reads: Sequence[_Read]) -> Iterator[Finding]:
     sides = split(seeds)
     if sides is not None:
         one, other = sides.blamed[0], sides.against[0]
-        yield Finding(
-            Fault.DATA, sides.parties,
+        yield sides.finding(
+            Fault.DATA,
             f"{said[one].turn.where} reads {said[one].data.name} in another order (seed "
             f"{seeds[one]}) than {other} (seed {seeds[other]})",
-            tuple(said[party].turn.digest for party in sides.blamed),
-            tuple(said[party].turn.digest for party in sides.against),
-        )  # fmt: skip
+            {party: read.turn.digest for party, read in said.items()},
+        )
 
 
 def _coverage(reads: Sequence[_Read], records: Records, left_out: bool) -> Iterator[Finding]:

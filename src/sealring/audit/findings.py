@@ -97,6 +97,13 @@ class Split(NamedTuple):
     against: tuple[str, ...]
     """Those whose records contradict them."""
 
+    def finding(self, fault: Fault, text: str, digests: Mapping[str, str]) -> Finding:
+        """`digests` has the record of each party."""
+        records, against = (
+            tuple(digests[party] for party in side) for side in (self.blamed, self.against)
+        )
+        return Finding(fault, self.parties, text, records, against)
+
 
 def split(votes: Mapping[str, object]) -> Split | None:
     """None where all parties say the same. A strict majority of several parties is believed."""

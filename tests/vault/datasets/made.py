@@ -17,6 +17,13 @@ from sealring.vault.datasets.running import in_this_process
 from sealring.vault.datasets.sources import Limits
 from sealring.vault.vault import Vault
 
+COUNT = 103
+"""Samples of the fixture `dataset`: a prime, so that no world or batch divides it."""
+
+
+def numbers(batch: list[dict[str, Any]]) -> list[int]:
+    return [sample["n"] for sample in batch]
+
 
 def json_lines(folder: Path, count: int = 100, files: int = 2) -> Path:
     folder.mkdir(parents=True, exist_ok=True)

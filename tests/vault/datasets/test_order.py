@@ -16,21 +16,7 @@ from sealring.errors import ConfigurationError, WrongPosition
 from sealring.vault import Dataset, Stream
 from sealring.vault.datasets.order import MIXED, Mixture, ShardOrder, permutation, shares
 from sealring.vault.vault import Vault
-from tests.vault.datasets.made import json_lines, sealed, tokens
-
-COUNT = 103
-
-
-@pytest.fixture
-def dataset(vault: Vault, tmp_path: Path) -> Iterator[Dataset]:
-    sealed(vault, json_lines(tmp_path / "source", count=COUNT))
-    opened = Dataset(vault, "data")
-    yield opened
-    opened.close()
-
-
-def numbers(batch: list[dict[str, Any]]) -> list[int]:
-    return [sample["n"] for sample in batch]
+from tests.vault.datasets.made import COUNT, json_lines, numbers, sealed, tokens
 
 
 def stream(dataset: Dataset | list[Dataset], rank: int, world: int, **others: Any) -> Stream:

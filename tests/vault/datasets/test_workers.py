@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,21 +16,7 @@ from sealring.errors import ForkedProcess, Unsupported
 from sealring.vault import Dataset, Loader, Stream
 from sealring.vault.children import Door, connect_to_parent, is_child
 from sealring.vault.vault import Vault
-from tests.vault.datasets.made import json_lines, sealed
-
-COUNT = 50
-
-
-@pytest.fixture
-def dataset(vault: Vault, tmp_path: Path) -> Iterator[Dataset]:
-    sealed(vault, json_lines(tmp_path / "source", count=COUNT))
-    opened = Dataset(vault, "data")
-    yield opened
-    opened.close()
-
-
-def numbers(batch: list[dict[str, Any]]) -> list[int]:
-    return [sample["n"] for sample in batch]
+from tests.vault.datasets.made import COUNT, numbers
 
 
 def stream(dataset: Dataset) -> Stream:
@@ -43,7 +27,7 @@ def stream(dataset: Dataset) -> Stream:
 def test_workers_give_the_same_batches(dataset: Dataset, workers: int, how: str) -> None:
     wanted = list(stream(dataset))
     loader = Loader(stream(dataset), num_workers=workers, multiprocessing_context=how)
-    assert len(loader) == len(wanted) == 17
+    assert len(loader) == len(wanted) == -(-COUNT // 3)
     assert list(loader) == wanted
     assert loader.state_dict() == {**stream(dataset).state_dict(), "epoch": 1, "position": 1}
     if how == "fork":
