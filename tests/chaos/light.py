@@ -106,13 +106,11 @@ class LightWorld:
         own.close()
         self._sockets += [near, far]
         for source, sink, way in ((near, far, up), (far, near, down)):
-            self._middles.append(Middle(source, sink, self._change(way)))
-            if (strike := self.strikes.get(way)) is not None:
-                strike.inject = self._middles[-1].inject
-
-    def _change(self, way: Way) -> Change:
-        strike = self.strikes.get(way)
-        return untouched if strike is None else Stream(strike)
+            strike = self.strikes.get(way)
+            change: Change = untouched if strike is None else Stream(strike)
+            self._middles.append(Middle(source, sink, change))
+            if isinstance(change, Stream):
+                change.inject = self._middles[-1].inject
 
     def close(self) -> None:
         list(self.pool.map(LightGroup.close, self.groups))

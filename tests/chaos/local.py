@@ -34,19 +34,19 @@ def run_local(plan: Plan) -> History:
         for fault in plan.faults
         if fault.kind in STRIKES
     }
-    middle: dict[tuple[int, int], Change] = {way: Stream(each) for way, each in strikes.items()}
+    streams = {way: Stream(strike) for way, strike in strikes.items()}
     of_mail = plan.channels == {"messages"}
     local = (LocalMail if of_mail else LocalWorld)(
         plan.world,
         plan.transport,
         plan.record_bytes,
         plan.rekey_bytes,
-        middle=middle,
+        middle=dict[tuple[int, int], Change](streams),
         keys_seed=f"{plan.seed} {plan.name}".encode(),
         hosts=plan.hosts,
     )
-    for way, strike in strikes.items():
-        strike.inject = local.middles[way].inject
+    for way, stream in streams.items():
+        stream.inject = local.middles[way].inject
     scribblers = [
         Scribbler(fault, local, history)
         for fault in plan.faults

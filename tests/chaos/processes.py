@@ -156,8 +156,9 @@ class _World:
         strike = self._strikes.get((group, channel, way))
         if strike is None:
             return untouched
-        strike.inject = lambda data: middle().inject(data)
-        return Stream(strike)
+        stream = Stream(strike)
+        stream.inject = lambda data: middle().inject(data)
+        return stream
 
     def run(self) -> None:
         plan = self.plan

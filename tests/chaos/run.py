@@ -45,6 +45,7 @@ class Counts:
     violations: int = 0
     pages: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, plan: Plan, history: History, verdict: Verdict) -> None:
@@ -167,6 +168,9 @@ class Chaos:
                 (self._out / name).write_text(page(plan, history, verdict.violations))
                 self.counts.pages.append(str(self._out / name))
                 self.counts.commands.append(command(plan))
+                self.counts.sentences += [
+                    f"{each.rule}: {each.text}" for each in verdict.violations
+                ]
             self._on_world(self.counts)
 
 

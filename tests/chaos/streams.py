@@ -42,7 +42,7 @@ class Strike:
         self.over = False
         """Set when the traffic has ended: nothing strikes any more."""
         self.inject: Callable[[bytes], None] = lambda data: None
-        """Sends bytes from another thread; the thread that carries the stream sets it."""
+        """Sends bytes from another thread, on the connection that carried the last record."""
 
     def record(self, record: Record) -> Iterator[bytes]:
         if self.struck:
@@ -136,7 +136,7 @@ class Reorder(Strike):
 
     def strike(self, record: Record) -> Iterator[bytes]:
         with self._lock:
-            self._held = record
+            self._held, self._back = record, self.inject
         timer = threading.Timer(_LONGEST_HOLD_S, self._let_go)
         timer.daemon = True
         timer.start()
@@ -147,7 +147,7 @@ class Reorder(Strike):
             held, self._held = self._held, None
             if held is not None:
                 with suppress(OSError):  # its world has ended meanwhile
-                    self.inject(held.raw)
+                    self._back(held.raw)
 
     def after(self, record: Record) -> Iterator[bytes]:
         with self._lock:
@@ -301,10 +301,15 @@ STRIKES: Final[dict[FaultKind, type[Strike]]] = {
 
 
 class Stream:
-    """Finds the records in the bytes of one direction and leads them past the fault."""
+    """Finds the records in the bytes of one direction and leads them past the fault.
+
+    Two ranks that dial each other at once have two connections, and so two of these, for a moment.
+    """
 
     def __init__(self, strike: Strike) -> None:
         self._strike = strike
+        self.inject: Callable[[bytes], None] = lambda data: None
+        """Sends bytes on this connection; whoever carries it sets this."""
         self._splitter = Splitter()
         self._setup = b""
         self._passed = 0
@@ -334,6 +339,7 @@ class Stream:
                 self._setup = rest
 
     def _records(self, data: bytes) -> Iterator[bytes]:
+        self._strike.inject = lambda data: self.inject(data)
         for record in self._splitter.feed(data):
             yield from self._strike.record(record)
 

@@ -15,7 +15,7 @@ LOCAL_S, LIGHT_S, PROCESSES_S = 45.0, 15.0, 55.0
 
 
 def told(counts: Counts) -> str:
-    return "\n".join([*counts.commands, *counts.pages])
+    return "\n".join([*counts.commands, *counts.pages, *counts.sentences])
 
 
 def test_the_same_seed_makes_the_same_plans() -> None:

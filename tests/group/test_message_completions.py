@@ -193,10 +193,8 @@ def interrupted(rank: int, world: int) -> None:
             dist.send(data, 1)
         assert [work.kept[0] is data for work in group._messages._abandoned] == [True]
     else:
-        work = dist.irecv(torch.ones(1), 0)
-        assert work is not None
-        with pytest.raises(GroupClosed):
-            work.wait(timedelta(seconds=PATIENCE_S))
+        with pytest.raises(GroupClosed):  # the other end may be gone before the call, or after it
+            dist.recv(torch.ones(1), 0)
     dist.destroy_process_group()
 
 

@@ -191,7 +191,7 @@ class Messages:
 
     def give_up(self) -> None:
         """The script waits no longer for a message: the group ends."""
-        self._fail(GroupClosed("a rank gave up waiting for a message."))
+        self._fail(GroupClosed("a rank gave up waiting for a message"))
 
     def fail(self, error: GroupError) -> None:
         """The group saw a failure elsewhere; the messages end with it."""
@@ -237,7 +237,7 @@ class Messages:
         except GroupError as error:
             self._fail(error)
         else:
-            self._end(GroupClosed("the group was closed before the message was done."))
+            self._end(GroupClosed("the group was closed before the message was done"))
 
     def _deliver(self, message: _native.Completion) -> None:
         """It is done. Several threads may find out; one of them tells the work."""
