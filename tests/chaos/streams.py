@@ -309,7 +309,7 @@ class Stream:
     def __init__(self, strike: Strike) -> None:
         self._strike = strike
         self.inject: Callable[[bytes], None] = lambda data: None
-        """Sends bytes on this connection; whoever carries it sets this."""
+        """Sends bytes on this connection; the thread that carries it sets this."""
         self._splitter = Splitter()
         self._setup = b""
         self._passed = 0
