@@ -1,4 +1,4 @@
-"""`sealring bench recording`: training steps with signed statements against the same without.
+"""What signed statements of a run cost: training steps with them against the same without.
 
 Both train one model in one run, in turn, in blocks of as many steps as an interval has. A recorded
 block ends when its statement is on the disk and, on rank 0, every rank's is in the log.

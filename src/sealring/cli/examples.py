@@ -33,7 +33,6 @@ EXAMPLES: Final = {
     "papers": "sealring papers run model.safetensors --authority authority.pem --owner-key owner "
     "--model-key model.key -o papers",
     "statement key": "sealring statement key owner",
-    "bench recording": "sealring bench recording --json",
     "bench algorithms": "sealring bench algorithms --show",
     "bench aead": "sealring bench aead --json",
     "bench link": "sealring bench link --json",
@@ -43,7 +42,7 @@ EXAMPLES: Final = {
     "bench step": "sealring bench step --trace step.json",
     "bench gpu": "sealring bench gpu --part kernels",
     "bench all": "sealring bench all --quick",
-    "bench provenance": "sealring bench provenance --ranks 16 --intervals 100 --json",
+    "bench provenance": "sealring bench provenance --json",
     "bench attest": "sealring bench attest --workers 64",
     "bench scale": "sealring bench scale --json",
     "bench log": "sealring bench log --json",

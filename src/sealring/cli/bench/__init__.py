@@ -1,10 +1,10 @@
 """`sealring bench`: what protection costs on this machine.
 
 algorithms the algorithms against each other, and the table of them
+forming    groups, and workers that join
 log        a transparency log: appends and proofs
-recording  signed statements of a run
 options    what may be written, and what is refused
-provenance audits
+provenance signed statements of a run, and audits
 running    the bar, and what becomes of a run that is stopped
 tables     what people read
 vault      checkpoints
@@ -13,12 +13,11 @@ vault      checkpoints
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from sealring.bench import allreduce as allreduces
 from sealring.bench import step as training
@@ -31,14 +30,16 @@ from sealring.bench.floor import aes_rate
 from sealring.bench.gpu.bars import rows_of
 from sealring.bench.gpu.groups import WIRES
 from sealring.bench.gpu.steps import MODELS
-from sealring.bench.handshake import measure_handshake
 from sealring.bench.link import OPERATIONS, SIZES
 from sealring.bench.place import SHARED_GPU, find_place
 from sealring.bench.session import Job
 from sealring.cli.bench import tables
 from sealring.cli.bench.algorithms import algorithms
+from sealring.cli.bench.forming import attest, handshake, scale
 from sealring.cli.bench.log import log
 from sealring.cli.bench.options import (
+    AsJson,
+    Transport,
     check_gpt2,
     check_memory,
     check_own_wire,
@@ -59,10 +60,9 @@ from sealring.cli.bench.options import (
     several,
 )
 from sealring.cli.bench.provenance import provenance
-from sealring.cli.bench.recording import recording
 from sealring.cli.bench.running import end, new_session, run
 from sealring.cli.bench.vault import vault
-from sealring.cli.terminal import console, errors, print_json
+from sealring.cli.terminal import console, print_json
 from sealring.errors import ConfigurationError
 from sealring.report.drawing import plotting_library
 from sealring.report.page import write_page
@@ -70,17 +70,17 @@ from sealring.sealed_only.setting import refuse_to_measure
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 app.command()(algorithms)
+app.command()(attest)
+app.command()(handshake)
 app.command()(log)
 app.command()(provenance)
-app.command()(recording)
+app.command()(scale)
 app.command()(vault)
 
-Transport = Annotated[str, typer.Option(help="shm or tcp.")]
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
 Variants = Annotated[str, typer.Option(help="Of plain (Gloo), sealed, cc (GPU-TEE, emulated).")]
 Worlds = Annotated[str, typer.Option(help="Numbers of workers on this machine.")]
 Kept = Annotated[Path | None, typer.Option("--results", help="Write every sample to this file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.callback()
@@ -194,53 +194,6 @@ def collectives(
     elif cases:
         console.print(tables.collectives(cases))
     end(status)
-
-
-@app.command()
-def handshake(
-    ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 16,
-    transport: Transport = "shm",
-    json: AsJson = False,
-) -> None:
-    """How long a group takes to form, and to do its first all-reduce."""
-    check_transport(transport)
-    with errors.status(f"{check_ranks(ranks)} workers start and meet"):
-        result = measure_handshake(ranks, transport)
-    if json:
-        print_json(result.as_json())
-        return
-    table = Table(title="Forming a group")
-    for column in ("ranks", "TLS handshakes", "transport", "formed", "first all-reduce"):
-        table.add_column(column, justify="right")
-    table.add_row(
-        str(result.ranks),
-        str(result.handshakes),
-        result.transport,
-        f"{result.seconds:.2f} s",
-        f"{result.first_all_reduce_seconds:.2f} s",
-    )
-    console.print(table)
-
-
-@app.command()
-def scale(
-    ranks: Annotated[
-        str, typer.Option(help="Numbers of ranks, from few to many.")
-    ] = "2,4,8,16,32,64,128,256",
-    json: AsJson = False,
-) -> None:
-    """What forming groups costs as ranks grow: light workers, many in a process, without torch."""
-    from sealring.bench.scale import growth, measure_scale
-
-    numbers = sorted(several(ranks, int))
-    if not numbers or numbers[0] < 2:
-        raise ConfigurationError("--ranks are numbers from 2 on, with commas between them")
-    with errors.status("light workers start") as status:
-        cases = measure_scale(numbers, status.update)
-    if json:
-        print_json({"cases": [asdict(case) for case in cases], "growth": growth(cases)})
-        return
-    console.print(tables.scale(cases, growth(cases)))
 
 
 @app.command()
@@ -385,27 +338,3 @@ def _plain(case: Any) -> dict[str, Any]:
     import dataclasses
 
     return dataclasses.asdict(case)
-
-
-@app.command()
-def attest(
-    workers: Annotated[int, typer.Option(min=1, help="How many join at once.")] = 256,
-    json: AsJson = False,
-) -> None:
-    """Time judging evidence of each kind, and workers joining through one broker at once."""
-    from sealring.bench.attest import verify_ms
-    from sealring.bench.joins import measure_joins
-
-    with errors.status(f"judging evidence, then {workers} SIMULATED workers join one broker"):
-        taken = verify_ms()
-        joined = measure_joins(workers)
-    if json:
-        print_json({"verify_ms": taken, "join": joined.as_json()})
-        return
-    table = Table(title="Attestation on this machine")
-    table.add_column("what")
-    table.add_column("took", justify="right")
-    for kind, milliseconds in taken.items():
-        table.add_row(f"verify {kind}", f"{milliseconds:g} ms")
-    table.add_row(f"{workers} SIMULATED workers join", f"{joined.seconds:g} s")
-    console.print(table)

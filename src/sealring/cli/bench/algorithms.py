@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sealring.bench import algorithms as turns
 from sealring.bench.crossover import Cell, fit
-from sealring.cli.bench.options import parse_size, parse_world_sizes
+from sealring.cli.bench.options import AsJson, parse_size, parse_world_sizes
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
 from sealring.errors import ConfigurationError
 from sealring.group.settings import read_settings
@@ -39,7 +39,7 @@ def algorithms(
         bool,
         typer.Option(help="This process is a worker of a job: measure that, not this machine."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: AsJson = False,
 ) -> None:
     """The algorithms of each operation, alternately, and the table of where they cross."""
     if show:

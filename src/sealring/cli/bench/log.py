@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from sealring.bench.log import ENTRY_BYTES, measure_log
+from sealring.cli.bench.options import AsJson
 from sealring.cli.terminal import console, print_json
 
 _NAMES = {
@@ -28,7 +29,7 @@ def log(
     folder: Annotated[
         Path | None, typer.Option(help="On which disk; the system's temporary one if not given.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: AsJson = False,
 ) -> None:
     """A transparency log: appends, proofs, a check of the whole, a witness's answers."""
     found = measure_log(entries, folder).as_json()

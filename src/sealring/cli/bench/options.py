@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+
+import typer
 
 from sealring.bench.gpu.groups import WIRES
 from sealring.bench.place import CPU, Place
@@ -23,6 +25,8 @@ _MAX_BUCKET_MB: Final = 1 << 20
 VARIANTS: Final = ("compute", "plain", "sealed", "cc")
 
 Value = TypeVar("Value")
+Transport = Annotated[str, typer.Option(help="shm or tcp.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def several(text: str, one: Callable[[str], Value]) -> list[Value]:

@@ -15,7 +15,7 @@ from sealring.bench.place import find_place
 from sealring.bench.vault import Case, measure_vault
 from sealring.bench.vault_datasets import measure_datasets
 from sealring.bench.vault_on_gpu import measure_on_gpu
-from sealring.cli.bench.options import parse_size, several
+from sealring.cli.bench.options import AsJson, parse_size, several
 from sealring.cli.terminal import console, errors, print_json
 from sealring.errors import ConfigurationError
 
@@ -31,7 +31,7 @@ def vault(
         str, typer.Option(help="cpu: checkpoints and datasets. cuda: what a GPU opens and parks.")
     ] = "cpu",
     directory: Annotated[Path, typer.Option(help="On the file system to measure.")] = Path(),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Checkpoints and datasets, sealed against torch's own, alternately (medians)."""
     if part not in ("checkpoints", "datasets", "all"):
