@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*/*.[ch]pp native/*/*/*.[ch]pp) CMakeLists.txt pyproject.toml
-FIRST_HALF := $(addprefix tests/,bench broker chaos cli conformance demo examples)
 CPP_FILES := '*.cpp' '*.hpp' '*.cu'
 SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl prometheus slurmctld slurmd slurm-client \
   munge kubernetes-client golang-go golang-github-masterminds-sprig-dev
@@ -36,13 +35,8 @@ $(VENV)/.installed: $(VENV)/.locked $(LIBCRYPTO)/prefix $(NATIVE)
 demo: $(VENV)/.installed ## train a small GPT with four sealed workers, and watch an attack fail
 	$(BIN)/sealring demo
 
-test: $(VENV)/.installed lint docs native-test ## everything CI runs
-	@# Two halves side by side: much of a test is waiting, for a fault to be seen or a worker to start.
-	@mkdir -p build; \
-	$(BIN)/python -m pytest $(FIRST_HALF) >build/first-half.log 2>&1 & first=$$!; \
-	trap "kill $$first 2>/dev/null" EXIT; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(FIRST_HALF)); status=$$?; \
-	wait $$first || status=$$?; cat build/first-half.log; exit $$status
+test: $(VENV)/.installed ## everything CI runs
+	@$(BIN)/python tools/run_tests.py "$(MAKE) --no-print-directory native-test" "$(MAKE) --no-print-directory lint" "$(MAKE) --no-print-directory docs"
 
 test-gpu: $(VENV)/.installed ## what needs a GPU (compute capability 9.0 or later) and a CUDA build of torch
 	@$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" || { echo "torch finds no GPU here"; exit 1; }
