@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -25,13 +25,17 @@ class RemoteError(Exception):
 
 
 class Workers:
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, preload: Sequence[str] = ()) -> None:
+        """`preload`: modules that one process imports, from which the workers are then forked."""
         self._count = count
+        self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
+        if preload:
+            self._context.set_forkserver_preload(list(preload))
         self._stack = ExitStack()
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = self._context
         self._current: object = None
         self._pipes: list[Any] = []
         self.processes: list[Any] = []

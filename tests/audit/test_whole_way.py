@@ -14,18 +14,12 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sealring.bench.minting import certificates
-from sealring.bench.minting.certificates import pem
-from sealring.bench.minting.tpm import Maker
-from sealring.identity.attestation.tpm.commands import Tpm
 from sealring.identity.credentials import read_authorities
 from sealring.provenance.digests import Named
 from sealring.provenance.notes import Kind, Signer, Verifier
@@ -39,7 +33,7 @@ from sealring.vault.checkpoint_export import export_torch
 from sealring.vault.keys import make_key_file
 from tests.audit.made_runs import CLEANER, RAW, stage
 from tests.broker.local import JOB, Place, running
-from tests.cli.namespaces import tpm_of
+from tests.broker.tpm_hosts import TpmHosts, tpm_hosts
 from tests.identity.attestation import swtpm
 
 ROOT = Path(__file__).parents[2]
@@ -73,25 +67,9 @@ class Finished:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("whole")
-    with ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(certificates, "NOW", datetime.now(UTC))
-        maker = Maker()
-        place = Place(folder / "broker")
-        addresses = []
-        for rank in range(2):  # a TPM serves one process at a time
-            (folder / f"host{rank}").mkdir()
-            addresses.append(stack.enter_context(tpm_of(maker, folder / f"host{rank}")))
-        with Tpm.open(addresses[0]) as tpm:
-            shown = tpm.read_pcrs([4]).hex()
-        place.policy.write_text(
-            "version = 1\n[freshness]\nrequire_revocation_lists = false\n"
-            f'[tpm]\nroots = ["{maker.root.fingerprint}"]\npcrs = {{4 = ["{shown}"]}}\n'
-            'unchecked = ["pcr0", "pcr7", "ima"]\n'
-        )
-        (folder / "chain.pem").write_text(pem(maker.signer, maker.root))
-        broker = stack.enter_context(running(place))
-        train(folder, place, broker.port, addresses)
+    with tpm_hosts(folder, 2) as hosts, running(hosts.place) as broker:
+        place = hosts.place
+        train(folder, hosts, broker.port)
     run = open_run(folder / "run")
     add_owners_records(folder, run, place)
     cosign(folder, run)
@@ -99,15 +77,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(folder, run, place)
 
 
-def train(folder: Path, place: Place, port: int, addresses: list[str]) -> None:
+def train(folder: Path, hosts: TpmHosts, port: int) -> None:
     (folder / "train.py").write_text(TRAIN)
     make_key_file(folder / "key")
     Vault.create(folder / "vault", key_file(folder / "key"), "owner")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
     environ = {
-        **kept, **place.environment(port), "SEALRING_ATTESTER": "tpm", "PYTHONPATH": str(ROOT),
-        **{f"TPM_OF_RANK_{rank}": address for rank, address in enumerate(addresses)},
-        "SEALRING_ATTESTER_CHAIN": str(folder / "chain.pem"), "OMP_NUM_THREADS": "1",
+        **kept, **hosts.environment(port), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        **{f"TPM_OF_RANK_{rank}": address for rank, address in enumerate(hosts.addresses)},
     }  # fmt: skip
     del environ["SEALRING_SECRET"]
     done = sealring(
