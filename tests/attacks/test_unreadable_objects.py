@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,13 @@ def test_a_rotation_on_a_full_disk_leaves_nothing_and_can_be_repeated(
     objects.new_copy(version, vault.ring, vault.header.vault, stored.copy.place.suite)
     assert len(list(version.iterdir())) == 2  # as a rotation that was killed leaves it
 
-    def full(self: object, name: str) -> int:
-        return os.open("/dev/full", os.O_WRONLY)
+    @contextmanager
+    def full(self: object, name: str) -> Iterator[int]:
+        with open("/dev/full", "wb", buffering=0) as file:
+            yield file.fileno()
 
     with monkeypatch.context() as patch:
-        patch.setattr("sealring.vault.objects.Copy.create_part", full)
+        patch.setattr("sealring.vault.objects.Copy.new_part", full)
         for _ in range(2):
             with pytest.raises(VaultError, match=r"cannot be written.*2 in all"):
                 trees.rotate(vault, nothing)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -456,11 +457,13 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_stays(
 ) -> None:
     save(vault, 1)
 
-    def full(self: object, name: str) -> int:
-        return os.open("/dev/full", os.O_WRONLY)
+    @contextmanager
+    def full(self: object, name: str) -> Iterator[int]:
+        with open("/dev/full", "wb", buffering=0) as file:
+            yield file.fileno()
 
     with monkeypatch.context() as patch:
-        patch.setattr("sealring.vault.objects.Copy.create_part", full)
+        patch.setattr("sealring.vault.objects.Copy.new_part", full)
         assert "cannot be written" in str(error_of(lambda: save(vault, 2)))
         assert "cannot be written" in str(error_of(lambda: save(vault, 2, helper=True)))
     assert same(load(vault), state(1))

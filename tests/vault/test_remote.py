@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from sealring.errors import NoSuchObject, RolledBack, StoreFailed
 from sealring.vault import Vault, keys, remote, trees
+from sealring.vault.stores import Store
 
 SIZES = (0, 16384, 100_001)
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """A server that speaks S3 over HTTP, in a process of its own."""
-    pytest.importorskip("s3fs")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    chosen = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
-              "AWS_DEFAULT_REGION": "us-east-1"}  # fmt: skip
-    before = {name: os.environ.get(name) for name in chosen}
-    os.environ.update(chosen)
-    try:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline and server.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        fsspec.filesystem("s3").mkdir("bucket")
-        yield "s3://bucket"
-    finally:
-        server.kill()
-        server.wait()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@pytest.fixture(params=["memory", "file", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "memory":
-        MemoryFileSystem.store.clear()
-        return "memory://place"
-    if request.param == "file":
-        return f"file://{tmp_path / 'remote'}"
-    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
 
 
 def seal(vault: Vault, marker: bytes) -> int:
@@ -135,7 +87,7 @@ def test_killed_at_every_step_the_version_before_is_whole(
     last = [0]
 
     def counted(method: str) -> None:
-        real = getattr(remote.Store, method)
+        real = getattr(Store, method)
 
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
             steps[0] += 1
@@ -145,7 +97,7 @@ def test_killed_at_every_step_the_version_before_is_whole(
                 raise Killed
             return real(self, *args, **kwargs)
 
-        monkeypatch.setattr(remote.Store, method, step)
+        monkeypatch.setattr(Store, method, step)
 
     for method in ("size", "upload", "put", "names", "remove"):
         counted(method)

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli import vault_remote
+from sealring.cli import vault_remote, vault_removal
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
 from sealring.cli.vault_data import build, ingest, lineage, parquet
 from sealring.cli.vault_export import export
@@ -34,7 +34,7 @@ from sealring.cli.vault_options import (
     public_key,
 )
 from sealring.errors import ConfigurationError, VaultError
-from sealring.vault import keys, removal, trees
+from sealring.vault import keys, trees
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Stored, Vault
@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 app.command()(vault_remote.push)
 app.command()(vault_remote.pull)
+app.command()(vault_removal.rm)
 
 
 for verb in (ingest, build, lineage, parquet):
@@ -159,29 +160,6 @@ def ls(
 
 
 @app.command()
-def rm(
-    vault: Directory,
-    name: Annotated[str, typer.Argument(help="The object.")],
-    version: Version = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-) -> None:
-    """Remove an object with all its versions, or one version that is not the newest."""
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
-    what = name if version is None else f"version {version} of {name}"
-    if not yes:
-        typer.confirm(f"Remove {what} from {vault}? It cannot be brought back.", abort=True)
-    if version is None:
-        count = removal.remove(opened, name)
-        say(f"{name} is removed from {vault}: {count} versions.")
-    else:
-        removal.remove_version(opened, name, version)
-        say(f"Version {version} of {name} is removed from {vault}.")
-
-
-@app.command()
 def verify(
     vault: Directory,
     name: Annotated[str | None, typer.Argument(help="One object; else all of them.")] = None,
@@ -292,7 +270,7 @@ def rotate(
     say(f"{change.versions} versions are sealed under new keys.")
 
 
-def _naming_dropped(vault: Path) -> Tell:
+def _naming_dropped(vault: str) -> Tell:
     def tell(names: Sequence[str]) -> None:
         for name in names:
             say(

@@ -13,7 +13,9 @@ from sealring.identity.private_files import read_public, read_secret_file
 from sealring.vault import keys
 from sealring.vault.keys import Opener, Presented, PublicKey, SymmetricKey
 
-Directory = Annotated[Path, typer.Argument(help="The vault's directory.")]
+Directory = Annotated[
+    str, typer.Argument(help="The vault's directory, or the URL of its folder in a store.")
+]
 Key = Annotated[
     Path | None, typer.Option(envvar="SEALRING_VAULT_KEY", help="The key file to open it with.")
 ]

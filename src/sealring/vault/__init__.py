@@ -1,12 +1,13 @@
 """Data at rest: sealed files, the keys that open them, and checkpoints made of them.
 
 files, sealed      what survives a crash; sealed files by the native core
+storage, disk, stores  where a vault lies: a directory, or a store that fsspec reaches
 keys, header       who opens a vault, and its list of grants
 opened             a header while a process has it open, and how its keys change
 objects, vault     versions of a name, and the directory of them
 ledger, broker_ledger  by which a rollback is seen
 removal            objects that are removed
-remote             versions in stores that fsspec reaches
+remote             versions from a directory to a store, and back
 trees, outputs     files and folders in and out; rotation; plaintext that is not finished
 
 signing            what a rank vouches for

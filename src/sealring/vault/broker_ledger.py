@@ -10,10 +10,10 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 from sealring.errors import ConfigurationError
 from sealring.vault.ledger import AT_THE_BROKER, SETTING, Entry
+from sealring.vault.storage import VaultPath
 
 _LOG = logging.getLogger("sealring")
 
@@ -32,7 +32,7 @@ class BrokerLedger:
         self._header = 0, 0
         self.where = f"the broker {os.environ['SEALRING_BROKER']}"
 
-    def bind(self, directory: Path, *, made_now: bool, record: bool) -> None:
+    def bind(self, directory: VaultPath, *, made_now: bool, record: bool) -> None:
         self.state()
         if not made_now and self._header == (0, 0):
             _LOG.warning(

@@ -8,7 +8,6 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
@@ -27,10 +26,11 @@ from sealring.vault import objects, signing
 from sealring.vault.checkpoint_check import Location
 from sealring.vault.checkpoint_form import KIND, check_entry, raw_bytes
 from sealring.vault.objects import Part
+from sealring.vault.storage import VaultPath
 from sealring.vault.vault import Stored, Vault
 
 _LOG = logging.getLogger("sealring")
-_TOLD: Final[set[Path]] = set()
+_TOLD: Final[set[VaultPath]] = set()
 
 
 class _Refused(Metadata):

@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
@@ -28,7 +27,6 @@ from torch.futures import Future
 
 from sealring.errors import (
     ConfigurationError,
-    KeysChanged,
     MissingPart,
     NotAVault,
     Unsupported,
@@ -46,9 +44,9 @@ from sealring.vault.checkpoint_form import (
     paths_document,
     paths_of_all,
 )
-from sealring.vault.files import claim, claimed
 from sealring.vault.objects import Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
+from sealring.vault.storage import VaultPath, storage_of
 from sealring.vault.vault import Vault
 
 _LOG = logging.getLogger("sealring")
@@ -130,7 +128,8 @@ class CheckpointWriter(StorageWriter):
         with self._vault.held(alone=False):
             self._vault.refresh()
             self._draft = self._vault.new_version(self.checkpoint_id)
-            self._claim.enter_context(claim(self._draft.folder.parent))
+            version = self._draft.folder.parent
+            self._claim.enter_context(storage_of(version).claim(version))
         folder = self._draft.folder.relative_to(self._vault.path / "objects").as_posix()
         where = f"{folder}@{self._draft.vault_key}@{secrets.token_hex(16)}@{plan_digest}"
         return [replace(plan, storage_data=where) for plan in plans]
@@ -146,7 +145,7 @@ class CheckpointWriter(StorageWriter):
         try:
             with self._claim, self._vault.held(alone=False):
                 self._vault.refresh()
-                self._require_key(draft.vault_key)
+                self._vault.require_key(draft.vault_key, self.checkpoint_id)
                 self._commit(draft, metadata, results)
             if self._keep is not None:
                 self._remove(lambda: self._older_than(draft.place.version))
@@ -183,7 +182,7 @@ class CheckpointWriter(StorageWriter):
         name = checking.part_of(self._rank)
         with self._vault.held(alone=False):
             self._vault.refresh()
-            self._require_key(draft.vault_key)
+            self._vault.require_key(draft.vault_key, self.checkpoint_id)
             copy = objects.open_copy(
                 self._vault.path / "objects" / draft.folder,
                 self._vault.ring,
@@ -215,15 +214,7 @@ class CheckpointWriter(StorageWriter):
         self._used = where
         return _Draft(found[1], int(found[2]), found[3], found[4])
 
-    def _require_key(self, number: int) -> None:
-        """A holder that was revoked since may know the key of a place that was made before."""
-        if self._vault.ring.newest != number:
-            raise KeysChanged(
-                f"{self._vault.path} got key {self._vault.ring.newest} while "
-                f"{self.checkpoint_id!r} was saved under key {number}: save it again"
-            )
-
-    def _remove(self, versions: Callable[[], list[Path]]) -> None:
+    def _remove(self, versions: Callable[[], list[VaultPath]]) -> None:
         """Removes versions while no other process uses the vault; else a later save does it.
 
         Then none of them is being read, and each that is being written is claimed.
@@ -236,12 +227,11 @@ class CheckpointWriter(StorageWriter):
                 except (VaultError, OSError) as problem:  # the checkpoint itself is saved
                     _LOG.warning("sealring: %s is not removed: %s", version, problem)
 
-    def _unfinished(self) -> list[Path]:
+    def _unfinished(self) -> list[VaultPath]:
         """What saves that were killed have left; not what another process still writes."""
-        found = self._vault.incomplete(self.checkpoint_id)
-        return [version for version in found if not claimed(version)]
+        return self._vault.left_behind(self.checkpoint_id)
 
-    def _older_than(self, saved: int) -> list[Path]:
+    def _older_than(self, saved: int) -> list[VaultPath]:
         """All but those that are kept: the one that was saved, and some before it.
 
         What does not open is neither counted nor removed: an attacker may have put it there.

@@ -19,6 +19,8 @@ from sealring.errors import ConfigurationError, ForeignVault, NotAVault
 from sealring.strict import strictly
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import parse, read_small
+from sealring.vault.storage import VaultPath
+from sealring.vault.stores import StorePath
 
 _LOG = logging.getLogger("sealring")
 SETTING: Final = "SEALRING_VAULT_LEDGER"
@@ -62,7 +64,7 @@ class Ledger(Protocol):
     beside_the_vault: bool
     """On the disk that it guards."""
 
-    def bind(self, directory: Path, *, made_now: bool, record: bool) -> None:
+    def bind(self, directory: VaultPath, *, made_now: bool, record: bool) -> None:
         """Refuses a vault that is not the one that lies there, and tells if none is known."""
 
     def objects(self) -> set[str]: ...
@@ -87,9 +89,14 @@ class LocalLedger:
         self.beside_the_vault = beside_the_vault
 
     @classmethod
-    def of(cls, vault: str, directory: Path) -> LocalLedger:
+    def of(cls, vault: str, directory: VaultPath) -> LocalLedger:
         folder = os.environ.get(SETTING)
         if not folder:
+            if isinstance(directory, StorePath):
+                raise ConfigurationError(
+                    f"{directory} lies in a store, where no ledger is kept by which a rollback is "
+                    f"seen: set {SETTING} to a folder, or to {AT_THE_BROKER}"
+                )
             return cls(vault, directory / "ledger.json")
         if not Path(folder).is_dir():
             # It is not made here: it may lie on a disk that is not there at the moment.
@@ -97,10 +104,10 @@ class LocalLedger:
                 f"{SETTING}={folder} is no directory: attach the disk that it lies on, "
                 f"or, if there was none before, run `mkdir -m 700 {folder}`"
             )
-        elsewhere = not Path(folder).is_relative_to(directory)
+        elsewhere = isinstance(directory, StorePath) or not Path(folder).is_relative_to(directory)
         return cls(vault, Path(folder) / f"{vault}.json", beside_the_vault=not elsewhere)
 
-    def bind(self, directory: Path, *, made_now: bool, record: bool) -> None:
+    def bind(self, directory: VaultPath, *, made_now: bool, record: bool) -> None:
         """A ledger elsewhere remembers which vault lies in a directory.
 
         Another one there is refused, unless this process has made it. A vault that it does not

@@ -15,39 +15,38 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
+
+from typing_extensions import Buffer
 
 from sealring import _native
 from sealring.errors import (
     ConfigurationError,
     ForeignPart,
-    MissingPart,
     NotAVault,
     TruncatedFile,
     UnsafePath,
     VaultError,
     WrongKey,
 )
-from sealring.identity.private_files import sync_directory
 from sealring.strict import strictly
-from sealring.vault.files import NEW_FILE, remove_directory, sync_file, write_file, write_new
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import (
     ID_BYTES,
+    LARGEST_DOCUMENT,
     LARGEST_MANIFEST,
     SUITES,
     Place,
     parse,
-    read_small,
     wrapping_key,
 )
+from sealring.vault.storage import OpenFile, VaultPath, storage_of
 
 FORMAT: Final = "sealring object"
 VERSION: Final = 1
@@ -109,35 +108,33 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy of one version on disk, and the key that opens it."""
+    """One copy of one version, and the key that opens it."""
 
-    folder: Path
+    folder: VaultPath
     place: Place = field(repr=False)
     vault_key: int
 
     @property
     def complete(self) -> bool:
-        return (self.folder / MANIFEST).exists()
+        return storage_of(self.folder).exists(self.folder / MANIFEST)
 
-    def create_part(self, name: str) -> int:
-        """A new file's descriptor."""
+    def new_part(self, name: str) -> AbstractContextManager[int]:
+        """A new file's descriptor. If the context ends well, the part is there for good."""
         check_part(name)
-        return os.open(self.folder / name, NEW_FILE, 0o600)
-
-    def finish_part(self, file: int, name: str, writer: _native.SealedFileWriter) -> Part:
-        """Seals the last chunk and waits until the disk has all of it."""
-        writer.finish()
-        os.fsync(file)
-        return Part(name, writer.length, writer.commitment.hex(), digest_of(writer.digests))
+        return storage_of(self.folder).new_file(self.folder / name)
 
     def write_part(self, name: str, content: bytes) -> Part:
-        file = self.create_part(name)
-        try:
+        return self.seal_part(name, [[content]])[0]
+
+    def seal_part(self, name: str, pieces: Iterable[Sequence[Buffer]]) -> tuple[Part, bytes]:
+        """Seals the pieces, one behind the other; the part, and the digests of its chunks."""
+        with self.new_part(name) as file:
             writer = self.place.writer(file, name)
-            writer.write([content])
-            return self.finish_part(file, name, writer)
-        finally:
-            os.close(file)
+            for one in pieces:
+                writer.write(one)
+            writer.finish()
+        digests = writer.digests
+        return Part(name, writer.length, writer.commitment.hex(), digest_of(digests)), digests
 
     def commit(
         self,
@@ -155,16 +152,15 @@ class Copy:
 
     def complete_with(self, sealed: bytes) -> None:
         """Writes the manifest, when the key and the parts are on the disk."""
-        # All at once: a file system then writes them in one transaction.
-        sync_file(self.folder / KEY_FILE)
-        for folder in (self.folder, *self.folder.parents[:3]):
-            sync_directory(folder)
-        write_file(self.folder / MANIFEST, sealed)
+        storage = storage_of(self.folder)
+        storage.settle(self.folder, KEY_FILE)
+        storage.write(self.folder / MANIFEST, sealed)
 
     def manifest(self) -> Manifest:
         """Opened, and so authentic."""
         path = self.folder / MANIFEST
-        return self.opened_manifest(read_small(path, "the manifest", LARGEST_MANIFEST), str(path))
+        sealed = storage_of(path).read_small(path, "the manifest", LARGEST_MANIFEST)
+        return self.opened_manifest(sealed, str(path))
 
     def opened_manifest(self, sealed: bytes, path: str) -> Manifest:
         try:
@@ -194,33 +190,28 @@ class Copy:
         name = f"part {part.name} of {whose}"
         file = open_part(self.folder / part.name, name, part.length, part.commitment)
         try:
-            yield self.place.reader(file, part.name, name, threads)
+            yield self.place.reader(file.source, part.name, name, threads, file.size)
         finally:
-            os.close(file)
+            file.close()
 
 
-def open_part(path: Path, name: str, length: int, commitment: str) -> int:
-    """The descriptor of a sealed file, if it is the one that a manifest lists."""
+def open_part(path: VaultPath, name: str, length: int, commitment: str) -> OpenFile:
+    """A sealed file, if it is the one that a manifest lists."""
+    file = storage_of(path).open_file(path, name)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise MissingPart(f"{name} is missing: restore {path} from a copy") from None
-    except OSError as problem:
-        raise UnsafePath(f"{name} cannot be read: {path}: {problem.strerror}") from None
-    try:
-        size, wanted = os.fstat(file).st_size, _native.sealed_length(length)
-        if size != wanted:
+        wanted = _native.sealed_length(length)
+        if file.size != wanted:
             raise TruncatedFile(
-                f"{name} was cut or extended: {path} has {size} bytes and not {wanted}. "
+                f"{name} was cut or extended: {path} has {file.size} bytes and not {wanted}. "
                 "Restore it from a copy"
             )
-        if os.pread(file, 56, 0)[_COMMITMENT].hex() != commitment:
+        if file.read(0, _COMMITMENT.stop)[_COMMITMENT].hex() != commitment:
             raise ForeignPart(
                 f"{name} is not the file that the manifest lists: {path} was exchanged for "
                 "another part, version or vault's. Restore it from a copy"
             )
     except BaseException:
-        os.close(file)
+        file.close()
         raise
     return file
 
@@ -235,20 +226,21 @@ def check_part(name: str) -> None:
         raise UnsafePath(f"{name[:100]!r} cannot be the name of a part")
 
 
-def new_copy(version: Path, ring: KeyRing, vault: bytes, suite: str) -> Copy:
+def new_copy(version: VaultPath, ring: KeyRing, vault: bytes, suite: str) -> Copy:
     """An empty copy under a key of its own."""
     object_bytes, number = bytes.fromhex(version.parent.name), int(version.name)
     key = _native.Secret.random(KEY_BYTES)
     folder = version / secrets.token_hex(4)
-    folder.mkdir(mode=0o700)
+    storage = storage_of(folder)
+    storage.make_folder(folder)
     place = Place(vault, object_bytes, number, suite, key)
-    write_new(folder / KEY_FILE, _wrapped(ring, place))  # `commit` syncs it
+    storage.write_new(folder / KEY_FILE, _wrapped(ring, place))  # `commit` settles it
     return Copy(folder, place, ring.newest)
 
 
-def write_key(folder: Path, ring: KeyRing, place: Place) -> None:
+def write_key(folder: VaultPath, ring: KeyRing, place: Place) -> None:
     """Replaces the file whole: the key under the vault's newest."""
-    write_file(folder / KEY_FILE, _wrapped(ring, place))
+    storage_of(folder).write(folder / KEY_FILE, _wrapped(ring, place))
 
 
 def _wrapped(ring: KeyRing, place: Place) -> bytes:
@@ -258,10 +250,10 @@ def _wrapped(ring: KeyRing, place: Place) -> bytes:
     return json.dumps(dataclasses.asdict(document)).encode() + b"\n"
 
 
-def open_copy(folder: Path, ring: KeyRing, vault: bytes) -> Copy:
+def open_copy(folder: VaultPath, ring: KeyRing, vault: bytes) -> Copy:
     path = folder / KEY_FILE
     try:
-        document = parse(read_small(path, "the object's key"))
+        document = parse(storage_of(path).read_small(path, "the object's key", LARGEST_DOCUMENT))
         known: WrappedKey = strictly(WrappedKey, document, str(path), "wrapped key")
         wrapped = bytes.fromhex(known.wrapped)
     except (ValueError, ConfigurationError):
@@ -283,10 +275,10 @@ def open_copy(folder: Path, ring: KeyRing, vault: bytes) -> Copy:
     return Copy(folder, Place(vault, object_bytes, number, known.suite, key), known.key)
 
 
-def not_written(folder: Path, problem: OSError) -> VaultError:
+def not_written(folder: VaultPath, problem: OSError) -> VaultError:
     return VaultError(f"{folder} cannot be written: {problem.strerror}")
 
 
-def remove(folder: Path) -> None:
+def remove(folder: VaultPath) -> None:
     """Removes a copy: the manifest first, so that no half of it looks complete."""
-    remove_directory(folder.parents[3], folder, first=MANIFEST)
+    storage_of(folder).remove(folder.parents[3], folder, first=MANIFEST)

@@ -6,24 +6,24 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from sealring.errors import (
     ConfigurationError,
     ForeignVault,
+    KeysChanged,
     NotAVault,
     NotGranted,
     RolledBack,
-    UnsafePath,
+    Unsupported,
     VaultError,
 )
 from sealring.vault import header as headers
-from sealring.vault.files import locked, write_file
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
 from sealring.vault.ledger import Entry, Ledger
 from sealring.vault.ledgers import ledger_of
-from sealring.vault.sealed import read_small
+from sealring.vault.sealed import LARGEST_DOCUMENT
+from sealring.vault.storage import VaultPath, storage_of
 
 _LOG = logging.getLogger("sealring")
 HEADER: Final = "vault.json"
@@ -51,7 +51,7 @@ class OpenedHeader:
     """The part of a vault that is not its objects."""
 
     def __init__(
-        self, path: Path, opener: Opener, expect: str | None = None, *, made_now: bool = False
+        self, path: VaultPath, opener: Opener, expect: str | None = None, *, made_now: bool = False
     ) -> None:
         self.path = path
         self._opener = opener
@@ -78,13 +78,11 @@ class OpenedHeader:
 
         It is never an older one than this process or the ledger has seen.
         """
-        if not (self.path / HEADER).exists():
+        storage, path = storage_of(self.path), self.path / HEADER
+        if not storage.exists(path):
             raise NotAVault(f"there is no vault in {self.path}: `sealring vault init` makes one")
-        if (self.path / "objects").is_symlink():
-            raise UnsafePath(
-                f"{self.path / 'objects'} is a symlink: put the directory itself there"
-            )
-        content = read_small(self.path / HEADER, "the vault's header")
+        storage.refuse_link(self.path / "objects")
+        content = storage.read_small(path, "the vault's header", LARGEST_DOCUMENT)
         header = headers.read_header(content, str(self.path / HEADER))
         ring = headers.open_header(header, self._opener, f"the vault {self.path}")
         if self._id not in (None, header.id):
@@ -139,8 +137,22 @@ class OpenedHeader:
                 "header for a public key. Write with a key file or through the broker"
             )
 
+    def require_key(self, number: int, name: str) -> None:
+        """A holder that was revoked since may know the key of a place that was made before."""
+        if self.ring.newest != number:
+            raise KeysChanged(
+                f"{self.path} got key {self.ring.newest} while {name!r} was saved under key "
+                f"{number}: save it again"
+            )
+
+    def require_directory(self) -> None:
+        if not storage_of(self.path).locks:
+            raise Unsupported(
+                f"{self.path} lies in a store: do this in a directory, and `sealring vault push` it"
+            )
+
     def held(self, *, alone: bool, wait: bool = True) -> AbstractContextManager[None]:
-        return locked(self.path / "lock", shared=not alone, wait=wait)
+        return storage_of(self.path).held(self.path, alone=alone, wait=wait)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -207,7 +219,7 @@ class OpenedHeader:
                 f"the ledger {self.ledger.where} cannot be written: {problem.strerror}. Nothing "
                 "was changed"
             ) from problem
-        write_file(self.path / HEADER, headers.write_header(header))
+        storage_of(self.path).write(self.path / HEADER, headers.write_header(header))
         self.header = header
         self._seen = header.key, header.generation
         self.ledger.record(header.key, header.generation)

@@ -8,122 +8,45 @@ disk is: the manifest must open first, and names and sizes of all other files co
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sealring import _native
-from sealring.errors import MissingExtra, NoSuchObject, SealringError, StoreFailed, VaultError
+from sealring.errors import (
+    ForeignVault,
+    NoSuchObject,
+    NotAVault,
+    RolledBack,
+    StoreFailed,
+    VaultError,
+)
 from sealring.vault import objects
-from sealring.vault.files import NEW_FILE, remove_directory, write_new
+from sealring.vault.files import remove_directory, write_new
+from sealring.vault.header import Header, read_header, write_header
 from sealring.vault.layout import COPY, VERSION
 from sealring.vault.objects import KEY_FILE, MANIFEST
-from sealring.vault.sealed import LARGEST_MANIFEST
+from sealring.vault.opened import HEADER
+from sealring.vault.sealed import LARGEST_DOCUMENT, LARGEST_MANIFEST
+from sealring.vault.stores import Progress, Store
 from sealring.vault.vault import Vault
 
 _LOG = logging.getLogger("sealring")
-_BLOCK: Final = 8 << 20
 _LARGEST_KEY: Final = 1 << 16
-Progress = Callable[[int], None]
-
-
-class Store:
-    """The folder of one vault in a store."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-        except ImportError:
-            raise MissingExtra("stores need fsspec: pip install 'sealring[stores]'") from None
-        self.url = url.rstrip("/")
-        with self._asking():
-            self._files: Any
-            self._files, self._root = fsspec.core.url_to_fs(self.url)
-
-    @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        try:
-            yield
-        except (SealringError, FileExistsError, FileNotFoundError):
-            raise
-        except Exception as problem:  # each store has exceptions of its own
-            reason = str(problem).strip() or type(problem).__name__
-            raise StoreFailed(f"{self.url} cannot be used: {reason.splitlines()[0]}") from problem
-
-    def names(self, folder: str, form: re.Pattern[str]) -> list[str]:
-        """What lies there under names of this form, in their order."""
-        with self._asking():
-            self._files.invalidate_cache()
-            try:
-                found = self._files.ls(f"{self._root}/{folder}", detail=False)
-            except FileNotFoundError:
-                return []
-        last = {str(one).rstrip("/").rpartition("/")[2] for one in found}
-        return sorted(one for one in last if form.fullmatch(one))
-
-    def size(self, path: str) -> int | None:
-        with self._asking():
-            try:
-                return int(self._files.size(f"{self._root}/{path}"))
-            except FileNotFoundError:
-                return None
-
-    def read(self, path: str, largest: int) -> bytes:
-        with self._asking():
-            size = self.size(path)
-            if size is None:
-                raise FileNotFoundError(path)
-            if size > largest:
-                raise StoreFailed(f"{self.url}/{path} has {size} bytes, more than it can have")
-            return bytes(self._files.cat_file(f"{self._root}/{path}"))
-
-    def put(self, path: str, content: bytes, *, new: bool) -> None:
-        """Whole or not at all where the store has conditional puts. `new`: FileExistsError."""
-        with self._asking():
-            self._files.makedirs(f"{self._root}/{path}".rpartition("/")[0], exist_ok=True)
-            mode = "create" if new else "overwrite"
-            self._files.pipe_file(f"{self._root}/{path}", content, mode=mode)
-
-    def upload(self, source: Path, path: str, progress: Progress) -> None:
-        with self._asking():
-            self._files.makedirs(f"{self._root}/{path}".rpartition("/")[0], exist_ok=True)
-            with source.open("rb") as file, self._files.open(f"{self._root}/{path}", "wb") as out:
-                while block := file.read(_BLOCK):
-                    out.write(block)
-                    progress(len(block))
-
-    def download(self, path: str, size: int, target: Path, progress: Progress) -> None:
-        """So many bytes, no more, to a new file that is then on the disk."""
-        with self._asking(), open(os.open(target, NEW_FILE, 0o600), "wb") as out:
-            for start in range(0, size, _BLOCK):
-                end = min(start + _BLOCK, size)
-                block = self._files.cat_file(f"{self._root}/{path}", start=start, end=end)
-                if len(block) != end - start:
-                    raise StoreFailed(f"{self.url}/{path} was cut: put it there again")
-                out.write(block)
-                progress(len(block))
-            out.flush()
-            os.fsync(out.fileno())
-
-    def remove(self, path: str) -> None:
-        with self._asking(), contextlib.suppress(FileNotFoundError):
-            self._files.rm(f"{self._root}/{path}", recursive=True)
 
 
 def push(vault: Vault, name: str, url: str, version: int | None, progress: Progress) -> int:
     """Puts a version, else the newest, into a store; its number. What is there is not put again."""
     store = Store(url)
+    vault.require_directory()
     with vault.reading():
         stored = vault.find(name, version)
         copy = stored.copy
         folder = copy.folder.relative_to(vault.path).as_posix()
         for part in stored.manifest.parts:
             if store.size(f"{folder}/{part.name}") != _native.sealed_length(part.length):
-                store.upload(copy.folder / part.name, f"{folder}/{part.name}", progress)
+                with (copy.folder / part.name).open("rb") as file:
+                    store.upload(file.fileno(), f"{folder}/{part.name}", progress)
         # The key's file changes with the vault's key; the manifest does not.
         store.put(f"{folder}/{KEY_FILE}", (copy.folder / KEY_FILE).read_bytes(), new=False)
         manifest = (copy.folder / MANIFEST).read_bytes()
@@ -133,6 +56,7 @@ def push(vault: Vault, name: str, url: str, version: int | None, progress: Progr
             if store.read(f"{folder}/{MANIFEST}", LARGEST_MANIFEST) != manifest:
                 # A put that was cut, in a store without conditional puts.
                 store.put(f"{folder}/{MANIFEST}", manifest, new=False)
+        _put_header(vault, store)
         above = folder.rpartition("/")[0]
         for other in store.names(above, COPY):
             if other != copy.folder.name:  # under keys that the vault has no more
@@ -141,9 +65,33 @@ def push(vault: Vault, name: str, url: str, version: int | None, progress: Progr
     return stored.manifest.object_version
 
 
+def _put_header(vault: Vault, store: Store) -> None:
+    """With it, workers open the vault in the store itself."""
+    try:
+        there = read_header(store.read(HEADER, LARGEST_DOCUMENT), f"{store.url}/{HEADER}")
+    except (FileNotFoundError, NotAVault):
+        there = None
+    own = vault.header
+    if there is not None and there.id == own.id and _state(there) > _state(own):
+        raise RolledBack(
+            f"{store.url} has header number {there.generation} with key {there.key}, and "
+            f"{vault.path} number {own.generation} with key {own.key}: an older copy of the vault "
+            "lies there. Push from the newest"
+        )
+    if there is not None and there.id != own.id:
+        raise ForeignVault(f"{store.url} holds the vault {there.id}: choose another place")
+    if there != own:
+        store.put(HEADER, write_header(own), new=False)
+
+
+def _state(header: Header) -> tuple[int, int]:
+    return header.key, header.generation
+
+
 def pull(vault: Vault, name: str, url: str, version: int | None, progress: Progress) -> int:
     """Fetches a version, else the newest that opens, into the vault; its number."""
     store = Store(url)
+    vault.require_directory()
     vault.require_writer()
     with vault.held(alone=False):
         vault.refresh()

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ CHACHA: Final = "AEAD_CHACHA20_POLY1305"
 SUITES: Final = (AES, CHACHA)
 ID_BYTES: Final = 16
 _PREFIX: Final = b"sealring vault 1"
-_LARGEST_DOCUMENT: Final = 16 << 20
+LARGEST_DOCUMENT: Final = 16 << 20
 LARGEST_MANIFEST: Final = 512 << 20
 
 
@@ -56,9 +57,17 @@ class Place:
             file, key, self.suite, self.context(part), f"part {part}", threads, digests
         )
 
-    def reader(self, file: int, part: str, name: str, threads: int = 0) -> _native.SealedFileReader:
+    def reader(
+        self,
+        source: int | Callable[[int, int], bytes],
+        part: str,
+        name: str,
+        threads: int = 0,
+        size: int = 0,
+    ) -> _native.SealedFileReader:
+        """Reads from a file descriptor, or by a function that gives ranges of `size` bytes."""
         return _native.SealedFileReader(
-            file, self.part_key(part), self.suite, self.context(part), name, threads
+            source, self.part_key(part), self.suite, self.context(part), name, threads, size
         )
 
     def seal(self, part: str, plain: Buffer) -> bytes:
@@ -104,7 +113,7 @@ def parse(content: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def read_small(path: Path, what: str, largest: int = _LARGEST_DOCUMENT) -> bytes:
+def read_small(path: Path, what: str, largest: int = LARGEST_DOCUMENT) -> bytes:
     """A file of the vault that is read whole. It may be the work of an attacker: not endless."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

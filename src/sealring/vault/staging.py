@@ -28,14 +28,8 @@ _BYTES_A_SECOND: Final = 1 << 20
 
 def seal_here(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tuple[Part, bytes]:
     """The part, and the digests of its chunks."""
-    file = copy.create_part(name)
-    try:
-        writer = copy.place.writer(file, name)
-        plain: list[Any] = [buffer.numpy() for buffer in buffers]
-        writer.write(plain)
-        return copy.finish_part(file, name, writer), writer.digests
-    finally:
-        os.close(file)
+    plain: list[Any] = [buffer.numpy() for buffer in buffers]
+    return copy.seal_part(name, [plain])
 
 
 def seal_in_helper(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tuple[Part, bytes]:
@@ -57,12 +51,9 @@ def seal_in_helper(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tu
                 at += buffer.numel()
             with memoryview(staged) as whole:
                 digests = _native.chunk_digests(whole[:size])
-        target = copy.create_part(name)
-        try:
+        with copy.new_part(name) as target:
             commitment = _sealed_by_helper(copy.place, name, size, [memory, target])
-            return Part(name, size, commitment, digest_of(digests)), digests
-        finally:
-            os.close(target)
+        return Part(name, size, commitment, digest_of(digests)), digests
     finally:
         os.close(memory)
 

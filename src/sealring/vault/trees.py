@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
@@ -82,9 +81,7 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
             content = json.dumps({"tree": source.is_dir(), "files": files, "folders": folders})
             vault.commit(copy, KIND, name, parts, content)
         except BaseException:
-            objects.remove(copy.folder)
-            with contextlib.suppress(OSError):
-                copy.folder.parent.rmdir()
+            vault.remove_version(copy.folder.parent)
             raise
     return copy.place.version
 
@@ -192,14 +189,8 @@ def _reseal(vault: Vault, stored: Stored, progress: Progress) -> None:
 def _copy_into(copy: Copy, stored: Stored, progress: Progress) -> None:
     parts = []
     for part in stored.manifest.parts:
-        file = copy.create_part(part.name)
-        try:
-            writer = copy.place.writer(file, part.name)
-            for block in _blocks(stored, part, progress):
-                writer.write([block])
-            parts.append(copy.finish_part(file, part.name, writer))
-        finally:
-            os.close(file)
+        pieces = ([block] for block in _blocks(stored, part, progress))
+        parts.append(copy.seal_part(part.name, pieces)[0])
     manifest = stored.manifest
     copy.commit(manifest.kind, manifest.name, parts, manifest.content)
 
@@ -240,21 +231,22 @@ def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[P
         source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as problem:
         _refuse_unreadable(problem)
-    target = copy.create_part(name)
     try:
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafePath(f"{path} is not a regular file")
-        writer = copy.place.writer(target, name)
-        room = bytearray(_BLOCK)
-        # Read, not mapped: another process could change a mapped file while it is sealed.
-        while count := os.readv(source, [room]):
-            writer.write([memoryview(room)[:count]])
-            progress(count)
-        return copy.finish_part(target, name, writer), bool(status.st_mode & stat.S_IXUSR)
+        part, _ = copy.seal_part(name, _pieces(source, progress))
+        return part, bool(status.st_mode & stat.S_IXUSR)
     finally:
         os.close(source)
-        os.close(target)
+
+
+def _pieces(source: int, progress: Progress) -> Iterator[list[memoryview]]:
+    """Read, not mapped: another process could change a mapped file while it is sealed."""
+    room = bytearray(_BLOCK)
+    while count := os.readv(source, [room]):
+        yield [memoryview(room)[:count]]
+        progress(count)
 
 
 def size_of(source: Path) -> int:

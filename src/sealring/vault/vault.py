@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from sealring.errors import (
     ConfigurationError,
     ForeignPart,
+    KeysChanged,
     NoSuchObject,
     NotAVault,
     OutputExists,
@@ -22,23 +19,23 @@ from sealring.errors import (
 )
 from sealring.vault import header as headers
 from sealring.vault import objects
-from sealring.vault.files import beside, move_into_place, remove_directory, write_file
 from sealring.vault.keys import Opener, Presented, SymmetricKey
 from sealring.vault.layout import (
     COPY,
     OBJECT,
     VERSION,
+    collected,
     complete,
     complete_copies,
     entries,
     is_complete,
-    links,
 )
 from sealring.vault.ledger import Entry
 from sealring.vault.ledgers import ledger_of
 from sealring.vault.objects import Copy, Manifest
 from sealring.vault.opened import HEADER, KeyChange, OpenedHeader, Tell, tell_later
 from sealring.vault.sealed import AES, SUITES
+from sealring.vault.storage import VaultPath, storage_of, vault_path
 
 _LOG = logging.getLogger("sealring")
 _LAST_VERSION: Final = 9_999_999_999
@@ -62,32 +59,33 @@ class Vault(OpenedHeader):
     """Use `Vault.create` or `Vault.open`."""
 
     @classmethod
-    def create(cls, path: Path, key: SymmetricKey, grant: str, suite: str = AES) -> Vault:
-        """A new vault that this key opens. The directory appears whole, or not at all."""
+    def create(
+        cls, path: VaultPath | str, key: SymmetricKey, grant: str, suite: str = AES
+    ) -> Vault:
+        """A new vault that this key opens. It appears whole, or not at all."""
+        path = vault_path(path)
         if suite not in SUITES:
             raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
-        if os.path.lexists(path):
-            raise OutputExists(f"{path} is there already: choose another directory for the vault")
+        storage = storage_of(path)
+        if storage.exists(path) or storage.has_folder(path):
+            raise OutputExists(f"{path} is there already: choose another place for the vault")
         header, ring = headers.new_header(suite)
         ledger_of(header.id, path)  # an error of the settings comes first
         owner = key.grant(grant, header.vault, header.key, ring.key)
         made = headers.with_grant(header, ring, owner)
-        temporary = beside(path)
         try:
-            temporary.mkdir(mode=0o700)
-            (temporary / "objects").mkdir(mode=0o700)
-            write_file(temporary / HEADER, headers.write_header(made))
-            move_into_place(temporary, path)
+            storage.make_vault(path, HEADER, headers.write_header(made))
         except OSError as problem:
             raise ConfigurationError(f"{path} cannot be made: {problem.strerror}") from problem
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         return cls(path, key, made_now=True)
 
     @classmethod
-    def open(cls, path: Path, opener: Opener, expect: str | None = None) -> Vault:
-        """`expect`: the id that the vault must have."""
-        return cls(path, opener, expect)
+    def open(cls, path: VaultPath | str, opener: Opener, expect: str | None = None) -> Vault:
+        """`path`: its directory, or the URL of its folder in a store.
+
+        `expect`: the id that the vault must have.
+        """
+        return cls(vault_path(path), opener, expect)
 
     # ---- keys ------------------------------------------------------------------------------------
 
@@ -126,11 +124,12 @@ class Vault(OpenedHeader):
     # ---- objects ---------------------------------------------------------------------------------
 
     def new_version(self, name: str, suite: str | None = None) -> Copy:
-        """An empty copy of the next version. mkdir takes the number, so no two writers have one."""
+        """An empty copy of the next version. Its number is taken, so no two writers have one."""
         self.require_writer()
         folder = self.folder_of(name)
         entries(folder.parent, OBJECT)  # no symlinks
-        folder.mkdir(mode=0o700, exist_ok=True)
+        storage = storage_of(folder)
+        storage.make_folder(folder)
         entries(folder, VERSION)
         number = 1 + self._newest_number(folder)
         while True:
@@ -138,13 +137,13 @@ class Vault(OpenedHeader):
                 raise VaultError(f"{name!r} has {_LAST_VERSION} versions: seal it by another name")
             version = folder / f"{number:010}"
             try:
-                version.mkdir(mode=0o700)
+                storage.take_folder(version)
                 break
             except FileExistsError:
                 number += 1
         return objects.new_copy(version, self.ring, self.header.vault, suite or self.header.suite)
 
-    def _newest_number(self, folder: Path) -> int:
+    def _newest_number(self, folder: VaultPath) -> int:
         """Of the versions that are genuine: an attacker can make directories with any number."""
         known = self.ledger.newest(folder.name)
         recorded = known.version if known else 0
@@ -155,6 +154,14 @@ class Vault(OpenedHeader):
                content: str) -> str:  # fmt: skip
         """Makes the copy complete and records it. The manifest's digest."""
         manifest = copy.commit(kind, name, parts, content)
+        if not storage_of(copy.folder).locks:
+            # A change of keys may have missed what is complete only now.
+            self.refresh()
+            try:
+                self.require_key(copy.vault_key, name)
+            except KeysChanged:
+                objects.remove(copy.folder)
+                raise
         self.record(copy, manifest)
         return manifest
 
@@ -168,7 +175,7 @@ class Vault(OpenedHeader):
             raise NoSuchObject(f"{name!r} was removed from {self.path}")
         return stored
 
-    def folder_of(self, name: str) -> Path:
+    def folder_of(self, name: str) -> VaultPath:
         object_bytes = objects.object_id(self.ring, objects.check_name(name))
         return self.path / "objects" / object_bytes.hex()
 
@@ -200,7 +207,7 @@ class Vault(OpenedHeader):
         save that was killed has left it, or an attacker has put it there.
         """
         for version in self._versions(problems):
-            for one in _collected(version, COPY, problems):
+            for one in collected(version, COPY, problems):
                 whole = True
                 try:
                     whole = is_complete(one)
@@ -226,8 +233,8 @@ class Vault(OpenedHeader):
                 if stored is not None:
                     yield stored
 
-    def _versions(self, problems: list[VaultError]) -> Iterator[Path]:
-        found = _collected(self.path / "objects", OBJECT, problems)
+    def _versions(self, problems: list[VaultError]) -> Iterator[VaultPath]:
+        found = collected(self.path / "objects", OBJECT, problems)
         for name in sorted(self.ledger.objects() - {one.name for one in found}):
             _LOG.warning(
                 "sealring: object %s, which %s has recorded, is not in %s: a copy of it that is "
@@ -235,20 +242,29 @@ class Vault(OpenedHeader):
                 name, self.ledger.where, self.path,
             )  # fmt: skip
         for folder in found:
-            yield from _collected(folder, VERSION, problems)
+            yield from collected(folder, VERSION, problems)
 
-    def remove_version(self, version: Path) -> None:
+    def remove_version(self, version: VaultPath) -> None:
         for copy in entries(version, COPY):
             objects.remove(copy)
-        remove_directory(self.path, version)
+        storage_of(version).remove(self.path, version)
 
-    def incomplete(self, name: str) -> list[Path]:
+    def incomplete(self, name: str) -> list[VaultPath]:
         """Versions of this name that were never finished."""
         folder = self.folder_of(name)
         whole = set(complete(folder))  # and what cannot be read
         return [one for one in entries(folder, VERSION) if one not in whole]
 
-    def before(self, name: str, version: int) -> list[Path]:
+    def left_behind(self, name: str) -> list[VaultPath]:
+        """Those of them that no process can be writing."""
+        newest = max((one.name for one in complete(self.folder_of(name))), default="")
+        return [
+            one
+            for one in self.incomplete(name)
+            if not storage_of(one).claimed(one, superseded=one.name < newest)
+        ]
+
+    def before(self, name: str, version: int) -> list[VaultPath]:
         """The versions of this name that are whole, of those with a lower number; newest first."""
         found = []
         for one in reversed(complete(self.folder_of(name))):
@@ -263,7 +279,7 @@ class Vault(OpenedHeader):
                     _LOG.warning("sealring: %s is left as it is: %s", one, problem)
         return found
 
-    def _find(self, folder: Path, what: str, version: int | None = None) -> Stored:
+    def _find(self, folder: VaultPath, what: str, version: int | None = None) -> Stored:
         known = self.ledger.newest(folder.name)
         numbers = {int(one.name): one for one in complete(folder)}
         if version is not None:
@@ -289,7 +305,7 @@ class Vault(OpenedHeader):
             raise NoSuchObject(f"{what} is not in {self.path}: `sealring vault ls` shows what is")
         return self._open_version(numbers[recorded or max(numbers)])
 
-    def _newest_above(self, recorded: int, numbers: Mapping[int, Path]) -> Stored | None:
+    def _newest_above(self, recorded: int, numbers: Mapping[int, VaultPath]) -> Stored | None:
         """The newest version that opens, of those that the ledger does not know yet.
 
         One that does not open may be an attacker's, so it hides no genuine one below it.
@@ -302,7 +318,7 @@ class Vault(OpenedHeader):
                     _LOG.warning("sealring: %s is left out: %s", numbers[number], problem)
         return None
 
-    def _open_version(self, version: Path) -> Stored:
+    def _open_version(self, version: VaultPath) -> Stored:
         """The copy under the newest key of the vault. It is the recorded one, if one is."""
         opened: list[Copy] = []
         failure: VaultError | None = None
@@ -330,13 +346,3 @@ class Vault(OpenedHeader):
 
 def _entry(copy: Copy, manifest: str) -> Entry:
     return Entry(copy.place.object.hex(), copy.place.version, manifest)
-
-
-def _collected(folder: Path, form: re.Pattern[str], problems: list[VaultError]) -> list[Path]:
-    try:
-        found = entries(folder, form)
-        problems += links(folder, form) if found or folder.is_dir() else []
-    except VaultError as problem:
-        problems.append(problem)
-        return []
-    return found

@@ -76,6 +76,7 @@ class Receipt:
 
 def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progress) -> Built:
     """Makes the next version, unless the newest has the same recipe and sources."""
+    vault.require_directory()
     vault.require_writer()
     with contextlib.ExitStack() as stack:
         left = _left_behind(vault, plan, stack)

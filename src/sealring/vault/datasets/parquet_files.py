@@ -87,13 +87,7 @@ def prefix(copy: Copy, inside: str) -> bytes:
 
 
 def _seal_keys(copy: Copy, secrets: _native.Secret) -> objects.Part:
-    file = copy.create_part(_PART)
-    try:
-        writer = copy.place.writer(file, _PART)
-        writer.write([memoryview(secrets)])
-        return copy.finish_part(file, _PART, writer)
-    finally:
-        os.close(file)
+    return copy.seal_part(_PART, [[memoryview(secrets)]])[0]
 
 
 def _encrypt(

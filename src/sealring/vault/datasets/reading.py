@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -135,7 +134,7 @@ class OpenDataset:
         self.index = index_of(stored)
         self.name, self.version = name, stored.manifest.object_version
         self.digest = self.index.digest
-        self._whose, self._folder = stored.whose, str(stored.copy.folder)
+        self._whose, self._folder = stored.whose, stored.copy.folder
         parts = stored.manifest.parts
         self._places = [sealed_place(stored.copy, part.name) for part in parts]
         self._commitments = [part.commitment for part in parts]
@@ -154,7 +153,7 @@ class OpenDataset:
         if found is None:
             place = self._places[number]
             found = ShardReader(
-                Path(self._folder) / place.part, place, self._keys.key(number),
+                self._folder / place.part, place, self._keys.key(number),
                 self._commitments[number], self.index.shards[number], self._whose,
             )  # fmt: skip
             if len(self._open) >= _OPEN:

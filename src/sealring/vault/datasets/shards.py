@@ -24,6 +24,7 @@ from sealring.errors import (
 from sealring.vault.datasets.index import Shard
 from sealring.vault.files import NEW_FILE
 from sealring.vault.objects import digest_of, open_part
+from sealring.vault.storage import OpenFile, VaultPath, storage_of
 
 _BUFFER: Final = 4 << 20
 _SAMPLES_LIMIT: Final = 1 << 26
@@ -93,18 +94,19 @@ class ShardReader:
     """An open shard: its key is in the native reader alone."""
 
     def __init__(
-        self, path: Path, place: SealedPlace, key: _native.Secret, commitment: str, shard: Shard,
-        whose: str, threads: int = 1,
+        self, path: VaultPath, place: SealedPlace, key: _native.Secret, commitment: str,
+        shard: Shard, whose: str, threads: int = 1,
     ) -> None:  # fmt: skip
         name = f"part {place.part} of {whose}"
         self.shard = shard
         self._file = _opened(path, name, shard.length, commitment)
         try:
             self.sealed = _native.SealedFileReader(
-                self._file, key, place.suite, bytes.fromhex(place.context), name, threads
-            )
+                self._file.source, key, place.suite, bytes.fromhex(place.context), name, threads,
+                self._file.size,
+            )  # fmt: skip
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
         self._offsets: Offsets | None = None
 
@@ -145,16 +147,14 @@ class ShardReader:
             first = last
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
 
-def _opened(path: Path, name: str, length: int, commitment: str) -> int:
+def _opened(path: VaultPath, name: str, length: int, commitment: str) -> OpenFile:
     try:
         return open_part(path, name, length, commitment)
     except MissingPart:
-        if path.parent.is_dir():
+        if storage_of(path).has_folder(path.parent):
             raise
         raise KeysChanged(
             f"{name} was sealed anew while it was read (`sealring vault rotate`): open the "
