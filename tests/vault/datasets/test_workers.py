@@ -72,6 +72,34 @@ def test_torchdatas_stateful_loader(dataset: Dataset) -> None:
             assert taken + list(resumed) == wanted, (workers, cut)
 
 
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_an_epoch_is_not_repeated_by_a_loader_that_does_not_count(
+    dataset: Dataset, how: str
+) -> None:
+    """torch's own loader gives its workers the stream as it was before the first epoch."""
+    read = stream(dataset)
+    wanted = list(stream(dataset))
+    loader = DataLoader(read, batch_size=None, num_workers=1, multiprocessing_context=how)
+    assert list(loader) == wanted
+    with pytest.raises(Unsupported, match=r"Use sealring\.vault\.Loader"):
+        list(loader)
+    if how == "fork":
+        read.load_state_dict(stream(dataset).state_dict())  # to read it again is wanted now
+        assert list(loader) == wanted
+        kept = DataLoader(stream(dataset), batch_size=None, num_workers=2, persistent_workers=True)
+        both = stream(dataset)
+        assert [list(kept), list(kept)] == [list(both), list(both)]  # workers that stay count
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_nor_by_torchdatas(dataset: Dataset) -> None:
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is missing")
+    loader = module.StatefulDataLoader(stream(dataset), batch_size=None, num_workers=2)
+    assert list(loader) == list(stream(dataset))
+    with pytest.raises(Unsupported, match=r"Use sealring\.vault\.Loader"):
+        list(loader)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_position_is_part_of_a_checkpoint(dataset: Dataset, tmp_path: Path) -> None:
     first = Loader(stream(dataset))

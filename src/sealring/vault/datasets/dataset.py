@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
 import numpy as np
@@ -135,6 +136,8 @@ class Stream(IterableDataset[Any]):
         """Items that all ranks together have had, of all epochs."""
         self._aligned = 0
         """Where the steps of this number of ranks began."""
+        self._finished = RawArray("q", [-1])
+        """Where the epoch began that workers have read to its end; shared with them."""
         self._epoch: int | None = None
         """In a worker, the one that it reads; it may have had its share of it already."""
         self._arrange(seed, block if shuffle else 0)
@@ -210,6 +213,7 @@ class Stream(IterableDataset[Any]):
         self._arrange(state_dict["seed"], state_dict["block"])
         self._absolute = state_dict["epoch"] * self._mixture.length + state_dict["position"]
         self._aligned = self._absolute
+        self._finished[0] = -1
         self._epoch = state_dict["epoch"] if get_worker_info() is not None else None
 
     # ---- items -----------------------------------------------------------------------------------
@@ -228,6 +232,12 @@ class Stream(IterableDataset[Any]):
         worker = get_worker_info()
         workers, mine = (worker.num_workers, worker.id) if worker is not None else (1, 0)
         base, finish = self._absolute, self._finish()
+        if worker is not None and self._finished[0] == base:
+            raise Unsupported(
+                "workers have read this epoch to its end, and the loader has not told the stream: "
+                "it would give the same samples again. Use sealring.vault.Loader, which counts "
+                "them, or load a state"
+            )
         if worker is not None and self._epoch is None:
             self._epoch = base // self._mixture.length
         steps = (finish - base) // self.step
@@ -242,6 +252,8 @@ class Stream(IterableDataset[Any]):
                 batch = items[done * self._batch : (done + 1) * self._batch]
                 yield batch[0] if self._collate is None else self._collate(batch)
             first = numbers[-1] + workers
+        if worker is not None:
+            self._finished[0] = base
         self._absolute, self._epoch = finish, None
 
     def _together(self, position: int, workers: int) -> int:
