@@ -79,12 +79,12 @@
     │   ├── StoreUnavailable          the broker's own store does not answer
     │   ├── TamperedStore             an attacker's: something else than a broker wrote there
     │   └── BrokenAuditLog            an attacker's: the log was changed
+    ├── StoreFailed                   a vault's store refused, or could not be reached
     ├── VaultError                    a vault refused; nothing that failed was given out
     │   ├── NotAVault                 yours: there is no vault, or one that cannot be read
     │   ├── LaterVersion              yours: a later sealring wrote it
     │   ├── NotGranted                yours: the vault is not open to this key
     │   ├── ForeignVault              an attacker's, or yours: another vault is in its place
-    │   ├── StoreFailed               a store refused, or could not be reached
     │   ├── VaultBusy                 another process changes the vault: wait, and try again
     │   ├── KeysChanged               the vault's keys changed during a save: save again
     │   ├── NoSuchObject              yours: the vault holds nothing under that name
@@ -493,6 +493,14 @@ class BrokenAuditLog(BrokerError):
     """An entry of the audit log is missing, changed, or not signed by this broker."""
 
 
+class StoreFailed(SealringError):
+    """A store (s3:// and others) refused, could not be reached, or gave something else.
+
+    It is no VaultError: nothing was learned of what the store holds, so that what did not open for
+    this reason must not be left out in favour of something older.
+    """
+
+
 class VaultError(SealringError):
     """A vault could not be opened or written. Nothing that failed a check was given out."""
 
@@ -511,10 +519,6 @@ class NotGranted(VaultError):
 
 class ForeignVault(VaultError):
     """The vault at this path has another id than the one that is expected there."""
-
-
-class StoreFailed(VaultError):
-    """A store (s3:// and others) refused, could not be reached, or gave something else."""
 
 
 class VaultBusy(VaultError):

@@ -196,6 +196,28 @@ def test_a_store_that_fails_while_it_is_read(
     refused(lambda: load(in_memory), StoreFailed, "the network is down")
 
 
+def test_a_store_that_fails_hides_no_newer_checkpoint(
+    in_memory: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not open is left out, because an attacker may have put it there; but not this."""
+    save(in_memory, 1)
+    older = str(in_memory.find("run").copy.folder.parent.relative_to(in_memory.path))
+    save(in_memory, 2)
+    (tmp_path / "fresh").mkdir()  # a ledger that knows neither
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "fresh"))
+    real = Store.size
+
+    def size(self: Store, path: str) -> int | None:
+        if path.endswith(failing[0]) and not path.startswith(older):
+            raise StoreFailed("the network is down")
+        return real(self, path)
+
+    monkeypatch.setattr(Store, "size", size)
+    failing = [""]
+    for failing[0] in ("key.json", "manifest"):
+        refused(lambda: load(again(in_memory, key)), StoreFailed, "the network is down")
+
+
 def test_what_a_store_cannot_do_is_refused_by_name(
     in_memory: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from sealring.errors import (
     ConfigurationError,
     MissingPart,
     NotAVault,
+    StoreFailed,
     Unsupported,
     VaultBusy,
     VaultError,
@@ -219,13 +220,16 @@ class CheckpointWriter(StorageWriter):
 
         Then none of them is being read, and each that is being written is claimed.
         """
-        with suppress(VaultBusy), self._vault.held(alone=True, wait=False):
-            self._vault.refresh()
-            for version in versions():
-                try:
-                    self._vault.remove_version(version)
-                except (VaultError, OSError) as problem:  # the checkpoint itself is saved
-                    _LOG.warning("sealring: %s is not removed: %s", version, problem)
+        try:
+            with suppress(VaultBusy), self._vault.held(alone=True, wait=False):
+                self._vault.refresh()
+                for version in versions():
+                    try:
+                        self._vault.remove_version(version)
+                    except (VaultError, OSError) as problem:  # the checkpoint itself is saved
+                        _LOG.warning("sealring: %s is not removed: %s", version, problem)
+        except StoreFailed as problem:
+            _LOG.warning("sealring: older versions are not removed: %s", problem)
 
     def _unfinished(self) -> list[VaultPath]:
         """What saves that were killed have left; not what another process still writes."""

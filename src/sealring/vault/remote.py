@@ -18,7 +18,6 @@ from sealring.errors import (
     NoSuchObject,
     NotAVault,
     RolledBack,
-    StoreFailed,
     VaultError,
 )
 from sealring.vault import objects
@@ -104,8 +103,6 @@ def pull(vault: Vault, name: str, url: str, version: int | None, progress: Progr
                     try:
                         _fetch(vault, store, target, progress)
                     except (VaultError, FileNotFoundError) as problem:
-                        if isinstance(problem, StoreFailed):
-                            raise
                         _LOG.warning("sealring: %s/%s is left out: %s", url, copy, problem)
                     else:
                         # The ledger decides whether it is old.
