@@ -181,14 +181,14 @@ def join(options: argparse.Namespace) -> None:
     dist.init_process_group(options.backend)
 
 
-def report(losses: list[float], *, as_json: bool, **more: Any) -> None:
+def report(losses: list[float], *, as_json: bool, first: int = 1, **more: Any) -> None:
     """On rank 0 alone: every rank has the same losses."""
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     if as_json:
         print(json.dumps({"losses": losses, **more}))
         return
-    for step, loss in enumerate(losses, 1):
+    for step, loss in enumerate(losses, first):
         print(f"step {step:3}  loss {loss:.6f}")
     for name, value in more.items():
         print(f"{name.replace('_', ' ')} {value}")

@@ -67,7 +67,7 @@ def resume(vault: Vault, model: torch.nn.Module, optimizer: torch.optim.Optimize
 
 def main() -> None:
     parser = gpt.options(__doc__)
-    parser.add_argument("--vault", type=Path, required=True)
+    parser.add_argument("--vault", required=True, help="its directory, or its URL in a store")
     parser.add_argument("--key", type=Path, help="its key file; else the broker releases the key")
     parser.add_argument("--resource", default="gpt/key/vault", help="the broker's name of the key")
     parser.add_argument("--save-every", type=int, default=5, metavar="STEPS")
@@ -94,7 +94,8 @@ def main() -> None:
             state = state_of(model, optimizer, step + 1)
             dcp.save(state, storage_writer=CheckpointWriter(vault, CHECKPOINT, keep=3))
     if losses:
-        gpt.report(losses, as_json=options.json, resumed_at=start, workers=dist.get_world_size())
+        told = {"resumed_at": start, "workers": dist.get_world_size()}
+        gpt.report(losses, as_json=options.json, first=start + 1, **told)
     dist.destroy_process_group()
 
 

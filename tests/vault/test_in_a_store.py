@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from sealring.errors import (
     WrongKey,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Dataset, Vault, keys, remote, trees
-from sealring.vault.stores import Store
+from sealring.vault.stores import InStore, Store
 from tests.vault.datasets import made
 from tests.vault.test_checkpoints import load, refused, same, save, state
 from tests.workers import SECRET, Workers
@@ -69,6 +70,18 @@ def test_checkpoints_are_saved_and_loaded(stored: Vault, key: Path) -> None:
     refused(lambda: load(stored, version=1), NoSuchObject, "it has 2, 3")
     with pytest.raises(OutputExists, match="is there already"):
         Vault.create(str(stored.path), keys.key_file(key), "owner")
+
+
+def test_two_writers_take_two_numbers(stored: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if each has looked before the other has written."""
+    monkeypatch.setattr(InStore, "has_folder", lambda self, path: False)
+    assert [stored.new_version("run").place.version for _ in range(2)] == [1, 2]
+
+
+def test_a_bucket_is_not_made(s3: str, key: Path) -> None:
+    with pytest.raises(StoreFailed, match=r"there is no mistyped\. Make it first"):
+        Vault.create("s3://mistyped/vault", keys.key_file(key), "owner")
+    assert not fsspec.filesystem("s3").exists("mistyped")
 
 
 @pytest.mark.parametrize("kind", ["memory", "s3"])

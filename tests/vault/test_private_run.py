@@ -33,6 +33,8 @@ def test_from_sealed_data_to_an_exported_model(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     resumed = re.findall(r"resumed at (\d+)\nworkers (\d+)", done.stdout)
     assert resumed == [("0", "2"), ("6", "1")]
+    steps = re.findall(r"step +(\d+)  loss", done.stdout)
+    assert steps == [str(step) for step in range(1, 11)]
     exported = torch.load(tmp_path / "model.pt", weights_only=True)
     assert exported["step"] == 10
     assert exported["model"]["0.tokens.weight"].shape == (256, 64)

@@ -177,21 +177,35 @@ class Store:
 
     def put(self, path: str, content: bytes, *, new: bool) -> None:
         """`new`: FileExistsError if there is one, where the store has conditional puts."""
-        with self._asking():
-            self._files.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
-            mode = "create" if new else "overwrite"
-            self._files.pipe_file(self._at(path), content, mode=mode)
+        mode = "create" if new else "overwrite"
+        self._in_folder(path, lambda: self._files.pipe_file(self._at(path), content, mode=mode))
 
     def upload(self, source: int, path: str, progress: Progress) -> None:
         """All of an open file, in blocks. The store shows it when all of it is there."""
-        with self._asking():
-            self._files.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
+
+        def put() -> None:
             start = 0
             with self._files.open(self._at(path), "wb") as out:
                 while block := os.pread(source, _BLOCK, start):
                     out.write(block)
                     start += len(block)
                     progress(len(block))
+
+        self._in_folder(path, put)
+
+    def _in_folder(self, path: str, put: Callable[[], None]) -> None:
+        """Where a store has folders, they are made. A bucket is not: its name may be mistyped."""
+        with self._asking():
+            try:
+                put()
+            except FileNotFoundError:
+                outermost = self._at("").split("/")[0] or "/"
+                if not self._files.exists(outermost):
+                    raise StoreFailed(
+                        f"{self.url} cannot be used: there is no {outermost}. Make it first"
+                    ) from None
+                self._files.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
+                put()
 
     def download(self, path: str, size: int, target: Path, progress: Progress) -> None:
         """So many bytes, no more, to a new file that is then on the disk."""
