@@ -36,7 +36,7 @@ _LEGEND: Final = {
 
 def write_page(path: Path, result: AuditResult) -> None:
     """Replaces an older page; it appears whole or not at all."""
-    write_public(path, page(result).encode())
+    write_public(path, page(result).encode(errors="backslashreplace"))
 
 
 def page(result: AuditResult) -> str:
