@@ -19,15 +19,17 @@ from typing import Any, Final
 from sealring import _native
 from sealring.errors import MissingExtra, NoSuchObject, SealringError, StoreFailed, VaultError
 from sealring.vault import objects
-from sealring.vault.files import NEW_FILE, remove_directory, write_new
+from sealring.vault.files import NEW_FILE, locked, remove_directory, write_new
 from sealring.vault.layout import COPY, VERSION
 from sealring.vault.objects import KEY_FILE, MANIFEST
 from sealring.vault.sealed import LARGEST_MANIFEST
-from sealring.vault.vault import Vault
+from sealring.vault.trees import verify
+from sealring.vault.vault import Stored, Vault
 
 _LOG = logging.getLogger("sealring")
 _BLOCK: Final = 8 << 20
 _LARGEST_KEY: Final = 1 << 16
+PULLING: Final = "pull.lock"
 Progress = Callable[[int], None]
 
 
@@ -79,7 +81,10 @@ class Store:
                 raise FileNotFoundError(path)
             if size > largest:
                 raise StoreFailed(f"{self.url}/{path} has {size} bytes, more than it can have")
-            return bytes(self._files.cat_file(f"{self._root}/{path}"))
+            content = bytes(self._files.cat_file(f"{self._root}/{path}", start=0, end=size))
+            if len(content) != size:
+                raise StoreFailed(f"{self.url}/{path} has other bytes than the store said")
+            return content
 
     def put(self, path: str, content: bytes, *, new: bool) -> None:
         """Whole or not at all where the store has conditional puts. `new`: FileExistsError."""
@@ -145,7 +150,8 @@ def pull(vault: Vault, name: str, url: str, version: int | None, progress: Progr
     """Fetches a version, else the newest that opens, into the vault; its number."""
     store = Store(url)
     vault.require_writer()
-    with vault.held(alone=False):
+    # One at a time: what another one has fetched so far would look like a killed one's remains.
+    with vault.held(alone=False), locked(vault.path / PULLING, shared=False):
         vault.refresh()
         folder = vault.folder_of(name)
         above = folder.relative_to(vault.path).as_posix()
@@ -180,8 +186,7 @@ def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None
         for part in manifest.parts:
             size = _native.sealed_length(part.length)
             store.download(f"{where}/{part.name}", size, target / part.name, progress)
-            with copy.opened(part, f"{manifest.name!r} version {manifest.object_version}"):
-                pass
+        verify(Stored(copy, manifest), lambda _: None)
         copy.complete_with(sealed)
     except BaseException:
         remove_directory(vault.path, target)
