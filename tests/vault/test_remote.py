@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from sealring.errors import NoSuchObject, RolledBack, StoreFailed
+from sealring.errors import ConfigurationError, NoSuchObject, RolledBack, StoreFailed
 from sealring.vault import Vault, keys, remote, trees
 
 SIZES = (0, 16384, 100_001)
@@ -228,6 +229,25 @@ def test_a_store_that_sends_other_bytes_than_it_said(
         )
         with pytest.raises(StoreFailed, match="other bytes than the store said"):
             pull(elsewhere(vault, key), url)
+
+
+def test_a_disk_that_is_full_is_not_the_stores_fault(
+    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MemoryFileSystem.store.clear()
+    url = "memory://place"
+    seal(vault, b"1")
+    push(vault, url)
+    other = elsewhere(vault, key)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
+        pull(other, url)
+    assert not list(other.path.rglob("manifest"))
+    assert not list(other.path.rglob("key.json"))
 
 
 def test_a_hostile_store(vault: Vault, key: Path, tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring import _native
-from sealring.errors import MissingExtra, NoSuchObject, SealringError, StoreFailed, VaultError
+from sealring.errors import (
+    ConfigurationError,
+    MissingExtra,
+    NoSuchObject,
+    SealringError,
+    StoreFailed,
+    VaultError,
+)
 from sealring.vault import objects
 from sealring.vault.files import NEW_FILE, locked, remove_directory, write_new
 from sealring.vault.layout import COPY, VERSION
@@ -103,10 +110,11 @@ class Store:
 
     def download(self, path: str, size: int, target: Path, progress: Progress) -> None:
         """So many bytes, no more, to a new file that is then on the disk."""
-        with self._asking(), open(os.open(target, NEW_FILE, 0o600), "wb") as out:
+        with open(os.open(target, NEW_FILE, 0o600), "wb") as out:
             for start in range(0, size, _BLOCK):
                 end = min(start + _BLOCK, size)
-                block = self._files.cat_file(f"{self._root}/{path}", start=start, end=end)
+                with self._asking():
+                    block = self._files.cat_file(f"{self._root}/{path}", start=start, end=end)
                 if len(block) != end - start:
                     raise StoreFailed(f"{self.url}/{path} was cut: put it there again")
                 out.write(block)
@@ -188,6 +196,8 @@ def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None
             store.download(f"{where}/{part.name}", size, target / part.name, progress)
         verify(Stored(copy, manifest), lambda _: None)
         copy.complete_with(sealed)
-    except BaseException:
+    except BaseException as problem:
         remove_directory(vault.path, target)
+        if isinstance(problem, OSError) and not isinstance(problem, FileNotFoundError):
+            raise ConfigurationError(f"{target} cannot be written: {problem.strerror}") from None
         raise
