@@ -260,6 +260,22 @@ def test_a_script_that_prints_without_end_is_ended(tmp_path: Path) -> None:
     assert len(said) <= 2000
 
 
+def test_a_child_that_goes_on_does_not_hold_up_the_audit(tmp_path: Path) -> None:
+    program = """
+import os, sys, time
+if os.fork():
+    print("it has a child")
+else:
+    while not os.path.exists(sys.argv[1]):  # it holds its parent's output
+        time.sleep(0.1)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "end")]
+    try:
+        assert execute(command, os.environ, 60) == (False, "it has a child\n")
+    finally:
+        (tmp_path / "end").touch()
+
+
 def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     def saved(step: int) -> CheckpointRef:
         return CheckpointRef(f"model@{step}", step, "aa" * 32, "bb" * 32)

@@ -15,20 +15,20 @@ _GRACE_SECONDS: Final = 60.0
 
 def execute(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> tuple[bool, str]:
     """Whether it failed, and the end of what it printed."""
-    with subprocess.Popen(
+    # Not as a context: it would wait for the end of the stream, which a child may hold for ever.
+    process = subprocess.Popen(
         command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        tail = _Tail(process.stdout)
-        try:
-            failed = process.wait(timeout) != 0
-        except subprocess.TimeoutExpired:
-            return True, f"it took longer than {timeout:g} s"
-        finally:
-            _end(process)
-            printed = tail.text()
-    return failed, printed
+        stderr=subprocess.STDOUT, bufsize=0,
+    )  # fmt: skip
+    assert process.stdout is not None
+    tail = _Tail(process.stdout)
+    try:
+        failed = process.wait(timeout) != 0
+    except subprocess.TimeoutExpired:
+        return True, f"it took longer than {timeout:g} s"
+    finally:
+        _end(process)
+    return failed, tail.text()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -52,8 +52,9 @@ class _Tail:
         self._thread.start()
 
     def _read(self) -> None:
-        while block := self._stream.read1(_BLOCK):  # type: ignore[attr-defined]
-            self._kept = (self._kept + block)[-_KEPT:]
+        with self._stream:
+            while block := self._stream.read(_BLOCK):
+                self._kept = (self._kept + block)[-_KEPT:]
 
     def text(self) -> str:
         """After the process has ended. A child that goes on may still hold the stream."""
