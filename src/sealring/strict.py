@@ -1,7 +1,7 @@
 """Dataclasses as JSON, read back strictly: what is missing, left over or of another type fails.
 
 Files come from anywhere. After this, the holder of a dataclass knows that every field is of
-its declared type, and every number finite and not negative.
+its declared type, every text Unicode, and every number finite and not negative.
 """
 
 from __future__ import annotations
@@ -110,11 +110,22 @@ def _optional_reader(present: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _plain_reader(wanted: Any) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) is not wanted:
+        if type(value) is not wanted or not (wanted is bool or _is_unicode(value)):
             raise _Wrong
         return value
 
     return read
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written: JSON's escapes can name half of a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _number_reader(wanted: Any) -> Callable[[Any], Any]:

@@ -151,6 +151,14 @@ LIES: dict[str, Lie] = {
         against=[(0, 2), (2, 2), (3, 2)],
         refuted=("aggregation",),
     ),
+    "says that a group failed": Lie(
+        "a worker",
+        [(Fault.GROUP, (RANK_1,))],
+        stated.failed_group,
+        blamed=[(1, 2)],
+        against=[(0, 2), (2, 2), (3, 2)],
+        refuted=("aggregation",),
+    ),
     "reads another rank's samples": Lie(
         "a worker",
         [(Fault.DATA, (RANK_1, "rank 0"))],

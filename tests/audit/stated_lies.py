@@ -119,6 +119,16 @@ def left_out_group(made: MadeRun) -> None:
     made.change(1, made.count - 1, groups=[], links=[], collectives=[])
 
 
+def failed_group(made: MadeRun) -> None:
+    """It says that its group failed, because accounts of failed groups are not compared."""
+    last = made.count - 1
+    one = made.turns[1, last]
+    made.change(
+        1, last, groups=[replace(each, state="failed") for each in one.groups],
+        collectives=[replace(each, count=5) for each in one.collectives],
+    )  # fmt: skip
+
+
 def overlapping(made: MadeRun) -> None:
     made.each(1, lambda one: data_of(one, share=Share(BATCH, 0, 2)))
 

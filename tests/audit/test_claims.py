@@ -167,7 +167,7 @@ EPSILON = 'privacy = { epsilon = "8", delta = "1e-5" }'
 CASES: dict[str, tuple[Callable[[MadeRun], None] | None, str, Said, str]] = {
     "the dataset itself is listed": (None, f'trained_only_on = ["{CORPUS.sha256}"]', Said.YES, ""),
     "another source": (None, f'trained_only_on = ["{sha("x")}"]', Said.NO, "raw.jsonl"),
-    "no data named": (without_data, DATA, Said.NOT_SHOWN, "name no data"),
+    "no data named": (without_data, DATA, Said.NOT_SHOWN, "name no samples"),
     "starts from a strange checkpoint": (from_outside, DATA, Said.NO, "foundation@1"),
     "other stages": (None, 'stages = [{ name = "clean" }]', Said.NO, "clean -> tokenize"),
     "stages by other code": (

@@ -108,3 +108,26 @@ def test_whom_to_believe_must_be_said(tmp_path: Path) -> None:
     at = arguments.index("--vkey")
     with pytest.raises(ConfigurationError, match="whom to believe"):
         run(arguments[:at] + arguments[at + 2 :])
+
+
+@pytest.mark.parametrize(
+    ("options_given", "said"),
+    [
+        (["--replay-tolerance", "1e-3"], "--replay-tolerance: for --replay"),
+        (["--replay-seed", "ab"], "--replay-seed: for --replay"),
+        (["--", "vault"], "arguments of a script: for --replay"),
+        (["--replay", "1", "--replay-tolerance", "1e-3"], "--replay-vault DIR"),
+        (["--replay", "1", "--replay-tolerance", "inf"], "finite number"),
+        (["--replay", "1", "--replay-tolerance", "1", "--replay-vault", "v"], "--key FILE"),
+        (["--replay", "1", "--replay-seed", "ab"], "64 hexadecimal digits"),
+        (["--replay", "1", "--replay-seed", "x" * 64], "64 hexadecimal digits"),
+    ],
+)
+def test_options_of_replay_that_cannot_be_used(
+    options_given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SEALRING_VAULT_KEY", raising=False)
+    made = MadeRun(world=1, count=1)
+    made.write(tmp_path / "run")
+    with pytest.raises(ConfigurationError, match=said):
+        run([*options(tmp_path, made), *options_given])

@@ -77,6 +77,7 @@ def test_more_bytes_than_an_audit_reads(made: MadeRun, run: RunFolder) -> None:
     [
         (b'{"format":"sealring run","version":9,"run":"r","job":"j"}', "version 9"),
         (b'{"format":"sealring run","version":1,"run":"r","run":"s","job":"j"}', "twice"),
+        (b'{"format":"sealring run","version":1,"run":"r","job":"\\ud800"}', "job is not what"),
         (b"[" * 60_000, "cannot be read"),
         (b" " * 100_000, "is larger than"),
     ],
@@ -144,3 +145,12 @@ def test_names_are_text_in_the_page_and_nothing_else(made: MadeRun, tmp_path: Pa
         if "interval" in (value := json.loads(payload))["predicate"]
     ]
     assert set(scripts) == {EVIL}  # whole, for the one who looks at the record
+
+
+def test_half_a_character_is_no_text(made: MadeRun, tmp_path: Path) -> None:
+    """JSON can name half of a surrogate pair, which no file can be written with."""
+    for rank in range(2):
+        made.each(rank, lambda one: replace(one, data=[replace(one.data[0], name="\ud800")]))
+    result = audit(made.write(tmp_path / "run").path, made.trust)
+    assert {one.fault for one in result.findings} == {Fault.UNREADABLE}
+    page(result).encode()

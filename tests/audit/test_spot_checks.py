@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,17 @@ import pytest
 from sealring.audit import spot_checks
 from sealring.audit.audit import Question, audit
 from sealring.audit.findings import Fault
+from sealring.audit.page import page
 from sealring.audit.result import AuditResult, Said, Status
 from sealring.audit.spot_checks import Repetition
-from sealring.provenance.replay import Outcome, Stretch, Verdict
-from tests.audit.folder_lies import changed_entry, witnessed
-from tests.audit.made_runs import MadeRun
+from sealring.audit.trust import AuditTrust
+from sealring.provenance.checkpoints import open_checkpoint
+from sealring.provenance.folder import read_checkpoint
+from sealring.provenance.notes import Kind, Signer, parse_note
+from sealring.provenance.replay import Difference, Outcome, Stretch, Verdict
+from sealring.provenance.writer import LogWriter
+from tests.audit.folder_lies import WITNESSES, changed_entry, witnessed
+from tests.audit.made_runs import NOW, MadeRun
 
 
 def ask(
@@ -27,16 +34,19 @@ def ask(
 
     def outcome(part: Stretch, *rest: Any, **options: Any) -> Outcome:
         repeated.append(part)
-        return Outcome(part, verdict, "ab" * 32, None, "Traceback\nValueError: no vault\n")
+        apart = Difference(0.0625, "model.weight") if verdict == "within" else None
+        return Outcome(part, verdict, "ab" * 32, apart, "Traceback\nValueError: no vault\n")
 
     monkeypatch.setattr(spot_checks, "replay", outcome)
-    return audit(path, made.trust, Question(replay=Repetition(count))), repeated
+    wanted = Repetition(count, tolerance=0.125)
+    return audit(path, made.trust, Question(replay=wanted)), repeated
 
 
 @pytest.mark.parametrize(
     ("verdict", "said", "status"),
     [
         ("equal", Said.YES, Status.SHOWN),
+        ("within", Said.YES, Status.SHOWN),
         ("failed", Said.NOT_SHOWN, Status.NOT_SHOWN),
         ("different", Said.NO, Status.REFUTED),
     ],
@@ -49,6 +59,15 @@ def test_outcomes(
     (answer,) = result.answers
     assert (answer.claim, answer.said, result.status) == ("replay", said, status)
     assert len(repeated) == 2
+    found = result.as_json()["replay"]
+    assert (found["tolerance"], found["parts"], len(found["seed"])) == (0.125, 3, 64)
+    assert [one["verdict"] for one in found["repeated"]] == [verdict] * 2
+    assert f"<td>{verdict}</td>" in page(result)
+    if verdict == "within":
+        assert "model.weight differs by 0.0625, and 0.125 was allowed" in answer.text
+        assert found["repeated"][0]["difference"] == 0.0625
+        assert found["repeated"][0]["largest_in"] == "model.weight"
+        assert "0.0625 in model.weight" in page(result)
     if verdict == "failed":
         assert "no vault" in answer.text
     if verdict == "different":
@@ -58,25 +77,52 @@ def test_outcomes(
         assert set(first.records) == {made.digests[0, turn], made.digests[1, turn]}
 
 
-def test_the_witnesses_cosignatures_choose_the_parts(
+def chosen(
+    path: Path, trust: AuditTrust, wanted: Repetition, monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    repeated: list[int] = []
+
+    def outcome(part: Stretch, *rest: Any, **options: Any) -> Outcome:
+        repeated.append(part.first_step)
+        return Outcome(part, "equal", None, None, "")
+
+    monkeypatch.setattr(spot_checks, "replay", outcome)
+    audit(path, trust, Question(replay=wanted))
+    return repeated
+
+
+def test_the_witnesses_and_the_auditor_choose_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = MadeRun(world=2, count=12)
+    made = MadeRun(world=2, count=40)
     run = made.write(tmp_path / "run")
     trust = witnessed(made, run)
-    chosen = []
-    for _ in range(2):
-        repeated: list[int] = []
-        monkeypatch.setattr(
-            spot_checks, "replay",
-            lambda part, *rest, into=repeated, **options: (
-                into.append(part.first_step) or Outcome(part, "equal", None, None, "")
-            ),
-        )  # fmt: skip
-        audit(run.path, trust, Question(replay=Repetition(3)))
-        chosen.append(repeated)
-    assert chosen[0] == chosen[1]
-    assert len(set(chosen[0])) == 3
+    wanted = Repetition(4, seed=bytes(32))
+    first = chosen(run.path, trust, wanted, monkeypatch)
+    assert chosen(run.path, trust, wanted, monkeypatch) == first
+    assert len(set(first)) == 4
+    drawn = {tuple(chosen(run.path, trust, Repetition(4), monkeypatch)) for _ in range(3)}
+    assert len(drawn) == 3  # the log's owner cannot know them
+    text = open_checkpoint(read_checkpoint(run.log), trust.log).note.text
+    with LogWriter(run.log, made.signer) as writer:
+        writer.add_cosignatures([WITNESSES[2].sign(text, int(NOW.timestamp()))])
+    assert chosen(run.path, trust, wanted, monkeypatch) != first
+
+
+def test_a_line_that_no_witness_signed_chooses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeRun(world=2, count=40)
+    run = made.write(tmp_path / "run")
+    trust = witnessed(made, run)
+    wanted = Repetition(4, seed=bytes(32))
+    first = chosen(run.path, trust, wanted, monkeypatch)
+    forged = Signer.generate(WITNESSES[0].name, Kind.COSIGNATURE)
+    path = run.log / "checkpoint"
+    note = parse_note(path.read_bytes())
+    line = forged.sign(note.text, int(NOW.timestamp()))
+    path.write_bytes(replace(note, lines=(*note.lines, line)).encode())
+    assert chosen(run.path, trust, wanted, monkeypatch) == first
 
 
 def test_without_a_believed_log_nothing_is_repeated(

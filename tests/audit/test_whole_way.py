@@ -167,7 +167,9 @@ def test_every_claim_is_shown_and_a_part_of_it_repeated(finished: Finished) -> N
     done = sealring(
         ["audit", str(finished.run.path), *finished.options(), "--json",
          "--model", str(finished.folder / "model.pt"), "--html", str(finished.folder / "page.html"),
-         "--replay", "1", "--", str(finished.folder / "copy"), str(finished.folder / "key")],
+         "--replay", "1", "--replay-tolerance", "1e-6", "--key", str(finished.folder / "key"),
+         "--replay-vault", str(finished.folder / "copy"), "--", str(finished.folder / "copy"),
+         str(finished.folder / "key")],
         {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.stdout, done.stderr
@@ -178,6 +180,9 @@ def test_every_claim_is_shown_and_a_part_of_it_repeated(finished: Finished) -> N
          "model", "replay"), "yes",
     ), found  # fmt: skip
     assert done.returncode == 0
+    (part,) = found["replay"]["repeated"]
+    assert (part["verdict"], part["difference"]) == ("equal", None)
+    assert (found["replay"]["parts"], found["replay"]["tolerance"]) == (3, 1e-6)
     assert found["log"]["cosigned_by"] == [f"example.org/w{number}" for number in range(3)]
     machines = next(one for one in found["claims"] if one["claim"] == "machines")
     assert machines["text"].startswith("2 certificates with their evidence"), machines

@@ -159,3 +159,26 @@ def test_what_gets_no_papers(run: RunFolder, model: Path, model_key: Path, tmp_p
     out.mkdir()
     with pytest.raises(ConfigurationError, match="is there already"):
         write_papers(model, run, [AUTHORITY], OWNER, model_key, out)
+
+
+def test_statements_of_another_run_or_job_are_not_summed_up(run: RunFolder) -> None:
+    content = interval(run="r0", final=True, end_step=10, code=FIELDS_CODE)
+    path = run.write_statement("stranger", sign_statement(content, worker(1)))
+    with pytest.raises(MalformedRun, match="stranger is of run r0"):
+        facts_of(run, [AUTHORITY], [OWNER.public_key()])
+    path.unlink()
+    assert facts_of(run, [AUTHORITY], [OWNER.public_key()]).complete
+
+
+def test_missing_statements_and_the_most_privacy_that_was_spent(run: RunFolder) -> None:
+    for sequence, epsilon in ((2, "9.5"), (3, "10.5"), (4, "1.5")):
+        privacy = {"mechanism": "dp", "epsilon": epsilon, "delta": "0", "parameters": "{}"}
+        content = interval(
+            run="r1", sequence=sequence, previous="aa" * 32, final=sequence == 4, end_step=10,
+            code=FIELDS_CODE, privacy=privacy,
+        )  # fmt: skip
+        run.write_statement(f"rank-1-{sequence}", sign_statement(content, worker(1)))
+    facts = facts_of(run, [AUTHORITY], [OWNER.public_key()])
+    assert not facts.complete  # number 1 is missing
+    assert facts.privacy is not None
+    assert facts.privacy.epsilon == "10.5"

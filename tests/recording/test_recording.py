@@ -22,7 +22,8 @@ from sealring.provenance.notes import Verifier
 from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.runs import RunFolder, open_run
 from sealring.provenance.statements import sign_statement, verify_statement
-from sealring.recording import note_checkpoint_in, note_checkpoint_out, note_data
+from sealring.recording import note_checkpoint_in, note_checkpoint_out, note_data, noted
+from sealring.recording.hooks import note_opened
 from tests.workers import SECRET, Workers
 
 WORLD = 3
@@ -116,9 +117,10 @@ def test_counts_groups_data_and_checkpoints_are_those_of_the_run(
     assert [group.members for group in zero[-1].groups] == [[0, 1, 2], [0, 1]]
     assert [group.members for group in two[-1].groups] == [[0, 1, 2]]
     assert {link.kind for link in one[-1].links} == {"collective", "message"}
-    assert [(part.first, part.end) for part in two[0].data] == [(0, 6)]
-    assert [(part.first, part.end) for part in two[-1].data] == [(12, 15)]
-    assert two[0].data[0].share == Share(WORLD, 2, 1)
+    read = [[part for part in interval.data if part.name == "corpus"] for interval in two]
+    assert [(part.first, part.end) for part in read[0]] == [(0, 6)]
+    assert [(part.first, part.end) for part in read[-1]] == [(12, 15)]
+    assert read[0][0].share == Share(WORLD, 2, 1)
     assert [each.step for each in zero[1].checkpoints_out] == [3]
     assert (zero[-1].privacy, two[-1].privacy and two[-1].privacy.epsilon) == (None, "1.5")
     folder = open_run(run)
@@ -163,6 +165,40 @@ def test_a_worker_that_starts_again_continues_its_chain(
     assert (chain[-1][1].end_step, chain[0][1].run) == (3, chain[-1][1].run)
     with pytest.raises(ConfigurationError, match="has ended"):
         sealring.record_run(folder, rank=1, world=WORLD)
+
+
+def test_a_worker_that_goes_back_names_the_checkpoint_of_that_step(
+    tmp_path: Path, authorities: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has done four steps, and goes on from the checkpoint of the second."""
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    monkeypatch.setenv("SEALRING_JOB", "tests")
+    with sealring.record_run(tmp_path / "run", every=10, rank=0, world=1) as records:
+        for step in records.steps(4):
+            if step == 1:
+                note_checkpoint_out("model@1", "bb" * 32)
+        note_checkpoint_in("model@1", "bb" * 32)
+        records.resume_at(2)
+        list(records.steps(4))
+    made = [one for chain in chains(tmp_path / "run", authorities) for _, one in chain]
+    assert [(one.first_step, one.end_step) for one in made] == [(0, 4), (2, 4)]
+    assert [[read.step for read in one.checkpoints_in] for one in made] == [[], [2]]
+
+
+def test_a_dataset_that_was_opened_before_the_recording_is_named(
+    tmp_path: Path, authorities: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    monkeypatch.setenv("SEALRING_JOB", "tests")
+    monkeypatch.setattr(noted, "_OPENED", {})
+    note_opened("before", "aa" * 32)
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        records.step()
+        note_opened("during", "bb" * 32)
+        note_opened("during", "bb" * 32)
+    first, last = [one for chain in chains(tmp_path / "run", authorities) for _, one in chain]
+    assert ("before", "aa" * 32) in {(one.name, one.sha256) for one in first.data}
+    assert [(one.name, one.first, one.end) for one in last.data] == [("during", 0, 0)]
 
 
 def test_a_strangers_statement_is_not_logged(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from sealring.errors import NoSuchObject, RolledBack, StoreFailed
+from sealring.errors import ConfigurationError, NoSuchObject, RolledBack, StoreFailed
 from sealring.vault import Vault, keys, remote, trees
 from sealring.vault.stores import Store
 
@@ -135,16 +138,84 @@ def test_an_older_state_of_the_store_is_seen(
         pull(elsewhere(fresh, key), url)
 
 
+def flipped(content: bytes, place: int) -> bytes:
+    changed = bytearray(content)
+    changed[place] ^= 1
+    return bytes(changed)
+
+
+def test_two_pulls_at_once(vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds what the first has fetched so far, and leaves it alone."""
+    MemoryFileSystem.store.clear()
+    url = "memory://place"
+    seal(vault, b"1")
+    push(vault, url)
+    other = elsewhere(vault, key)
+    real, found = Store.download, []
+    second = threading.Thread(
+        target=lambda: found.append(pull(Vault.open(other.path, keys.key_file(key)), url))
+    )
+
+    def slow(self: Any, *args: Any) -> None:
+        if not second.is_alive() and not found:
+            second.start()
+            second.join(0.5)
+        real(self, *args)
+
+    monkeypatch.setattr(Store, "download", slow)
+    found.append(pull(other, url))
+    second.join(60)
+    assert found == [1, 1]
+    assert content(other) == whole(b"1")
+
+
+def test_a_store_that_sends_other_bytes_than_it_said(
+    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MemoryFileSystem.store.clear()
+    url = "memory://place"
+    seal(vault, b"1")
+    push(vault, url)
+    for more in (b"more", b""):
+        monkeypatch.setattr(
+            MemoryFileSystem, "cat_file", lambda self, path, start, end, more=more: more * (1 << 20)
+        )
+        with pytest.raises(StoreFailed, match="other bytes than the store said"):
+            pull(elsewhere(vault, key), url)
+
+
+def test_a_disk_that_is_full_is_not_the_stores_fault(
+    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MemoryFileSystem.store.clear()
+    url = "memory://place"
+    seal(vault, b"1")
+    push(vault, url)
+    other = elsewhere(vault, key)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
+        pull(other, url)
+    assert not list(other.path.rglob("manifest"))
+    assert not list(other.path.rglob("key.json"))
+
+
 def test_a_hostile_store(vault: Vault, key: Path, tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'remote'}"
     seal(vault, b"1")
     push(vault, url)
     [manifest] = (tmp_path / "remote").rglob("manifest")
     parts = sorted(one for one in manifest.parent.iterdir() if one.name.isdigit())
+    large = max(parts, key=lambda one: one.stat().st_size)
     original = {one: one.read_bytes() for one in (*parts, manifest)}
     for path, bad in (
         (parts[2], original[parts[2]][:-1]),
         (parts[2], bytes(len(original[parts[2]]))),
+        (large, flipped(original[large], 20_000)),  # in its second chunk
+        (large, flipped(original[large], -1)),
         (manifest, b"junk"),
         (manifest, original[manifest][:-1]),
     ):

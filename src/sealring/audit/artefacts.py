@@ -14,6 +14,7 @@ def check_artefacts(records: Records) -> list[Finding]:
     return [
         *_written_alike(records),
         *_read_as_written(records),
+        *_read_at_its_step(records),
         *_starts(records),
         *_datasets(records),
         *_twice_made(records),
@@ -64,6 +65,24 @@ def _read_as_written(records: Records) -> Iterator[Finding]:
                 f"{writers[0][0].party} wrote it with {writers[0][1].sha256[:12]}",
                 (digest,), tuple(writer.digest for writer, _ in writers),
             )  # fmt: skip
+
+
+def _read_at_its_step(records: Records) -> Iterator[Finding]:
+    """A rank that goes on from a checkpoint of this run does so at the step that it was of."""
+    steps: dict[str, set[int]] = {}
+    for turn in records.turns:
+        for one in turn.interval.checkpoints_out:
+            steps.setdefault(one.sha256, set()).add(one.step)
+    for turn in records.turns:
+        for one in turn.interval.checkpoints_in:
+            known = steps.get(one.sha256)
+            if known and one.step == turn.interval.first_step and one.step not in known:
+                yield Finding(
+                    Fault.CHECKPOINT, (turn.party, "the disk"),
+                    f"{turn.where} goes on from {one.name}, which was written at step "
+                    f"{min(known)}: an older or newer checkpoint was put in its place",
+                    (turn.digest,), _writers(records, one),
+                )  # fmt: skip
 
 
 def _starts(records: Records) -> Iterator[Finding]:

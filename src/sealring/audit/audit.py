@@ -67,8 +67,9 @@ def audit(
         answer, more = check_model(question.model, records, graph, findings)
         answers.append(answer)
         findings += more
+    repetitions = None
     if question.replay is not None:
-        answer, more = spot_check(question.replay, records, run, log, trust, stage)
+        answer, more, repetitions = spot_check(question.replay, records, run, log, trust, stage)
         answers.append(answer)
         findings += more
     mark_faults(graph, findings)
@@ -82,6 +83,7 @@ def audit(
         answers=tuple(answers),
         ranks=len({turn.rank for turn in records.turns}),
         intervals=len({turn.interval.sequence for turn in records.turns}),
+        repetitions=repetitions,
     )
 
 

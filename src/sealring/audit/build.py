@@ -122,7 +122,11 @@ def _interval(graph: Graph, turn: Turn) -> None:
     for data in interval.data:
         _data(graph, data.name, data.sha256, NodeKind.DATA)
         graph.connect(artefact(data.sha256), node.key, "read")
-        node.facts.append(("read", f"{data.name}, epoch {data.epoch}, {data.first} to {data.end}"))
+        if data.first < data.end:
+            where = f"epoch {data.epoch}, {data.first} to {data.end}"
+            node.facts.append(("read", f"{data.name}, {where}"))
+        else:
+            node.facts.append(("opened", data.name))
     for one in interval.checkpoints_in:
         checkpoint = _checkpoint(graph, one)
         node.facts.append(("read", one.name))

@@ -37,6 +37,13 @@ def _chain(chain: Sequence[Turn]) -> Iterator[Finding]:
             )  # fmt: skip
     if chain[0].interval.sequence != 0:
         yield _gap(chain[0], 0, chain[0].interval.sequence, None)
+    elif chain[0].interval.first_step and not chain[0].interval.checkpoints_in:
+        yield Finding(
+            Fault.GAP, (chain[0].party,),
+            f"{chain[0].where} is the first one, and names no checkpoint that it began from: no "
+            "record says what the steps before were",
+            (chain[0].digest,),
+        )  # fmt: skip
     for before, after in pairwise(sorted(by_sequence)):
         last, following = by_sequence[before], by_sequence[after]
         if after != before + 1:
@@ -63,11 +70,11 @@ def _continued(last: Sequence[Turn], turn: Turn) -> Iterator[Finding]:
             Fault.BROKEN_CHAIN, (turn.party,), f"{turn.where} follows a final statement",
             (turn.digest,), known,
         )  # fmt: skip
-    if before.interval.end_step != turn.interval.first_step and not turn.went_back:
+    ended, begins = before.interval.end_step, turn.interval.first_step
+    if begins > ended or (begins < ended and not turn.went_back):
         yield Finding(
             Fault.GAP, (turn.party,),
-            f"{turn.where} begins at step {turn.interval.first_step}, and the statement before it "
-            f"ends at {before.interval.end_step}",
+            f"{turn.where} begins at step {begins}, and the statement before it ends at {ended}",
             (turn.digest,), known,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ GroupKey = tuple[str, str]
 
 
 def check_collectives(records: Records) -> list[Finding]:
-    return [*_members(records), *_left_out(records), *_counts(records)]
+    return [*_members(records), *_left_out(records), *_failed(records), *_counts(records)]
 
 
 def _members(records: Records) -> Iterator[Finding]:
@@ -59,6 +59,26 @@ def _left_out(records: Records) -> Iterator[Finding]:
                     f"{turn.party} says that it is a member",
                     (silent.digest,), tuple(one.digest for one in others),
                 )  # fmt: skip
+
+
+def _failed(records: Records) -> Iterator[Finding]:
+    """Final statements agree on which groups failed: the accounts of those are not compared."""
+    said: dict[GroupKey, dict[str, tuple[Turn, bool]]] = {}
+    for turn in (turn for turn in records.turns if turn.interval.final):
+        for group in turn.interval.groups:
+            named = said.setdefault((group.name, group.epoch), {})
+            named[turn.party] = (turn, group.state == "failed")
+    for (name, _), named in said.items():
+        sides = split({party: failed for party, (_, failed) in named.items()})
+        if sides is not None:
+            words = {True: "failed", False: "did not fail"}
+            one, other = named[sides.blamed[0]], named[sides.against[0]]
+            yield sides.finding(
+                Fault.GROUP,
+                f"{one[0].where} is final and says that group {name} {words[one[1]]}, and "
+                f"{other[0].where} that it {words[other[1]]}",
+                {party: turn.digest for party, (turn, _) in named.items()},
+            )
 
 
 def _counts(records: Records) -> Iterator[Finding]:

@@ -43,15 +43,17 @@ class _Span:
 
 def check_data(records: Records) -> list[Finding]:
     by_sequence: dict[int, list[_Read]] = {}
+    left_out = False
     for chain in records.chains.values():
-        for turn in _not_undone(chain):
+        kept, in_part = _not_undone(chain)
+        left_out |= in_part
+        for turn in kept:
             shared = [_Read(turn, d, d.share) for d in turn.interval.data if d.share is not None]
             by_sequence.setdefault(turn.interval.sequence, []).extend(
                 read for read in shared if read.data.first < read.data.end
             )
     found: list[Finding] = []
     reads: dict[tuple[str, int], list[_Read]] = {}
-    left_out = False
     for _, together in sorted(by_sequence.items()):
         if len({read.turn.digest for read in together}) > len({r.turn.rank for r in together}):
             left_out = True  # a rank signed two statements: which of them counts is not known
@@ -67,14 +69,21 @@ def check_data(records: Records) -> list[Finding]:
     return found
 
 
-def _not_undone(chain: Sequence[Turn]) -> Sequence[Turn]:
-    """What was read since the run last went back to a checkpoint: samples are then read again."""
-    back = [
-        place
-        for place, (before, after) in enumerate(pairwise(chain), 1)
-        if after.went_back and after.interval.first_step < before.interval.end_step
-    ]
-    return chain[back[-1] :] if back else chain
+def _not_undone(chain: Sequence[Turn]) -> tuple[list[Turn], bool]:
+    """Intervals whose steps count: a run that goes back to a checkpoint reads samples again.
+
+    True: it went back to the middle of one, which is left out, and whose first steps count.
+    """
+    kept: list[Turn] = []
+    in_part = False
+    for turn in chain:
+        first = turn.interval.first_step
+        if turn.went_back:
+            undone = [one for one in kept if one.interval.end_step > first]
+            in_part |= any(one.interval.first_step < first for one in undone)
+            kept = [one for one in kept if one.interval.end_step <= first]
+        kept.append(turn)
+    return kept, in_part
 
 
 def _other_datasets(reads: Sequence[_Read]) -> Iterator[Finding]:

@@ -39,6 +39,11 @@ class Account:
     kept: bool = True
     """False: a statement says that the tags were not kept."""
 
+    def reaches(self, other: Account) -> bool:
+        """Whether both go equally far, so that nothing of either is left uncompared."""
+        ends = [one.last[0] for one in (self, other) if one.kept and one.last is not None]
+        return len(ends) == 2 and ends[0] == ends[1]
+
 
 @dataclass(frozen=True, slots=True)
 class _Clash:
@@ -54,7 +59,7 @@ class LinksChecked:
     wires: int
     """Directions of links that some rank names."""
     compared: int
-    """Those of which both ends' accounts could be compared at one number of records at least."""
+    """Those of which both ends' last accounts name as many records, and could be compared."""
 
 
 def check_links(records: Records) -> LinksChecked:
@@ -75,10 +80,9 @@ def check_links(records: Records) -> LinksChecked:
     clashes, compared = [], 0
     wires = sorted(sent.keys() | received.keys())
     for wire in wires:
-        compared += wire in sent and not sent[wire].said.keys().isdisjoint(
-            received[wire].said if wire in received else ()
-        )
-        clash = _compare(wire, sent.get(wire, Account()), received.get(wire, Account()), settled)
+        here, there = sent.get(wire, Account()), received.get(wire, Account())
+        compared += here.reaches(there)
+        clash = _compare(wire, here, there, settled)
         if clash is not None:
             clashes.append(clash)
     return LinksChecked([*found, *_blamed(clashes)], len(wires), compared)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sealring.audit.findings import Finding
 from sealring.audit.graph import NodeKind
 from sealring.audit.picture import Picture, as_svg, draw, for_script
-from sealring.audit.result import Answer, AuditResult, Said, Status
+from sealring.audit.result import Answer, AuditResult, Repetitions, Said, Status
 from sealring.identity.private_files import write_public
 
 _VERDICTS: Final = {
@@ -36,7 +36,7 @@ _LEGEND: Final = {
 
 def write_page(path: Path, result: AuditResult) -> None:
     """Replaces an older page; it appears whole or not at all."""
-    write_public(path, page(result).encode())
+    write_public(path, page(result).encode(errors="backslashreplace"))
 
 
 def page(result: AuditResult) -> str:
@@ -56,6 +56,7 @@ def page(result: AuditResult) -> str:
         _claims(result.answers, places),
         _findings(result.findings, places),
         _graph(picture),
+        _repeated(result.repetitions),
         _checked(result),
         _data("graph", for_script(picture, numbers)),
         _data("records", list(result.payloads.items())),
@@ -161,6 +162,28 @@ def _graph(picture: Picture) -> str:
         f'<div class="picture" id="picture">{as_svg(picture)}</div>'
         '<div class="details" id="details" tabindex="-1" aria-live="polite"></div>'
         "<noscript><p>The details need the page's script.</p></noscript>"
+    )
+
+
+def _repeated(found: Repetitions | None) -> str:
+    if found is None:
+        return ""
+    rows = []
+    for one in found.outcomes:
+        part, apart = one.stretch, one.difference
+        size = "" if apart is None else f"{apart.size:.3g} in {apart.where}"
+        rows.append(
+            f"<tr><td>{part.first_step} to {part.end.step}</td><td>{escape(part.end.name)}</td>"
+            f"<td>{one.verdict}</td><td>{escape(size)}</td></tr>"
+        )
+    return (
+        "<h2>Executed again</h2>"
+        f"<p>{len(found.outcomes)} of {found.parts} parts, drawn with the seed "
+        f'<span class="digest">{escape(found.seed)}</span>. Numbers may differ by '
+        f"{found.tolerance:g} of the largest one of their tensor.</p>"
+        '<div class="scroll"><table><thead><tr><th scope="col">steps</th><th scope="col">'
+        'checkpoint</th><th scope="col">verdict</th><th scope="col">largest difference</th></tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 

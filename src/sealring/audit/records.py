@@ -23,7 +23,7 @@ from sealring.identity.certificates import claims_of
 from sealring.limits import MAX_WORLD
 from sealring.provenance.intervals import Interval, Worker
 from sealring.provenance.runs import RunHead
-from sealring.provenance.statements import VerifiedStatement, statement_digest, verify_statement
+from sealring.provenance.statements import of_another_run, statement_digest, verify_statement
 from sealring.provenance.transformations import Transformation
 
 _STATEMENT_STARTS = b'{"payload"'
@@ -145,7 +145,7 @@ def _read(
         who = (_signer_said(envelope),)
         records.findings.append(Finding(Fault.UNREADABLE, who, text, (digest,)))
         return
-    strange = _of_another_job(found, head)
+    strange = of_another_run(found, head.run, head.job)
     if strange:
         worker = found.worker
         party = f"rank {worker.rank} of {worker.job}" if worker else "the run's owner"
@@ -170,14 +170,6 @@ def _fault_of(problem: SealringError) -> Fault:
     if isinstance(problem, CertificateExpired | CertificateNotYetValid):
         return Fault.OUTSIDE_DATES
     return Fault.FORGED
-
-
-def _of_another_job(found: VerifiedStatement, head: RunHead) -> str:
-    if found.worker is not None and found.worker.job != head.job:
-        return f"of job {found.worker.job}"
-    if isinstance(found.content, Interval) and found.content.run != head.run:
-        return f"of run {found.content.run}"
-    return ""
 
 
 def _signer_said(envelope: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -10,6 +11,7 @@ from typing import Any
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.graph import Graph
 from sealring.provenance.checkpoints import SignedCheckpoint
+from sealring.provenance.replay import Outcome
 
 
 class Said(StrEnum):
@@ -65,6 +67,40 @@ class LogSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Repetitions:
+    """Parts of the run that were executed again."""
+
+    seed: str
+    """By which another audit repeats the same ones, as long as the log stays as it is."""
+    tolerance: float
+    parts: int
+    """That could have been."""
+    outcomes: tuple[Outcome, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "tolerance": self.tolerance,
+            "parts": self.parts,
+            "repeated": [_as_json(one) for one in self.outcomes],
+        }
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    part, found = outcome.stretch, outcome.difference
+    # JSON has no infinite number: what cannot be measured has no size.
+    size = None if found is None or not math.isfinite(found.size) else found.size
+    return {
+        "first_step": part.first_step,
+        "end_step": part.end.step,
+        "checkpoint": part.end.name,
+        "verdict": outcome.verdict,
+        "difference": size,
+        "largest_in": None if found is None else found.where,
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class AuditResult:
     run: str
     """The folder's name."""
@@ -78,6 +114,8 @@ class AuditResult:
     answers: tuple[Answer, ...]
     ranks: int
     intervals: int
+    repetitions: Repetitions | None = None
+    """None: nothing was executed again."""
 
     @property
     def status(self) -> Status:
@@ -102,4 +140,5 @@ class AuditResult:
             else {"origin": log.origin, "size": log.size, "cosigned_by": list(log.cosigned)},
             "claims": [one.as_json() for one in self.answers],
             "findings": [one.as_json() for one in self.findings],
+            "replay": None if self.repetitions is None else self.repetitions.as_json(),
         }

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.records import Records, Turn
-from sealring.audit.result import Answer, LogSeen, Said
+from sealring.audit.result import Answer, LogSeen, Repetitions, Said
 from sealring.audit.trust import AuditTrust
-from sealring.provenance.replay import Outcome, Stretch, draw, replay, seed_of, stretches
+from sealring.errors import SealringError
+from sealring.provenance.replay import (
+    Compare,
+    Outcome,
+    Recorded,
+    Stretch,
+    draw,
+    replay,
+    seed_of,
+    stretches,
+)
 from sealring.provenance.runs import RunFolder
 
 NAME = "replay"
@@ -26,35 +37,51 @@ class Repetition:
     """Of the script: they name a copy of the vault."""
     timeout: float = 600.0
     """Seconds, for each part."""
+    tolerance: float = 0.0
+    """How far numbers may be from the recorded ones; 0: the same bits."""
+    compare: Compare | None = None
+    """Needed for a tolerance."""
+    seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    """With the witnesses' cosignatures it chooses the parts. An earlier one repeats its choice."""
 
 
 def spot_check(
     wanted: Repetition, records: Records, run: RunFolder, log: LogSeen | None, trust: AuditTrust,
     stage: Callable[[str], None],
-) -> tuple[Answer, list[Finding]]:  # fmt: skip
-    """Draws parts by the witnesses' cosignatures, and executes each of them again."""
+) -> tuple[Answer, list[Finding], Repetitions | None]:  # fmt: skip
+    """Draws parts, and executes each of them again."""
     if log is None:
         text = "the log is not believed, so that nothing says which parts to repeat"
-        return Answer(NAME, Said.NOT_SHOWN, text), []
+        return Answer(NAME, Said.NOT_SHOWN, text), [], None
     parts = stretches(turn.interval for turn in _saving_chain(records))
-    drawn = draw(parts, wanted.count, seed_of(log.signed))
+    drawn = draw(parts, wanted.count, seed_of(log.signed, wanted.seed))
     if not drawn:
         text = "no checkpoint of the run names its content, so that no part can be compared"
-        return Answer(NAME, Said.NOT_SHOWN, text), []
+        return Answer(NAME, Said.NOT_SHOWN, text), [], None
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="sealring-replay-") as folder:
         for number, part in enumerate(drawn):
             stage(f"by repeating {_words(part)} ({number + 1} of {len(drawn)})")
-            work = Path(folder) / str(number)
-            outcomes.append(
-                replay(
-                    part, run, trust.authorities, work, arguments=wanted.arguments,
-                    timeout=wanted.timeout,
-                )
-            )  # fmt: skip
-    return _answer(outcomes, len(parts)), [
-        _finding(outcome, records) for outcome in outcomes if outcome.verdict == "different"
-    ]
+            outcomes.append(_repeat(part, wanted, records, run, trust, Path(folder) / str(number)))
+    seen = Repetitions(wanted.seed.hex(), wanted.tolerance, len(parts), tuple(outcomes))
+    findings = [_finding(one, records, wanted) for one in outcomes if one.verdict == "different"]
+    return _answer(outcomes, len(parts), wanted), findings, seen
+
+
+def _repeat(
+    part: Stretch, wanted: Repetition, records: Records, run: RunFolder, trust: AuditTrust,
+    work: Path,
+) -> Outcome:  # fmt: skip
+    stated: Recorded = {
+        rank: [turn.interval for turn in chain] for rank, chain in records.chains.items()
+    }
+    try:
+        return replay(
+            part, run, stated, trust.authorities, work, arguments=wanted.arguments,
+            timeout=wanted.timeout, compare=wanted.compare, tolerance=wanted.tolerance,
+        )  # fmt: skip
+    except SealringError as problem:
+        return Outcome(part, "failed", None, None, f"{type(problem).__name__}: {problem}")
 
 
 def _saving_chain(records: Records) -> list[Turn]:
@@ -66,32 +93,40 @@ def _saving_chain(records: Records) -> list[Turn]:
     )
 
 
-def _answer(outcomes: Sequence[Outcome], parts: int) -> Answer:
+def _answer(outcomes: Sequence[Outcome], parts: int, wanted: Repetition) -> Answer:
     wrong = [one for one in outcomes if one.verdict == "different"]
     if wrong:
         text = f"{_words(wrong[0].stretch)} do not lead to {wrong[0].stretch.end.name}"
-        return Answer(NAME, Said.NO, text)
+        return Answer(NAME, Said.NO, f"{text}{_apart(wrong[0], wanted)}")
     failed = [one for one in outcomes if one.verdict == "failed"]
     if failed:
         last = failed[0].said.strip().splitlines()[-1:] or ["it said nothing"]
         text = f"{_words(failed[0].stretch)} could not be repeated: {last[0][-300:]}"
         return Answer(NAME, Said.NOT_SHOWN, text)
     text = f"{len(outcomes)} of {parts} parts were executed again and came to the same bits"
+    near = [one for one in outcomes if one.difference is not None]
+    if near:
+        far = max(near, key=lambda one: one.difference.size if one.difference else 0.0)
+        text += f", but for {len(near)} of them{_apart(far, wanted)}"
     return Answer(NAME, Said.YES, text)
 
 
-def _finding(outcome: Outcome, records: Records) -> Finding:
+def _apart(outcome: Outcome, wanted: Repetition) -> str:
+    found = outcome.difference
+    if found is None:
+        return ""
+    return f": {found.where} differs by {found.size:.3g}, and {wanted.tolerance:g} was allowed"
+
+
+def _finding(outcome: Outcome, records: Records, wanted: Repetition) -> Finding:
     part = outcome.stretch
-    turns = [
-        turn
-        for turn in records.turns
-        if turn.interval.first_step < part.end.step and turn.interval.end_step > part.first_step
-    ]
+    turns = [turn for turn in records.turns if part.overlaps(turn.interval)]
     return Finding(
         Fault.REPLAY, tuple(dict.fromkeys(turn.party for turn in turns)),
         f"{_words(part)} were executed again and came to the content "
-        f"{str(outcome.content)[:12]}, and {part.end.name} has {str(part.end.content)[:12]}: a "
-        "rank did something else than it states",
+        f"{str(outcome.content)[:12]}, and {part.end.name} has {str(part.end.content)[:12]}"
+        f"{_apart(outcome, wanted)}: a rank did something else than it states, or the steps do "
+        "not come to the same numbers on this machine",
         tuple(turn.digest for turn in turns),
     )  # fmt: skip
 

@@ -18,8 +18,10 @@ from sealring.audit.page import write_page
 from sealring.audit.result import AuditResult, Said, Status
 from sealring.audit.spot_checks import Repetition
 from sealring.audit.trust import AuditTrust
+from sealring.cli.audit_replay import compared_in, seed_from
 from sealring.cli.log import Policy, Vkey, whom_to_believe
 from sealring.cli.terminal import console, errors, print_json, printable, say
+from sealring.cli.vault_options import Key
 from sealring.errors import ConfigurationError
 from sealring.identity.attestation.cache import Cache, read_cache
 from sealring.identity.credentials import read_authorities
@@ -77,6 +79,22 @@ def audit(
     replay_seconds: Annotated[
         float, typer.Option(min=1, help="The most that one part may take.")
     ] = 600.0,
+    replay_tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="How far numbers may be from the recorded ones, as a share of the largest one of "
+            "their tensor; 0: the same bits.",
+        ),
+    ] = 0.0,
+    replay_vault: Annotated[
+        Path | None,
+        typer.Option(help="The copy of the vault that the script writes to, for a tolerance."),
+    ] = None,
+    replay_seed: Annotated[
+        str | None, typer.Option(help="Repeat the parts of an earlier audit: its seed.")
+    ] = None,
+    key: Key = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Check a finished run from its folder alone, and answer claims about it.
@@ -93,11 +111,19 @@ def audit(
         seen=[_seen(path, logs) for path in seen or []],
         vendors=read_cache(cache, datetime.now(UTC)) if cache else Cache(),
     )
-    if arguments and not replay:
-        raise ConfigurationError(
-            f"{arguments[0]!r} is for the script of --replay, which is not given"
-        )
-    repeated = Repetition(replay, arguments or (), replay_seconds) if replay else None
+    strange = [name for name, value in (
+        ("arguments of a script", arguments), ("--replay-tolerance", replay_tolerance),
+        ("--replay-vault", replay_vault), ("--replay-seed", replay_seed),
+    ) if value]  # fmt: skip
+    if strange and not replay:
+        raise ConfigurationError(f"{strange[0]}: for --replay, which is not given")
+    repeated = None
+    if replay:
+        compare = compared_in(replay_vault, key, replay_tolerance, run, trust)
+        repeated = Repetition(
+            replay, arguments or (), replay_seconds, replay_tolerance, compare,
+            seed_from(replay_seed),
+        )  # fmt: skip
     question = Question(read_claims(claims) if claims else Claims(), model, repeated)
     with errors.status("reading the run") as status:
         result = audit_run(run, trust, question, lambda part: status.update(f"checking {part}"))

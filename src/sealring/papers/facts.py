@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -14,7 +15,7 @@ from sealring.errors import MalformedRun
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import Attestation, CheckpointRef, Code, Interval, Privacy
 from sealring.provenance.runs import RunFolder
-from sealring.provenance.statements import verify_statement
+from sealring.provenance.statements import of_another_run, verify_statement
 from sealring.provenance.transformations import Transformation
 
 
@@ -33,7 +34,7 @@ class RunFacts:
     started: int
     finished: int
     complete: bool
-    """Every rank's chain has a final statement."""
+    """Every rank's chain goes from its first statement to a final one."""
     statements: int
     code: Code
     packages: bytes
@@ -65,8 +66,13 @@ def facts_of(
     intervals: list[tuple[int, Interval]] = []
     transformations: list[tuple[Transformation, bytes]] = []
     attestations: dict[Attestation, None] = {}
-    for _, envelope in run.statements():
+    for name, envelope in run.statements():
         found = verify_statement(envelope, authorities, owners=owners)
+        if strange := of_another_run(found, run.head.run, run.head.job):
+            raise MalformedRun(
+                f"{name} is {strange}, and {run.path} is of run {run.head.run} of job "
+                f"{run.head.job}: remove it, or ask `sealring audit` who put it there"
+            )
         if isinstance(found.content, Transformation):
             transformations.append((found.content, envelope))
         elif found.worker is not None:
@@ -77,7 +83,6 @@ def facts_of(
         raise MalformedRun(f"{run.path} has no statement of a worker")
     contents = [interval for _, interval in intervals]
     last = max(contents, key=lambda one: (one.end_step, one.finished))
-    finals = {rank for rank, interval in intervals if interval.final}
     return RunFacts(
         run=run.head.run,
         job=run.head.job,
@@ -86,7 +91,7 @@ def facts_of(
         steps=last.end_step,
         started=min(one.started for one in contents),
         finished=max(one.finished for one in contents),
-        complete=finals >= set(range(last.world)),
+        complete=all(_is_whole(rank, intervals) for rank in range(last.world)),
         statements=len(intervals) + len(transformations),
         code=last.code,
         packages=run.evidence(last.code.packages) or b"",
@@ -96,7 +101,23 @@ def facts_of(
         ),
         checkpoints=tuple(part for one in contents for part in one.checkpoints_out),
         attestations=tuple(attestations),
-        privacy=next((one.privacy for one in reversed(contents) if one.privacy), None),
+        privacy=max((one.privacy for one in contents if one.privacy), key=_spent, default=None),
         transformations=tuple(one for one, _ in transformations),
         envelopes=tuple(envelope for _, envelope in transformations),
     )
+
+
+def _is_whole(rank: int, intervals: Sequence[tuple[int, Interval]]) -> bool:
+    chain = sorted((one.sequence, one.final) for whose, one in intervals if whose == rank)
+    return (
+        bool(chain) and [number for number, _ in chain] == list(range(len(chain))) and chain[-1][1]
+    )
+
+
+def _spent(said: Privacy) -> tuple[bool, Decimal]:
+    """More of it is larger; what is no number is the most."""
+    try:
+        epsilon = Decimal(said.epsilon)
+    except InvalidOperation:
+        epsilon = Decimal("NaN")
+    return (False, epsilon) if epsilon.is_finite() else (True, Decimal(0))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,11 +21,12 @@ from typing import Final, Literal
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.errors import ConfigurationError, MalformedRun
+from sealring.errors import ConfigurationError, MalformedRun, SealringError
 from sealring.identity.credentials import load_credentials
 from sealring.provenance.checkpoints import SignedCheckpoint
+from sealring.provenance.commands import execute
 from sealring.provenance.digests import Named
-from sealring.provenance.intervals import CheckpointRef, Interval
+from sealring.provenance.intervals import CheckpointRef, DataRange, Interval
 from sealring.provenance.runs import RunFolder, open_run
 from sealring.provenance.statements import verify_statement
 from sealring.strict import strictly
@@ -78,8 +79,30 @@ class Stretch:
     def first_step(self) -> int:
         return 0 if self.start is None else self.start.step
 
+    def overlaps(self, interval: Interval) -> bool:
+        return interval.first_step < self.end.step and interval.end_step > self.first_step
+
 
 Verdict = Literal["equal", "within", "different", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The largest between the numbers of two checkpoints."""
+
+    size: float
+    """As a share of the largest number of the same tensor; infinite where there is no measure."""
+    where: str
+    """The tensor's or entry's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The checkpoint that a repetition came to, and whose workers signed it."""
+
+    checkpoint: CheckpointRef
+    authorities: Sequence[x509.Certificate]
+    job: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +112,17 @@ class Outcome:
     """`within`: other bits, and no number differs by more than the tolerance."""
     content: str | None
     """The digest of the content that the repetition came to; None if it came to none."""
-    difference: float | None
-    """The largest between two numbers, where it was computed."""
+    difference: Difference | None
+    """Where it was computed."""
     said: str
-    """The end of what a repetition that failed has printed."""
+    """Why a repetition failed, or the end of what it has printed."""
 
 
-Compare = Callable[[CheckpointRef, CheckpointRef], float]
-"""The largest difference between the numbers of two checkpoints."""
+Compare = Callable[[CheckpointRef, Repeated], Difference]
+"""Of a recorded checkpoint, and the one that a repetition came to."""
+
+Recorded = Mapping[int, Sequence[Interval]]
+"""By rank: its whole chain, as the run states it."""
 
 
 def stretches(intervals: Iterable[Interval]) -> list[Stretch]:
@@ -116,17 +142,16 @@ def stretches(intervals: Iterable[Interval]) -> list[Stretch]:
     return found
 
 
-def seed_of(checkpoint: SignedCheckpoint) -> bytes:
-    """From the cosignatures on a run's last checkpoint: the run could not know them.
+def seed_of(checkpoint: SignedCheckpoint, drawn: bytes) -> bytes:
+    """From the cosignatures on a run's last checkpoint, and a number that the auditor has drawn.
 
-    Without witnesses it is drawn here; then only this auditor knows that it was not chosen.
+    The run could know neither. Cosignatures alone would not do: the log's owner can ask its
+    witnesses again and again, until the parts that they choose suit it.
     """
-    names = {witness.name for witness in checkpoint.cosigned}
-    lines = sorted(line.encode() for line in checkpoint.note.lines if line.name in names)
-    if not lines:
-        return secrets.token_bytes(32)
+    known = {(witness.name, witness.key_id) for witness in checkpoint.cosigned}
+    lines = sorted(one.encode() for one in checkpoint.note.lines if (one.name, one.key_id) in known)
     signed = checkpoint.checkpoint.encode() + "".join(lines)
-    return hashlib.sha256(_PURPOSE + signed.encode()).digest()
+    return hashlib.sha256(_PURPOSE + drawn + signed.encode()).digest()
 
 
 def draw(found: Sequence[Stretch], count: int, seed: bytes) -> list[Stretch]:
@@ -142,6 +167,7 @@ def draw(found: Sequence[Stretch], count: int, seed: bytes) -> list[Stretch]:
 def replay(
     stretch: Stretch,
     run: RunFolder,
+    recorded: Recorded,
     authorities: Sequence[x509.Certificate],
     work: Path,
     *,
@@ -159,7 +185,7 @@ def replay(
     if script is None:
         raise MalformedRun(f"{run.path} has no copy of {stretch.script.name}, which it recorded")
     work.mkdir(parents=True)
-    path = work / Path(stretch.script.name).name
+    path = work / "script.py"  # its recorded name is a stranger's
     path.write_bytes(script)
     pem = work / "authorities.pem"
     pem.write_bytes(b"".join(one.public_bytes(Encoding.PEM) for one in authorities))
@@ -178,26 +204,26 @@ def replay(
         sys.executable, "-m", "sealring.cli", "run", "-n", str(stretch.world),
         str(path), *arguments,
     ]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command,
-            env={**kept, "SEALRING_SECRET": secret, VARIABLE: request.encode()},
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-        )
-        said = (done.stdout + done.stderr).decode("utf-8", "replace")[-2000:]
-        failed = done.returncode != 0
-    except subprocess.TimeoutExpired:
-        failed, said = True, f"it took longer than {timeout:g} s"
-    again = None if failed else _last_checkpoint(work / "run", stretch, secret)
-    if again is None:
+    environment = {**kept, "SEALRING_SECRET": secret, VARIABLE: request.encode()}
+    failed, said = execute(command, environment, timeout)
+    if failed:
         return Outcome(stretch, "failed", None, None, said)
-    if again.content == stretch.end.content:
-        return Outcome(stretch, "equal", again.content, 0.0, "")
-    difference = None if compare is None else compare(stretch.end, again)
-    near = difference is not None and difference <= tolerance
-    return Outcome(stretch, "within" if near else "different", again.content, difference, "")
+    try:
+        again = _own_records(work / "run", stretch, secret)
+        if again is None:
+            said = said or "it saved no checkpoint at the last step"
+            return Outcome(stretch, "failed", None, None, said)
+        repeated, intervals = again
+        if problem := _of_something_else(stretch, recorded, intervals):
+            return Outcome(stretch, "failed", repeated.checkpoint.content, None, problem)
+        if repeated.checkpoint.content == stretch.end.content:
+            return Outcome(stretch, "equal", repeated.checkpoint.content, None, "")
+        difference = None if compare is None else compare(stretch.end, repeated)
+    except SealringError as problem:
+        return Outcome(stretch, "failed", None, None, f"{type(problem).__name__}: {problem}")
+    near = difference is not None and difference.size <= tolerance and math.isfinite(tolerance)
+    verdict: Verdict = "within" if near else "different"
+    return Outcome(stretch, verdict, repeated.checkpoint.content, difference, "")
 
 
 def _is_of_identity(name: str) -> bool:
@@ -205,13 +231,66 @@ def _is_of_identity(name: str) -> bool:
     return name.startswith(("SEALRING_", "PET_", "TORCHELASTIC_")) or name in ("RANK", "WORLD_SIZE")
 
 
-def _last_checkpoint(folder: Path, stretch: Stretch, secret: str) -> CheckpointRef | None:
-    """What the repetition saved at the end, by its own records."""
-    own = load_credentials(0, stretch.world, {"SEALRING_SECRET": secret}).authorities
+def _own_records(
+    folder: Path, stretch: Stretch, secret: str
+) -> tuple[Repeated, dict[int, list[Interval]]] | None:
+    """What the repetition saved at the end, and its statements by rank."""
+    own = load_credentials(0, stretch.world, {"SEALRING_SECRET": secret})
     found: CheckpointRef | None = None
+    intervals: dict[int, list[Interval]] = {}
     for _, envelope in open_run(folder).statements():
-        content = verify_statement(envelope, own).content
-        if isinstance(content, Interval):
-            for saved in content.checkpoints_out:
+        statement = verify_statement(envelope, own.authorities)
+        if isinstance(statement.content, Interval) and statement.worker is not None:
+            intervals.setdefault(statement.worker.rank, []).append(statement.content)
+            for saved in statement.content.checkpoints_out:
                 found = saved if saved.step == stretch.end.step else found
-    return found
+    return None if found is None else (Repeated(found, own.authorities, own.job), intervals)
+
+
+def _of_something_else(
+    stretch: Stretch, recorded: Recorded, repeated: Mapping[int, Sequence[Interval]]
+) -> str:
+    """What the repetition began from or read that the records do not name. Nothing: all is alike.
+
+    The copy of the vault comes from strangers, too: with another checkpoint or dataset in it the
+    same bits would show nothing.
+    """
+    begun = set() if stretch.start is None else {stretch.start.content}
+    for rank in range(stretch.world):
+        chain, done = recorded.get(rank, ()), repeated.get(rank, ())
+        read = {one.content for interval in done for one in interval.checkpoints_in}
+        if read != begun:
+            name = "no checkpoint" if stretch.start is None else stretch.start.name
+            return f"rank {rank} began from another content than the run, which began from {name}"
+        known = _places(one for one in chain if stretch.overlaps(one))
+        used = _places(done)
+        named = {data.sha256 for interval in chain for data in interval.data}
+        opened = {data.sha256 for interval in done for data in interval.data}
+        alike = bool(known) == bool(used) and all(_covered(one, known) for one in used)
+        if not alike or not opened <= named:
+            return f"rank {rank} read other data than the run states for these steps"
+    return ""
+
+
+_Place = tuple[tuple[object, ...], int, int]
+
+
+def _places(intervals: Iterable[Interval]) -> list[_Place]:
+    return [_place(data) for one in intervals for data in one.data if data.first < data.end]
+
+
+def _place(data: DataRange) -> _Place:
+    """What is read and in which share of it, wherever a range begins; and the range."""
+    share = data.share
+    part = None if share is None else (
+        share.period, (data.first + share.offset) % share.period, share.length,
+    )  # fmt: skip
+    return (data.sha256, data.epoch, data.seed, part), data.first, data.end
+
+
+def _covered(one: _Place, known: Sequence[_Place]) -> bool:
+    what, at, end = one
+    for other, first, last in sorted(known, key=lambda place: place[1]):
+        if other == what and first <= at < last:
+            at = last
+    return at >= end

@@ -70,6 +70,15 @@ class VerifiedStatement:
     """The worker's; None where an owner signed."""
 
 
+def of_another_run(found: VerifiedStatement, run: str, job: str) -> str:
+    """Of which run or job a statement is that is not of this one; nothing if it is."""
+    if found.worker is not None and found.worker.job != job:
+        return f"of job {found.worker.job}"
+    if isinstance(found.content, Interval) and found.content.run != run:
+        return f"of run {found.content.run}"
+    return ""
+
+
 def statement_digest(envelope: bytes) -> str:
     return hashlib.sha256(envelope).hexdigest()
 

@@ -13,6 +13,7 @@ from cryptography import x509
 from sealring.identity.credentials import read_authorities
 from sealring.provenance.intervals import CheckpointRef, DataRange, Share
 from sealring.provenance.replay import requested
+from sealring.recording.noted import opened
 from sealring.recording.run import current
 
 
@@ -44,6 +45,13 @@ def note_data(
     """
     if (recording := current()) is not None:
         recording.notes.data(DataRange(name, digest, epoch, first, end, seed, share))
+
+
+def note_opened(name: str, digest: str) -> None:
+    """This process has opened a dataset, and can read any sample of it by its number."""
+    found = opened(name, digest)
+    if (recording := current()) is not None:
+        recording.notes.data(found)
 
 
 def note_checkpoint_in(name: str, manifest: str, content: str | None = None) -> None:

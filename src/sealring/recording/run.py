@@ -32,7 +32,7 @@ from sealring.recorder.process import keep_until_reported
 from sealring.recording.chain import Chain
 from sealring.recording.code import running_code
 from sealring.recording.credentials import credentials_of
-from sealring.recording.noted import Notes
+from sealring.recording.noted import Notes, opened_so_far
 from sealring.recording.run_log import RunLog
 from sealring.recording.traffic import traffic_so_far
 
@@ -128,7 +128,7 @@ class Recording:
         self._configuration = self._run.write_evidence(b"null")
         self.replay = replay
         """What an auditor has asked this run to repeat; None in training itself."""
-        self.notes = Notes()
+        self.notes = Notes(opened_so_far())
         self.next_step = self._first_step = (
             self._chain.next_step if replay is None else replay.first_step
         )
@@ -177,9 +177,12 @@ class Recording:
 
     def resume_at(self, step: int) -> None:
         """The script has loaded a checkpoint, after which `step` comes next."""
+        read = self.notes.resumed_at(step)
         if self.next_step != self._first_step:
             self.flush()
         self.next_step = self._first_step = step
+        for checkpoint in read:
+            self.notes.checkpoint_in(checkpoint)
 
     def step(self, count: int = 1) -> None:
         """Steps have ended. Every so many of them the interval ends, too."""

@@ -116,6 +116,11 @@ class CheckpointReader(StorageReader):
         manifest = self._stored.manifest
         return f"{manifest.name}@{manifest.object_version}", manifest.digest
 
+    @property
+    def content_digest(self) -> str:
+        """Of what was loaded: of its plaintext and layout, as records name it."""
+        return self._valid.content_digest
+
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Says which checkpoint this rank has found: each opens the vault by itself."""
         assert self._stored is not None

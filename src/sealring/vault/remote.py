@@ -14,6 +14,7 @@ from typing import Final
 
 from sealring import _native
 from sealring.errors import (
+    ConfigurationError,
     ForeignVault,
     NoSuchObject,
     NotAVault,
@@ -21,17 +22,19 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.vault import objects
-from sealring.vault.files import remove_directory, write_new
+from sealring.vault.files import locked, remove_directory, write_new
 from sealring.vault.header import Header, read_header, write_header
 from sealring.vault.layout import COPY, VERSION
 from sealring.vault.objects import KEY_FILE, MANIFEST
 from sealring.vault.opened import HEADER
 from sealring.vault.sealed import LARGEST_DOCUMENT, LARGEST_MANIFEST
 from sealring.vault.stores import Progress, Store
-from sealring.vault.vault import Vault
+from sealring.vault.trees import verify
+from sealring.vault.vault import Stored, Vault
 
 _LOG = logging.getLogger("sealring")
 _LARGEST_KEY: Final = 1 << 16
+PULLING: Final = "pull.lock"
 
 
 def push(vault: Vault, name: str, url: str, version: int | None, progress: Progress) -> int:
@@ -92,7 +95,8 @@ def pull(vault: Vault, name: str, url: str, version: int | None, progress: Progr
     store = Store(url)
     vault.require_directory()
     vault.require_writer()
-    with vault.held(alone=False):
+    # One at a time: what another one has fetched so far would look like a killed one's remains.
+    with vault.held(alone=False), locked(vault.path / PULLING, shared=False):
         vault.refresh()
         folder = vault.folder_of(name)
         above = folder.relative_to(vault.path).as_posix()
@@ -125,9 +129,10 @@ def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None
         for part in manifest.parts:
             size = _native.sealed_length(part.length)
             store.download(f"{where}/{part.name}", size, target / part.name, progress)
-            with copy.opened(part, f"{manifest.name!r} version {manifest.object_version}"):
-                pass
+        verify(Stored(copy, manifest), lambda _: None)
         copy.complete_with(sealed)
-    except BaseException:
+    except BaseException as problem:
         remove_directory(vault.path, target)
+        if isinstance(problem, OSError) and not isinstance(problem, FileNotFoundError):
+            raise ConfigurationError(f"{target} cannot be written: {problem.strerror}") from None
         raise

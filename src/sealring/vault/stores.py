@@ -166,7 +166,10 @@ class Store:
                 raise FileNotFoundError(path)
             if size > largest:
                 raise StoreFailed(f"{self.url}/{path} has {size} bytes, more than it can have")
-            return self.read_range(path, 0, size)
+            content = self.read_range(path, 0, size)
+            if len(content) != size:
+                raise StoreFailed(f"{self.url}/{path} has other bytes than the store said")
+            return content
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
         """At most so many bytes; fewer if the file was cut."""
@@ -209,7 +212,7 @@ class Store:
 
     def download(self, path: str, size: int, target: Path, progress: Progress) -> None:
         """So many bytes, no more, to a new file that is then on the disk."""
-        with self._asking(), open(os.open(target, NEW_FILE, 0o600), "wb") as out:
+        with open(os.open(target, NEW_FILE, 0o600), "wb") as out:
             for start in range(0, size, _BLOCK):
                 end = min(start + _BLOCK, size)
                 block = self.read_range(path, start, end)

@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sealring.errors import BadSource, ConfigurationError, SealringError, UnsafePath
+from sealring.vault import Dataset
 from sealring.vault.datasets import parquet_source
+from sealring.vault.datasets.parquet_files import seal_parquet
 from sealring.vault.vault import Vault
 from tests.vault.datasets.made import json_lines, sealed, tar, tokens
 
@@ -72,7 +74,7 @@ def test_a_tar_that_names_more_bytes_than_it_has(vault: Vault, tmp_path: Path) -
     refused(vault, tmp_path / "bad.tar", BadSource, "'a.txt' has 1099511627776 bytes")
     member.size = 10_000
     (tmp_path / "bad.tar").write_bytes(member.tobuf() + bytes(1024))
-    refused(vault, tmp_path / "bad.tar", BadSource, "cut off|no tar archive")
+    refused(vault, tmp_path / "bad.tar", BadSource, "cut off|cannot be read as a tar archive")
     header = tarfile.TarInfo("long")
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 32
     (tmp_path / "bad.tar").write_bytes(header.tobuf() + bytes(1024))
@@ -80,7 +82,7 @@ def test_a_tar_that_names_more_bytes_than_it_has(vault: Vault, tmp_path: Path) -
         vault, tmp_path / "bad.tar", BadSource, "bad.tar: at byte 512 it names 4294967296 bytes"
     )
     (tmp_path / "bad.tar").write_bytes(b"no archive" * 100)
-    refused(vault, tmp_path / "bad.tar", BadSource, "no tar archive")
+    refused(vault, tmp_path / "bad.tar", BadSource, "cannot be read as a tar archive")
 
 
 def test_a_line_of_one_gibibyte(vault: Vault, tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_token_files_that_are_none(vault: Vault, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 2), dtype="<u2"))
     refused(vault, tmp_path / "a.npy", BadSource, "no array of one dimension")
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100))
-    refused(vault, tmp_path / "a.npy", BadSource, "names 4294967295 bytes|no .npy file")
+    refused(vault, tmp_path / "a.npy", BadSource, "names 4294967295 bytes")
 
 
 def test_a_sample_above_the_limit(vault: Vault, tmp_path: Path) -> None:
@@ -201,3 +203,71 @@ def test_a_sample_above_the_limit(vault: Vault, tmp_path: Path) -> None:
             sample=1000)  # fmt: skip
     source = tar(tmp_path / "a.tar", [("a.1", bytes(600)), ("a.2", bytes(600))])
     refused(vault, source, BadSource, "the sample 'a' is larger than 1000", sample=1000)
+
+
+def folded(size: int, rows: int) -> Any:
+    """Many copies of one long text, of which the file has one."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * size]))
+
+
+@pytest.mark.parametrize("inside", ["struct", "list", "map"])
+def test_parquet_that_would_fill_the_memory_from_inside(
+    vault: Vault, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_source, "_SMALL", 1 << 22)
+    text, ends = folded(1 << 20, 100), pa.array(range(101), pa.int32())
+    column = {
+        "struct": lambda: pa.StructArray.from_arrays([text], ["s"]),
+        "list": lambda: pa.ListArray.from_arrays(ends, text),
+        "map": lambda: pa.MapArray.from_arrays(ends, text, pa.array(range(100))),
+    }[inside]()
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"a": column}), path, compression="zstd", store_schema=False)
+    refused(vault, path, BadSource, r"bomb\.parquet would become more than 1000 times as large")
+    with pytest.raises(BadSource, match="would become more than 1000 times as large"):
+        seal_parquet(vault, path, tmp_path / "out", "tables", lambda count: None)
+
+
+def test_bytes_are_not_turned_into_text(vault: Vault, tmp_path: Path) -> None:
+    path = tmp_path / "bytes.parquet"
+    pq.write_table(pa.table({"a": [{"b": b"\xff"}]}), path)
+    refused(vault, path, BadSource, "JSON has no bytes")
+    pq.write_table(pa.table({"a": pa.array([b"\xff" * 4], pa.binary(4))}), path)
+    sealed(vault, path)
+    assert Dataset(vault, "data")[0] == {"a": b"\xff" * 4}
+
+
+def extended(name: str, kind: bytes, content: bytes) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.type, header.size = kind, len(content)
+    return header.tobuf(tarfile.GNU_FORMAT) + content.ljust(512, b"\0")
+
+
+PARSERS = {
+    "headers of headers.tar": extended("p", tarfile.XHDTYPE, b"12 path=abc\n") * 5000,
+    "names of names.tar": extended("././@LongLink", tarfile.GNUTYPE_LONGNAME, b"abc\0") * 5000,
+    "signs.npy": b"{'descr':'<u2','fortran_order':False,'shape':(" + b"-" * 5000 + b"1,)}",
+    "open.npy": b"{" + b" " * 9000,
+    "days.parquet": b"",
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_what_makes_a_parser_fail_otherwise(vault: Vault, tmp_path: Path, name: str) -> None:
+    path, content = tmp_path / name, PARSERS[name]
+    if path.suffix == ".npy":
+        content = b"\x93NUMPY\x02\x00" + len(content).to_bytes(4, "little") + content
+    path.write_bytes(content)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"a": pa.array([2**31 - 1], pa.date32())}), path)
+    refused(vault, path, BadSource, f"{name} cannot be read as")
+
+
+def test_a_tar_that_is_damaged_in_the_middle(vault: Vault, tmp_path: Path) -> None:
+    path = tar(tmp_path / "bad.tar", [("a.txt", b"fine"), ("b.txt", b"lost"), ("c.txt", b"lost")])
+    content = bytearray(path.read_bytes())
+    content[1024 + 148] ^= 1  # the second header's checksum
+    path.write_bytes(content)
+    refused(
+        vault, path, BadSource, "what follows byte 1024 is neither a file nor the archive's end"
+    )

@@ -113,3 +113,16 @@ def test_the_samples_of_each_rank_are_noted_as_it_read_them(
         every += places
     assert len(set(every)) == len(every) >= 2 * COUNT  # no item twice, and all of two epochs
     dataset.close()
+
+
+def test_a_dataset_that_is_read_by_number_is_named(
+    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run could train on it, and state only what it has read by a stream."""
+    sealed(vault, json_lines(tmp_path / "source", count=3))
+    recording: Any = SimpleNamespace(notes=Notes())
+    monkeypatch.setattr("sealring.recording.hooks.current", lambda: recording)
+    dataset = Dataset(vault, "data")
+    (named,) = recording.notes.take().data
+    assert (named.name, named.sha256, named.first, named.end) == ("data", dataset.digest, 0, 0)
+    dataset.close()

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from sealring.errors import ConfigurationError, Unsupported, WrongPosition
 from sealring.provenance.intervals import Share
-from sealring.recording.hooks import note_data
+from sealring.recording.hooks import note_data, note_opened
 from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
 from sealring.vault.datasets.reading import OpenDataset, Samples, View, Windows
@@ -47,6 +47,7 @@ class Dataset(TorchDataset[Any]):
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self._opened = OpenDataset(vault, name, version)
+        note_opened(name, self._opened.digest)
         fields = self._opened.index.fields
         self._view: View = (
             Samples(fields) if length is None else Windows(fields, length, pad, documents=documents)

@@ -72,7 +72,14 @@ def _as_files(value: memoryview) -> dict[str, bytes]:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_as_text).encode()
+
+
+def _as_text(value: Any) -> str:
+    """Of dates, decimals and the like. Bytes have none: another value would come back."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError("JSON has no bytes")
+    return str(value)
 
 
 _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {

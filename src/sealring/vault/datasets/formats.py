@@ -19,7 +19,15 @@ from sealring.errors import BadSource, ConfigurationError, UnsafePath
 from sealring.strict import unique_keys
 from sealring.vault.datasets.fields import Field
 from sealring.vault.datasets.parquet_source import Parquet
-from sealring.vault.datasets.sources import Limits, SourceFile, Unit, Watched, cut, range_digest
+from sealring.vault.datasets.sources import (
+    Limits,
+    SourceFile,
+    Unit,
+    Watched,
+    cut,
+    parsing,
+    range_digest,
+)
 from sealring.vault.files import check_inside
 
 Order = dict[str, Any]
@@ -173,35 +181,46 @@ class _Bounded:
 
 def _members(file: BinaryIO, limits: Limits) -> Iterator[tuple[str, bytes]]:
     bounded: Any = _Bounded(file, max(limits.sample, 1 << 20))
-    try:
-        with tarfile.open(fileobj=bounded, mode="r:") as archive:
-            for member in archive:
-                archive.members = []  # type: ignore[attr-defined]  # it keeps all that it has read
-                where = f"{file.name}: {member.name[:200]!r}"
-                if member.isdir():
-                    continue
-                if not member.isreg() or member.issparse():
-                    raise UnsafePath(
-                        f"{where} is a link, a device or a sparse file: only regular files are "
-                        "ingested"
-                    )
-                try:
-                    inside = check_inside(member.name.removeprefix("./"))
-                except UnsafePath:
-                    raise UnsafePath(f"{where} leads out of the archive") from None
-                if member.size > limits.sample:
-                    raise BadSource(
-                        f"{where} has {member.size} bytes, and the limit is {limits.sample}: if it "
-                        "is meant, set a larger --largest-sample"
-                    )
-                content = archive.extractfile(member)
-                assert content is not None, "isreg"
-                data = content.read(member.size)
-                if len(data) != member.size:
-                    raise BadSource(f"{where} is cut off")
-                yield str(inside), data
-    except (tarfile.TarError, EOFError, ValueError) as problem:
-        raise BadSource(f"{file.name} is no tar archive: {problem}") from None
+    with (
+        parsing(file.name, "a tar archive"),
+        tarfile.open(fileobj=bounded, mode="r:") as archive,
+    ):
+        for member in archive:
+            archive.members = []  # type: ignore[attr-defined]  # it keeps all that it has read
+            where = f"{file.name}: {member.name[:200]!r}"
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse():
+                raise UnsafePath(
+                    f"{where} is a link, a device or a sparse file: only regular files are ingested"
+                )
+            try:
+                inside = check_inside(member.name.removeprefix("./"))
+            except UnsafePath:
+                raise UnsafePath(f"{where} leads out of the archive") from None
+            if member.size > limits.sample:
+                raise BadSource(
+                    f"{where} has {member.size} bytes, and the limit is {limits.sample}: if it "
+                    "is meant, set a larger --largest-sample"
+                )
+            content = archive.extractfile(member)
+            assert content is not None, "isreg"
+            data = content.read(member.size)
+            if len(data) != member.size:
+                raise BadSource(f"{where} is cut off")
+            yield str(inside), data
+        _check_end(bounded, archive.offset)
+
+
+def _check_end(file: Any, at: int) -> None:
+    """Nothing is behind the last file: tarfile takes a damaged header for the archive's end."""
+    file.seek(at)
+    while block := file.read(1 << 20):
+        if block.count(0) != len(block):
+            raise BadSource(
+                f"{file.name}: what follows byte {at} is neither a file nor the archive's end: it "
+                "is damaged, or several archives in one"
+            )
 
 
 class Images:
@@ -290,7 +309,7 @@ class Tokens:
             return dtype, 0
         with Watched().open(str(file.path)) as opened:
             bounded: Any = _Bounded(opened, 1 << 20)
-            try:
+            with parsing(file.path, ".npy"):
                 version = np.lib.format.read_magic(bounded)
                 read = (
                     np.lib.format.read_array_header_1_0
@@ -298,8 +317,6 @@ class Tokens:
                     else np.lib.format.read_array_header_2_0
                 )
                 shape, _, found = read(bounded, max_header_size=10_000)
-            except (ValueError, EOFError) as problem:
-                raise BadSource(f"{file.path} is no .npy file: {problem}") from None
             start = opened.tell()
         plain = found in (np.dtype("<u2"), np.dtype("<u4"))
         if not plain or len(shape) != 1 or start + shape[0] * found.itemsize != file.size:

@@ -26,7 +26,7 @@ from sealring.errors import (
 from sealring.identity.private_files import sync_directory
 from sealring.strict import strictly
 from sealring.vault import objects
-from sealring.vault.datasets.parquet_source import check_groups, pyarrow, readable
+from sealring.vault.datasets.parquet_source import check_content, pyarrow, readable
 from sealring.vault.datasets.sources import SourceFile, Watched, source_files
 from sealring.vault.datasets.stages import canonical
 from sealring.vault.files import check_inside, check_output, move_into_place
@@ -97,8 +97,8 @@ def _encrypt(
     encryption, parquet = pyarrow("pyarrow.parquet.encryption"), pyarrow("pyarrow.parquet")
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     watched = Watched()
+    check_content(watched, str(source.path))
     with watched.open(str(source.path)) as file, readable(file) as opened:
-        check_groups(opened, source)
         properties = encryption.create_encryption_properties(
             bytes(key), aad_prefix=aad, store_aad_prefix=False, encryption_algorithm=ALGORITHM
         )

@@ -12,7 +12,14 @@ import numpy as np
 
 from sealring.errors import BadSource, MissingExtra
 from sealring.vault.datasets.fields import Field
-from sealring.vault.datasets.sources import Limits, SourceFile, Unit, Watched, range_digest
+from sealring.vault.datasets.sources import (
+    Limits,
+    SourceFile,
+    Unit,
+    Watched,
+    parsing,
+    range_digest,
+)
 
 _ROWS: Final = 1024
 _EXPANSION: Final = 1000
@@ -38,15 +45,12 @@ def readable(file: BinaryIO, strings: list[str] | None = None) -> Iterator[Any]:
     `strings`: columns whose values stay in a dictionary. A few bytes can stand for a million
     copies of a long string, which would else all be made at once.
     """
-    parquet, arrow = pyarrow("pyarrow.parquet"), pyarrow("pyarrow")
-    try:
-        with parquet.ParquetFile(
-            file, pre_buffer=False, thrift_string_size_limit=_STRING_LIMIT,
-            thrift_container_size_limit=_CONTAINER_LIMIT, read_dictionary=strings,
-        ) as opened:  # fmt: skip
-            yield opened
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as problem:
-        raise BadSource(f"{file.name} cannot be read as Parquet: {problem}") from None
+    parquet = pyarrow("pyarrow.parquet")
+    with parsing(file.name, "Parquet"), parquet.ParquetFile(
+        file, pre_buffer=False, thrift_string_size_limit=_STRING_LIMIT,
+        thrift_container_size_limit=_CONTAINER_LIMIT, read_dictionary=strings,
+    ) as opened:  # fmt: skip
+        yield opened
 
 
 class Parquet:
@@ -103,23 +107,37 @@ class Parquet:
         self, order: dict[str, Any], watched: Watched, limits: Limits
     ) -> Iterator[dict[str, Any]]:
         wanted = list(range(order["first"], order["stop"]))
-        with watched.open(order["path"]) as file, readable(file) as opened:
-            fields = opened.schema_arrow
-            strings = [one.name for one in fields if _kind(one.type) in ("text", "bytes")]
-        with watched.open(order["path"]) as file, readable(file, strings) as opened:
-            compressed = sum(
-                _checked_size(opened.metadata.row_group(number), file, number) for number in wanted
-            )
-            left = max(_SMALL, _EXPANSION * compressed)
+        with _folded(watched, order["path"]) as (file, opened):
             kinds = [_kind(one.type) for one in opened.schema_arrow]
-            for batch in opened.iter_batches(_ROWS, row_groups=wanted, use_threads=False):
-                left -= batch.nbytes
+            for batch in _batches(opened, wanted, file):
                 columns = [_values(*one) for one in zip(batch.columns, kinds, strict=True)]
                 for row in zip(*columns, strict=True):
-                    left -= sum(len(one) for one in row if isinstance(one, str | bytes))
-                    if left < 0:
-                        raise _bomb(file.name)
                     yield dict(zip(batch.schema.names, row, strict=True))
+
+
+def _strings(opened: Any) -> list[str]:
+    """Paths of the columns that hold text or bytes, also inside lists and structs."""
+    columns = [opened.schema.column(number) for number in range(len(opened.schema))]
+    return [
+        one.path
+        for one in columns
+        if one.physical_type == "BYTE_ARRAY" and one.logical_type.type != "DECIMAL"
+    ]
+
+
+def _unfolded(column: Any) -> int:
+    """Bytes of text that a column's dictionaries stand for, also inside lists and structs."""
+    types, compute = pyarrow("pyarrow.types"), pyarrow("pyarrow.compute")
+    if types.is_dictionary(column.type):
+        lengths = compute.binary_length(column.dictionary).take(column.indices)
+        return compute.sum(lengths.cast("int64")).as_py() or 0
+    if types.is_map(column.type):
+        return _unfolded(column.keys) + _unfolded(column.items)
+    if types.is_struct(column.type):
+        return sum(map(_unfolded, column.flatten()))
+    if types.is_nested(column.type):
+        return _unfolded(column.flatten())
+    return 0
 
 
 def _kind(arrow_type: Any) -> str:
@@ -136,6 +154,8 @@ def _kind(arrow_type: Any) -> str:
         return "text"
     if types.is_binary(arrow_type) or types.is_large_binary(arrow_type):
         return "bytes"
+    if types.is_fixed_size_binary(arrow_type):
+        return "bytes"
     if types.is_list(arrow_type) or types.is_large_list(arrow_type):
         item = arrow_type.value_type
         if types.is_integer(item) or types.is_floating(item):
@@ -149,16 +169,39 @@ def _values(column: Any, kind: str) -> Iterator[Any]:
             if value.is_valid and value.values.null_count:
                 raise BadSource("a list has elements that are missing")
             yield value.values.to_numpy() if value.is_valid else None
-    elif kind in ("text", "bytes"):
+    else:
         for value in column:  # one at a time: see readable
             yield value.as_py()
-    else:
-        yield from column.to_pylist()
 
 
-def check_groups(opened: Any, source: SourceFile) -> None:
-    for number in range(opened.metadata.num_row_groups):
-        _checked_size(opened.metadata.row_group(number), source, number)
+def check_content(watched: Watched, path: str) -> None:
+    """Decodes all of it once, in small parts: what it becomes is bounded."""
+    with _folded(watched, path) as (file, opened):
+        for _ in _batches(opened, list(range(opened.metadata.num_row_groups)), file):
+            pass
+
+
+@contextlib.contextmanager
+def _folded(watched: Watched, path: str) -> Iterator[tuple[BinaryIO, Any]]:
+    """The file, with all texts left in their dictionaries."""
+    with watched.open(path) as file, readable(file) as opened:
+        strings = _strings(opened)
+    with watched.open(path) as file, readable(file, strings) as opened:
+        yield file, opened
+
+
+def _batches(opened: Any, groups: list[int], file: BinaryIO) -> Iterator[Any]:
+    """Rows of these groups, as long as they do not become too much. See `readable`."""
+    left = max(
+        _SMALL,
+        _EXPANSION
+        * sum(_checked_size(opened.metadata.row_group(one), file, one) for one in groups),
+    )
+    for batch in opened.iter_batches(_ROWS, row_groups=groups, use_threads=False):
+        left -= batch.nbytes + sum(map(_unfolded, batch.columns))
+        if left < 0:
+            raise _bomb(file.name)
+        yield batch
 
 
 def _checked_size(group: Any, source: Any, number: int) -> int:

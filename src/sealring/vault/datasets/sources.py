@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -10,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from sealring.errors import BadSource, ConfigurationError, SourceChanged, UnsafePath
+from sealring.errors import (
+    BadSource,
+    ConfigurationError,
+    SealringError,
+    SourceChanged,
+    UnsafePath,
+)
 from sealring.vault.trees import files_below
 
 SHARD_BYTES: Final = 64 << 20
@@ -87,6 +94,18 @@ class Watched:
                 f"{path} was changed while it was sealed: nothing of it was committed. Ingest it "
                 "again when it no longer changes"
             )
+
+
+@contextlib.contextmanager
+def parsing(name: object, form: str) -> Iterator[None]:
+    """Parsers of other projects raise anything at a file that an attacker made: it is BadSource."""
+    try:
+        yield
+    except SealringError:
+        raise
+    except Exception as problem:
+        reason = f"{type(problem).__name__}: {problem}"[:300]
+        raise BadSource(f"{name} cannot be read as {form}. {reason}") from None
 
 
 def range_digest(file: BinaryIO, ranges: Iterator[tuple[int, int]], about: bytes = b"") -> str:

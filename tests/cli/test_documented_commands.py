@@ -1,0 +1,60 @@
+"""Commands in the documents, and in the commands' own examples, have only options that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from sealring.cli import app
+from sealring.cli.examples import EXAMPLES
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_FENCE = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> Iterator[str]:
+    for block in _FENCE.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            for one in re.split(r"&&|\||;|>", line):
+                found = re.match(r"\s*(?:\w+=\S+ +)*(sealring [a-z].*)", one.partition(" #")[0])
+                if found:
+                    yield found[1].strip()
+
+
+def unknown(line: str) -> list[str]:
+    """Words of a command that the program does not take."""
+    words = line.split()[1:]
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands") and words:
+        if words[0] not in command.commands:
+            break
+        command = command.commands[words.pop(0)]
+    options = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+    own_words = words[: words.index("--")] if "--" in words else words
+    if command.name == "run":  # what follows the script is the script's
+        begins = [at for at, word in enumerate(words) if word == "-m" or word.endswith(".py")]
+        own_words = words[: begins[0]] if begins else words
+    given = {word.partition("=")[0] for word in own_words if re.match(r"--?[a-z]", word)}
+    return sorted(given - options - {"--help"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_commands_of_a_page(page: Path) -> None:
+    wrong = {line: found for line in commands(page.read_text()) if (found := unknown(line))}
+    assert wrong == {}
+
+
+def test_commands_of_the_examples() -> None:
+    wrong = {line: found for line in EXAMPLES.values() if (found := unknown(line))}
+    assert wrong == {}
+
+
+def test_an_option_that_does_not_exist_is_seen() -> None:
+    assert unknown("sealring audit run --no-such 1 -- --vault x") == ["--no-such"]
+    assert len(list(commands((ROOT / "docs" / "provenance.md").read_text()))) > 15
