@@ -119,7 +119,7 @@ def group_fields(terms: Terms) -> list[bytes]:
     ]
 
 
-def digest_of(fields: Iterable[bytes]) -> bytes:
+def digest_of(fields: Iterable[bytes | memoryview]) -> bytes:
     digest = hashlib.sha256()
     for value in fields:
         digest.update(len(value).to_bytes(4, "big"))
