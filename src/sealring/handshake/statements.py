@@ -26,6 +26,7 @@ from sealring.errors import MalformedSetup
 from sealring.handshake.terms import (
     Terms,
     digest_of,
+    framed,
     group_fields,
     integer_field,
     is_instance,
@@ -58,6 +59,11 @@ class Statement:
     """To the value that the member shows in the last round (`commitment_to`)."""
     contribution: _native.Secret = field(repr=False)
     """Fresh random bytes, towards the group's secret."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the certificate."""
+        return hashlib.sha256(self.certificate).digest()
 
     def encode(self) -> bytearray:
         """For the caller to overwrite: the contribution is in it."""
@@ -141,7 +147,7 @@ def transcript_of(terms: Terms, statements: Sequence[Statement]) -> bytes:
             each.instance.encode(),
             each.host.encode(),
             each.addresses,
-            hashlib.sha256(each.certificate).digest(),
+            each.fingerprint,
             each.commitment,
             hashlib.sha256(memoryview(each.contribution)).digest(),
         ]
@@ -167,10 +173,12 @@ def group_key(secret: _native.Secret, rank: int) -> _native.Secret:
     return secret.derive(b"", _GROUP_KEY + integer_field(rank), KEY_BYTES)
 
 
-def commitment_to(confirmation: _native.Secret | bytearray) -> bytes:
+def commitment_to(value: _native.Secret | bytearray) -> bytes:
     """What a member states in the first round of the value that it shows in the last one."""
-    with memoryview(confirmation) as shown:
-        return digest_of([_CONFIRMS, shown])
+    with memoryview(value) as shown:
+        digest = hashlib.sha256(framed([_CONFIRMS]) + len(shown).to_bytes(4, "big"))
+        digest.update(shown)  # no copy of it, for it may not have been shown yet
+    return digest.digest()
 
 
 def sign_transcript(key: PrivateKey, transcript: bytes) -> bytes:

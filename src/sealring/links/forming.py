@@ -51,6 +51,7 @@ _DOWN: Final = 2
 MOST_LINKED_AT_ONCE: Final = 8
 """In a group of up to so many, all pairs are linked when it forms: later would cost more."""
 
+_NO_CONTRIBUTION: Final = _native.Secret.zeros(KEY_BYTES)
 Conversation = Generator[bytes | bytearray, Mapping[int, bytearray], "Agreed"]
 """Yields this member's message of a round; is sent all members' messages of it, by rank."""
 
@@ -295,7 +296,7 @@ def _statement(rank: int, raw: bytearray) -> Statement:
     statement = parse_statement(raw)
     if statement.rank != rank:
         raise MalformedSetup(f"a statement of rank {statement.rank} came as that of rank {rank}")
-    if statement.contribution == _native.Secret.zeros(KEY_BYTES):
+    if statement.contribution == _NO_CONTRIBUTION:
         raise MalformedSetup(f"rank {rank} contributed no randomness", peer=rank, proven=True)
     return statement
 
@@ -315,7 +316,9 @@ def _verified_member(
     known: KnownCertificates | None,
 ) -> Member:
     where = f"{statement.host}, as another member passed it on"
-    peer, _ = verified(certificate, credentials, terms, statement.rank, where, known)
+    peer, _ = verified(
+        certificate, credentials, terms, statement.rank, where, known, statement.fingerprint
+    )
     addresses = parse_addresses(statement.addresses) if statement.addresses else ()
     return Member(statement.host, peer.key, addresses, statement.instance, peer.fingerprint)
 
