@@ -29,6 +29,7 @@ _LOG = logging.getLogger("sealring")
 
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.25
+_FIRST_AGAIN_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 1.0
 """How often, at most, a rank writes the same token again, and one that was answered is looked at.
 A store serves one request at a time, and in a large world most requests would be these."""
@@ -86,15 +87,15 @@ def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
 
 def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Event) -> None:
     answered: dict[int, str] = {}
-    pause = pause_of_answered = _FIRST_PAUSE_SECONDS
-    next_look = time.monotonic()
+    pause, pause_of_answered = _FIRST_PAUSE_SECONDS, _FIRST_AGAIN_SECONDS
+    next_look = time.monotonic() + pause_of_answered
     while not ended.wait(pause):
         pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
         asking = [rank for rank in others if rank not in answered]
         if time.monotonic() >= next_look:
             # What was answered may have been the token of an earlier attempt.
             asking = list(others)
-            pause_of_answered = min(1.5 * pause_of_answered, _AGAIN_SECONDS)
+            pause_of_answered = min(2 * pause_of_answered, _AGAIN_SECONDS)
             next_look = time.monotonic() + pause_of_answered
         for rank in asking:
             try:
@@ -102,7 +103,7 @@ def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Ev
                 if is_instance(token) and answered.get(rank) != token:
                     store.set(f"sealring/epoch/answer/{rank}", f"{epoch} {token}")
                     answered[rank] = token
-                    pause = pause_of_answered = _FIRST_PAUSE_SECONDS
+                    pause = _FIRST_PAUSE_SECONDS
             except Exception as problem:  # those who ask say so as well, and they fail by it
                 _LOG.warning("sealring: the rendezvous store cannot be used: %s", problem)
                 return
