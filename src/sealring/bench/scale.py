@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from sealring.bench.exchange import Progress
+from sealring.bench.floor import forming_floor
 from sealring.bench.light import LightGroup, LightWorker
 from sealring.bench.session import Job, Section
 from sealring.bench.workers import Report, run_workers
@@ -115,14 +116,18 @@ def _measure(ranks: int) -> list[ScaleCase]:
     for _, part in run_workers(processes, _host, ranks):
         parts.setdefault(part.what, []).append((part, _bytes_sent()))
     cases = []
+    side = math.isqrt(ranks)
+    groups = {"world": [ranks], "all_reduce": [], "mesh": [side, side]}
     for what, seen in parts.items():
         sent = max(count for _, count in seen)
         found = [part for part, _ in seen]
+        ends = sum(part.handshakes for part in found)
+        strangers = ranks - 1 if what == "world" else 0
         cases.append(
             ScaleCase(
                 ranks=ranks,
                 what=what,
-                handshakes=sum(part.handshakes for part in found) // 2,
+                handshakes=ends // 2,
                 resumptions=sum(part.resumptions for part in found) // 2,
                 sockets=sum(part.sockets for part in found),
                 bytes=sent - before,
@@ -130,6 +135,9 @@ def _measure(ranks: int) -> list[ScaleCase]:
                     max(part.end for part in found) - min(part.start for part in found), 3
                 ),
                 cpu_seconds_per_rank=round(sum(part.cpu for part in found) / ranks, 5),
+                floor_seconds_per_rank=round(
+                    forming_floor(groups[what], strangers, ends / ranks), 5
+                ),
                 rss_bytes=sum(part.rss for part in found),
             )
         )
