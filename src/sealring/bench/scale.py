@@ -35,7 +35,8 @@ _ELEMENTS: Final = 1024
 """Of the all-reduce: 4 KiB."""
 _SWITCH_SECONDS: Final = 0.05
 """Every thread that waits for the interpreter wakes up this often. A rank that has a process to
-itself has a few of them; here hundreds wait, and at Python's 5 ms they cost more than a rank."""
+itself has a few of them; here hundreds wait. Python's own is 5 ms: one run each at 256 ranks gave
+205.6 ms of CPU a rank with it and 176.8 ms with this."""
 
 
 @dataclass(frozen=True, slots=True)
