@@ -47,7 +47,7 @@ FORMING: Final = Model(
     "forming.maude",
     "FORMING-SCENARIOS",
     "forming",
-    ("changed-words", "own-certificate", "two-accounts"),
+    ("changed-words", "own-certificate", "own-commitment", "two-accounts"),
     (),
 )
 MODELS: Final = (SETUP, BROKER, FORMING)
@@ -187,9 +187,10 @@ REMOVALS: Final = [
         FORMING,
         """
         signatures              changed-words     premature
+        signatures              changed-words     identity
+        signatures              two-accounts      agreement
         confirmations           changed-words     unverified
-        signatures+confirmations  changed-words   identity
-        signatures+confirmations  two-accounts    agreement
+        commitments             own-commitment    identity
         certificates            own-certificate   identity
         own-entry               changed-words     identity
         """,

@@ -26,6 +26,7 @@ from sealring.errors import (
 )
 from sealring.handshake.statements import (
     Statement,
+    commitment_to,
     encode_bundle,
     parse_bundle,
     parse_statement,
@@ -98,14 +99,19 @@ def test_two_different_accounts_of_a_member(monkeypatch: pytest.MonkeyPatch) -> 
     outcome(WrongGroup)
 
 
-def test_an_address_of_the_liars_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"addresses": b'[["127.0.0.1",9]]'}, {"commitment": commitment_to(bytearray(32))}],
+    ids=["address", "commitment"],
+)
+def test_words_of_the_liars_choice(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, bytes]
+) -> None:
     """Told to one of those below it alone."""
     lying(
         monkeypatch,
         lambda way, receiver, entries: (
-            forged(entries, addresses=b'[["127.0.0.1",9]]')
-            if (way, receiver) == (DOWN, 6)
-            else None
+            forged(entries, **changes) if (way, receiver) == (DOWN, 6) else None
         ),
     )
     outcome(WrongGroup)
@@ -166,20 +172,36 @@ def test_a_signature_changed_for_one_member_alone(monkeypatch: pytest.MonkeyPatc
     outcome(WrongGroup)
 
 
-def test_a_signature_of_round_2_in_place_of_a_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The member below has signed the transcript and has not confirmed it."""
-    signatures: list[bytearray] = []
+@pytest.mark.parametrize("made_of", ["the liar's own", "the commitment", "another group's"])
+def test_a_confirmation_that_the_member_did_not_show(
+    monkeypatch: pytest.MonkeyPatch, made_of: str
+) -> None:
+    """What the liar has of the member below it before that member confirms."""
+    commitments: list[bytes] = []
 
     def change(way: int, _: int, entries: Entries) -> None:
-        if way == UP and len(entries[VICTIM]) == 64:
-            signatures.append(bytearray(entries[VICTIM]))
-            entries[VICTIM] = bytearray(signatures[0])
+        if way == UP and len(entries[VICTIM]) > 200:
+            commitments.append(parse_statement(entries[VICTIM]).commitment)
+        elif way == UP and len(entries[VICTIM]) == 32:
+            entries[VICTIM] = {
+                "the liar's own": entries[LIAR],
+                "the commitment": bytearray(commitments[-1]),
+                "another group's": earlier.setdefault("shown", bytearray(entries[VICTIM])),
+            }[made_of]
 
+    earlier: dict[str, bytearray] = {}
     lying(monkeypatch, change)
     with team(formed=False) as one:
-        made = one.form(timeout_s=20.0)
-        assert len(signatures) == 2
-        assert not any(isinstance(each, LightGroup) for each in made)
+        if made_of == "another group's":
+            one.form(timeout_s=20.0)
+            assert len(one.groups) == SIZE
+        first, made = one.groups, one.form(timeout_s=20.0)
+        assert not one.groups
+        one.groups = first
+        del first
+        others = set(range(SIZE)) - {LIAR, VICTIM}
+        assert {made[rank][0] for rank in others} == {WrongGroup}
+        assert made[VICTIM][0] is MalformedSetup
 
 
 def test_a_confirmation_changed_for_the_members_below(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +317,9 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
     def invent(self: Any) -> None:
         if self._rank == 2 and self._awaited and not self._sent_up:
             own = parse_statement(bytearray(self._collected[2]))
-            said = Statement(3, own.instance, own.host, b"", b"strange", own.contribution)
+            said = Statement(
+                3, own.instance, own.host, b"", b"strange", own.commitment, own.contribution
+            )
             self._awaited, self._collected[3] = set(), said.encode()
         go_on(self)
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from sealring.bench import floor
+from sealring.bench.floor import forming_floor
 from sealring.bench.scale import growth, measure_scale
 from sealring.results import ScaleCase
 
@@ -20,10 +24,18 @@ def test_a_group_of_nine_and_its_mesh() -> None:
     assert mesh.resumptions >= 3
     assert mesh.sockets > all_reduce.sockets >= world.sockets >= 2 * 8
     assert min(world.seconds, world.cpu_seconds_per_rank, world.rss_bytes) > 0
+    assert world.floor_seconds_per_rank > mesh.floor_seconds_per_rank > 0, "known certificates"
+
+
+def test_the_floor_counts_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floor, "signature_seconds", lambda: (1.0, 100.0))
+    assert forming_floor([16], strangers=15, handshakes=0) == 1 + 30 * 100
+    assert forming_floor([16, 16], strangers=0, handshakes=0) == 2 + 30 * 100
+    assert forming_floor([], strangers=0, handshakes=0.5) == 0.5 + 100
 
 
 def test_growth_is_an_exponent() -> None:
-    one = ScaleCase(8, "world", 8, 0, 16, 100, 1.0, 0.1, 1000)
+    one = ScaleCase(8, "world", 8, 0, 16, 100, 1.0, 0.1, 0.05, 1000)
     cases = [
         one,
         replace(one, ranks=16, handshakes=16, seconds=4.0),

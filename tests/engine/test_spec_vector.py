@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from sealring import _native, _stand_ins, limits
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.handshake import Terms, group_context
+from sealring.handshake.statements import commitment_to
 from sealring.handshake.terms import members_digest
 from sealring.identity.secret import derive_authority
 from sealring.schedule import Algorithm, Operation
@@ -132,3 +133,7 @@ def test_contexts(vector: dict[str, str]) -> None:
     terms = Terms("demo", "default", "0.1", world=4, members=(0, 1, 2, 3), rank=2, settings={})
     assert members_digest(terms.members) == vector["members-digest"]
     assert group_context(terms).hex() == vector["group-context"]
+
+    value = bytearray.fromhex(vector["confirmation-value"])
+    assert digest(b"sealring 2 confirmation", bytes(value)) == vector["commitment"]
+    assert commitment_to(value).hex() == vector["commitment"]

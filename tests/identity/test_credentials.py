@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from sealring import _native
 from sealring.errors import BadCertificate, BadSecret, ConfigurationError, NoIdentity
-from sealring.identity import Credentials, load_credentials, verify
+from sealring.identity import Credentials, WorkerName, load_credentials, verify
 from sealring.identity.secret import derive_authority
 from tests.identity.issuing import Issuer
 
@@ -70,13 +71,32 @@ def test_each_worker_has_a_key_of_its_own_and_keeps_it() -> None:
     again = load_credentials(1, 4, {"SEALRING_SECRET": SECRET})
     assert one.certificate.public_key() != other.certificate.public_key()
     assert one.certificate.public_key() == again.certificate.public_key()
-    assert one.certificate != again.certificate
+    assert one.certificate == again.certificate
     named = load_credentials(1, 4, {"SEALRING_SECRET": SECRET, "SEALRING_JOB": "another"})
     larger = load_credentials(1, 5, {"SEALRING_SECRET": SECRET})
     keys = {each.certificate.public_key().public_bytes_raw() for each in (one, named, larger)}  # type: ignore[union-attr]
     assert len(keys) == 3
     lifetime = one.certificate.not_valid_after_utc - datetime.now(UTC)
     assert 23.9 < lifetime.total_seconds() / 3600 <= 24
+
+
+def test_a_process_makes_a_new_certificate_for_its_key_after_an_hour() -> None:
+    """Until then all its groups show one, which each peer verifies once."""
+    authority = derive_authority(_native.Secret(SECRET.encode()))
+    now = datetime.now(UTC) + timedelta(days=100)
+
+    def at(hours: float) -> x509.Certificate:
+        name = WorkerName("job", 3)
+        return authority.issue_to_self(name, 7, now + timedelta(hours=hours))[0]
+
+    first, still, later = at(0), at(0.99), at(1)
+    set_back = at(-2)
+    assert first == still
+    made = [first, later, set_back]
+    assert len({each.serial_number for each in made}) == 3
+    assert len({each.public_key().public_bytes_raw() for each in made}) == 1  # type: ignore[union-attr]
+    assert set_back.not_valid_before_utc < now - timedelta(hours=2)
+    assert first.not_valid_after_utc < later.not_valid_after_utc
 
 
 def test_the_job_can_be_named() -> None:

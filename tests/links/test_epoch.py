@@ -81,3 +81,44 @@ class BrokenStore(DictStore):
 def test_a_store_that_breaks_is_named() -> None:
     with pytest.raises(PeerUnreachable, match="the store's host is gone"):
         attempt(BrokenStore(), members=(3,))
+
+
+class CountingStore(DictStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+        self.looks: list[str] = []
+
+    def set(self, key: str, value: str) -> None:
+        self.writes.append(key)
+        super().set(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        self.looks += keys
+        return super().check(keys)
+
+
+def test_a_rank_that_waits_looks_more_often_than_it_writes() -> None:
+    store = CountingStore()
+    with pytest.raises(PeerUnreachable, match="rank 1 did not appear"):
+        attempt(store, members=(3,), seconds=0.3)
+    assert len(store.writes) < len(store.looks) / 2
+
+
+def test_a_rank_that_was_answered_is_looked_at_less_often_than_one_that_is_missing() -> None:
+    store = CountingStore()
+    with agreed_epoch(store, MEMBERS, 1, time.monotonic() + 20):
+        store.set("sealring/epoch/ask/3", "a" * 32)
+        while len(store.looks) < 40:
+            time.sleep(0.01)
+    assert store.looks.count("sealring/epoch/ask/3") < store.looks.count("sealring/epoch/ask/2")
+
+
+def test_a_second_token_of_a_rank_is_answered_as_well() -> None:
+    """Its first one may be of an attempt that ended."""
+    store = DictStore()
+    with agreed_epoch(store, MEMBERS, 1, time.monotonic() + 20) as epoch:
+        for token in ("a" * 32, "b" * 32):
+            store.set("sealring/epoch/ask/3", token)
+            while store.values.get("sealring/epoch/answer/3") != f"{epoch} {token}".encode():
+                time.sleep(0.01)

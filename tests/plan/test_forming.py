@@ -17,7 +17,7 @@ from tests.plan.test_answer import question
 
 
 def case(ranks: int, cpu_s: float, what: str = "world") -> ScaleCase:
-    return ScaleCase(ranks, what, ranks, 0, ranks, ranks, 1.0, cpu_s, 1)
+    return ScaleCase(ranks, what, ranks, 0, ranks, ranks, 1.0, cpu_s, 0.0, 1)
 
 
 def test_a_line_through_the_groups_of_all_ranks() -> None:

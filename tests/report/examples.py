@@ -41,7 +41,9 @@ def whole(seed: int = 0, factor: float = 1.0, **changes: Any) -> Results:
         allreduce=_allreduce(draw, factor),
         step=_steps(draw, factor),
         scale=[
-            ScaleCase(ranks, what, ranks - 1, 0, 3 * ranks, 1000 * ranks, 0.1 * ranks, cpu, 10**8)
+            ScaleCase(
+                ranks, what, ranks - 1, 0, 3 * ranks, 1000 * ranks, 0.1 * ranks, cpu, 0.01, 10**8
+            )
             for ranks in (16, 64, 256)
             for what, cpu in (("world", 0.01 + ranks * 4e-4), ("all_reduce", 6e-4), ("mesh", 0.02))
         ],

@@ -60,7 +60,7 @@ def results() -> Results:
                 "all_reduce", 2, 4096, "float32", "shm", "plain", "cpu", 0, 0, 2, [2e-3, 2.1e-3]
             )
         ],
-        scale=[ScaleCase(16, "world", 15, 0, 46, 100_000, 0.4, 0.02, 300_000_000)],
+        scale=[ScaleCase(16, "world", 15, 0, 46, 100_000, 0.4, 0.02, 0.004, 300_000_000)],
         step=[
             StepCase(
                 "gpt-small", 10_834_944, 2, 2, 512, "fp32", 25.0, 2, "shm", "sealed", "cpu",

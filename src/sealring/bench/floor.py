@@ -1,12 +1,18 @@
-"""What no schedule can undercut: the bytes that the busiest core seals and opens, at AES's rate."""
+"""What no schedule and no protocol can undercut: the cryptography itself, on this machine.
+
+a collective       the bytes that the busiest core seals and opens, at AES's rate
+forming a group    the signatures that a rank makes and verifies
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring import _native, limits
 
@@ -39,3 +45,27 @@ def busiest_core(rank_bytes: Sequence[int], cores: int) -> int:
     A rank's work is on one core; ranks that outnumber the cores share them, at best evenly.
     """
     return max(max(rank_bytes), -(-sum(rank_bytes) // min(len(rank_bytes), cores)))
+
+
+@cache
+def signature_seconds(runs: int = 200) -> tuple[float, float]:
+    """To make an Ed25519 signature and to verify one, on one core; the best of many runs."""
+    key, message = Ed25519PrivateKey.generate(), bytes(128)
+    signature, public = key.sign(message), key.public_key()
+    return (
+        min(_took(lambda: key.sign(message)) for _ in range(runs)),
+        min(_took(lambda: public.verify(signature, message)) for _ in range(runs)),
+    )
+
+
+def forming_floor(groups: Sequence[int], strangers: int, handshakes: float) -> float:
+    """A rank's signatures, in seconds: for groups of these sizes and for its share of handshakes.
+
+    It signs each group's transcript and verifies each other member's signature over it, verifies
+    the certificates of `strangers`, and at its end of a TLS handshake makes one signature and
+    verifies two.
+    """
+    sign, verify = signature_seconds()
+    made = len(groups) + handshakes
+    verified = sum(size - 1 for size in groups) + strangers + 2 * handshakes
+    return made * sign + verified * verify

@@ -373,6 +373,7 @@ def verified(
     rank: int | None,
     address: str,
     known: KnownCertificates | None,
+    fingerprint: bytes | None = None,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
     judged: JudgedPeer | None = None
 
@@ -392,6 +393,7 @@ def verified(
         judge=judge,
         judge_dates=not _was_in_date(certificate, credentials, terms),
         known=known,
+        fingerprint=fingerprint,
     )
     return peer, judged
 

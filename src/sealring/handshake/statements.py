@@ -3,7 +3,9 @@
 A statement passes through other members on its way, so it proves nothing by itself. What proves it
 is its author's signature over the transcript, which has every statement in it: a member that
 changes, drops or adds one ends with another transcript than the others, whose signatures it cannot
-make. Pure: bytes in, value out.
+make. A statement also has a commitment: the digest of a random value that its author shows when it
+has verified every member's signature, and that no other process can show before. Pure: bytes in,
+value out.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from sealring.errors import MalformedSetup
 from sealring.handshake.terms import (
     Terms,
     digest_of,
+    framed,
     group_fields,
     integer_field,
     is_instance,
@@ -35,13 +38,12 @@ from sealring.limits import KEY_BYTES
 MAX_STATEMENT_BYTES: Final = 64 << 10
 """A certificate may have an attestation of up to 48 KiB in it."""
 _MAX_ADDRESSES_BYTES: Final = 1024
+_COMMITMENT_BYTES: Final = 32
 _TRANSCRIPT: Final = b"sealring 2 transcript"
 _SECRET: Final = b"sealring 2 group secret"
 _GROUP_KEY: Final = b"sealring 2 group key"
-AGREES: Final = b"sealring 2, group transcript"
-"""Signed by a member that computed this transcript."""
-CONFIRMS: Final = b"sealring 2, group confirmed"
-"""Signed by a member that has verified every member's signature over this transcript."""
+_AGREES: Final = b"sealring 2, group transcript"
+_CONFIRMS: Final = b"sealring 2 confirmation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,27 @@ class Statement:
     """Where the member can be reached for further links, as in the store; nothing if nowhere."""
     certificate: bytes
     """Its DER encoding."""
+    commitment: bytes
+    """To the value that the member shows in the last round (`commitment_to`)."""
     contribution: _native.Secret = field(repr=False)
     """Fresh random bytes, towards the group's secret."""
 
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the certificate."""
+        return hashlib.sha256(self.certificate).digest()
+
     def encode(self) -> bytearray:
         """For the caller to overwrite: the contribution is in it."""
-        public = (self.instance.encode(), self.host.encode(), self.addresses, self.certificate)
-        head = b"".join(
-            len(value).to_bytes(4, "big") + value for value in (integer_field(self.rank), *public)
+        public = (
+            integer_field(self.rank),
+            self.instance.encode(),
+            self.host.encode(),
+            self.addresses,
+            self.certificate,
+            self.commitment,
         )
+        head = b"".join(len(value).to_bytes(4, "big") + value for value in public)
         head += KEY_BYTES.to_bytes(4, "big")
         # Of its final size at once: a buffer that grows leaves copies of its content behind.
         out = bytearray(len(head) + KEY_BYTES)
@@ -74,12 +88,12 @@ class Statement:
 def parse_statement(raw: bytes | bytearray) -> Statement:
     with memoryview(raw) as view:
         fields = [(at, length) for at, length in _fields(view)]
-        if len(fields) != 6:
+        if len(fields) != 7:
             raise MalformedSetup("a statement has not the fields it must have")
-        public = [bytes(view[at : at + length]) for at, length in fields[:5]]
-        at, length = fields[5]
-        if len(public[0]) != 8 or length != KEY_BYTES:
-            raise MalformedSetup("a statement's rank or contribution has another length")
+        public = [bytes(view[at : at + length]) for at, length in fields[:6]]
+        at, length = fields[6]
+        if (len(public[0]), len(public[5]), length) != (8, _COMMITMENT_BYTES, KEY_BYTES):
+            raise MalformedSetup("a statement's rank, commitment or contribution is not one")
         with view[at : at + length] as secret:
             contribution = _native.Secret(secret)
     try:
@@ -89,7 +103,8 @@ def parse_statement(raw: bytes | bytearray) -> Statement:
     if not is_instance(instance) or not is_name(host) or len(public[3]) > _MAX_ADDRESSES_BYTES:
         raise MalformedSetup("a statement's instance, host or addresses are none")
     rank = int.from_bytes(public[0], "big")
-    return Statement(rank, instance, host, public[3], public[4], contribution)
+    addresses, certificate, commitment = public[3:]
+    return Statement(rank, instance, host, addresses, certificate, commitment, contribution)
 
 
 def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes = b"") -> bytearray:
@@ -132,7 +147,8 @@ def transcript_of(terms: Terms, statements: Sequence[Statement]) -> bytes:
             each.instance.encode(),
             each.host.encode(),
             each.addresses,
-            hashlib.sha256(each.certificate).digest(),
+            each.fingerprint,
+            each.commitment,
             hashlib.sha256(memoryview(each.contribution)).digest(),
         ]
     return digest_of(fields)
@@ -157,9 +173,16 @@ def group_key(secret: _native.Secret, rank: int) -> _native.Secret:
     return secret.derive(b"", _GROUP_KEY + integer_field(rank), KEY_BYTES)
 
 
-def sign_transcript(key: PrivateKey, purpose: bytes, transcript: bytes) -> bytes:
-    """`purpose` is AGREES or CONFIRMS."""
-    signed = _signed(purpose, transcript)
+def commitment_to(value: _native.Secret | bytearray) -> bytes:
+    """What a member states in the first round of the value that it shows in the last one."""
+    with memoryview(value) as shown:
+        digest = hashlib.sha256(framed([_CONFIRMS]) + len(shown).to_bytes(4, "big"))
+        digest.update(shown)  # no copy of it, for it may not have been shown yet
+    return digest.digest()
+
+
+def sign_transcript(key: PrivateKey, transcript: bytes) -> bytes:
+    signed = _signed(transcript)
     if isinstance(key, ec.EllipticCurvePrivateKey):
         return key.sign(signed, ec.ECDSA(hashes.SHA256()))
     if isinstance(key, rsa.RSAPrivateKey):
@@ -167,10 +190,8 @@ def sign_transcript(key: PrivateKey, purpose: bytes, transcript: bytes) -> bytes
     return key.sign(signed)
 
 
-def signature_is_good(
-    certificate: x509.Certificate, purpose: bytes, transcript: bytes, signature: bytes
-) -> bool:
-    key, signed = certificate.public_key(), _signed(purpose, transcript)
+def signature_is_good(certificate: x509.Certificate, transcript: bytes, signature: bytes) -> bool:
+    key, signed = certificate.public_key(), _signed(transcript)
     try:
         if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
             key.verify(signature, signed)
@@ -188,9 +209,9 @@ def signature_is_good(
 _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
-def _signed(purpose: bytes, transcript: bytes) -> bytes:
+def _signed(transcript: bytes) -> bytes:
     """As in TLS 1.3 (RFC 8446, 4.4.3): no signature for one purpose is valid for another."""
-    return b" " * 64 + purpose + b"\0" + transcript
+    return b" " * 64 + _AGREES + b"\0" + transcript
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int]]:

@@ -10,8 +10,10 @@ import hashlib
 import re
 import secrets
 import socket
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from sealring.errors import ConfigurationError
 from sealring.identity.names import check_job
@@ -120,15 +122,18 @@ def group_fields(terms: Terms) -> list[bytes]:
 
 
 def digest_of(fields: Iterable[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for value in fields:
-        digest.update(len(value).to_bytes(4, "big"))
-        digest.update(value)
-    return digest.digest()
+    return hashlib.sha256(framed(fields)).digest()
 
 
+def framed(fields: Iterable[bytes]) -> bytes:
+    """Each field with its length before it."""
+    return b"".join([part for value in fields for part in (len(value).to_bytes(4, "big"), value)])
+
+
+@lru_cache(maxsize=64)
 def _ranks(members: tuple[int, ...]) -> bytes:
-    return b"".join(integer_field(rank) for rank in members)
+    """Kept, because every hello and every link of a group needs it."""
+    return struct.pack(f">{len(members)}Q", *members)
 
 
 def integer_field(value: int) -> bytes:

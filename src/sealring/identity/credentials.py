@@ -114,7 +114,8 @@ def load_credentials(
 ) -> Credentials:
     """This worker's identity, or the ConfigurationError that says what to set.
 
-    Under a job secret each call makes a new certificate, for the same key in one process.
+    Under a job secret a process makes itself a certificate, and a new one for the same key after an
+    hour.
 
     Dates are left to the peers: they refuse an expired certificate, and then every rank learns of
     it by name, where an exit here would leave the others waiting.

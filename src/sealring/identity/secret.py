@@ -72,26 +72,45 @@ class JobAuthority:
     def issue_to_self(
         self, name: WorkerName, world: int, now: datetime | None = None
     ) -> tuple[x509.Certificate, Ed25519PrivateKey]:
-        """A new certificate for the key that this process has as that worker."""
-        key = self._own_key(name, world)
-        lifetime = timedelta(hours=CERTIFICATE_HOURS)
-        certificate = issue(
-            self.certificate, self.key, key.public_key(), name, world, lifetime, now
-        )
+        """A certificate for the key that this process has as that worker, made within an hour."""
+        now = now or datetime.now(UTC)
+        own = self._own(name, world)
+        key = Ed25519PrivateKey.from_private_bytes(memoryview(own.seed))
+        made, certificate = own.newest
+        # A clock that was set back must not leave us with a certificate of the future.
+        if certificate is None or not made <= now < made + _SHOWN_FOR:
+            lifetime = timedelta(hours=CERTIFICATE_HOURS)
+            certificate = issue(
+                self.certificate, self.key, key.public_key(), name, world, lifetime, now
+            )
+            own.newest = (now, certificate)
         return certificate, key
 
-    def _own_key(self, name: WorkerName, world: int) -> Ed25519PrivateKey:
+    def _own(self, name: WorkerName, world: int) -> _OwnIdentity:
         # A forked child is another worker, and finds zeros where its parent's seeds are.
         whose = (os.getpid(), self.certificate.fingerprint(SHA256()), name.job, name.rank, world)
-        with _seeds_lock:
-            if whose not in _seeds:
-                _seeds[whose] = _native.Secret.random(KEY_BYTES)
-            return Ed25519PrivateKey.from_private_bytes(memoryview(_seeds[whose]))
+        with _own_lock:
+            if whose not in _own_identities:
+                _own_identities[whose] = _OwnIdentity(_native.Secret.random(KEY_BYTES))
+            return _own_identities[whose]
 
 
-_seeds: Final[dict[tuple[int, bytes, str, int, int], _native.Secret]] = {}
-"""Of this process's own keys, by process, authority, job, rank and world."""
-_seeds_lock: Final = threading.Lock()
+@dataclass(slots=True)
+class _OwnIdentity:
+    """What this process is as one worker of one job."""
+
+    seed: _native.Secret = field(repr=False)
+    """Of its private key."""
+    newest: tuple[datetime, x509.Certificate | None] = (_NOT_BEFORE, None)
+    """When its certificate was made, and the certificate."""
+
+
+_SHOWN_FOR: Final = timedelta(hours=1)
+"""After that a process makes a new certificate for its next group. Until then all its groups show
+one, which every peer verifies once."""
+_own_identities: Final[dict[tuple[int, bytes, str, int, int], _OwnIdentity]] = {}
+"""By process, authority, job, rank and world."""
+_own_lock: Final = threading.Lock()
 
 
 def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:

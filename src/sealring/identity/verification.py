@@ -100,6 +100,7 @@ def verify(
     now: datetime | None = None,
     judge_dates: bool = True,
     known: KnownCertificates | None = None,
+    fingerprint: bytes | None = None,
 ) -> VerifiedPeer:
     """Check everything a certificate must say to be admitted; `rank` is None if any rank will do.
 
@@ -107,8 +108,10 @@ def verify(
     revoked or does not pass the policy. The order matters: what fails up to and including `judge`
     is not `proven`, because a stranger or an evicted worker can cause it. Without `judge_dates` the
     caller knows that this very certificate was in date when the peer's group was formed.
+    `fingerprint` is the SHA-256 of the bytes that the caller has read the certificate from.
     """
-    fingerprint = fingerprint_of(certificate)
+    if fingerprint is None:
+        fingerprint = fingerprint_of(certificate)
     signed = None if known is None else known.get(fingerprint, authorities)
     if signed is None:
         signed = _signed(

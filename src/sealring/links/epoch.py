@@ -29,6 +29,10 @@ _LOG = logging.getLogger("sealring")
 
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.25
+_FIRST_AGAIN_SECONDS: Final = 0.05
+_AGAIN_SECONDS: Final = 1.0
+"""How often, at most, a rank writes the same token again, and one that was answered is looked at.
+A store serves one request at a time, and in a large world most requests would be these."""
 _MAX_VALUE_BYTES: Final = 128
 
 
@@ -58,11 +62,13 @@ def agreed_epoch(store: Store, members: Sequence[int], rank: int, deadline: floa
 def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
     token = secrets.token_hex(16)
     pause = _FIRST_PAUSE_SECONDS
-    began = time.monotonic()
+    began = next_write = time.monotonic()
     while True:
         try:
-            # Again each time: another writer there must not make us wait for ever.
-            store.set(f"sealring/epoch/ask/{rank}", token)
+            # Again and again: another writer there must not make us wait for ever.
+            if time.monotonic() >= next_write:
+                store.set(f"sealring/epoch/ask/{rank}", token)
+                next_write = time.monotonic() + _AGAIN_SECONDS
             epoch, _, answered = _read(store, f"sealring/epoch/answer/{rank}").partition(" ")
         except Exception as problem:
             raise PeerUnreachable(f"the rendezvous store cannot be used: {problem}") from problem
@@ -81,10 +87,17 @@ def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
 
 def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Event) -> None:
     answered: dict[int, str] = {}
-    pause = _FIRST_PAUSE_SECONDS
+    pause, pause_of_answered = _FIRST_PAUSE_SECONDS, _FIRST_AGAIN_SECONDS
+    next_look = time.monotonic() + pause_of_answered
     while not ended.wait(pause):
         pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
-        for rank in others:
+        asking = [rank for rank in others if rank not in answered]
+        if time.monotonic() >= next_look:
+            # What was answered may have been the token of an earlier attempt.
+            asking = list(others)
+            pause_of_answered = min(2 * pause_of_answered, _AGAIN_SECONDS)
+            next_look = time.monotonic() + pause_of_answered
+        for rank in asking:
             try:
                 token = _read(store, f"sealring/epoch/ask/{rank}")
                 if is_instance(token) and answered.get(rank) != token:

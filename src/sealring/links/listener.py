@@ -95,9 +95,6 @@ class Listener:
             raise
         if self._sockets:
             shares.join(self)
-        silent, greeting = shares.share_of(self)
-        self.silent.limit_to(silent)
-        self.greeting.limit_to(greeting)
 
     def close_descriptors(self) -> None:
         """In a forked child, where none of the threads exists."""

@@ -10,6 +10,7 @@ import ipaddress
 import json
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 from sealring.errors import MalformedSetup, PeerUnreachable
@@ -89,10 +90,16 @@ def _address(entry: object) -> Address:
     # bool is an int to isinstance(), and must not be one here.
     if type(port) is not int or not 1 <= port <= 65535:
         raise MalformedSetup("the rendezvous store holds a port that is not 1 to 65535")
+    return _host(host), port
+
+
+@lru_cache(maxsize=4096)
+def _host(host: str) -> str:
+    """Kept, because a member reads all members' addresses, and many members share a machine."""
     try:
         parsed = ipaddress.ip_address(host)
     except ValueError:
         raise MalformedSetup("the rendezvous store holds a host that is no IP address") from None
     if parsed.is_unspecified or parsed.is_multicast:
         raise MalformedSetup(f"the rendezvous store holds {host}, which is no worker's address")
-    return str(parsed), port
+    return str(parsed)

@@ -209,6 +209,8 @@ class ScaleCase:
     """Sent in this machine's network meanwhile, by whichever process."""
     seconds: float
     cpu_seconds_per_rank: float
+    floor_seconds_per_rank: float
+    """Of the processor, for the signatures alone that a rank makes and verifies in this part."""
     rss_bytes: int
     """Of all processes at its end."""
 
