@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+import threading
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -111,3 +116,78 @@ def fails(rank: int, world: int) -> None:
 
 def test_an_error_is_that_of_the_group(workers: Workers) -> None:
     workers.run(fails, world=2)
+
+
+def given_other_memory(rank: int, world: int) -> None:
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1000))
+    barrier = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(1000)
+    if rank == 1:
+        barrier.wait(["replaced"])
+        dist.all_reduce(tensor)
+        return
+    storage = weakref.ref(tensor.untyped_storage())
+    alive = []
+
+    def replace() -> None:
+        while dist.group.WORLD._dispatcher.idle:  # type: ignore[union-attr]
+            time.sleep(0.01)
+        tensor.data = torch.zeros(1000)
+        alive.append(storage() is not None)
+        barrier.set("replaced", "")
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    dist.all_reduce(tensor)
+    thread.join()
+    assert alive == [True]
+    gc.collect()
+    assert storage() is None
+    assert tensor.eq(0).all()
+
+
+def test_memory_lives_until_the_call_has_ended(workers: Workers) -> None:
+    """Another thread gives the tensor other memory while the call waits for its peers."""
+    # A group of its own: that of the test before was closed.
+    workers.run(given_other_memory, world=2, env={"CASE": "memory"})
+
+
+class Interrupting:
+    """A lock; when it has been taken by acquire(), or given back by `with`, comes Ctrl-C."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.release = lock.release
+
+    def acquire(self) -> bool:
+        taken: bool = self._lock.acquire()
+        signal.raise_signal(signal.SIGINT)
+        return taken
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)
+        signal.raise_signal(signal.SIGINT)
+
+
+def interrupted_in_between(rank: int, world: int) -> None:
+    group: Any = dist.group.WORLD
+    dispatcher = group._dispatcher
+    for length in (8, 9):  # the first is prepared
+        dist.all_reduce(torch.ones(8))
+        for name in ("_turn", "_submitting"):
+            lock = getattr(dispatcher, name)
+            setattr(dispatcher, name, Interrupting(lock))
+            with pytest.raises(KeyboardInterrupt):
+                group.allreduce([torch.ones(length)], options()).wait()
+            setattr(dispatcher, name, lock)
+            assert not dispatcher._turn.locked()
+            assert not dispatcher._submitting.locked()
+    dist.all_reduce(torch.ones(8))
+
+
+def test_an_interrupt_leaves_no_lock_taken(workers: Workers) -> None:
+    workers.run(interrupted_in_between, world=1)
