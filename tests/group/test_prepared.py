@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.errors import GroupClosed, PeerLost, Unsupported
+from sealring.errors import GroupClosed, GroupError, PeerLost, Unsupported
 from sealring.group.work import FinishedWork
 from tests.workers import Workers
 
@@ -173,21 +173,62 @@ class Interrupting:
         signal.raise_signal(signal.SIGINT)
 
 
-def interrupted_in_between(rank: int, world: int) -> None:
+def twice(length: int) -> None:
+    for _ in range(2):
+        dist.all_reduce(torch.ones(length))
+
+
+def interrupted_in_between(rank: int, world: int, name: str, length: int) -> None:
     group: Any = dist.group.WORLD
     dispatcher = group._dispatcher
-    for length in (8, 9):  # the first is prepared
-        dist.all_reduce(torch.ones(8))
-        for name in ("_turn", "_submitting"):
-            lock = getattr(dispatcher, name)
-            setattr(dispatcher, name, Interrupting(lock))
-            with pytest.raises(KeyboardInterrupt):
-                group.allreduce([torch.ones(length)], options()).wait()
-            setattr(dispatcher, name, lock)
-            assert not dispatcher._turn.locked()
-            assert not dispatcher._submitting.locked()
     dist.all_reduce(torch.ones(8))
+    if rank == 0:
+        lock = getattr(dispatcher, name)
+        setattr(dispatcher, name, Interrupting(lock))
+        call = group.allreduce
+        with pytest.raises(KeyboardInterrupt):
+            call([torch.ones(length)], options()).wait()
+        setattr(dispatcher, name, lock)
+        assert not dispatcher._turn.locked()
+        assert not dispatcher._submitting.locked()
+        dist.destroy_process_group()
+    else:
+        with pytest.raises(GroupError) as told:
+            twice(length)  # the first may have been done when the interrupt came
+        assert told.value.peer in (0, None)
 
 
-def test_an_interrupt_leaves_no_lock_taken(workers: Workers) -> None:
-    workers.run(interrupted_in_between, world=1)
+@pytest.mark.parametrize("length", [8, 9], ids=["prepared", "new"])
+@pytest.mark.parametrize("name", ["_turn", "_submitting"])
+def test_an_interrupt_between_two_lines_leaves_no_lock_taken(
+    workers: Workers, name: str, length: int
+) -> None:
+    env = {"CASE": f"interrupt {name} {length}"}
+    workers.run(interrupted_in_between, name, length, world=2, env=env)
+
+
+def interrupted_before_the_core(rank: int, world: int, again: bool) -> None:
+    group: Any = dist.group.WORLD
+    dist.all_reduce(torch.ones(8))
+    if rank == 0:
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        group.recorder.started = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(torch.ones(8 if again else 9))
+        del group.recorder.started
+    with pytest.raises(GroupClosed) as told:
+        dist.all_reduce(torch.ones(8 if again else 9))
+    assert told.value.reported_by == (None if rank == 0 else 0)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["prepared", "new"])
+def test_an_interrupt_before_the_core_runs_is_told_to_the_others(
+    workers: Workers, again: bool
+) -> None:
+    """They wait in the call that this rank has begun."""
+    env = {"CASE": f"before the core {again}"}
+    workers.run(interrupted_before_the_core, again, world=2, env=env)

@@ -17,7 +17,7 @@ import torch
 from sealring import _native
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
-from sealring.engine.failures import unraised
+from sealring.engine.failures import failure_of, unraised
 from sealring.errors import GroupClosed, GroupError, Unsupported
 from sealring.group import profiles
 from sealring.group.backward import remember
@@ -61,6 +61,7 @@ class Dispatcher:
         deferred: DeferredError,
     ) -> None:
         """`on_failure` ends the rest of the group, and returns the error that it ended with."""
+        self._process = _native.ProcessMark()
         self._engine = engine
         self._recorder = recorder
         self._on_failure = on_failure
@@ -158,7 +159,7 @@ class Dispatcher:
             return False
         # By `with`, and the count within `try`: an interrupt may come between any two calls.
         with self._turn:
-            number = 0
+            number, ended = 0, self._ran
             try:
                 with self._submitting:
                     if self._closed or self._finished != self._submitted:
@@ -168,10 +169,11 @@ class Dispatcher:
                 self._ran += 1
                 self._recorder.started(number, self._ran, like)
                 self._engine.run_again(self._ran, call, address, timeout_s, like.operation)
+                ended = self._ran
                 self._recorder.ended(None)
                 return True
             except BaseException as raised:
-                error = self._settled(raised)
+                error = self._settled(raised, ended)
                 self._recorder.ended(error)
                 return error
             finally:
@@ -237,17 +239,19 @@ class Dispatcher:
 
     def _run(self, call: int, job: Job) -> None:
         error: BaseException | None = None
+        ended = self._ran
         try:
             with profiles.shown(job.name, job.known, self._engine):
                 for collective in job.collectives:
                     self._ran += 1
                     self._recorder.started(call, self._ran, collective)
                     self._engine.run(self._ran, collective, job.timeout_s)
+                    ended = self._ran
                     self._recorder.ended(None)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
-            error = self._settled(raised)
+            error = self._settled(raised, ended)
         try:
             if error is not None:
                 self._recorder.ended(error)
@@ -256,15 +260,27 @@ class Dispatcher:
             self._finished += call != _CALLBACK
             job.work.finish(error)
 
-    def _settled(self, raised: BaseException) -> BaseException:
-        """What the one who waits is told; the rest of the group has then ended with it."""
+    def _settled(self, raised: BaseException, ended: int) -> BaseException:
+        """What the one who waits is told; the rest of the group has then ended with it.
+
+        `ended` is the last collective that has: in a later one the other ranks wait for this one.
+        """
         if isinstance(raised, GroupError):
             # The engine has closed itself, unless this was found between two collectives.
             self._engine.close_links(unraised(raised))
             raised = self._on_failure(raised)
             self._failure = unraised(raised)
+        elif ended != self._ran or not isinstance(raised, Exception):
+            # Ctrl-C, or what a handler raised, between two lines of ours.
+            self._end_interrupted()
         remember(raised)
         return raised
+
+    def _end_interrupted(self) -> None:
+        if self._process.here:
+            interrupted = GroupClosed("the script was interrupted")
+            self._engine.fail(failure_of(interrupted))
+            self._failure = unraised(self._on_failure(interrupted))
 
     def _release_streams(self, job: Job, error: BaseException | None) -> None:
         """They find the result, or poison that cannot be taken for one."""
