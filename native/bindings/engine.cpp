@@ -135,6 +135,7 @@ void bind_engine(nb::module_& m) {
           },
           "lane"_a, "peer"_a, "socket"_a, "own"_a.none(), "theirs"_a.none(),
           nb::call_guard<nb::gil_scoped_release>())
+      .def("complete_lanes", &Engine::complete_lanes, nb::call_guard<nb::gil_scoped_release>())
       .def("drop_lanes", &Engine::drop_lanes, nb::call_guard<nb::gil_scoped_release>())
       .def("launch_rest", &Engine::launch_rest, nb::call_guard<nb::gil_scoped_release>())
       .def("mark_end", &Engine::mark_end, "collective"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -147,6 +148,7 @@ void bind_engine(nb::module_& m) {
                      return cuda == nullptr ? 0 : cuda->prelaunch_stream();
                    })
       .def("interrupt", &Engine::interrupt)
+      .def_prop_ro("runs_here", &Engine::runs_here)
       .def("sealed_and_opened", &Engine::sealed_and_opened)
       .def("account", [](const Engine& self) {
         const Engine::Account account = self.account();

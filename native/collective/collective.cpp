@@ -39,6 +39,8 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
   for (size_t step = 0; step < program_.steps.size(); ++step) {
     const Step& each = program_.steps[step];
     if (receives(each.action)) expected_[each.peers[0]] += cut_.segments_of(static_cast<int>(step));
+    if (cut_.segments_of(static_cast<int>(step)) != 0)
+      in_this_lane_.insert(each.peers.begin(), each.peers.end());
     if (wires != nullptr && !receives(each.action))
       area_readers_.insert(each.peers.begin(), each.peers.end());
   }
@@ -323,7 +325,7 @@ bool Collective::receive(Link& link) {
       return take_data(link) || moved;
     case Kind::status:
       on_status(link);
-      return true;
+      return false;  // no progress: ranks that only tell each other that they wait must time out
     case Kind::fetched:
       on_fetched(link);
       return true;
@@ -411,7 +413,7 @@ void Collective::apply(Segment& segment, int index, const uint8_t* plain) {
 
 bool Collective::take_latecomers() {
   latecomers_.place(latecomers_.links.take());
-  status_sent_ = false;  // not to these
+  status_sent_.reset();  // not to these
   for (int peer : program_.sources) {
     if (links_[peer] && expected_[peer] != 0) links_[peer]->expecting = true;
   }

@@ -184,6 +184,8 @@ class Collective {
   const Names& names() const { return keyring_.names; }
   void on_status(Link& link);
   void send_status();
+  // Whether a peer reads this lane in this collective. What it does not read would fill the pipe.
+  bool reads_here(int peer) const { return call_.lane == 0 || in_this_lane_.contains(peer); }
   [[noreturn]] void disagree(int peer, int other, const View& theirs, const View& mine) const;
   [[noreturn]] void throw_timeout();
 
@@ -224,9 +226,10 @@ class Collective {
   std::deque<Task> tasks_;
   std::vector<bool> blocked_;   // links over which a task waits to go, by rank
   std::vector<uint64_t> expected_;  // records still to come, by rank
+  std::set<int> in_this_lane_;     // ranks that this lane has records for, or from
   std::set<int> area_readers_;     // ranks that fetch records from our area
   RecordsOnDevice on_device_;
-  bool status_sent_ = false;
+  std::optional<Clock::time_point> status_sent_;  // the last time
   bool device_idle_ = false;  // and the device has nothing of it left to do
   BufferRef plain_;             // where a record is opened whose ciphertext goes on
 };

@@ -50,7 +50,7 @@ void Engine::place_late_links(std::vector<LateLink> links) {
 }
 
 void Engine::attach(std::unique_ptr<Device> device) {
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   place_late_links(late_.take());
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer] && keyring_.groups[peer])
@@ -68,21 +68,21 @@ void Engine::offer_wires(uint32_t slots, size_t payload,
   }
   auto wires = std::make_unique<Wires>(world(), slots, payload);
   wires->own = make(Wires::area_bytes(slots, payload));
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   device_->make_room(payload);  // now, while this rank can still say that it has none
   wires_ = std::move(wires);
 }
 
 void Engine::open_wire(int peer, Device::Area area) {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   if (!wires_) throw std::invalid_argument("no wires were offered");
   wires_->area_of(peer) = area;
 }
 
 void Engine::open_channel(int peer, int channel, bool sends) {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   if (!wires_) throw std::invalid_argument("no wires were offered");
   if (sends) {
     wires_->channel_to(peer) = channel;
@@ -93,7 +93,7 @@ void Engine::open_channel(int peer, int channel, bool sends) {
 
 Device::Area Engine::map_wire(int file, size_t bytes) {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   require_device();
   mapped_.emplace_back(file, bytes);
   return device_->reach_host(mapped_.back().data(), bytes);
@@ -101,14 +101,14 @@ Device::Area Engine::map_wire(int file, size_t bytes) {
 
 void Engine::use_wires() {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   if (!wires_ || failure_ || closed_) return;
   keyring_.wire_slots = wires_->slots();
 }
 
 void Engine::drop_wires() {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   if (keyring_.wire_slots != 0) throw std::invalid_argument("the wires are in use");
   wires_.reset();
 }
@@ -196,7 +196,7 @@ uint64_t Engine::most_replaced_keys(const Cut& cut) {
 
 void Engine::release_streams(const Completion& collective) {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   if (!collective.streams_wait() || !device_) return;
   // The keys go with it, so the group must have ended.
   if (!failure_ && !closed_) {
@@ -210,7 +210,10 @@ void Engine::release_streams(const Completion& collective) {
 
 void Engine::run(const Call& call) {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  if (running_.held_here()) {
+    throw std::logic_error("the handler of a signal cannot run a collective within another one");
+  }
+  const std::lock_guard<RunLock> lock(running_);
   if (late_.waiting()) place_late_links(late_.take());
   require_possible(call);
   if (call.on_device && call.submitted.number == 0) {
@@ -284,7 +287,8 @@ void Engine::fail(const Failure& failure) {
   // First: a run under way ends with it, not with the interruption that it sees.
   Failure ends = first_failure_->settle(failure);
   interrupted_ = true;
-  const std::lock_guard<std::mutex> lock(running_);
+  if (running_.held_here()) return;  // the run ends the group when the handler has returned
+  const std::lock_guard<RunLock> lock(running_);
   if (closed_ || failure_) return;
   end_with(ends, {});
 }
@@ -320,7 +324,8 @@ void Engine::end_with(Failure& failure, const View& view) {
 void Engine::close() {
   if (!process_.here()) return;
   interrupted_ = true;
-  const std::lock_guard<std::mutex> lock(running_);
+  if (running_.held_here()) return;  // the run ends the group when the handler has returned
+  const std::lock_guard<RunLock> lock(running_);
   if (closed_ || failure_) return;
   closed_ = true;
   place_late_links(late_.close());
@@ -330,7 +335,8 @@ void Engine::close() {
 
 bool Engine::release_device(std::chrono::duration<double> patience) {
   if (!process_.here()) return true;
-  const std::lock_guard<std::mutex> running(running_);
+  if (running_.held_here()) return false;
+  const std::lock_guard<RunLock> running(running_);
   Lock lock(lock_);
   if (!device_ || (!closed_ && !failure_)) return true;
   if (command_queue() != nullptr && command_queue()->busy()) return false;

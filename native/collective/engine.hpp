@@ -13,6 +13,7 @@
 
 #include "collective/collective.hpp"
 #include "collective/lanes.hpp"
+#include "collective/run_lock.hpp"
 #include "device/wires.hpp"
 #include "operation/endpoint.hpp"
 
@@ -45,7 +46,10 @@ class Engine final : public Endpoint {
 
   // One more pipe to a rank that has a link: of lane 1, 2 and so on, each on all ranks alike.
   void add_lane_link(size_t lane, int peer, std::unique_ptr<Pipe> pipe);
-  // Closes them and forgets the keys for further ones: this group has one lane from here on.
+  // All lanes are made: forgets the keys from which theirs came. With those, one who reads this process's
+  // memory later could open what the lanes' replaced keys have sealed.
+  void complete_lanes();
+  // The same, and closes them: this group has one lane from here on.
   void drop_lanes();
 
   // A collective that will be run: by the thread that calls wait_on_host, in the order submitted. Where
@@ -70,6 +74,8 @@ class Engine final : public Endpoint {
   void fail(const Failure& failure) override;
   // Makes a run under way in another thread end with FailureCode::closed.
   void interrupt() { interrupted_ = true; }
+  // Whether this thread runs a collective: true in the handler of a signal that came meanwhile.
+  bool runs_here() const { return running_.held_here(); }
 
   struct Account {
     Stats stats;
@@ -99,6 +105,7 @@ class Engine final : public Endpoint {
   void run_lanes(const Call& call, size_t used);
   void run_lane(const Call& call);
   void wipe_all();
+  void forget_lanes_keys();
   std::vector<Link*> all_links() const;
   void end_with(Failure& failure, const View& view);
   void say_where_last_seen(Failure& failure) const;
@@ -110,7 +117,7 @@ class Engine final : public Endpoint {
   LateLinks late_;
   std::vector<std::unique_ptr<Lane>> lanes_;  // 1 and on; the first is the endpoint itself
   std::unique_ptr<Wires> wires_;
-  std::mutex running_;  // held while a collective runs
+  RunLock running_;  // held while a collective runs
   std::atomic<bool> interrupted_{false};
   std::atomic<uint64_t> device_bytes_{0};   // that it sealed and opened, at most
   Stats stats_;

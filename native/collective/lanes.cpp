@@ -81,14 +81,14 @@ Stats operator+(const Stats& one, const Stats& other) {
 
 void Engine::add_lane_link(size_t lane, int peer, std::unique_ptr<Pipe> pipe) {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   require_alive();
   if (peer < 0 || peer >= world() || lane == 0 || lane >= kMaxLanes || lane > lanes_.size() + 1) {
     throw std::invalid_argument("a lane without those before it, or to a rank that is not there");
   }
-  // A lane's keys come into use once. What was dropped stays so.
+  // A lane's keys come into use once.
   if (!links_[peer] || !keyring_.lanes_keys[peer] || !keyring_.lanes_keys[rank_]) {
-    throw std::invalid_argument("a lane needs the first one, and keys that were not dropped");
+    throw std::invalid_argument("a lane needs the first one, and keys that were not forgotten");
   }
   if (lane > lanes_.size()) {
     lanes_.push_back(std::make_unique<Lane>(keyring_, lane, pool_.payload_bytes(),
@@ -99,11 +99,22 @@ void Engine::add_lane_link(size_t lane, int peer, std::unique_ptr<Pipe> pipe) {
   into.add(*links_[peer], std::move(pipe), *keyring_.lanes_keys[peer], rekey_bytes_);
 }
 
+void Engine::complete_lanes() {
+  require_process();
+  const std::lock_guard<RunLock> lock(running_);
+  forget_lanes_keys();
+}
+
 void Engine::drop_lanes() {
   require_process();
-  const std::lock_guard<std::mutex> lock(running_);
+  const std::lock_guard<RunLock> lock(running_);
   for (auto& lane : lanes_) lane->wipe();
+  forget_lanes_keys();
+}
+
+void Engine::forget_lanes_keys() {
   for (auto& key : keyring_.lanes_keys) key.reset();
+  for (Link* link : links_in(links_)) link->forget_lanes_keys();
 }
 
 void Engine::wipe_all() {
@@ -217,6 +228,9 @@ void Engine::run_lanes(const Call& call, size_t used) {
     if (call.signal_pending()) {
       ends_with(
           std::make_exception_ptr(Failure(FailureCode::closed, -1, "the script was interrupted")));
+    } else if (interrupted_) {  // by the handler of a signal
+      ends_with(std::make_exception_ptr(
+          Failure(FailureCode::closed, -1, "the group was closed meanwhile")));
     }
     if (!process_.here()) {
       [[maybe_unused]] const auto* left = threads.release();

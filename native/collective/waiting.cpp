@@ -14,9 +14,16 @@ namespace {
 // How long a rank waits before it tells the others what it waits in.
 constexpr double kStatusAfterS = 0.5;
 
+// While it waits it says so again, so many times before its patience ends. What a peer said is believed for
+// half that time: one that was stopped since then waits no longer.
+constexpr double kStatusesInPatience = 8;
+constexpr double kStatusHolds = 0.5;
+
 // A rank without a link to every other may not see which one is late. Those that do see it have so much more
 // time to say so before this rank names the one that it waits for.
 constexpr double kWitnessS = 2.0;
+
+double seconds(Clock::duration passed) { return std::chrono::duration<double>(passed).count(); }
 
 }  // namespace
 
@@ -65,6 +72,7 @@ void Collective::on_status(Link& link) {
   link.open(link.arrived_payload());
   const View theirs = View::from(link.header());
   link.waits_in = theirs.number;
+  link.said_waiting = Clock::now();
   const auto ours = std::find_if(history_.begin(), history_.end(),
                                  [&](const View& view) { return view.number == theirs.number; });
   if (ours != history_.end() && *ours != theirs) {
@@ -74,10 +82,13 @@ void Collective::on_status(Link& link) {
 }
 
 void Collective::send_status() {
-  if (status_sent_) return;
-  status_sent_ = true;
+  const Clock::time_point now = Clock::now();
+  const bool again = status_sent_.has_value();
+  if (again && seconds(now - *status_sent_) < call_.timeout_s / kStatusesInPatience) return;
+  status_sent_ = now;
   for (const auto& link : links_) {
-    if (!link || link->ended() || link->broken()) continue;
+    if (!link || link->ended() || link->broken() || !reads_here(link->peer)) continue;
+    if (again && !link->idle()) continue;  // the peer takes nothing, and records would pile up
     Header header;
     view().put_into(header);
     header.kind = Kind::status;
@@ -93,8 +104,8 @@ void Collective::wait() {
     const Stopwatch waiting(stats_.wait_ns);
     if (backoff_.yield_core()) return;
   }
-  check_interrupt();
   if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
+  check_interrupt();  // after that: the handler of a signal may have closed the group
   const bool full = device_ != nullptr && !device_->has_room();
   if ((on_device_.empty() && !full) || backoff_.idle_s() > kStatusAfterS) return sleep();
   const Stopwatch waiting(stats_.wait_ns);
@@ -153,6 +164,7 @@ bool Collective::sees_who_is_late() const {
 // Names the peer that this rank waits for, or the one that peer waits for in turn. A peer that waits in
 // this collective has sent its status, and is not named.
 void Collective::throw_timeout() {
+  const Clock::time_point now = Clock::now();
   int blamed = -1;
   const auto blame = [&](auto guilty) {
     for (const auto& link : links_) {
@@ -161,6 +173,9 @@ void Collective::throw_timeout() {
   };
   const auto owes = [&](const Link& link) { return expected_[link.peer] != 0 && !link.ready(); };
   const auto waits = [&](const Link& link) { return link.waits_in >= call_.number; };
+  const auto waits_still = [&](const Link& link) {
+    return waits(link) && seconds(now - link.said_waiting) < call_.timeout_s * kStatusHolds;
+  };
   const char* what = "the peer did not connect";
   for (const Step& step : program_.steps) {
     for (int peer : step.peers) {
@@ -175,6 +190,8 @@ void Collective::throw_timeout() {
     what = "the peer did not come to this collective";
     blame([&](const Link& link) { return !waits(link); });
     if (blamed < 0) what = "nothing came from the peer";
+    blame([&](const Link& link) { return owes(link) && !waits_still(link); });
+    blame([&](const Link& link) { return !waits_still(link); });
     blame(owes);
   }
   if (blamed < 0) {

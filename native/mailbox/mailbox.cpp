@@ -130,7 +130,7 @@ void Mailbox::wait_on_host(Completion& message, const HostWait& how) {
   const auto over = [&] { return message.ended(); };
   while (!over()) {
     require_alive();
-    if (driving_) {
+    if (driving_ && !drives_here()) {
       changed_.wait_for(lock, kLook);
       if (over()) break;
       lock.unlock();
@@ -227,7 +227,7 @@ void Mailbox::fail(const Failure& failure) {
 // Only the thread that moves messages touches the links. It stops when it sees that the group has ended.
 void Mailbox::wait_for_driver(Lock& lock) {
   wake();
-  while (driving_) changed_.wait(lock);
+  while (driving_ && !drives_here()) changed_.wait(lock);
 }
 
 const Failure& Mailbox::end_with(const Failure& failure) {

@@ -172,10 +172,14 @@ class Mailbox final : public Endpoint {
   void done(const CompletionRef& message, int peer);
   const Failure& end_with(const Failure& failure);
   void wait_for_driver(Lock& lock);
+  // In the handler of a signal that came to the thread that drives. It has suspended its drive, in which it
+  // touches nothing until the handler has returned.
+  bool drives_here() const { return driving_ && driver_ == std::this_thread::get_id(); }
   void forget_all(const Failure& failure);
   void wake();
 
   bool driving_ = false;
+  std::thread::id driver_;  // if one drives
   bool expects_late_links_ = false;
   int wake_;  // an eventfd
   std::vector<Peer> peers_;

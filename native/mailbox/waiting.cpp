@@ -19,7 +19,9 @@ constexpr double kPollDeviceForS = 5e-3;
 
 void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
                     const std::function<bool()>& signal_pending) {
+  const bool within = drives_here();
   driving_ = true;
+  driver_ = std::this_thread::get_id();
   try {
     unsigned steps = 0;
     while (!failure_ && !closed_ && !enough()) {
@@ -46,16 +48,16 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
       }
     }
   } catch (const Failure& failure) {
-    driving_ = false;
+    driving_ = within;
     const Failure ends = failure_ ? *failure_ : closed_ ? failure : end_with(failure);
     changed_.notify_all();
     throw ends;
   } catch (...) {
-    driving_ = false;
+    driving_ = within;
     changed_.notify_all();
     throw;
   }
-  driving_ = false;
+  driving_ = within;
   changed_.notify_all();
 }
 

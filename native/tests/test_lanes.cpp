@@ -1,8 +1,11 @@
 // Collectives that several lanes share: results, keys, failures, ends.
 
+#include <sys/socket.h>
+
 #include <chrono>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -265,6 +268,68 @@ TEST(lanes_that_do_not_fit_are_refused) {
   engine.drop_lanes();
   CHECK_THROWS(std::invalid_argument, add(2, 1));  // their keys must not come into use again
   CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 2));
+}
+
+// With those keys, what lanes sealed under keys that they have replaced could be opened later.
+TEST(keys_of_lanes_are_forgotten_when_all_are_made) {
+  LanedWorld world(2, Transport::tcp, 2);
+  const auto [a, b] = tcp_pair();
+  for (auto& engine : world.engines) engine->complete_lanes();
+  CHECK_THROWS(std::invalid_argument, world.engines[0]->add_lane_link(2, 1, make_tcp_pipe(a)));
+  ::close(b);
+  const auto failures = world.run([&](int rank, Engine& engine) {
+    const Program program = ring_all_reduce(2, rank);
+    std::vector<float> tensor(60'000, 1.0f);
+    all_reduce(engine, program, tensor, 1, 20, world.lanes);
+    for (float value : tensor) CHECK(value == 2.0f);
+  });
+  CHECK(none(failures));
+}
+
+TEST(link_forgets_the_keys_of_its_lanes) {
+  BufferPool pool(kSegment);
+  Keyring keyring{.rank = 0, .context = {}, .own_group = nullptr, .groups = {}};
+  keyring.lanes_keys.resize(2);
+  const auto [a, b] = tcp_pair();
+  Link link(1, make_tcp_pipe(a), pair_key(0, 1), pair_key(1, 0), 50'000, keyring, pool);
+  CHECK(link.lane_send_key(2) == lane_key(lanes_key(pair_key(0, 1)), 2));
+  CHECK(link.lane_receive_key(2) == lane_key(lanes_key(pair_key(1, 0)), 2));
+  link.forget_lanes_keys();
+  CHECK_THROWS(std::bad_optional_access, link.lane_send_key(2));
+  CHECK_THROWS(std::bad_optional_access, link.lane_receive_key(2));
+  ::close(b);
+}
+
+// A rank whose tensors are short does not read the further lanes. What the others said there, in one
+// collective after the other, would fill the pipe, and they would wait for it to be taken.
+TEST(nothing_is_said_to_a_rank_that_does_not_read_the_lane) {
+  World world(3, Transport::tcp);
+  const auto [near, unread] = tcp_pair();
+  const auto [one, two] = tcp_pair();
+  world.engines[1]->add_lane_link(1, 0, make_tcp_pipe(near));
+  world.engines[1]->add_lane_link(1, 2, make_tcp_pipe(one));
+  world.engines[2]->add_lane_link(1, 1, make_tcp_pipe(two));
+  const auto failures = world.run([&](int rank, Engine& engine) {
+    // Ranks 1 and 2 exchange what is long, and rank 1 sends rank 0 what is short.
+    std::vector<Step> steps;
+    if (rank == 0) steps = {{Action::receive, 0, {1}, 0, -1, -1, {}}};
+    if (rank == 1)
+      steps = {{Action::send, 0, {0}, 0, -1, -1, {}}, {Action::receive, 1, {2}, 0, -1, -1, {}}};
+    if (rank == 2) steps = {{Action::send, 1, {1}, 0, -1, -1, {}}};
+    const Program program(6, 2, rank, 3, 2, {}, std::move(steps));
+    std::vector<uint8_t> brief(kSegment), lengthy(rank == 0 ? kSegment : 8 * kSegment);
+    Call call = call_of(program, {{brief.data(), brief.size()}, {lengthy.data(), lengthy.size()}},
+                        0, rank == 0 ? 1 : 2);
+    call.number = 1;
+    call.timeout_s = 20;
+    // Rank 1 waits until it says so, in both lanes.
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+    engine.run(call);
+  });
+  CHECK(none(failures));
+  uint8_t byte;
+  CHECK(::recv(unread, &byte, 1, MSG_DONTWAIT) == -1);
+  ::close(unread);
 }
 
 int main(int argc, char** argv) { return run(argc, argv); }

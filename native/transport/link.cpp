@@ -10,15 +10,22 @@ Link::Link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
       pipe_(std::move(pipe)),
       send_key_(send_key, rekey_bytes),
       receive_key_(receive_key),
-      lanes_send_key_(lanes_key(send_key)),
-      lanes_receive_key_(lanes_key(receive_key)),
       keyring_(keyring),
       pool_(pool),
       commitment_(keyring.commitments->add(keyring.context, keyring.rank, peer, keyring.lane)) {
+  if (!keyring.lanes_keys.empty()) {
+    lanes_send_key_ = lanes_key(send_key);
+    lanes_receive_key_ = lanes_key(receive_key);
+  }
   if (keyring.gpu_pool == nullptr) return;
   gpu_send_key_ =
       std::make_unique<SealingKey>(gpu_key(send_key), rekey_bytes, Suite::chacha20_poly1305);
   gpu_receive_key_ = std::make_unique<OpeningKey>(gpu_key(receive_key), Suite::chacha20_poly1305);
+}
+
+void Link::forget_lanes_keys() {
+  lanes_send_key_.reset();
+  lanes_receive_key_.reset();
 }
 
 // Behind half a record nothing may follow: it would be taken for the other half.

@@ -2,6 +2,7 @@
 // arriving.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -62,8 +63,11 @@ class Link {
   SealingKey& gpu_send_key() { return *gpu_send_key_; }
   OpeningKey& gpu_receive_key() { return *gpu_receive_key_; }
   // The keys of a further lane of this pair.
-  KeyBytes lane_send_key(uint32_t lane) const { return lane_key(lanes_send_key_, lane); }
-  KeyBytes lane_receive_key(uint32_t lane) const { return lane_key(lanes_receive_key_, lane); }
+  KeyBytes lane_send_key(uint32_t lane) const { return lane_key(lanes_send_key_.value(), lane); }
+  KeyBytes lane_receive_key(uint32_t lane) const {
+    return lane_key(lanes_receive_key_.value(), lane);
+  }
+  void forget_lanes_keys();
   size_t promised = 0;  // records that a device is still sealing for this link
 
   // ---- in
@@ -102,7 +106,8 @@ class Link {
   const int peer;
   bool said_bye = false;  // the peer closed its end in order
   View seen;  // what the peer's last record said it was doing
-  uint64_t waits_in = 0;  // the last collective in which the peer said that it waits
+  uint64_t waits_in = 0;  // the last collective in which the peer said that it waits, and when
+  std::chrono::steady_clock::time_point said_waiting{};
   bool ended() const { return ended_; }
   uint64_t waited_ns = 0;
   uint64_t rekeys() const { return send_key_.rekeys(); }
@@ -121,8 +126,8 @@ class Link {
   OpeningKey receive_key_;
   std::unique_ptr<SealingKey> gpu_send_key_;
   std::unique_ptr<OpeningKey> gpu_receive_key_;
-  const KeyBytes lanes_send_key_;
-  const KeyBytes lanes_receive_key_;
+  std::optional<KeyBytes> lanes_send_key_;
+  std::optional<KeyBytes> lanes_receive_key_;
   Keyring& keyring_;
   BufferPool& pool_;
   const std::shared_ptr<LinkCommitment> commitment_;

@@ -354,6 +354,8 @@ class Engine(Endpoint):
         theirs: LinkMemory | None,
     ) -> None:
         """One more pipe to a rank that has a link, under keys of its own."""
+    def complete_lanes(self) -> None:
+        """All are made: forgets the keys from which theirs came."""
     def drop_lanes(self) -> None:
         """Closes the further lanes; there will be none from here on."""
     def launch_rest(self) -> None: ...
@@ -377,6 +379,9 @@ class Engine(Endpoint):
     @property
     def prelaunch_stream(self) -> int: ...
     def interrupt(self) -> None: ...
+    @property
+    def runs_here(self) -> bool:
+        """In the handler of a signal that came while this thread runs a collective."""
     def account(self) -> Account: ...
     def sealed_and_opened(self) -> tuple[int, int]: ...
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.errors import ConfigurationError, OutOfStep, Unsupported
+from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, Unsupported
 from sealring.group.cores import usable_cores
 from sealring.group.settings import read_settings
 from sealring.links import lanes
@@ -155,6 +155,26 @@ def disagree(rank: int, world: int) -> None:
 def test_ranks_that_disagree_get_one_error(workers: Workers, transport: str) -> None:
     env = {"SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2"}
     workers.run(disagree, world=2, env=env)
+
+
+def is_interrupted(rank: int, world: int) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    works = lanes.Lanes.leave_pipes
+    if rank == 1:
+        lanes.Lanes.leave_pipes = interrupt  # type: ignore[assignment]
+    try:
+        with pytest.raises(KeyboardInterrupt if rank == 1 else GroupClosed) as told:
+            dist.all_reduce(torch.ones(LARGE))
+    finally:
+        lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
+    if rank != 1:
+        assert told.value.reported_by == 1  # type: ignore[attr-defined]
+
+
+def test_an_interrupt_while_ranks_agree_on_lanes_is_told_to_the_others(workers: Workers) -> None:
+    workers.run(is_interrupted, world=3, env={"SEALRING_THREADS": "2", "CASE": "interrupt"})
 
 
 @pytest.mark.parametrize("number", ["0", "many", "-1", "100000"])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+import threading
+import time
+import weakref
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.errors import GroupClosed, PeerLost, Unsupported
+from sealring.errors import GroupClosed, GroupError, PeerLost, Unsupported
 from sealring.group.work import FinishedWork
 from tests.workers import Workers
 
@@ -111,3 +116,119 @@ def fails(rank: int, world: int) -> None:
 
 def test_an_error_is_that_of_the_group(workers: Workers) -> None:
     workers.run(fails, world=2)
+
+
+def given_other_memory(rank: int, world: int) -> None:
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1000))
+    barrier = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(1000)
+    if rank == 1:
+        barrier.wait(["replaced"])
+        dist.all_reduce(tensor)
+        return
+    storage = weakref.ref(tensor.untyped_storage())
+    alive = []
+
+    def replace() -> None:
+        while dist.group.WORLD._dispatcher.idle:  # type: ignore[union-attr]
+            time.sleep(0.01)
+        tensor.data = torch.zeros(1000)
+        alive.append(storage() is not None)
+        barrier.set("replaced", "")
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    dist.all_reduce(tensor)
+    thread.join()
+    assert alive == [True]
+    gc.collect()
+    assert storage() is None
+    assert tensor.eq(0).all()
+
+
+def test_memory_lives_until_the_call_has_ended(workers: Workers) -> None:
+    """Another thread gives the tensor other memory while the call waits for its peers."""
+    # A group of its own: that of the test before was closed.
+    workers.run(given_other_memory, world=2, env={"CASE": "memory"})
+
+
+class Interrupting:
+    """A lock; when it has been taken by acquire(), or given back by `with`, comes Ctrl-C."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.release = lock.release
+
+    def acquire(self) -> bool:
+        taken: bool = self._lock.acquire()
+        signal.raise_signal(signal.SIGINT)
+        return taken
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)
+        signal.raise_signal(signal.SIGINT)
+
+
+def twice(length: int) -> None:
+    for _ in range(2):
+        dist.all_reduce(torch.ones(length))
+
+
+def interrupted_in_between(rank: int, world: int, name: str, length: int) -> None:
+    group: Any = dist.group.WORLD
+    dispatcher = group._dispatcher
+    dist.all_reduce(torch.ones(8))
+    if rank == 0:
+        lock = getattr(dispatcher, name)
+        setattr(dispatcher, name, Interrupting(lock))
+        call = group.allreduce
+        with pytest.raises(KeyboardInterrupt):
+            call([torch.ones(length)], options()).wait()
+        setattr(dispatcher, name, lock)
+        assert not dispatcher._turn.locked()
+        assert not dispatcher._submitting.locked()
+        dist.destroy_process_group()
+    else:
+        with pytest.raises(GroupError) as told:
+            twice(length)  # the first may have been done when the interrupt came
+        assert told.value.peer in (0, None)
+
+
+@pytest.mark.parametrize("length", [8, 9], ids=["prepared", "new"])
+@pytest.mark.parametrize("name", ["_turn", "_submitting"])
+def test_an_interrupt_between_two_lines_leaves_no_lock_taken(
+    workers: Workers, name: str, length: int
+) -> None:
+    env = {"CASE": f"interrupt {name} {length}"}
+    workers.run(interrupted_in_between, name, length, world=2, env=env)
+
+
+def interrupted_before_the_core(rank: int, world: int, again: bool) -> None:
+    group: Any = dist.group.WORLD
+    dist.all_reduce(torch.ones(8))
+    if rank == 0:
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        group.recorder.started = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(torch.ones(8 if again else 9))
+        del group.recorder.started
+    with pytest.raises(GroupClosed) as told:
+        dist.all_reduce(torch.ones(8 if again else 9))
+    assert told.value.reported_by == (None if rank == 0 else 0)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["prepared", "new"])
+def test_an_interrupt_before_the_core_runs_is_told_to_the_others(
+    workers: Workers, again: bool
+) -> None:
+    """They wait in the call that this rank has begun."""
+    env = {"CASE": f"before the core {again}"}
+    workers.run(interrupted_before_the_core, again, world=2, env=env)

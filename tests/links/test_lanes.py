@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -118,3 +119,48 @@ def test_what_is_no_offer(letter: bytes) -> None:
         one.offer()
         with pytest.raises(MalformedSetup):
             one.leave_pipes([letter.ljust(lanes.LETTER_BYTES), b""])
+
+
+def test_strangers_that_say_nothing_hold_up_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_STRANGERS", 3)
+    with two(TCP) as (zero, one), contextlib.ExitStack() as strangers:
+        letters = [zero.offer(), one.offer()]
+        (listener,) = zero._listeners.values()
+        silent = [
+            strangers.enter_context(socket.create_connection(listener.getsockname(), 5))
+            for _ in range(8)
+        ]
+        silent[0].sendall(b"a part of a greeting")
+        zero.leave_pipes(letters)
+        one.leave_pipes(letters)
+        pipes = zero.take_pipes()
+        assert [pipe.lane for pipe in pipes] == [1, 2]
+        for stranger in silent:
+            stranger.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        close(pipes)
+        close(one.take_pipes())
+
+
+def test_strangers_without_end_do_not_keep_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_SECONDS", 0.5)
+    with two(TCP) as (zero, one):
+        zero.offer()
+        one.offer()
+        (listener,) = zero._listeners.values()
+        place, over = listener.getsockname(), threading.Event()
+
+        def connect() -> None:
+            while not over.is_set():
+                with contextlib.suppress(OSError), socket.create_connection(place, 5) as stranger:
+                    stranger.sendall(bytes(lanes._GREETING.size))
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        try:
+            with pytest.raises(Unsupported, match="did not come"):
+                zero.take_pipes()
+        finally:
+            over.set()
+            thread.join()

@@ -282,6 +282,11 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         """Ends a run under way in another thread with GroupClosed."""
         self._native.interrupt()
 
+    @property
+    def runs_here(self) -> bool:
+        """In the handler of a signal that came while this thread runs a collective."""
+        return self._native.runs_here
+
     def settle(self, error: GroupError) -> GroupError:
         """The group's error: this one if it is the first or says the same, else the first."""
         failure = failure_of(error)

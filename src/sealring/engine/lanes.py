@@ -78,6 +78,8 @@ class GroupLanes:
                 sockets = [self._described(names, peer, inode) for peer, inode in taken]
         if count == 1:
             native.drop_lanes()
+        else:
+            native.complete_lanes()
         self.count = count
         return sockets
 

@@ -17,8 +17,8 @@ import torch
 from sealring import _native
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
-from sealring.engine.failures import unraised
-from sealring.errors import GroupClosed, GroupError
+from sealring.engine.failures import failure_of, unraised
+from sealring.errors import GroupClosed, GroupError, Unsupported
 from sealring.group import profiles
 from sealring.group.backward import remember
 from sealring.group.completions import Prelaunch
@@ -61,6 +61,7 @@ class Dispatcher:
         deferred: DeferredError,
     ) -> None:
         """`on_failure` ends the rest of the group, and returns the error that it ended with."""
+        self._process = _native.ProcessMark()
         self._engine = engine
         self._recorder = recorder
         self._on_failure = on_failure
@@ -68,7 +69,10 @@ class Dispatcher:
         self._failure: GroupError | None = None
         self._submitting = threading.Lock()
         self._turn = threading.Lock()
-        """Held while a collective runs; taken in the order in which they were called."""
+        """Held while a collective runs; taken in the order in which they were called.
+
+        Taken by `with` alone: an interrupt between acquire() and try would leave it locked.
+        """
         self._running_thread: int | None = None
         """The thread that holds the turn. A future's callback runs on it, before the next turn."""
         self._closed = False
@@ -97,36 +101,50 @@ class Dispatcher:
         bucket by then is chance, while this order is the same on all ranks: if the future was done
         before the callback was attached, the caller runs it, before it calls anything else.
         """
-        if self._running_thread == threading.get_ident():
+        if self.runs_here:
+            if self._engine.runs_here:
+                raise Unsupported(
+                    f"{job.name}: the handler of a signal cannot call a collective while its "
+                    "thread waits in one of the same group. Let the handler set a flag, and make "
+                    "the call when the collective has returned."
+                )
             self._run(_CALLBACK, job)
             return
+        # Streams can wait only for what another thread does.
+        if wait and self.idle and job.prelaunch is None:
+            with self._turn:
+                if (call := self._begin_at_once(job)) is not None:
+                    self._run_called(call, job)
+                    return
         with self._submitting:
-            if self._closed:
-                raise GroupClosed("this process group was destroyed. Make a new one.")
+            self._require_open()
             launched = None if job.prelaunch is None else job.prelaunch.submit()
             if launched is not None:
                 collective, completion = launched
                 job.work.complete_on_stream(completion)
                 # The GPU is given `on_success` as well.
                 job = replace(job, collectives=(collective,), known=collective, on_success=None)
-            # Streams can wait only for what another thread does.
-            at_once = wait and self.idle and job.prelaunch is None
-            self._submitted += 1
-            call = self._submitted
-            if job.known is not None:
-                self._recorder.queued(call, job.known)
-            if at_once:
-                self._turn.acquire()
-            else:
-                with profiles.shown(job.name, job.known, self._engine):
-                    self._jobs.put((call, job))
-                if job.prelaunch is not None and launched is not None:
-                    job.prelaunch.launch_rest()
-        if at_once:
-            try:
-                self._run_called(call, job)
-            finally:
-                self._turn.release()
+            call = self._count(job)
+            with profiles.shown(job.name, job.known, self._engine):
+                self._jobs.put((call, job))
+            if job.prelaunch is not None and launched is not None:
+                job.prelaunch.launch_rest()
+
+    def _begin_at_once(self, job: Job) -> int | None:
+        """The call's number if nothing was called meanwhile. By the thread that has the turn."""
+        with self._submitting:
+            self._require_open()
+            return self._count(job) if self.idle else None
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise GroupClosed("this process group was destroyed. Make a new one.")
+
+    def _count(self, job: Job) -> int:
+        self._submitted += 1
+        if job.known is not None:
+            self._recorder.queued(self._submitted, job.known)
+        return self._submitted
 
     def run_again(
         self, call: _native.Call, like: Collective, address: int, timeout_s: float
@@ -137,28 +155,30 @@ class Dispatcher:
         callers that wait, without what a call needs only if another thread may run it.
         """
         thread = threading.get_ident()
-        if self._running_thread == thread:
+        if self._running_thread == thread or self._finished != self._submitted:
             return False
-        with self._submitting:
-            if self._closed or self._finished != self._submitted:
-                return False
-            self._submitted += 1
-            self._turn.acquire()
-        self._running_thread = thread
-        self._ran += 1
-        try:
-            self._recorder.started(self._submitted, self._ran, like)
-            self._engine.run_again(self._ran, call, address, timeout_s, like.operation)
-            self._recorder.ended(None)
-            return True
-        except BaseException as raised:
-            error = self._settled(raised)
-            self._recorder.ended(error)
-            return error
-        finally:
-            self._finished += 1
-            self._running_thread = None
-            self._turn.release()
+        # By `with`, and the count within `try`: an interrupt may come between any two calls.
+        with self._turn:
+            number, ended = 0, self._ran
+            try:
+                with self._submitting:
+                    if self._closed or self._finished != self._submitted:
+                        return False
+                    number = self._submitted = self._submitted + 1
+                self._running_thread = thread
+                self._ran += 1
+                self._recorder.started(number, self._ran, like)
+                self._engine.run_again(self._ran, call, address, timeout_s, like.operation)
+                ended = self._ran
+                self._recorder.ended(None)
+                return True
+            except BaseException as raised:
+                error = self._settled(raised, ended)
+                self._recorder.ended(error)
+                return error
+            finally:
+                self._finished += number != 0
+                self._running_thread = None
 
     @property
     def failure(self) -> GroupError | None:
@@ -166,19 +186,27 @@ class Dispatcher:
         return None if self._failure is None else unraised(self._failure)
 
     @property
+    def runs_here(self) -> bool:
+        """In a callback of a collective's future, or in the handler of a signal during one."""
+        return self._running_thread == threading.get_ident()
+
+    @property
     def idle(self) -> bool:
         """Everything that was called is done."""
         return self._finished == self._submitted
 
     def close(self, *, abort: bool = False) -> None:
-        """Lets what was called run to its end (or, aborting, cuts it short) and stops."""
+        """Lets what was called run to its end (or, aborting, cuts it short) and stops.
+
+        Within a collective of its own thread it does not wait for that.
+        """
         if abort:
             self._engine.interrupt()  # first: a caller that launches ahead may be in there
         with self._submitting:
             closed, self._closed = self._closed, True
         if not closed:
             self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and not self.runs_here:
             self._thread.join()
 
     def abandon(self, at_end: Callable[[], None]) -> None:
@@ -211,17 +239,19 @@ class Dispatcher:
 
     def _run(self, call: int, job: Job) -> None:
         error: BaseException | None = None
+        ended = self._ran
         try:
             with profiles.shown(job.name, job.known, self._engine):
                 for collective in job.collectives:
                     self._ran += 1
                     self._recorder.started(call, self._ran, collective)
                     self._engine.run(self._ran, collective, job.timeout_s)
+                    ended = self._ran
                     self._recorder.ended(None)
             if job.on_success is not None:
                 job.on_success()
         except BaseException as raised:  # whatever it is belongs to the one who waits
-            error = self._settled(raised)
+            error = self._settled(raised, ended)
         try:
             if error is not None:
                 self._recorder.ended(error)
@@ -230,15 +260,27 @@ class Dispatcher:
             self._finished += call != _CALLBACK
             job.work.finish(error)
 
-    def _settled(self, raised: BaseException) -> BaseException:
-        """What the one who waits is told; the rest of the group has then ended with it."""
+    def _settled(self, raised: BaseException, ended: int) -> BaseException:
+        """What the one who waits is told; the rest of the group has then ended with it.
+
+        `ended` is the last collective that has: in a later one the other ranks wait for this one.
+        """
         if isinstance(raised, GroupError):
             # The engine has closed itself, unless this was found between two collectives.
             self._engine.close_links(unraised(raised))
             raised = self._on_failure(raised)
             self._failure = unraised(raised)
+        elif ended != self._ran or not isinstance(raised, Exception):
+            # Ctrl-C, or what a handler raised, between two lines of ours.
+            self._end_interrupted()
         remember(raised)
         return raised
+
+    def _end_interrupted(self) -> None:
+        if self._process.here:
+            interrupted = GroupClosed("the script was interrupted")
+            self._engine.fail(failure_of(interrupted))
+            self._failure = unraised(self._on_failure(interrupted))
 
     def _release_streams(self, job: Job, error: BaseException | None) -> None:
         """They find the result, or poison that cannot be taken for one."""

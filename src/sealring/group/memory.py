@@ -43,13 +43,16 @@ def slot(tensor: torch.Tensor, *, written: bool = False) -> Slot:
     return address, size
 
 
-def address_of_torchs_own(tensor: torch.Tensor, size: int) -> int | None:
-    """Where torch allocated so much memory for it; None where more must be looked at."""
+def place_of_torchs_own(tensor: torch.Tensor, size: int) -> tuple[int, torch.UntypedStorage] | None:
+    """Where torch allocated so much memory for it, and what must live as long as that is used.
+
+    None where more must be looked at.
+    """
     try:
         address, storage = _check_room(tensor, size)
     except (NoMemory, Unsupported):
         return None
-    return address if address and storage.resizable() else None
+    return (address, storage) if storage.resizable() else None
 
 
 def _check_room(tensor: torch.Tensor, size: int) -> tuple[int, torch.UntypedStorage]:

@@ -76,9 +76,9 @@ class Prepared(Calling):
             or tensor.is_nested
         ):
             return None
-        address = memory.address_of_torchs_own(tensor, prepared.bytes)
-        if address is None:
+        if (place := memory.place_of_torchs_own(tensor, prepared.bytes)) is None:
             return None
+        address, storage = place
         self._process.require("this process group")
         if (error := self._deferred.take()) is not None:
             raise error
@@ -89,6 +89,7 @@ class Prepared(Calling):
             address,
             seconds if seconds > 0 else self._timeout.total_seconds(),
         )
+        del storage  # until here: another thread may give the tensor other memory meanwhile
         if ended is False:
             return None
         return FinishedWork(result, None if ended is True else ended, self._deferred)

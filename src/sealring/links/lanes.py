@@ -11,11 +11,9 @@ keeps those out who are no members. A connection without it is dropped.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import secrets
-import select
 import socket
 import stat
 import struct
@@ -27,6 +25,7 @@ from typing import Any, Final, Literal
 from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.messages import Message, digest, encode_message, integer, parse_message
 from sealring.links import setting_up
+from sealring.links.callers import Callers
 from sealring.links.descriptors import PACKED_BYTES, TOKEN_BYTES, Address, Inbox, leave
 from sealring.links.link import prepare_socket
 from sealring.links.memory import SharedMemory, create_file, open_memory
@@ -36,6 +35,8 @@ _GREETING: Final = struct.Struct(f"<{TOKEN_BYTES}sII")
 """What a connection begins with: the token, the rank that made it, and the lane."""
 _SECONDS: Final = 5.0
 """How long a connection may take that is made, or that was made, while the group waits."""
+_STRANGERS: Final = 64
+"""Connections that may be open without a greeting, beside those of members."""
 _BELL: Final = 1
 """In a descriptor's number, beside the rank and the lane: a socket, and not the memory."""
 
@@ -197,36 +198,27 @@ class Lanes:
             if peer > self._rank
         }
         accepted: dict[tuple[int, int], socket.socket] = {}
+        callers = Callers(self._listeners.values(), _GREETING.size, len(expected) + _STRANGERS)
         deadline = time.monotonic() + _SECONDS
         try:
             while expected - accepted.keys():
-                for sock in self._connections(deadline):
-                    greeting = _greeting(sock, deadline)
-                    token, peer, lane = greeting or (b"", -1, -1)
+                if time.monotonic() >= deadline:
+                    raise Unsupported("a connection of another rank did not come")
+                for sock, greeting in callers.greeted(deadline):
+                    token, peer, lane = _GREETING.unpack(greeting)
                     known = hmac.compare_digest(token, self._token) and (lane, peer) in expected
                     if known and (lane, peer) not in accepted:
-                        prepare_socket(sock)
                         accepted[lane, peer] = sock
+                        prepare_socket(sock)
                     else:
                         sock.close()
         except BaseException:
             for sock in accepted.values():
                 sock.close()
             raise
+        finally:
+            callers.close()
         return accepted
-
-    def _connections(self, deadline: float) -> Iterator[socket.socket]:
-        left = deadline - time.monotonic()
-        poll = select.poll()  # a process may have more descriptors than select() takes
-        for listener in self._listeners.values():
-            poll.register(listener, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1e3)}
-        if not ready:
-            raise Unsupported("a connection of another rank did not come")
-        for listener in self._listeners.values():
-            if listener.fileno() in ready:
-                with contextlib.suppress(BlockingIOError):
-                    yield listener.accept()[0]
 
     def close(self) -> None:
         """What was not taken is closed; mappings stay as long as they are used."""
@@ -251,22 +243,6 @@ def _listener(end: FirstEnd) -> socket.socket:
         sock.close()
         raise Unsupported(f"this rank cannot listen at {end.own[0]}: {problem}") from problem
     return sock
-
-
-def _greeting(sock: socket.socket, deadline: float) -> tuple[bytes, int, int] | None:
-    """What a connection begins with; None if it is none, or does not come in time."""
-    setting_up.note(sock)
-    raw = b""
-    try:
-        while len(raw) < _GREETING.size:
-            sock.settimeout(max(0.001, min(1.0, deadline - time.monotonic())))
-            part = sock.recv(_GREETING.size - len(raw))
-            if not part:
-                return None
-            raw += part
-    except OSError:
-        return None
-    return _GREETING.unpack(raw)
 
 
 def _number(rank: int, lane: int, what: int = 0) -> int:

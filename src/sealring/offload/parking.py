@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
+from contextlib import suppress
 from typing import Final
 
 import torch
@@ -48,23 +51,44 @@ class _HostMemory:
     """Pinned memory, kept for the next tensor of the same size."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[tuple[torch.Tensor, torch.cuda.Event]]] = {}
+        self._free: dict[int, deque[tuple[torch.Tensor, torch.cuda.Event]]] = {}
 
     def take(self, size: int) -> torch.Tensor:
-        free = self._free.setdefault(size, [])
-        if free and reached(free[0][1]):
-            return free.pop(0)[0]
+        free = self._free.setdefault(size, deque())
+        # Without a lock, because a garbage collection in here may give memory back. A thread has
+        # what it took out of the deque for itself.
+        with suppress(IndexError):
+            memory, used = free.popleft()
+            if reached(used):
+                return memory
+            free.appendleft((memory, used))
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def give_back(self, memory: torch.Tensor, used: torch.cuda.Event) -> None:
-        self._free.setdefault(memory.nbytes, []).append((memory, used))
+        self._free.setdefault(memory.nbytes, deque()).append((memory, used))
+
+
+class Counts:
+    """Gives out each count once, also to several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tensors = self._records = 0
+
+    def take(self, records: int) -> tuple[int, int]:
+        """The tensor's number, from 1 on, and the count of the first of its records."""
+        with self._lock:
+            first = self._records
+            self._tensors += 1
+            self._records += records
+            return self._tensors, first
 
 
 class Parking:
     """Parks tensors of one GPU. Its key is random, in the GPU's memory, and of this object alone.
 
-    Every tensor is sealed under a count of its own, so no nonce repeats, and an older content of
-    the same memory does not open in a newer one's place.
+    Threads may share it. Every tensor is sealed under a count of its own, so no nonce repeats, and
+    an older content of the same memory does not open in a newer one's place.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -85,8 +109,7 @@ class Parking:
             )
             torch.cuda.current_stream().synchronize()  # other streams use what was made in it
         self._memory = _HostMemory()
-        self._count = 0
-        self._parked = 0
+        self._counts = Counts()
 
     def park(self, tensor: torch.Tensor) -> Parked:
         """Seals the tensor as it is at this point of the current stream, and copies it out.
@@ -133,10 +156,9 @@ class Parking:
 
     def header(self, size: int) -> Header:
         """Of the next tensor: it takes as many counts as the tensor has records."""
-        count, self._parked = self._count, self._parked + 1
-        self._count += record_count(size, RECORD_BYTES)
+        number, count = self._counts.take(record_count(size, RECORD_BYTES))
         return Header(
-            kind=_DATA, sender=0, receiver=0, collective=self._parked, operation=0, dtype=0,
+            kind=_DATA, sender=0, receiver=0, collective=number, operation=0, dtype=0,
             reduction=0, algorithm=0, message=0, segment=0, total=size, count=count,
         )  # fmt: skip
 
