@@ -42,11 +42,21 @@ def what_is_open() -> Open:
     return Counter(thread.name for thread in threading.enumerate()), descriptors, maps
 
 
+def open_after_a_group(folder: str, rank: int, world: int) -> Open:
+    """What a process keeps open from its first group on, once nothing closes any more."""
+    Path(folder, "first").mkdir(exist_ok=True)
+    make(f"{folder}/first", rank, world).shutdown()
+    before, now = None, what_is_open()
+    while now != before:
+        gc.collect()
+        time.sleep(0.5)
+        before, now = now, what_is_open()
+    return now
+
+
 def returns_to(before: Open) -> bool:
-    """No more is open than before. A group of an earlier test may have been about to close then."""
     for _ in range(100):
-        threads, descriptors, maps = what_is_open()
-        if threads <= before[0] and descriptors <= before[1] and maps <= before[2]:
+        if what_is_open() == before:
             return True
         time.sleep(0.1)
         gc.collect()  # an error's traceback refers to the group's parts, in a cycle
@@ -54,8 +64,7 @@ def returns_to(before: Open) -> bool:
 
 
 def drops(rank: int, world: int, folder: str) -> str:
-    gc.collect()
-    before = what_is_open()
+    before = open_after_a_group(folder, rank, world)
     group = make(folder, rank, world)
     group.allreduce([torch.ones(1000)]).wait()
     assert what_is_open() != before
@@ -102,8 +111,7 @@ def test_works_under_way_keep_what_they_need(workers: Workers, tmp_path: Path) -
 
 
 def drops_after_failures(rank: int, world: int, folder: str) -> str:
-    gc.collect()
-    before = what_is_open()
+    before = open_after_a_group(folder, rank, world)
     caught: list[str] = []
 
     def fails(group: Any, call: str) -> None:  # the errors' tracebacks refer to this frame
@@ -133,8 +141,7 @@ def test_a_group_that_failed_is_dropped_like_any_other(workers: Workers, tmp_pat
 
 
 def drops_in_odd_places(rank: int, world: int, folder: str) -> str:
-    gc.collect()
-    before = what_is_open()
+    before = open_after_a_group(folder, rank, world)
     # In a reference cycle, which another thread's garbage collection finds.
     cycle: dict[str, Any] = {"group": make(f"{folder}", rank, world)}
     cycle["itself"] = cycle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, Unsuppor
 from sealring.group.cores import usable_cores
 from sealring.group.settings import read_settings
 from sealring.links import lanes
-from tests.group.test_dropped import make, returns_to, what_is_open
+from tests.group.test_dropped import make, open_after_a_group, returns_to, what_is_open
 from tests.workers import Workers
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="a second thread needs a second core")
@@ -125,8 +124,7 @@ def test_without_further_pipes_one_thread_does_all(workers: Workers) -> None:
 
 
 def ends(rank: int, world: int, folder: str) -> None:
-    gc.collect()
-    before = what_is_open()
+    before = open_after_a_group(folder, rank, world)
     made = make(folder, rank, world)
     made.allreduce([torch.ones(LARGE)]).wait()
     assert made.threads == 2
