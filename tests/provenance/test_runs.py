@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,20 @@ def test_the_first_rank_names_the_run(tmp_path: Path) -> None:
     first = create_run(tmp_path / "run", "job")
     assert create_run(tmp_path / "run", "job").head == first.head
     assert not list((tmp_path / "run" / ".new").iterdir())
+
+
+def test_another_rank_makes_the_folder_at_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Path.iterdir
+
+    def after_the_other(path: Path) -> Iterator[Path]:
+        monkeypatch.setattr(Path, "iterdir", look)
+        create_run(path, "job", "of the other")
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", after_the_other)
+    assert create_run(tmp_path / "run", "job").head.run == "of the other"
 
 
 def test_a_statement_is_not_overwritten(tmp_path: Path) -> None:

@@ -143,9 +143,9 @@ def create_run(path: Path, job: str, run: str | None = None) -> RunFolder:
     head = RunHead(FORMAT, VERSION, run or secrets.token_hex(16), job)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not (path / "run.json").exists():
-            strange = [one.name for one in path.iterdir() if one.name not in _PARTS]
-            if strange:
+        there = {one.name for one in path.iterdir()}  # once: another rank may write it now
+        if "run.json" not in there:
+            if not there <= _PARTS:
                 raise ConfigurationError(f"{path} is not empty: choose another folder for the run")
             Batch(path).write_new("run.json", json.dumps(asdict(head)).encode() + b"\n")
     except OSError as problem:
@@ -159,7 +159,7 @@ def create_run(path: Path, job: str, run: str | None = None) -> RunFolder:
     return found
 
 
-_PARTS: Final = (".new", "statements", "log", "evidence")
+_PARTS: Final = frozenset({".new", "statements", "log", "evidence"})
 
 
 def open_run(path: Path) -> RunFolder:
