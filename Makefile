@@ -66,9 +66,9 @@ format: $(VENV)/.locked ## formats Python and C++
 	@git ls-files $(CPP_FILES) | xargs $(BIN)/clang-format -i
 
 tidy: $(VENV)/.locked $(LIBCRYPTO)/prefix ## clang-tidy on the native sources (.clang-tidy)
-	@$(CMAKE_NATIVE) -B build/native -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	@$(CMAKE_NATIVE) -B build/tidy -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
 	@git ls-files 'native/*.cpp' | grep -vE 'bindings|/tests/|/fuzz/' \
-	  | xargs -P $$(nproc) -n 1 $(BIN)/clang-tidy -p build/native --quiet 2>/dev/null
+	  | xargs -P $$(nproc) -n 1 $(BIN)/clang-tidy -p build/tidy --quiet 2>/dev/null
 
 coverage: $(VENV)/.installed ## lines that the tests run: Python's by all tests (or TESTS=...), C++'s by the C++ tests
 	@rm -rf build/coverage && mkdir -p build/coverage

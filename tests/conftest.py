@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver
+from typing import Any
 
 import pytest
 
 from tests.workers import Workers
 
-# A shell's background jobs ignore it, as do their children: half of `make test` is such a job.
+# A shell's background jobs ignore SIGINT and SIGQUIT, and nohup SIGHUP, as do their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for _ignored in (signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(_ignored, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +21,9 @@ def workers() -> Iterator[Workers]:
     started = Workers(4)
     yield started
     started.close()
+
+
+def pytest_unconfigure() -> None:
+    """Awaits the process that the workers are forked from: its CPU seconds count as this one's."""
+    server: Any = forkserver._forkserver
+    server._stop()

@@ -10,6 +10,7 @@ from importlib.metadata import distributions, entry_points
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from sealring import _native
 
@@ -51,6 +52,25 @@ def test_everything_the_tests_ran_with_is_locked() -> None:
     besides = {"pip", "setuptools", "sealring", "atheris"}
     installed = {_plain(distribution.name) for distribution in distributions()}
     assert installed - besides <= locked
+
+
+def test_the_locked_versions_satisfy_each_other() -> None:
+    """Else pip installs nothing where they are given as constraints."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    locked = {_plain(name): pin for name, _, pin in (line.partition("==") for line in lines) if pin}
+    needs = [
+        (distribution.name, Requirement(text))
+        for distribution in distributions()
+        for text in distribution.requires or ()
+    ]
+    unmet = [
+        f"{who} needs {need}, and {locked[_plain(need.name)]} is locked"
+        for who, need in needs
+        if (need.marker is None or need.marker.evaluate({"extra": ""}))
+        and _plain(need.name) in locked
+        and not need.specifier.contains(locked[_plain(need.name)], prereleases=True)
+    ]
+    assert unmet == []
 
 
 def _plain(name: str) -> str:

@@ -7,15 +7,14 @@ the same one; a call that fails costs its group.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from sealring.bench.workers import meeting_place
+from sealring.bench.workers import forking_context, meeting_place
 
 SECRET = "2d34b815872b8b5c963b6e4525cd9a63516cf180021473137f1e82952abe18e0"
 
@@ -25,12 +24,9 @@ class RemoteError(Exception):
 
 
 class Workers:
-    def __init__(self, count: int, preload: Sequence[str] = ()) -> None:
-        """`preload`: modules that one process imports, from which the workers are then forked."""
+    def __init__(self, count: int) -> None:
         self._count = count
-        self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
-        if preload:
-            self._context.set_forkserver_preload(list(preload))
+        self._context = forking_context()
         self._stack = ExitStack()
         self._start()
 

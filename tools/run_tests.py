@@ -1,10 +1,12 @@
 """Runs all tests in parts, several at a time: much of a test is waiting, for a fault or a worker.
 
-    python tools/run_tests.py [--lanes N] [COMMAND ...]
+    python tools/run_tests.py [COMMAND ...]
 
-A part is some test files in a pytest of their own, or one of the commands. Long parts come first,
-so that all lanes end at about the same time. Prints a line for each part that has ended, and the
-whole output of those that failed at the end. The output of every part stays in build/tests/.
+A part is some test files in a pytest of their own, or one of the commands. As many run as there are
+cores, and up to twice as many while the cores are idle. Long parts come first, so that all end at
+about the same time. Prints a line for each part that has ended, with the seconds that passed and
+the CPU's, and the whole output of those that failed at the end. The output of every part stays in
+build/tests/.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "tests"
 MOST_FILES = 9
 """Of one part, which costs some seconds more than its tests: it starts Python, torch, workers."""
+LOOK_S = 3.0
+"""More parts than cores start when half a core was idle for this long."""
 LONG = ("chaos",)
 """Run for a fixed time, which the length of the code does not show."""
 
@@ -37,14 +41,12 @@ class Part:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--lanes", type=int, default=min(max(cores, 2), 4))
     parser.add_argument("command", nargs="*")
     given = parser.parse_args()
     LOGS.mkdir(parents=True, exist_ok=True)
     commands = [Part(text, shlex.split(text), float("inf")) for text in given.command]
     parts = sorted([*commands, *test_parts()], key=lambda part: -part.weight)
-    return Lanes(parts).run(given.lanes)
+    return Running(parts, len(os.sched_getaffinity(0))).run()
 
 
 def test_parts() -> Iterator[Part]:
@@ -64,60 +66,91 @@ def test_parts() -> Iterator[Part]:
             yield Part(name, [sys.executable, "-m", "pytest", *names], weight)
 
 
-class Lanes:
-    def __init__(self, parts: list[Part]) -> None:
-        self._waiting = iter(parts)
-        self._count, self._done = len(parts), 0
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+class Running:
+    def __init__(self, parts: list[Part], cores: int) -> None:
+        self._parts, self._cores = parts, cores
+        self._done = 0
+        self._changed = threading.Condition()
+        self._processes: set[subprocess.Popen[bytes]] = set()
         self._failed: list[Path] = []
 
-    def run(self, lanes: int) -> int:
-        threads = [threading.Thread(target=self._lane, daemon=True) for _ in range(lanes)]
-        for thread in threads:
-            thread.start()
+    def run(self) -> int:
+        began = time.monotonic()
         try:
-            for thread in threads:
-                thread.join()
+            with self._changed:
+                for part in self._parts:
+                    self._wait_for_a_core()
+                    self._start(part)
+                while self._processes:
+                    self._changed.wait()
         except BaseException:
-            for process in self._running:
+            for process in self._processes:
                 process.terminate()
             raise
         for log in self._failed:
             print(f"\n---- {log.relative_to(ROOT)}", flush=True)
             sys.stdout.buffer.write(log.read_bytes())
             sys.stdout.flush()
-        print(f"{self._count - len(self._failed)} of {self._count} parts passed")
+        count, took = len(self._parts), time.monotonic() - began
+        print(f"{count - len(self._failed)} of {count} parts passed in {took:.0f} s")
         return 1 if self._failed else 0
 
-    def _lane(self) -> None:
-        while True:
-            with self._lock:
-                part = next(self._waiting, None)
-            if part is None:
+    def _wait_for_a_core(self) -> None:
+        while len(self._processes) >= self._cores:
+            idle = _idle_s()
+            if self._changed.wait(LOOK_S) or len(self._processes) >= 2 * self._cores:
+                continue
+            if _idle_s() - idle > LOOK_S / 2:
                 return
-            self._one(part)
 
-    def _one(self, part: Part) -> None:
+    def _start(self, part: Part) -> None:
         log = LOGS / (part.name.replace("/", "-").replace(" ", "-") + ".log")
-        began = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                part.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                part.command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_environment(),
             )
-            self._running.add(process)
-            status = process.wait()
-        took = time.monotonic() - began
+        self._processes.add(process)
+        ended = (part, process, log, time.monotonic())
+        threading.Thread(target=self._await_end, args=ended, daemon=True).start()
+
+    def _await_end(
+        self, part: Part, process: subprocess.Popen[bytes], log: Path, began: float
+    ) -> None:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        took, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-        with self._lock:
-            self._running.discard(process)
+        with self._changed:
+            self._processes.discard(process)
             self._done += 1
             # pytest's 5: all of its tests were left out.
-            if status not in (0, 5):
+            passed = process.returncode in (0, 5)
+            if not passed:
                 self._failed.append(log)
-            word = "failed" if log in self._failed else "ok"
-            print(f"[{self._done}/{self._count}] {word:6} {took:5.0f} s  {part.name}: {last[:80]}",
-                  flush=True)  # fmt: skip
+            print(
+                f"[{self._done}/{len(self._parts)}] {'ok' if passed else 'failed':6} "
+                f"{took:4.0f} s, CPU {cpu:4.0f} s  {part.name}: {last[:80]}",
+                flush=True,
+            )
+            self._changed.notify()
+
+
+def _idle_s() -> float:
+    """Seconds that the cores of this process were idle, or waited for a disk, since the start."""
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    ticks = sum(int(fields[4]) + int(fields[5]) for fields in lines if fields[0] in ours)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _environment() -> dict[str, str]:
+    """Hundreds of processes import the same files: Python keeps what it compiled."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 if __name__ == "__main__":

@@ -26,18 +26,19 @@ using namespace sealring;
 
 namespace {
 
-// (action, slot, peers, message, origin, source, after)
-using StepTuple = std::tuple<Action, int, std::vector<int>, uint32_t, int, int, std::vector<int>>;
+// (action, slot, peers, message, origin, source, after, level)
+using StepTuple =
+    std::tuple<Action, int, std::vector<int>, uint32_t, int, int, std::vector<int>, uint32_t>;
 
 std::unique_ptr<Program> make_program(uint8_t operation, uint8_t algorithm, int rank, int world,
                                       int slots, std::vector<int> scratch,
-                                      const std::vector<StepTuple>& steps) {
+                                      const std::vector<StepTuple>& steps, uint32_t levels) {
   std::vector<Step> out;
-  for (const auto& [action, slot, peers, message, origin, source, after] : steps) {
-    out.push_back({action, slot, peers, message, origin, source, after});
+  for (const auto& [action, slot, peers, message, origin, source, after, level] : steps) {
+    out.push_back({action, slot, peers, message, origin, source, after, level});
   }
   return std::make_unique<Program>(operation, algorithm, rank, world, slots, std::move(scratch),
-                                   std::move(out));
+                                   std::move(out), levels);
 }
 
 // The same call on memory of the same length elsewhere.
@@ -60,7 +61,7 @@ Call moved_to(const Call& like, uintptr_t address, uint64_t number, double timeo
 void bind_engine(nb::module_& m) {
   nb::class_<Program>(m, "Program")
       .def(nb::new_(&make_program), "operation"_a, "algorithm"_a, "rank"_a, "world"_a, "slots"_a,
-           "scratch"_a, "steps"_a);
+           "scratch"_a, "steps"_a, "levels"_a = 1);
 
   nb::class_<Call>(m, "Call").def(
       "__init__",

@@ -14,6 +14,7 @@
 #include "stand_ins/gpu_arithmetic.hpp"
 #include "stand_ins/host_device.hpp"
 #include "stand_ins/host_driver.hpp"
+#include "stand_ins/host_nccl.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -63,6 +64,8 @@ NB_MODULE(_stand_ins, m) {
       },
       "kernel"_a, "dtype"_a = DType::bytes, "kind"_a = ReduceKind::none);
   m.def("host_driver", &host_driver, nb::rv_policy::reference);
+  m.def("change_next_exchange", &HostMeeting::change_next_for, "receiver"_a);
+  m.def("messages_exchanged", &HostMeeting::sent);
   m.def("new_stream", [] { return reinterpret_cast<uint64_t>(new HostStream); });
   m.def(
       "put",

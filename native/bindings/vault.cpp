@@ -266,7 +266,7 @@ void bind_vault(nb::module_& m) {
             const View view(into, true);
             const WantedRun run{offset, view.size(), view.data()};
             const nb::gil_scoped_release released;
-            self.read({&run, 1});
+            self.read({&run, 1}, Seen::by_this_process);
           },
           "offset"_a, "into"_a)
       .def(
@@ -278,7 +278,7 @@ void bind_vault(nb::module_& m) {
             const View room(into, true);
             const auto runs = packed_runs(starts, lengths, room);
             const nb::gil_scoped_release released;
-            self.read(runs);
+            self.read(runs, Seen::by_this_process);
           },
           "offsets"_a, "sizes"_a, "into"_a)
       .def("verify", &SealedFileReader::verify, "first"_a, "count"_a,

@@ -72,34 +72,33 @@ void bind_wires_of(nb::class_<Engine, Endpoint>& engine) {
             self.open_wire(peer, self.map_wire(file, bytes));
           },
           "peer"_a, "file"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>())
-      // Channels lead one way each; slots are then in the GPU's own memory alone.
-      .def("new_channel_id",
+      // Exchanges: areas that no other process can reach, and a meeting of all ranks' GPUs.
+      .def("new_meeting_id",
            [](Engine& self) {
-             const std::vector<uint8_t> id = self.device()->new_channel_id();
+             const std::vector<uint8_t> id = self.device()->new_meeting_id(self.world());
              return nb::bytes(id.data(), id.size());
            })
+      .def("mark_mixed", &Engine::mark_mixed, nb::call_guard<nb::gil_scoped_release>())
+      .def("offer_exchanges", &Engine::offer_exchanges, "half_bytes"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "offer_channels",
-          [](Engine& self, uint32_t slots, size_t payload) {
-            self.offer_wires(slots, payload,
-                             [&](size_t bytes) { return self.device()->own_area(bytes); });
-          },
-          "slots"_a, "payload"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "open_channel",
-          [](Engine& self, int peer, const nb::bytes& id, bool sends) {
+          "meet",
+          [](Engine& self, const nb::bytes& id, const std::vector<int>& peers, double patience_s) {
             const std::vector<uint8_t> wanted(data(id), data(id) + id.size());
             const nb::gil_scoped_release released;
-            self.open_channel(peer, self.device()->open_channel(wanted, sends), sends);
+            self.meet(wanted, peers, patience_s);
           },
-          "peer"_a, "id"_a, "sends"_a)
+          "id"_a, "peers"_a, "patience_s"_a)
       .def("use_wires", &Engine::use_wires, nb::call_guard<nb::gil_scoped_release>())
       .def("drop_wires", &Engine::drop_wires, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("wired", &Engine::wired)
-      .def_prop_ro("channelled", &Engine::channelled);
+      .def_prop_ro("wire_slots", &Engine::wire_slots)
+      .def_prop_ro("largest_segment", &Engine::largest_segment)
+      .def_prop_ro("exchanges", &Engine::exchanges);
 }
 
 void bind_wires(nb::module_& m) {
+  m.def("exchange_window", &Rounds::window, "levels"_a);
   m.def(
       "wire_area_bytes",
       [](uint32_t slots, size_t payload) { return Wires::area_bytes(slots, payload); }, "slots"_a,

@@ -41,7 +41,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
     if (receives(each.action)) expected_[each.peers[0]] += cut_.segments_of(static_cast<int>(step));
     if (cut_.segments_of(static_cast<int>(step)) != 0)
       in_this_lane_.insert(each.peers.begin(), each.peers.end());
-    if (wires != nullptr && !receives(each.action))
+    if (!receives(each.action) && !each.peers.empty() && way_to(each.peers[0]) == Wires::Way::area)
       area_readers_.insert(each.peers.begin(), each.peers.end());
   }
   if (number_of(cut_.position(cut_.segments)) > UINT32_MAX)
@@ -52,6 +52,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
     device->begin({call.ready, call.dtype, call.reduction, static_cast<uint32_t>(program_.world),
                    call.factor, call.segment_bytes, cut_.scratch_bytes(), call.submitted});
   }
+  if (wires != nullptr && wires->exchanges()) exchanging_.emplace(cut_, *wires);
   for (int peer : program_.sources) {
     if (links_[peer]) links_[peer]->expecting = true;
   }
@@ -77,8 +78,13 @@ void Collective::run() {
     moved |= flush_all();
     moved |= receive_all();
     if (device_ != nullptr) moved |= settle();
+    if (exchanging_) {
+      moved |= exchanging_->advance(*device_);
+      moved |= open_arrived();
+    }
     // What a peer may still fetch must not be written again, nor given back.
-    const bool kept = wires_ != nullptr && wires_->lends();
+    const bool kept =
+        wires_ != nullptr && (wires_->lends() || (exchanging_ && !exchanging_->complete()));
     if (finished_ == cut_.segments && on_device_.empty() && !kept && !flush_all()) {
       const bool sent = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
         return !link || (link->idle() && !link->broken());
@@ -157,9 +163,7 @@ uint8_t* Collective::at(Segment& segment, int slot) const {
 }
 
 size_t Collective::length(const Segment& segment, int slot) const {
-  const size_t from = segment.position * call_.segment_bytes;
-  const size_t bytes = cut_.slot_bytes(slot);
-  return from >= bytes ? 0 : std::min(call_.segment_bytes, bytes - from);
+  return cut_.segment_length(segment.position, slot);
 }
 
 uint64_t Collective::total_of(int slot) const {
@@ -175,6 +179,10 @@ bool Collective::run_tasks() {
   blocked_.assign(links_.size(), false);
   const auto runnable = [&](const Task& task) {
     const Step& step = program_.steps[task.step];
+    // Rounds have an order of their own.
+    if (!step.peers.empty() && exchanges_with(step.peers[0]))
+      return device_has_room(*task.segment, step) &&
+             exchanging_->reachable(exchanging_->round_of(task.segment->number, task.step));
     const auto has_room = [this](int peer) { return links_[peer] && links_[peer]->has_room(); };
     const bool in_turn = std::none_of(step.peers.begin(), step.peers.end(),
                                       [this](int peer) { return blocked_[peer]; });
@@ -197,7 +205,7 @@ bool Collective::run_tasks() {
 void Collective::run_task(Segment& segment, int index) {
   const Step& step = program_.steps[index];
   if (step.action == Action::send || step.action == Action::publish) {
-    seal(segment, step);
+    seal(segment, index);
   } else {
     compute(segment, step);
   }
@@ -247,13 +255,14 @@ Header Collective::new_header(const Segment& segment, const Step& step) const {
   return header;
 }
 
-void Collective::seal(Segment& segment, const Step& step) {
+void Collective::seal(Segment& segment, int index) {
+  const Step& step = program_.steps[index];
   const Stopwatch sealing(stats_.seal_ns);
   Header header = new_header(segment, step);
   const uint8_t* plain = at(segment, step.slot);
   stats_.sealed_records += device_ == nullptr ? 1 : records_in_run(length(segment, step.slot));
   stats_.sealed_bytes += length(segment, step.slot);
-  if (device_ != nullptr) return seal_on_device(header, segment, plain, step);
+  if (device_ != nullptr) return seal_on_device(header, segment, plain, index);
   if (step.action == Action::send) {
     header.kind = Kind::pair;
     links_[step.peers[0]]->send(header, plain);
@@ -365,6 +374,7 @@ bool Collective::take_data(Link& link) {
   if (header.length != first_length(segment, step.slot) || header.segment != number_of(position)) {
     throw Failure(FailureCode::out_of_step, link.peer, "the peer cuts the tensor differently");
   }
+  if (exchanges_with(link.peer)) return announce(link, segment, index);
   if (segment.waits[index] != 0) return false;
   if (device_ != nullptr) return open_on_device(link, segment, index);
   // A forward never waits for room: in a ring all ranks could then wait for each other. What

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "collective/exchanging.hpp"
 #include "collective/program.hpp"
 #include "device/device.hpp"
 #include "device/wires.hpp"
@@ -98,6 +99,7 @@ struct Cut {
   // How many of a call's lanes have any segment.
   static size_t lanes_used(const Call& call);
   size_t slot_bytes(int slot) const;
+  size_t segment_length(uint64_t position, int slot) const;
   size_t scratch_bytes() const { return window * program.scratch.size() * segment_bytes; }
   // The parts of its slots that this rank writes.
   std::vector<std::span<uint8_t>> results() const;
@@ -155,7 +157,7 @@ class Collective {
   bool run_tasks();
   void run_task(Segment& segment, int index);
   void compute(Segment& segment, const Step& step);
-  void seal(Segment& segment, const Step& step);
+  void seal(Segment& segment, int index);
   void publish(Header& header, const uint8_t* plain, const std::vector<int>& peers);
   bool receive_all();
   bool receive(Link& link);
@@ -169,9 +171,18 @@ class Collective {
   void compute_on_device(Segment& segment, const Step& step);
   SealingKey& device_key(const Step& step) const;
   bool device_has_room(const Segment& segment, const Step& step) const;
-  void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain,
-                      const Step& step);
+  void seal_on_device(Header& header, const Segment& segment, const uint8_t* plain, int index);
   bool open_on_device(Link& link, Segment& segment, int index);
+  Wires::Way way_to(int peer) const {
+    return wires_ == nullptr ? Wires::Way::link : wires_->way_to(peer);
+  }
+  bool exchanges_with(int peer) const { return way_to(peer) == Wires::Way::exchange; }
+  bool announce(Link& link, Segment& segment, int index);
+  bool open_arrived();
+  // It still has something to do for this rank.
+  bool device_is_busy() const {
+    return !on_device_.empty() || (exchanging_ && exchanging_->under_way());
+  }
   void on_fetched(Link& link);
   void send_fetched(Link& link);
   bool settle();
@@ -229,6 +240,7 @@ class Collective {
   std::set<int> in_this_lane_;     // ranks that this lane has records for, or from
   std::set<int> area_readers_;     // ranks that fetch records from our area
   RecordsOnDevice on_device_;
+  std::optional<Exchanging> exchanging_;  // where devices exchange records
   std::optional<Clock::time_point> status_sent_;  // the last time
   bool device_idle_ = false;  // and the device has nothing of it left to do
   BufferRef plain_;             // where a record is opened whose ciphertext goes on

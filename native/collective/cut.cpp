@@ -32,8 +32,15 @@ Cut::Cut(const Call& call, const Wires* wires)
   const uint64_t forwarded = segment_bytes * std::max(program.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
   const uint64_t wanted = std::min({call.on_device ? kDeviceWindow : kWindow, segments,
-                                    wires != nullptr ? wires->window(program.world) : affordable});
+                                    wires == nullptr     ? affordable
+                                    : wires->exchanges() ? Rounds::window(program.levels)
+                                                         : wires->window(program.world)});
   window = std::max<uint64_t>(1, wanted);
+}
+
+size_t Cut::segment_length(uint64_t position, int slot) const {
+  const size_t from = position * segment_bytes, bytes = slot_bytes(slot);
+  return from >= bytes ? 0 : std::min(segment_bytes, bytes - from);
 }
 
 size_t Cut::slot_bytes(int slot) const {

@@ -1,6 +1,7 @@
 #include "collective/engine.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 #include <string>
 
@@ -59,60 +60,6 @@ void Engine::attach(std::unique_ptr<Device> device) {
   Endpoint::attach(std::move(device));
 }
 
-void Engine::offer_wires(uint32_t slots, size_t payload,
-                         const std::function<Device::Area(size_t)>& make) {
-  require_process();
-  require_device();
-  if (slots == 0 || payload < kGpuPayload || payload % kGpuPayload != 0) {
-    throw std::invalid_argument("a slot must hold whole records");
-  }
-  auto wires = std::make_unique<Wires>(world(), slots, payload);
-  wires->own = make(Wires::area_bytes(slots, payload));
-  const std::lock_guard<RunLock> lock(running_);
-  device_->make_room(payload);  // now, while this rank can still say that it has none
-  wires_ = std::move(wires);
-}
-
-void Engine::open_wire(int peer, Device::Area area) {
-  require_process();
-  const std::lock_guard<RunLock> lock(running_);
-  if (!wires_) throw std::invalid_argument("no wires were offered");
-  wires_->area_of(peer) = area;
-}
-
-void Engine::open_channel(int peer, int channel, bool sends) {
-  require_process();
-  const std::lock_guard<RunLock> lock(running_);
-  if (!wires_) throw std::invalid_argument("no wires were offered");
-  if (sends) {
-    wires_->channel_to(peer) = channel;
-  } else {
-    wires_->area_of(peer) = {nullptr, true, channel};
-  }
-}
-
-Device::Area Engine::map_wire(int file, size_t bytes) {
-  require_process();
-  const std::lock_guard<RunLock> lock(running_);
-  require_device();
-  mapped_.emplace_back(file, bytes);
-  return device_->reach_host(mapped_.back().data(), bytes);
-}
-
-void Engine::use_wires() {
-  require_process();
-  const std::lock_guard<RunLock> lock(running_);
-  if (!wires_ || failure_ || closed_) return;
-  keyring_.wire_slots = wires_->slots();
-}
-
-void Engine::drop_wires() {
-  require_process();
-  const std::lock_guard<RunLock> lock(running_);
-  if (keyring_.wire_slots != 0) throw std::invalid_argument("the wires are in use");
-  wires_.reset();
-}
-
 namespace {
 
 struct SubmittedCall final : Completion {
@@ -147,7 +94,7 @@ void Engine::wait_on_host(Completion& collective, const HostWait& how) {
 
 void Engine::launch_rest() {
   require_process();
-  if (CommandQueue* const queue = command_queue()) queue->launch_rest();
+  if (device_) device_->launch_rest();
 }
 
 void Engine::mark_end(const Completion& collective) {
@@ -161,7 +108,7 @@ Submitted Engine::submit_to_device(const Call& call, uint64_t stream) {
   const Cut cut = cut_of(call);
   const uint64_t commands = std::max<uint64_t>(1, cut.steps + most_replaced_keys(cut));
   if (commands > kMostCommands) return {};
-  if (!call.wired) {
+  if (!call.wired || wires_->mixed) {
     const auto forwards = [](const Step& step) { return step.action == Action::forward; };
     const std::vector<Step>& steps = call.program->steps;
     const size_t on_a_link =
@@ -170,9 +117,11 @@ Submitted Engine::submit_to_device(const Call& call, uint64_t stream) {
     for (const Step& step : steps) peers.insert(step.peers.begin(), step.peers.end());
     device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), kInHand + on_a_link * peers.size());
   }
+  std::vector<ExchangeRound> rounds;
+  if (call.wired && wires_->exchanges()) rounds = Rounds(cut, *wires_).all(commands - cut.steps);
   return device_->submit({stream, call.dtype, call.reduction, call.segment_bytes,
                           cut.scratch_bytes(), static_cast<uint32_t>(commands),
-                          static_cast<uint32_t>(cut.results().size())});
+                          static_cast<uint32_t>(cut.results().size()), std::move(rounds)});
 }
 
 // Each key once for every `rekey_bytes_` that it seals, but for the last piece before that, and once for
@@ -248,7 +197,7 @@ void Engine::require_possible(const Call& call) {
   if (call.wired && (!call.on_device || !wired())) {
     throw std::invalid_argument("there are no wires in use");
   }
-  const size_t largest = call.wired ? wires_->payload() : pool_of(call).payload_bytes();
+  const size_t largest = call.wired ? wires_->largest_segment() : pool_of(call).payload_bytes();
   if (call.segment_bytes == 0 || call.segment_bytes > largest || call.segment_bytes % 16 != 0) {
     throw std::invalid_argument("a segment must be a multiple of 16 bytes and fit into a record");
   }
@@ -359,7 +308,7 @@ void Engine::update_account() {
   account_.rekeys.resize(links_.size(), 0);
   if (keyring_.own_group) account_.rekeys[rank_] = keyring_.own_group->rekeys();
   account_.memory_bytes = memory_bytes() + stats_.scratch_bytes;
-  if (wires_) account_.memory_bytes += Wires::area_bytes(wires_->slots(), wires_->payload());
+  if (wires_) account_.memory_bytes += wires_->memory_bytes();
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!links_[peer]) continue;
     account_.waited_s[peer] = static_cast<double>(links_[peer]->waited_ns) * 1e-9;

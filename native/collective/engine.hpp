@@ -36,13 +36,20 @@ class Engine final : public Endpoint {
   // Wires between its memory and the peers' devices: offered, opened and, when all ranks have, used.
   void offer_wires(uint32_t slots, size_t payload, const std::function<Device::Area(size_t)>& make);
   void open_wire(int peer, Device::Area area);
-  void open_channel(int peer, int channel, bool sends);
+  // Some ranks cannot reach each other's areas: what goes between them takes the links.
+  void mark_mixed();
+  // Areas for what is exchanged, two halves of so many bytes each; then the meeting of all ranks' devices.
+  // Throws when a peer has gone, or when it takes longer than `patience_s`.
+  void offer_exchanges(size_t half_bytes);
+  void meet(std::span<const uint8_t> id, const std::vector<int>& peers, double patience_s);
   // A file of so many bytes as host memory that the device reaches; the file stays the caller's.
   Device::Area map_wire(int file, size_t bytes);
   void use_wires();
   void drop_wires();
   bool wired() const { return keyring_.wire_slots != 0; }
-  bool channelled() const { return wires_ && wired() && wires_->channelled(); }
+  uint32_t wire_slots() const { return keyring_.wire_slots; }
+  size_t largest_segment() const { return wires_ ? wires_->largest_segment() : 0; }
+  bool exchanges() const { return wires_ && wired() && wires_->exchanges(); }
 
   // One more pipe to a rank that has a link: of lane 1, 2 and so on, each on all ranks alike.
   void add_lane_link(size_t lane, int peer, std::unique_ptr<Pipe> pipe);

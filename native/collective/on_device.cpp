@@ -45,13 +45,21 @@ bool Collective::device_has_room(const Segment& segment, const Step& step) const
   const size_t bytes = length(segment, step.slot);
   if (!on_device_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes)))
     return false;
-  if (wires_ != nullptr) return wires_->has_room();
+  switch (way_to(step.peers[0])) {
+    case Wires::Way::exchange:
+      return true;
+    case Wires::Way::area:
+      return wires_->has_room();
+    case Wires::Way::link:
+      break;
+  }
   return std::all_of(step.peers.begin(), step.peers.end(),
                      [this](int peer) { return links_[peer]->has_room_for_device(); });
 }
 
 void Collective::seal_on_device(Header& header, const Segment& segment, const uint8_t* plain,
-                                const Step& step) {
+                                int index) {
+  const Step& step = program_.steps[index];
   const bool alone = step.action == Action::send;
   SealingKey& key = device_key(step);
   header.kind = alone ? Kind::pair : Kind::group;
@@ -59,23 +67,31 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
   header.receiver = alone ? static_cast<uint32_t>(step.peers[0]) : kEveryone;
   const size_t bytes = length(segment, step.slot);
   reserve(key, header, bytes);
-  BufferRef record = pool_.take();  // what will leave over the links
+  const Wires::Way way = way_to(step.peers[0]);
+  // What will leave over the links.
+  BufferRef record = (way == Wires::Way::link ? *keyring_.gpu_pool : pool_).take();
   Device::Area area{record->record};
-  std::vector<int> channels;
-  if (wires_ == nullptr) {
+  RecordOnDevice sealed{0, {}, -1, step.peers};
+  if (way == Wires::Way::link) {
     header.lane = kGpuLane;
     record->size = kRecordOverhead + bytes;
   } else {
-    const uint32_t slot = wires_->lend(step.peers);
-    header.lane = kWireLane + slot;
-    area = wires_->own_slot(slot);
-    channels = wires_->channels_to(step.peers);
+    header.lane = kWireLane;
+    if (way == Wires::Way::exchange) {
+      sealed.round = exchanging_->round_of(segment.number, index);
+      area = {exchanging_->place_to_seal(segment.number, index), true};
+    } else {
+      const uint32_t slot = wires_->lend(step.peers);
+      header.lane += slot;
+      area = wires_->own_slot(slot);
+    }
     record->size = kSealedHeaderBytes;
     seal_header(key, keyring_.context, header, record->record);
   }
-  const Device::Ticket ticket = seal_on(*device_, queue_of(segment.number), key, keyring_.context,
-                                        header, plain, bytes, area, channels);
-  on_device_.push(links_, {ticket, std::move(record), -1, step.peers});
+  sealed.ticket = seal_on(*device_, queue_of(segment.number), key, keyring_.context, header, plain,
+                          bytes, area);
+  sealed.record = std::move(record);
+  on_device_.push(links_, std::move(sealed));
 }
 
 bool Collective::open_on_device(Link& link, Segment& segment, int index) {
@@ -88,11 +104,12 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   const size_t bytes = length(segment, step.slot);
   key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
   BufferRef record = link.take_for_device();
-  const Device::Area area = wires_ == nullptr ? Device::Area{record->record}
-                                              : wires_->slot_of(link.peer, header.lane - kWireLane);
+  const Device::Area area = way_to(link.peer) == Wires::Way::link
+                                ? Device::Area{record->record}
+                                : wires_->slot_of(link.peer, header.lane - kWireLane);
   const Device::Ticket ticket =
-      open_on(*device_, queue_of(segment.number), key, keyring_.context, header, bytes, area,
-              at(segment, step.slot), step.action == Action::receive_reduce);
+      open_on(*device_, queue_of(segment.number), slot_of(*device_, key), keyring_.context, header,
+              bytes, area, at(segment, step.slot), step.action == Action::receive_reduce);
   stats_.opened_records += records_in_run(bytes);
   stats_.opened_bytes += bytes;
   if (--expected_[link.peer] == 0) link.expecting = false;
@@ -109,9 +126,62 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   return true;
 }
 
+// What the record needs is taken from its header now: the next one may bring another key.
+bool Collective::announce(Link& link, Segment& segment, int index) {
+  const uint64_t round = exchanging_->round_of(segment.number, index);
+  if (!exchanging_->reachable(round)) return false;
+  OpeningKey& key = link.arrived_key();
+  const bool replaced = key.on_device.slot >= 0 && key.on_device.generation != key.generation();
+  if (replaced && (!on_device_.empty() || exchanging_->awaits(key))) return false;
+  const size_t bytes = length(segment, program_.steps[index].slot);
+  key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
+  if (!exchanging_->announce({round, segment.number, index, link.peer, link.header(), &key,
+                              slot_of(*device_, key), nullptr})) {
+    throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");
+  }
+  if (--expected_[link.peer] == 0) link.expecting = false;
+  link.take_for_device();
+  return true;
+}
+
+bool Collective::open_arrived() {
+  bool moved = false;
+  std::vector<Announced>& arrived = exchanging_->arrived();
+  for (size_t i = 0; i < arrived.size();) {
+    if (!device_->has_room()) break;
+    Segment& segment = window_[arrived[i].segment % window_.size()];
+    const int index = arrived[i].step;
+    if (segment.waits[index] != 0) {
+      ++i;
+      continue;
+    }
+    const Announced record = std::move(arrived[i]);
+    arrived.erase(arrived.begin() + static_cast<std::ptrdiff_t>(i));
+    const Step& step = program_.steps[index];
+    const size_t bytes = length(segment, step.slot);
+    RecordOnDevice opened{0, {}, record.peer, {}};
+    opened.ticket = open_on(*device_, queue_of(segment.number), record.key_slot, keyring_.context,
+                            record.header, bytes, {record.at, true, true}, at(segment, step.slot),
+                            step.action == Action::receive_reduce);
+    opened.round = record.round;
+    stats_.opened_records += records_in_run(bytes);
+    stats_.opened_bytes += bytes;
+    on_device_.push(links_, std::move(opened));
+    finish(segment, index);
+    moved = true;
+    i = 0;  // others may have waited for it
+  }
+  return moved;
+}
+
 bool Collective::settle() {
-  return on_device_.settle(*device_, links_, [this](const RecordOnDevice& opened) {
-    if (wires_ != nullptr) send_fetched(*links_[opened.sender]);
+  return on_device_.settle(*device_, links_, [this](const RecordOnDevice& done) {
+    const bool opened = done.sender >= 0;
+    if (done.round) {
+      opened ? exchanging_->opened(*done.round) : exchanging_->sealed(*done.round, done.peers);
+    } else if (opened && way_to(done.sender) == Wires::Way::area) {
+      send_fetched(*links_[done.sender]);
+    }
   });
 }
 
@@ -135,7 +205,8 @@ void Collective::require_same_place(const Link& link) const {
   const Header& header = link.header();
   if (header.collective != call_.number) return;
   const bool theirs_on_gpu = header.lane != keyring_.lane;
-  if (theirs_on_gpu && device_ != nullptr && (header.lane != kGpuLane) != (wires_ != nullptr)) {
+  const bool by_link = way_to(link.peer) == Wires::Way::link;
+  if (theirs_on_gpu && device_ != nullptr && (header.lane == kGpuLane) != by_link) {
     throw Failure(
         FailureCode::out_of_step, link.peer,
         names().rank(header.sender) +

@@ -12,7 +12,7 @@ namespace {
 }  // namespace
 
 Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int slots,
-                 std::vector<int> scratch_like, std::vector<Step> program_steps)
+                 std::vector<int> scratch_like, std::vector<Step> program_steps, uint32_t levels)
     : operation(operation),
       algorithm(algorithm),
       rank(rank),
@@ -20,6 +20,7 @@ Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int 
       slots(slots),
       scratch(std::move(scratch_like)),
       steps(std::move(program_steps)),
+      levels(levels),
       successors(steps.size()),
       forwards(steps.size()),
       waits(steps.size(), 0),
@@ -35,6 +36,7 @@ Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int 
   for (size_t i = 0; i < steps.size(); ++i) {
     const Step& step = steps[i];
     if (step.slot < 0 || step.slot >= all_slots) malformed(i, "no such slot");
+    if (step.level >= levels) malformed(i, "no such level");
     for (int peer : step.peers) {
       if (peer < 0 || peer >= world || peer == rank) malformed(i, "no such peer");
     }

@@ -33,12 +33,15 @@ struct Step {
   int origin;  // who published the record to receive, -1 for a record of the pair
   int source;  // the slot to read, or the step whose record is forwarded
   std::vector<int> after;
+  // Of a step with peers, where records are exchanged: how many exchanges of the same segment come before
+  // its own. Both ends of a message have the same (schedule/levels.py).
+  uint32_t level = 0;
 };
 
 class Program {
  public:
   Program(uint8_t operation, uint8_t algorithm, int rank, int world, int slots,
-          std::vector<int> scratch, std::vector<Step> steps);
+          std::vector<int> scratch, std::vector<Step> steps, uint32_t levels = 1);
 
   const uint8_t operation;
   const uint8_t algorithm;
@@ -47,6 +50,7 @@ class Program {
   const int slots;
   const std::vector<int> scratch;  // for each scratch slot the slot whose length it takes
   const std::vector<Step> steps;
+  const uint32_t levels;  // of all ranks' steps
 
   // Derived once, so that the engine's loop only looks things up.
   std::vector<std::vector<int>> successors;   // steps that wait for a step, forwards left out

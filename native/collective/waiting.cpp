@@ -107,7 +107,7 @@ void Collective::wait() {
   if (call_.signal_pending()) throw Failure(FailureCode::closed, -1, "the script was interrupted");
   check_interrupt();  // after that: the handler of a signal may have closed the group
   const bool full = device_ != nullptr && !device_->has_room();
-  if ((on_device_.empty() && !full) || backoff_.idle_s() > kStatusAfterS) return sleep();
+  if ((!device_is_busy() && !full) || backoff_.idle_s() > kStatusAfterS) return sleep();
   const Stopwatch waiting(stats_.wait_ns);
   ::usleep(kPollDeviceUs);
 }
@@ -132,7 +132,7 @@ void Collective::sleep() {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   const double left_ms = (patience - silent) * 1e3;
-  const int longest_ms = on_device_.empty() ? kNapMs : kPollDeviceMs;
+  const int longest_ms = device_is_busy() ? kPollDeviceMs : kNapMs;
   const int nap_ms = static_cast<int>(std::clamp<double>(left_ms + 1, 1, longest_ms));
   std::chrono::nanoseconds slept{0};
   {
@@ -203,6 +203,13 @@ void Collective::throw_timeout() {
   if (blamed < 0 && !on_device_.empty() && on_device_.oldest().sender >= 0) {
     what = "a record of the peer's did not come to this rank's GPU";
     blamed = on_device_.oldest().sender;
+  }
+  if (blamed < 0 && exchanging_) {
+    const std::vector<int> peers = exchanging_->awaited_peers();
+    const auto guilty =
+        std::find_if(peers.begin(), peers.end(), [&](int peer) { return !waits(*links_[peer]); });
+    what = "an exchange with the peer's GPU is not over";
+    if (!peers.empty()) blamed = guilty != peers.end() ? *guilty : peers.front();
   }
   throw peer_was_silent(blamed, what, call_.timeout_s);
 }

@@ -23,6 +23,7 @@ struct Submitted {
   uint32_t commands = 0;
   uint32_t spare = 0;
   uint8_t* scratch = nullptr;
+  bool exchanges = false;  // that it runs were planned ahead
 };
 
 class CommandQueue {
@@ -42,8 +43,7 @@ class CommandQueue {
   // The persistent kernel: launches it, when nothing is under way; from then on commands may be added.
   virtual void launch() const {}
   virtual void mark_running() {}
-  // Prelaunched kernels: launches the remaining ones of the last operation, and marks its end.
-  virtual void launch_rest() {}
+  // Prelaunched kernels: marks the end of the last operation.
   virtual void mark_end(uint32_t /*number*/) {}
 
   // ---- for the thread that runs operations

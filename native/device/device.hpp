@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "device/command_queue.hpp"
+#include "device/exchange.hpp"
 #include "keys/keys.hpp"
 #include "reduce/reduce.hpp"
 
@@ -32,6 +33,7 @@ class Device {
     size_t scratch_bytes;
     uint32_t commands;  // at most
     uint32_t results;  // parts of memory that it writes
+    std::vector<ExchangeRound> rounds = {};  // all exchanges that it will run, in order
   };
   // What holds for all of a collective.
   struct Setting {
@@ -46,11 +48,11 @@ class Device {
   };
 
   // Where records lie, or are to lie: in host memory that the device reaches by itself, or in a
-  // device's, this one's or a peer's. Or nowhere yet: they come over a channel.
+  // device's, this one's or a peer's.
   struct Area {
     uint8_t* at = nullptr;
     bool on_device = false;
-    int channel = -1;
+    bool is_private = false;  // no other process can write there: records are opened in place
   };
 
   // A run of records, mostly of one: what the first one's header must be, and where they lie.
@@ -60,7 +62,6 @@ class Device {
     std::span<const uint8_t> context;  // 32 bytes
     size_t length;  // of the payload, all of it
     Area area;
-    std::span<const int> channels = {};  // over which they leave when they are sealed
   };
 
   virtual ~Device() = default;
@@ -85,10 +86,14 @@ class Device {
   virtual Area reach_host(uint8_t* memory, size_t bytes) = 0;
   // Memory of this device for itself alone.
   virtual Area own_area(size_t bytes) = 0;
-  // Channels, by number, which carry records from one device to another: what both ends of a new one
-  // must know, and one end of it; returns when the other end has come.
-  virtual std::vector<uint8_t> new_channel_id() = 0;
-  virtual int open_channel(std::span<const uint8_t> id, bool sends) = 0;
+  // Exchanges with the devices of other ranks: what all ranks must know to meet, and the meeting, which
+  // is begun here and complete when `exchanges_ready` returns true. `peers` are those with which this one
+  // will exchange records.
+  virtual std::vector<uint8_t> new_meeting_id(int world) = 0;
+  virtual void begin_meeting(std::span<const uint8_t> id, int rank, int world,
+                             const std::vector<int>& peers) = 0;
+  virtual bool exchanges_ready() = 0;
+  virtual void drop_exchanges() noexcept = 0;
   // From now on runs of records may have so much payload.
   virtual void make_room(size_t payload) = 0;
 
@@ -104,12 +109,19 @@ class Device {
   virtual CommandQueue* command_queue() { return nullptr; }
   // Gives the device its part of a collective ahead, one at a time, in the order in which they will be run.
   virtual Submitted submit(const Need& /*need*/) { return {}; }
+  // The rest of what the last one needs ahead. May block until the device has done some of it.
+  virtual void launch_rest() {}
   virtual void begin(const Setting& setting) = 0;
   // Returns when all that was begun is done.
   virtual void end() = 0;
   // The same, whatever has gone wrong.
   virtual void abandon() noexcept = 0;
   virtual uint8_t* scratch() const = 0;
+
+  // Lets the channel's next exchange of the collective run; false if it cannot be begun yet.
+  virtual bool exchange(const Exchange& next) = 0;
+  // How many of the collective's exchanges on the channel are complete.
+  virtual uint64_t exchanged(size_t channel) = 0;
 
   // Whether another record can be sealed or opened before a ticket is settled.
   virtual bool has_room() const = 0;

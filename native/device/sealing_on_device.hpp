@@ -47,20 +47,20 @@ inline void reserve(SealingKey& key, Header& header, size_t bytes) {
 
 inline Device::Ticket seal_on(Device& device, uint64_t queue, SealingKey& key,
                               const Context& context, const Header& header, const uint8_t* plain,
-                              size_t bytes, Device::Area area, std::span<const int> channels = {}) {
+                              size_t bytes, Device::Area area) {
   std::array<uint8_t, kHeaderBytes> encoded;
   header.encode(encoded.data());
-  return device.seal(queue, {slot_of(device, key), encoded, context, bytes, area, channels}, plain);
+  return device.seal(queue, {slot_of(device, key), encoded, context, bytes, area}, plain);
 }
 
 // Not with the header as it lies there: the device is told what was found authentic, and finds out
 // for itself whether the record has that.
-inline Device::Ticket open_on(Device& device, uint64_t queue, OpeningKey& key,
-                              const Context& context, const Header& header, size_t bytes,
-                              Device::Area area, uint8_t* into, bool reduces) {
+inline Device::Ticket open_on(Device& device, uint64_t queue, int key, const Context& context,
+                              const Header& header, size_t bytes, Device::Area area, uint8_t* into,
+                              bool reduces) {
   std::array<uint8_t, kHeaderBytes> encoded;
   header.encode(encoded.data());
-  return device.open(queue, {slot_of(device, key), encoded, context, bytes, area}, into, reduces);
+  return device.open(queue, {key, encoded, context, bytes, area}, into, reduces);
 }
 
 }  // namespace sealring

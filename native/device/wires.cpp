@@ -13,15 +13,6 @@ uint32_t Wires::lend(const std::vector<int>& peers) {
   return slot;
 }
 
-std::vector<int> Wires::channels_to(const std::vector<int>& peers) const {
-  std::vector<int> out;
-  for (int peer : peers) {
-    const int channel = peers_[static_cast<size_t>(peer)].channel;
-    if (channel >= 0) out.push_back(channel);
-  }
-  return out;
-}
-
 bool Wires::returned(int peer, uint64_t ever) {
   Peer& reader = peers_.at(static_cast<size_t>(peer));
   if (ever <= reader.returned || ever - reader.returned > reader.lent.size()) return false;

@@ -6,6 +6,10 @@
 // A peer that has fetched what it was lent says so over the link, and a slot is free again when all
 // that it was lent to have. The areas are no more trusted than any other way: a record is
 // copied to the opener's own memory first.
+//
+// Peers whose devices cannot read each other's memory exchange records instead (device/exchange.hpp):
+// what leaves lies in one area, what comes in another, and neither can be reached by other processes.
+// What takes neither way takes the link.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +17,7 @@
 #include <deque>
 #include <vector>
 
+#include "device/channels.hpp"
 #include "device/device.hpp"
 #include "record/record.hpp"
 
@@ -20,29 +25,57 @@ namespace sealring {
 
 class Wires {
  public:
+  enum class Way { link, area, exchange };
+
   // `payload` is what a slot holds at most, before it is sealed.
   Wires(int world, uint32_t slots, size_t payload)
-      : slots_(slots), payload_(payload), readers_(slots, 0), peers_(static_cast<size_t>(world)) {
+      : channels(world),
+        slots_(slots),
+        payload_(payload),
+        readers_(slots, 0),
+        peers_(static_cast<size_t>(world)) {
     for (uint32_t slot = slots; slot-- > 0;) free_.push_back(slot);
   }
 
+  // Of all its areas.
+  size_t memory_bytes() const {
+    return (own.at != nullptr ? area_bytes(slots_, payload_) : 0) + 4 * half_bytes;
+  }
   static size_t area_bytes(uint32_t slots, size_t payload) { return slots * run_stride(payload); }
 
   uint32_t slots() const { return slots_; }
   size_t payload() const { return payload_; }
+  size_t largest_segment() const {
+    if (own.at == nullptr) return half_bytes;
+    if (exchanges()) return std::min(payload_, half_bytes);
+    return mixed ? kGpuPayload : payload_;  // what goes by a link is one record
+  }
   Device::Area own{};
   Device::Area& area_of(int peer) { return peers_.at(static_cast<size_t>(peer)).area; }
-  // Where areas cannot be read from afar, over which channel a peer gets what it is lent.
-  int& channel_to(int peer) { return peers_.at(static_cast<size_t>(peer)).channel; }
-  bool channelled() const {
-    return std::any_of(peers_.begin(), peers_.end(),
-                       [](const Peer& peer) { return peer.channel >= 0; });
+  // What leaves for peers with which records are exchanged, and what comes from them: two halves each,
+  // of so many bytes, for exchanges that follow each other.
+  uint8_t* leaving = nullptr;
+  uint8_t* arriving = nullptr;
+  size_t half_bytes = 0;
+  const Channels channels;
+  void exchange_with(int peer) { peers_.at(static_cast<size_t>(peer)).exchanges = true; }
+  Way way_to(int peer) const {
+    const Peer& known = peers_[static_cast<size_t>(peer)];
+    if (known.exchanges) return Way::exchange;
+    return known.area.at != nullptr ? Way::area : Way::link;
   }
-  std::vector<int> channels_to(const std::vector<int>& peers) const;
+  bool exchanges_with(int peer) const { return way_to(peer) == Way::exchange; }
+  // Some ranks of the group have each other's areas, and others have not.
+  bool mixed = false;
+  bool exchanges() const {
+    return std::any_of(peers_.begin(), peers_.end(),
+                       [](const Peer& peer) { return peer.exchanges; });
+  }
 
-  // Segments in the air at once. So many that every rank has slots for all that it seals of them.
+  // Segments in the air at once. So many that every rank has slots for all that it seals of them: where
+  // ranks seal anew what they would pass on (schedule/relayed.py), that is twice as much.
   uint64_t window(int world) const {
-    return std::max<uint64_t>(1, slots_ / static_cast<uint64_t>(world));
+    return std::max<uint64_t>(1, slots_ / static_cast<uint64_t>(mixed ? 2 * world : world));
   }
 
   // ---- what this rank lends
@@ -64,13 +97,13 @@ class Wires {
  private:
   struct Peer {
     Device::Area area{};
-    int channel = -1;
+    bool exchanges = false;
     std::deque<uint32_t> lent;  // slots, in the order in which their headers left
     uint64_t returned = 0;
     uint64_t fetched = 0;
   };
   Device::Area in(const Device::Area& area, uint32_t slot) const {
-    return {area.at + slot * run_stride(payload_), area.on_device, area.channel};
+    return {area.at + slot * run_stride(payload_), area.on_device};
   }
 
   const uint32_t slots_;

@@ -169,8 +169,8 @@ void Mailbox::open_on_device(Link& link, const UnderWay& incoming, bool last) {
   OpeningKey& key = link.arrived_key();
   BufferRef record = link.take_for_device();
   const Device::Ticket ticket =
-      open_on(*device_, records_ever_++, key, keyring_.context, header, header.length,
-              {record->record}, incoming.memory + incoming.processed, false);
+      open_on(*device_, records_ever_++, slot_of(*device_, key), keyring_.context, header,
+              header.length, {record->record}, incoming.memory + incoming.processed, false);
   records_.push(links_, {ticket,
                          std::move(record),
                          link.peer,

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct RecordOnDevice {
   std::shared_ptr<Completion> ends = nullptr;  // the message received whose last record it is
   double timeout_s = 0;
   std::chrono::steady_clock::time_point moved{};
+  // Of a collective whose devices exchange records.
+  std::optional<uint64_t> round = std::nullopt;
 };
 
 class RecordsOnDevice {
@@ -37,10 +40,10 @@ class RecordsOnDevice {
     records_.push_back(std::move(record));
   }
 
-  // Sends on what the device has done, and calls `opened` for what it opened; true if anything was done.
+  // Sends on what the device has done, and calls `done` for each; true if anything was done.
   // In order: so nothing that was made after a bad record was opened leaves this rank.
-  template <typename Opened>
-  bool settle(Device& device, Links& links, Opened opened) {
+  template <typename Done>
+  bool settle(Device& device, Links& links, Done done) {
     bool moved = false;
     for (; !records_.empty(); moved = true) {
       RecordOnDevice& record = records_.front();
@@ -55,7 +58,7 @@ class RecordsOnDevice {
         if (record.sender < 0) --links[peer]->promised;
         links[peer]->enqueue(record.record);
       }
-      if (record.sender >= 0) opened(record);
+      done(record);
       records_.pop_front();
     }
     return moved;

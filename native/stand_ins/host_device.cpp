@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <deque>
-#include <map>
-#include <mutex>
 #include <new>
 #include <stdexcept>
 
@@ -38,11 +35,6 @@ struct Part {
   Nonce nonce(uint32_t lane_bit) const { return make_nonce(header.lane | lane_bit, header.count); }
 };
 
-// What is on its way over channels, by id: their other ends are in the same process.
-std::mutex on_the_way_lock;
-std::map<uint64_t, std::deque<std::vector<uint8_t>>> on_the_way;
-uint64_t last_channel = 0;
-
 }  // namespace
 
 uint8_t* HostDevice::take_pinned_memory(size_t bytes) {
@@ -70,18 +62,29 @@ Device::Area HostDevice::own_area(size_t bytes) {
   return {shared_.back().get(), true};
 }
 
-std::vector<uint8_t> HostDevice::new_channel_id() {
-  const std::lock_guard<std::mutex> lock(on_the_way_lock);
-  std::vector<uint8_t> id(sizeof last_channel);
-  std::memcpy(id.data(), &++last_channel, id.size());
-  return id;
+std::vector<uint8_t> HostDevice::new_meeting_id(int) { return HostMeeting::new_id(); }
+
+void HostDevice::begin_meeting(std::span<const uint8_t> id, int rank, int world,
+                               const std::vector<int>&) {
+  meeting_ = HostMeeting(id, rank, world);
 }
 
-int HostDevice::open_channel(std::span<const uint8_t> id, bool) {
-  uint64_t number = 0;
-  std::memcpy(&number, id.data(), sizeof number);
-  channels_.push_back(number);
-  return static_cast<int>(channels_.size()) - 1;
+bool HostDevice::exchange(const Exchange& next) {
+  for (const Transfer& each : next.sends) meeting_.send(each);
+  exchanges_[next.channel].push_back(next);
+  return true;
+}
+
+uint64_t HostDevice::exchanged(size_t channel) {
+  std::deque<Exchange>& begun = exchanges_[channel];
+  while (!begun.empty()) {
+    std::vector<Transfer>& left = begun.front().receives;
+    while (!left.empty() && meeting_.receive(left.front())) left.erase(left.begin());
+    if (!left.empty()) break;
+    begun.pop_front();
+    ++exchanged_[channel];
+  }
+  return exchanged_[channel];
 }
 
 int HostDevice::add_key(const KeyBytes& key) {
@@ -101,6 +104,8 @@ void HostDevice::replace_key(int slot, const KeyBytes& key) {
 void HostDevice::begin(const Setting& setting) {
   setting_ = setting;
   scratch_.resize(setting.scratch_bytes);
+  exchanges_.clear();
+  exchanged_.clear();
   probe_->log.clear();
 }
 
@@ -121,28 +126,13 @@ Device::Ticket HostDevice::seal(uint64_t, const Record& record, const uint8_t* p
     gpu_seal(key, part.nonce(0), part.associated, plain + part.at, part.header.length,
              part.payload(), part.tag());
   }
-  for (int channel : record.channels) {
-    const std::lock_guard<std::mutex> lock(on_the_way_lock);
-    const uint8_t* const sealed = record.area.at;
-    on_the_way[channels_.at(static_cast<size_t>(channel))].emplace_back(
-        sealed, sealed + sealed_run_bytes(record.length));
-  }
   return give("seal", record.length, State::done);
 }
 
 bool HostDevice::open_run(const Record& record, std::vector<uint8_t>& plain) const {
   const KeyBytes& key = keys_.at(record.key);
   // Read once: a peer can write there.
-  std::vector<uint8_t> own;
-  if (record.area.channel >= 0) {
-    const std::lock_guard<std::mutex> lock(on_the_way_lock);
-    auto& waiting = on_the_way[channels_.at(static_cast<size_t>(record.area.channel))];
-    if (waiting.empty()) throw std::logic_error("a header came before its record");
-    own = std::move(waiting.front());
-    waiting.pop_front();
-  } else {
-    own.assign(record.area.at, record.area.at + sealed_run_bytes(record.length));
-  }
+  std::vector<uint8_t> own(record.area.at, record.area.at + sealed_run_bytes(record.length));
   Record copied = record;
   copied.area = {own.data()};
   for (size_t number = 0; number < records_in_run(record.length); ++number) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device/device.hpp"
+#include "stand_ins/host_nccl.hpp"
 
 namespace sealring {
 
@@ -39,8 +40,13 @@ class HostDevice : public Device {
   Area reach(std::span<const uint8_t> handle) override;
   Area reach_host(uint8_t* memory, size_t) override { return {memory}; }
   Area own_area(size_t bytes) override;
-  std::vector<uint8_t> new_channel_id() override;
-  int open_channel(std::span<const uint8_t> id, bool sends) override;
+  std::vector<uint8_t> new_meeting_id(int world) override;
+  void begin_meeting(std::span<const uint8_t> id, int rank, int world,
+                     const std::vector<int>& peers) override;
+  bool exchanges_ready() override { return meeting_.settled() != HostMeeting::State::waiting; }
+  void drop_exchanges() noexcept override { meeting_.abort(); }
+  bool exchange(const Exchange& next) override;
+  uint64_t exchanged(size_t channel) override;
   void make_room(size_t) override {}
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
@@ -73,7 +79,9 @@ class HostDevice : public Device {
   Setting setting_{};
   std::vector<uint8_t> scratch_;
   std::vector<std::unique_ptr<uint8_t[]>> shared_;
-  std::vector<uint64_t> channels_;  // their ids
+  HostMeeting meeting_;
+  std::map<size_t, std::deque<Exchange>> exchanges_;  // by channel: those that have begun
+  std::map<size_t, uint64_t> exchanged_;
   std::deque<Unsettled> unsettled_;
   Ticket next_ = 0;
   std::map<uint64_t, uint64_t> asked_about_;

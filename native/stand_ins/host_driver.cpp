@@ -8,6 +8,7 @@
 
 #include "device/cuda/launch.hpp"
 #include "stand_ins/host_device.hpp"
+#include "stand_ins/host_nccl.hpp"
 
 namespace sealring {
 namespace {
@@ -65,8 +66,10 @@ void run_command(const gpu::Command& command, const Function& function) {
   switch (launch.action) {
     case gpu::Action::open:
     case gpu::Action::open_reduce:
-      std::memcpy(memory_at(launch.in.records), memory_at(command.wire),
-                  sealed_run_bytes(launch.bytes));
+      if (command.wire != 0) {
+        std::memcpy(memory_at(launch.in.records), memory_at(command.wire),
+                    sealed_run_bytes(launch.bytes));
+      }
       [[fallthrough]];
     case gpu::Action::seal:
       return on_records(launch, launch.action, function);
@@ -181,6 +184,10 @@ cuda::Driver make() {
   out.create_stream = [](cuda::Handle* made, unsigned, int) { return *made = new HostStream, 0; };
   out.destroy_stream = [](cuda::Handle gone) { return delete &stream_of(gone), 0; };
   out.synchronize = [](cuda::Handle stream) { return stream_of(stream).synchronize(), 0; };
+  out.query_stream = [](cuda::Handle stream) {
+    return stream_of(stream).idle() ? cuda::kSuccess : cuda::kNotReady;
+  };
+  out.nccl = host_nccl;
   out.create_event = [](cuda::Handle* made, unsigned) { return *made = new Event, 0; };
   out.destroy_event = [](cuda::Handle gone) { return delete &event_of(gone), 0; };
   out.record_event = [](cuda::Handle handle, cuda::Handle stream) {
@@ -264,6 +271,11 @@ void HostStream::put(std::function<void()> task) {
 void HostStream::synchronize() {
   std::unique_lock<std::mutex> lock(lock_);
   changed_.wait(lock, [this] { return tasks_.empty(); });
+}
+
+bool HostStream::idle() {
+  const std::lock_guard<std::mutex> lock(lock_);
+  return tasks_.empty();
 }
 
 void HostStream::run() {

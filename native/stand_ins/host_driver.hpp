@@ -22,6 +22,7 @@ class HostStream {
   // As CUDA's queues do, it takes so much and then keeps its caller waiting.
   void put(std::function<void()> task);
   void synchronize();
+  bool idle();
 
  private:
   static constexpr size_t kHolds = 1000;

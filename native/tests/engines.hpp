@@ -82,20 +82,25 @@ inline std::vector<Slot> cut(std::vector<float>& tensor, int parts) {
   return slots;
 }
 
+// An all_reduce of `tensor`, which is written in place.
+inline Call call_of(const Program& program, std::vector<float>& tensor, uint64_t number,
+                    double timeout_s = 20, size_t lanes = 1) {
+  return Call{.program = &program,
+              .slots = cut(tensor, program.slots),
+              .number = number,
+              .total = tensor.size() * 4,
+              .root = 0,
+              .dtype = DType::float32,
+              .reduction = ReduceKind::sum,
+              .factor = 1.0,
+              .segment_bytes = 1024,
+              .timeout_s = timeout_s,
+              .lanes = lanes};
+}
+
 inline void all_reduce(Engine& engine, const Program& program, std::vector<float>& tensor,
                        uint64_t number, double timeout_s = 20, size_t lanes = 1) {
-  const Call call{.program = &program,
-                  .slots = cut(tensor, program.slots),
-                  .number = number,
-                  .total = tensor.size() * 4,
-                  .root = 0,
-                  .dtype = DType::float32,
-                  .reduction = ReduceKind::sum,
-                  .factor = 1.0,
-                  .segment_bytes = 1024,
-                  .timeout_s = timeout_s,
-                  .lanes = lanes};
-  engine.run(call);
+  engine.run(call_of(program, tensor, number, timeout_s, lanes));
 }
 
 inline bool none(const std::vector<std::optional<Failure>>& failures) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -86,6 +87,10 @@ TEST(several_threads_read_what_several_threads_wrote) {
         {5, 10, out.data() + 5}};
     reader.read(runs);
     CHECK(out == plain);
+    std::vector<uint8_t> again(plain.size());
+    const WantedRun whole{0, again.size(), again.data()};
+    reader.read({&whole, 1}, Seen::by_this_process);
+    CHECK(again == plain);
     CHECK(reader.verify(0, reader.chunks()) == reader.chunks());
   }
 }
@@ -101,6 +106,18 @@ TEST(a_changed_chunk_is_refused_in_every_thread) {
     const WantedRun far{reader.length(), 1, out.data()};
     reader.read({&far, 1});
   }));
+}
+
+TEST(a_changed_chunk_leaves_nothing_where_it_was_opened) {
+  auto sealed = sealed_of(plain_of(3 * kChunkBytes), Suite::aes_256_gcm, 1);
+  auto reader = reader_of(sealed, Suite::aes_256_gcm, 1);
+  sealed[chunk_offset(1) + 3] ^= 1;
+  for (const Seen seen : {Seen::by_others, Seen::by_this_process}) {
+    std::vector<uint8_t> out(3 * kChunkBytes);
+    const WantedRun run{0, out.size(), out.data()};
+    CHECK(fails_as(FileProblem::tampered, [&] { reader.read({&run, 1}, seen); }));
+    CHECK(std::all_of(out.begin() + kChunkBytes, out.end(), [](uint8_t one) { return one == 0; }));
+  }
 }
 
 TEST(work_that_throws_ends_the_rest) {

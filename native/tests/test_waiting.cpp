@@ -123,17 +123,7 @@ TEST(handler_of_a_signal_does_not_wait_for_its_own_run) {
     std::vector<float> tensor(60'000, 1.0f);
     bool handled = false;
     CHECK(!engine.runs_here());
-    Call call{.program = &program,
-              .slots = cut(tensor, 2),
-              .number = 1,
-              .total = tensor.size() * 4,
-              .root = 0,
-              .dtype = DType::float32,
-              .reduction = ReduceKind::sum,
-              .factor = 1.0,
-              .segment_bytes = 1024,
-              .timeout_s = 20,
-              .lanes = lanes};
+    Call call = call_of(program, tensor, 1, 20, lanes);
     call.signal_pending = [&] {
       CHECK(engine.runs_here());
       if (!handled) handler(engine, call);

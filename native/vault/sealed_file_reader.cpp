@@ -89,7 +89,7 @@ void SealedFileReader::expect(std::vector<uint8_t> digests) {
   expected_ = std::move(digests);
 }
 
-void SealedFileReader::read(std::span<const WantedRun> runs) {
+void SealedFileReader::read(std::span<const WantedRun> runs, Seen seen) {
   std::vector<Piece> pieces;
   for (const WantedRun& run : runs) {
     if (run.offset > length_ || run.bytes > length_ - run.offset) {
@@ -122,9 +122,16 @@ void SealedFileReader::read(std::span<const WantedRun> runs) {
   share_work(blocks.size(), threads_, [&](size_t number) {
     const Block& block = blocks[number];
     size_t next = block.piece;
-    open_chunks(block.first, block.count, [&](uint64_t chunk, const uint8_t* plain) {
+    // Another thread of this process could change a chunk there before its digest is computed.
+    const bool at_once = seen == Seen::by_this_process && expected_.empty();
+    const auto target = [&](uint64_t chunk) {
+      const bool whole = at_once && pieces[next].bytes == chunk_bytes(chunk);
+      return whole ? pieces[next].into : nullptr;
+    };
+    open_chunks(block.first, block.count, target, [&](uint64_t chunk, const uint8_t* plain) {
       for (; next < pieces.size() && pieces[next].chunk == chunk; ++next) {
-        std::memcpy(pieces[next].into, plain + pieces[next].inside, pieces[next].bytes);
+        const uint8_t* const from = plain + pieces[next].inside;
+        if (pieces[next].into != from) std::memcpy(pieces[next].into, from, pieces[next].bytes);
       }
     });
   });
@@ -135,8 +142,9 @@ uint64_t SealedFileReader::verify(uint64_t first, uint64_t count) {
   const auto blocks = static_cast<size_t>((end - first + kBlockChunks - 1) / kBlockChunks);
   share_work(blocks, threads_, [&](size_t block) {
     const uint64_t start = first + block * kBlockChunks;
-    open_chunks(start, static_cast<size_t>(std::min<uint64_t>(kBlockChunks, end - start)),
-                [](uint64_t, const uint8_t*) {});
+    open_chunks(
+        start, static_cast<size_t>(std::min<uint64_t>(kBlockChunks, end - start)),
+        [](uint64_t) { return nullptr; }, [](uint64_t, const uint8_t*) {});
   });
   return end;
 }
@@ -157,7 +165,8 @@ bool SealedFileReader::as_expected(uint64_t chunk, const uint8_t* plain, size_t 
   return std::memcmp(digest, expected_.data() + chunk * kDigestBytes, kDigestBytes) == 0;
 }
 
-void SealedFileReader::open_chunks(uint64_t first, size_t count, const Use& use) {
+void SealedFileReader::open_chunks(uint64_t first, size_t count, const Target& target,
+                                   const Use& use) {
   thread_local std::vector<uint8_t> room(kBlockChunks * kSealedChunkBytes);
   const uint64_t end = chunk_offset(first + count - 1) + chunk_bytes(first + count - 1) + kTagBytes;
   fetch(chunk_offset(first), room.data(), static_cast<size_t>(end - chunk_offset(first)));
@@ -169,15 +178,17 @@ void SealedFileReader::open_chunks(uint64_t first, size_t count, const Use& use)
     for (size_t i = 0; i < count && failed == kMaxChunks; ++i) {
       uint8_t* const chunk = room.data() + i * kSealedChunkBytes;
       const size_t bytes = chunk_bytes(first + i);
-      // In place: the next copy is the only one of the plaintext.
+      uint8_t* const elsewhere = target(first + i);
+      uint8_t* const plain = elsewhere != nullptr ? elsewhere : chunk;
       const bool authentic =
           opening.open(chunk_nonce(key_.base, first + i), {&kNoAssociatedData, 0}, chunk, bytes,
-                       chunk + bytes, chunk);
-      other_bytes = authentic && !as_expected(first + i, chunk, bytes);
+                       chunk + bytes, plain);
+      other_bytes = authentic && !as_expected(first + i, plain, bytes);
       if (authentic && !other_bytes) {
-        use(first + i, chunk);
+        use(first + i, plain);
       } else {
         failed = first + i;
+        OPENSSL_cleanse(plain, bytes);
       }
     }
   }

@@ -20,6 +20,10 @@ struct WantedRun {
   uint8_t* into;
 };
 
+// Who can see the memory that is read into. Where no other process can, a whole chunk is opened there at
+// once; elsewhere it is opened apart and copied, so that bytes that fail their check are never there.
+enum class Seen { by_others, by_this_process };
+
 class SealedFileReader {
  public:
   // Copies `bytes` of the file from `offset` on into private memory. May be called by several threads.
@@ -38,8 +42,8 @@ class SealedFileReader {
 
   // Reads every chunk that holds wanted bytes once, opens it in private memory and copies out what is
   // wanted of it. Runs may overlap. If it throws, some runs may have been filled; never with bytes that
-  // are not authentic.
-  void read(std::span<const WantedRun> runs);
+  // are not authentic: what was opened in its place and failed is overwritten.
+  void read(std::span<const WantedRun> runs, Seen seen = Seen::by_others);
   // Opens all chunks from `first` on, at most `count`, and keeps nothing. Returns the next to check.
   uint64_t verify(uint64_t first, uint64_t count);
 
@@ -55,11 +59,13 @@ class SealedFileReader {
   struct Piece;  // what one run wants of one chunk
   struct Block;  // chunks that lie behind each other and are read together
   using Use = std::function<void(uint64_t chunk, const uint8_t* plain)>;
+  // Where a chunk is to be opened; null for the room that its ciphertext is in.
+  using Target = std::function<uint8_t*(uint64_t chunk)>;
 
   void fetch(uint64_t offset, uint8_t* into, size_t bytes);
   size_t chunk_bytes(uint64_t chunk) const;
   bool as_expected(uint64_t chunk, const uint8_t* plain, size_t bytes) const;
-  void open_chunks(uint64_t first, size_t count, const Use& use);
+  void open_chunks(uint64_t first, size_t count, const Target& target, const Use& use);
 
   Source source_;
   uint64_t sealed_bytes_;

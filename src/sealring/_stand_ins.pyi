@@ -19,6 +19,12 @@ def host_function(kernel: Kernel, dtype: DType = ..., kind: ReduceKind = ...) ->
     """What stands for the handle of a kernel that was compiled for a dtype and a reduction."""
 
 def host_driver() -> CudaDriver: ...
+def change_next_exchange(receiver: int) -> None:
+    """Changes the next message that comes to this rank by an exchange."""
+
+def messages_exchanged() -> int:
+    """Messages with records that left by exchanges, of all ranks in this process until now."""
+
 def new_stream() -> int: ...
 def put(stream: int, task: Callable[[], None]) -> None:
     """The stream calls it when it has come so far. It must not raise."""

@@ -30,6 +30,10 @@ WIRE_PAYLOAD_BYTES: Final = 2 << 20
 """Plaintext in one slot of a wire between GPUs: a run of such records."""
 WIRE_SLOTS: Final = 32
 """Of every rank's area."""
+EXCHANGE_PAYLOAD_BYTES: Final = 16 << 20
+"""Plaintext in a run of records that GPUs exchange, at most."""
+EXCHANGE_BYTES: Final = 64 << 20
+"""Of sealed records that a rank's GPU sends, or receives, in one exchange, at most."""
 MAX_WORLD: Final = 65536
 REKEY_BYTES: Final = 64 << 30
 """A key seals at most this much before it is ratcheted forward."""

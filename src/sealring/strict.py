@@ -61,20 +61,22 @@ def _reader(wanted: Any) -> Callable[[Any], Any]:
 
 def _dataclass_reader(wanted: Any) -> Callable[[Any], Any]:
     hints = get_type_hints(wanted)
-    readers = [(name, _reader(hint)) for name, hint in hints.items()]
+    names = [field.name for field in dataclasses.fields(wanted)]
+    readers = [(name, _reader(hints[name])) for name in names]
 
     def read(value: Any) -> Any:
-        if not isinstance(value, dict) or value.keys() != hints.keys():
+        if not isinstance(value, dict) or len(value) != len(names):
             raise _Wrong
-        fields = {}
-        name = ""
+        found: list[Any] = []
         try:
             for name, reader in readers:
-                fields[name] = reader(value[name])
+                found.append(reader(value[name]))
+        except KeyError:
+            raise _Wrong from None
         except _Wrong as wrong:
-            wrong.path.append(f": {name}")
+            wrong.path.append(f": {names[len(found)]}")
             raise
-        return wanted(**fields)
+        return wanted(*found)
 
     return read
 

@@ -54,7 +54,7 @@ def record_keys() -> None:
 
     create.CollectiveEngine = RecordedEngine  # type: ignore[attr-defined]
     create.Mailbox = RecordedMailbox  # type: ignore[attr-defined]
-    export, context = tls.TlsConnection.export, tls.TlsConnection._context
+    export, context = tls.TlsConnection.export, tls._new_context
     numbers = iter(range(1000))
 
     def recorded_export(self: Any, *arguments: Any) -> Any:
@@ -62,8 +62,8 @@ def record_keys() -> None:
         report(f"exporter {next(numbers)}", exported)
         return exported
 
-    def recorded_context(self: Any, *arguments: Any, **options: Any) -> Any:
-        made = context(self, *arguments, **options)
+    def recorded_context(*arguments: Any, **options: Any) -> Any:
+        made = context(*arguments, **options)
 
         def on_secret(_: object, line: bytes) -> None:
             # In hexadecimal: what is searched for is the secret itself.
@@ -108,7 +108,7 @@ def record_keys() -> None:
     resumption.SessionConnection._take_keys = recorded_keys  # type: ignore[method-assign]
     resumption.SessionConnection.export = recorded_by_session  # type: ignore[assignment, method-assign]
     tls.TlsConnection.export = recorded_export  # type: ignore[assignment, method-assign]
-    tls.TlsConnection._context = recorded_context  # type: ignore[method-assign]
+    tls._new_context = recorded_context
 
 
 def train() -> None:

@@ -41,12 +41,6 @@ def nothing(count: int) -> None:
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> Path:
-    keys.make_key_file(tmp_path / "vault.key")
-    return tmp_path / "vault.key"
-
-
-@pytest.fixture
 def vault(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> Vault:
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     monkeypatch.setenv("SEALRING_JOB", "tests")

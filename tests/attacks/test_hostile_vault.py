@@ -42,17 +42,6 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEALRING_JOB", "tests")
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    keys.make_key_file(tmp_path / "vault.key")
-    return tmp_path / "vault.key"
-
-
-@pytest.fixture
-def vault(tmp_path: Path, key: Path) -> Vault:
-    return Vault.create(tmp_path / "vault", keys.key_file(key), "owner")
-
-
 def seal(vault: Vault, name: str) -> None:
     trees.seal_path(vault, Path(__file__), name, None, lambda _: None)
 

@@ -32,17 +32,6 @@ def nothing(count: int) -> None:
     """Progress that no one looks at."""
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    keys.make_key_file(tmp_path / "vault.key")
-    return tmp_path / "vault.key"
-
-
-@pytest.fixture
-def vault(tmp_path: Path, key: Path) -> Vault:
-    return Vault.create(tmp_path / "vault", keys.key_file(key), "owner")
-
-
 def put(vault: Vault, folder: Path, name: str, text: str) -> None:
     (folder / "source").write_text(text)
     trees.seal_path(vault, folder / "source", name, None, nothing)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import sealring.cli
 from sealring.errors import (
@@ -150,7 +151,7 @@ def test_a_command_on_a_full_disk_ends_with_a_sentence(
     def command() -> None:
         raise OSError(28, "No space left on device", "/somewhere")
 
-    monkeypatch.setattr(sealring.cli, "prepare", lambda _: command)
+    monkeypatch.setattr(typer.main, "get_command", lambda _: command)
     with pytest.raises(SystemExit) as ended:
         sealring.cli.main()
     assert ended.value.code == 2

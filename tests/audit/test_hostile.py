@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,29 @@ def test_more_bytes_than_an_audit_reads(made: MadeRun, run: RunFolder) -> None:
         file.truncate(hostile.MAX_BYTES)
     with pytest.raises(MalformedRun, match="more than an audit reads"):
         audit(run.path, made.trust)
+
+
+@pytest.mark.parametrize("where", ["folder", "log"])
+def test_statements_are_held_one_at_a_time(
+    made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """All of these together are 44 MB, and none is believed. A log is read in pieces of 5 MB."""
+    monkeypatch.setattr("sealring.provenance.folder._BUNDLES_KEPT", 1)
+    envelopes = [b'{"payload"%d' % number + b" " * 20_000 for number in range(2200)]
+    if where == "log":
+        made.append(run, envelopes)
+    else:
+        for number, envelope in enumerate(envelopes):
+            run.statement_path(f"x{number}").write_bytes(envelope)
+    tracemalloc.start()
+    try:
+        result = audit(run.path, made.trust)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    faults = [one.fault for one in result.findings]
+    assert faults.count(Fault.UNREADABLE) == len(envelopes)
+    assert most < 30_000_000
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from sealring.provenance.checkpoints import open_checkpoint
 from sealring.provenance.folder import read_checkpoint
 from sealring.provenance.notes import Kind, Signer, parse_note
 from sealring.provenance.replay import Difference, Outcome, Stretch, Verdict
+from sealring.provenance.runs import RunFolder
 from sealring.provenance.writer import LogWriter
 from tests.audit.folder_lies import WITNESSES, changed_entry, witnessed
 from tests.audit.made_runs import NOW, MadeRun
@@ -91,38 +92,43 @@ def chosen(
     return repeated
 
 
-def test_the_witnesses_and_the_auditor_choose_the_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def long_run(tmp_path: Path) -> tuple[MadeRun, RunFolder, AuditTrust]:
+    """Of forty intervals, with witnesses."""
     made = MadeRun(world=2, count=40)
     run = made.write(tmp_path / "run")
-    trust = witnessed(made, run)
-    wanted = Repetition(4, seed=bytes(32))
-    first = chosen(run.path, trust, wanted, monkeypatch)
-    assert chosen(run.path, trust, wanted, monkeypatch) == first
+    return made, run, witnessed(made, run)
+
+
+WANTED = Repetition(4, seed=bytes(32))
+
+
+def test_the_witnesses_and_the_auditor_choose_the_parts(
+    long_run: tuple[MadeRun, RunFolder, AuditTrust], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, run, trust = long_run
+    first = chosen(run.path, trust, WANTED, monkeypatch)
+    assert chosen(run.path, trust, WANTED, monkeypatch) == first
     assert len(set(first)) == 4
     drawn = {tuple(chosen(run.path, trust, Repetition(4), monkeypatch)) for _ in range(3)}
     assert len(drawn) == 3  # the log's owner cannot know them
     text = open_checkpoint(read_checkpoint(run.log), trust.log).note.text
     with LogWriter(run.log, made.signer) as writer:
         writer.add_cosignatures([WITNESSES[2].sign(text, int(NOW.timestamp()))])
-    assert chosen(run.path, trust, wanted, monkeypatch) != first
+    assert chosen(run.path, trust, WANTED, monkeypatch) != first
 
 
 def test_a_line_that_no_witness_signed_chooses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long_run: tuple[MadeRun, RunFolder, AuditTrust], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = MadeRun(world=2, count=40)
-    run = made.write(tmp_path / "run")
-    trust = witnessed(made, run)
-    wanted = Repetition(4, seed=bytes(32))
-    first = chosen(run.path, trust, wanted, monkeypatch)
+    _, run, trust = long_run
+    first = chosen(run.path, trust, WANTED, monkeypatch)
     forged = Signer.generate(WITNESSES[0].name, Kind.COSIGNATURE)
     path = run.log / "checkpoint"
     note = parse_note(path.read_bytes())
     line = forged.sign(note.text, int(NOW.timestamp()))
     path.write_bytes(replace(note, lines=(*note.lines, line)).encode())
-    assert chosen(run.path, trust, wanted, monkeypatch) == first
+    assert chosen(run.path, trust, WANTED, monkeypatch) == first
 
 
 def test_without_a_believed_log_nothing_is_repeated(

@@ -43,11 +43,11 @@ def test_there_is_one_row_for_each_bar() -> None:
         "all_reduce 256 MiB, 2 ranks, host: unsealed": "≤ 1.05",
         "all_reduce 256 MiB, 2 ranks, host: Gloo": "≤ 0.5",
         "all_reduce 256 MiB, 2 ranks, peer: NCCL": "-",
-        "all_reduce 256 MiB, 2 ranks, nccl: NCCL": "-",
+        "all_reduce 256 MiB, 2 ranks, nccl: NCCL": "≤ 1",
         "all_reduce 256 MiB, 4 ranks, host: unsealed": "≤ 1.05",
         "all_reduce 256 MiB, 4 ranks, host: Gloo": "≤ 0.5",
         "all_reduce 256 MiB, 4 ranks, peer: NCCL": "≤ 0.2",
-        "all_reduce 256 MiB, 4 ranks, nccl: NCCL": "-",
+        "all_reduce 256 MiB, 4 ranks, nccl: NCCL": "≤ 1",
         "DDP step, gpt2, 4 ranks, host: unsealed": "≤ 1.05",
         "DDP step, gpt2-xl, 4 ranks, host: unsealed": "≤ 1.05",
     }
@@ -88,7 +88,8 @@ def test_every_wire_is_measured_beside_what_it_is_compared_with() -> None:
         ("plain", "tcp"),
     ]
     assert allreduce.ways_over(["peer"]) == [("sealed", "peer"), ("plain", "nccl")]
-    assert len(allreduce.ways_over(WIRES)) == 6
+    assert allreduce.ways_over(["hosts"]) == [("sealed", "hosts"), ("unsealed", "hosts")]
+    assert len(allreduce.ways_over(WIRES)) == 8
 
 
 def test_the_wire_is_set_for_a_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +100,16 @@ def test_the_wire_is_set_for_a_group_alone(monkeypatch: pytest.MonkeyPatch) -> N
             assert os.environ["SEALRING_GPU_WIRE"] == "nccl"
         assert os.environ["SEALRING_GPU_WIRE"] == "peer"
     assert "SEALRING_GPU_WIRE" not in os.environ
+
+
+def test_half_of_the_ranks_are_on_each_of_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SEALRING_HOST", raising=False)
+    found = []
+    for rank in range(4):
+        with over("hosts", rank, 4):
+            found.append((os.environ["SEALRING_GPU_WIRE"], os.environ["SEALRING_HOST"]))
+    assert found == [("nccl", f"host-{rank // 2}") for rank in range(4)]
+    assert "SEALRING_HOST" not in os.environ
 
 
 @pytest.mark.timeout(180)
@@ -183,6 +194,14 @@ def test_parts_models_and_ranks_choose_what_is_done() -> None:
         "training gpt2-xl, 4 ranks on one GPU",
     ]
     assert labels(suite.gpu(["kernels"], [2], [], WIRES, PLACE)) == ["kernels of NVIDIA H200"]
+    many = suite.gpu(["allreduce", "step"], [2, 16], ["gpt2"], WIRES, PLACE)
+    assert labels(many) == [
+        "all-reduce, 2 ranks on one GPU",
+        "all-reduce, 16 ranks on one GPU",
+        "training gpt2, 2 ranks on one GPU",
+    ]
+    (only,) = suite.gpu(["allreduce"], [2, 16], [], ["host"], PLACE)
+    assert only.label == "all-reduce, 2 ranks on one GPU"
 
 
 def test_all_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +210,7 @@ def test_all_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Place, "free_bytes", lambda _: 139 << 30)
     quick, full = (suite.everything(quick=each)["gpu"] for each in (True, False))
     assert len(quick) == 3
-    assert len(full) == 6
+    assert len(full) == 8
     monkeypatch.setattr(Place, "free_bytes", lambda _: 79 << 30)  # not for four of the largest
     smaller = labels(suite.everything(quick=False)["gpu"])
     assert smaller[-1] == "training gpt2-medium, 4 ranks on one GPU"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +37,34 @@ def objects(rank: int, report: Report) -> None:
 def test_a_worker_that_raises_is_told_with_its_traceback() -> None:
     with pytest.raises(WorkerFailed, match="ValueError: rank 0 objects"):
         list(run_workers(1, objects))
+
+
+def waits(rank: int, report: Report) -> None:
+    report(os.getpid())
+    time.sleep(60)
+
+
+_PARENT = """
+from sealring.bench.workers import run_workers
+from tests.bench.test_workers import waits
+for _, pid in run_workers(2, waits):
+    print(pid, flush=True)
+"""
+
+
+def test_workers_do_not_outlive_a_parent_that_is_killed() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # multiprocessing names what it removes in its place
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        workers = [Path("/proc") / parent.stdout.readline().strip() for _ in range(2)]
+        assert all((worker / "stat").exists() for worker in workers)
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while any(worker.exists() for worker in workers):
+        assert time.monotonic() < deadline, "a worker goes on"
+        time.sleep(0.05)

@@ -11,14 +11,13 @@ import pytest
 import typer
 
 from sealring import cli
-from sealring.cli import app, terminal
+from sealring.cli import app, report, terminal
 from sealring.cli.examples import EXAMPLES
-from sealring.cli.help import prepare
 from tests.cli.test_commands import sealring
 
 
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
-    command = command if command is not None else prepare(typer.main.get_command(app))
+    command = command if command is not None else typer.main.get_command(app)
     yield path, command
     for name, below in getattr(command, "commands", {}).items():
         yield from commands(below, f"{path} {name}".strip())
@@ -95,7 +94,7 @@ def test_an_unknown_error_is_one_sentence_and_a_traceback_only_with_debug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["sealring", "report", "x.json"])
-    monkeypatch.setattr(cli, "prepare", lambda command: fail)
+    monkeypatch.setattr(report, "read_results", fail)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
@@ -103,6 +102,7 @@ def test_an_unknown_error_is_one_sentence_and_a_traceback_only_with_debug(
         "RuntimeError: boom",
         "sealring does not know this error: `sealring --debug` shows where it is.",
     ]
-    monkeypatch.setattr(terminal, "debug", True)
+    monkeypatch.setattr(terminal, "debug", False)  # restored at the end
+    monkeypatch.setattr(sys, "argv", ["sealring", "--debug", "report", "x.json"])
     with pytest.raises(RuntimeError, match="boom"):
         cli.main()

@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from sealring.audit.page import Beside
 from sealring.demo.recorded import Audited, perform_recorded, surprises
 
 
 @pytest.mark.timeout(300)  # three worlds of workers, one after the other
 def test_honest_runs_pass_and_the_liar_is_named(tmp_path: Path) -> None:
-    audited = [one for one in perform_recorded(2, tmp_path) if isinstance(one, Audited)]
+    costs = Beside("What it costs", ("backend", "step"), [("<plain>", "3 ms")])
+    audited = [one for one in perform_recorded(2, tmp_path, costs) if isinstance(one, Audited)]
     assert surprises(audited) == []
     assert [(one.name, one.ranks, one.status) for one in audited] == [
         ("honest", 2, 0), ("resumed", 2, 0), ("lying", 3, 1),
     ]  # fmt: skip
-    assert all(one.page.read_text().startswith("<!") for one in audited)
+    for one in audited:
+        page = one.page.read_text()
+        assert page.startswith("<!")
+        assert "<h2>The run</h2>" in page
+        assert "The audit has not checked this table." in page
+        assert "<td>&lt;plain&gt;</td><td>3 ms</td>" in page
     assert not list(tmp_path.glob("**/corpus"))  # the text is nowhere in plaintext
 
 

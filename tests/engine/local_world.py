@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import string
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -171,17 +172,26 @@ class LocalWorld:
                 prelaunch = self.driver == "prelaunched"
                 attach_host_driver(self.engines[rank]._native, prelaunch=prelaunch)
 
-    def wire(self, wanted: Wire, gpus: str | None = None) -> list[BaseException | None]:
+    def wire(
+        self,
+        wanted: Wire,
+        gpus: str | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        patience_s: float = 10.0,
+    ) -> list[BaseException | None]:
         """Lets the devices agree on a way between them, as a group's first call with a GPU does.
 
-        `gpus` has a letter for each rank's.
+        `gpus` has a letter for each rank's; `ranks` are those that come.
         """
-        names = gpus or "abcdefghij"
+        names = gpus or string.ascii_letters
         first = self.number + 1
 
         def one(rank: int) -> BaseException | None:
             try:
-                exchanges = self.engines[rank].agree_on_wire(wanted, gpu=names[rank])
+                exchanges = self.engines[rank].agree_on_wire(
+                    wanted, gpu=names[rank], patience_s=patience_s
+                )
                 for number, each in enumerate(exchanges, first):
                     self.engines[rank].run(number, each, 10.0)
                     self.number = number
@@ -189,7 +199,7 @@ class LocalWorld:
                 return error
             return None
 
-        return list(self.pool.map(one, range(self.world)))
+        return list(self.pool.map(one, range(self.world) if ranks is None else ranks))
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from cryptography.exceptions import InvalidTag
 
-from sealring.engine.cuda import wires
 from sealring.engine.cuda.wires import Wire
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.schedule import Algorithm, Operation
@@ -182,21 +181,6 @@ class Recorder(Tap):
                 at = self.area + (record.fields["lane"] - spec.FIRST_WIRE_LANE) * SLOT_BYTES
                 self.slots.append(ctypes.string_at(at, SLOT_BYTES))
         return super().__call__(data)
-
-
-@pytest.fixture
-def areas(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """By engine: where its area lies."""
-    found: dict[int, int] = {}
-    offer = wires._PeerMemory.offer
-
-    def watched(way: wires._PeerMemory) -> bytes:
-        letter = offer(way)
-        found[id(way._native)] = int.from_bytes(letter[:8], "little")
-        return letter
-
-    monkeypatch.setattr(wires._PeerMemory, "offer", watched)
-    return found
 
 
 def test_runs_in_slots(areas: dict[int, int]) -> None:

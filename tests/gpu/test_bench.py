@@ -30,7 +30,7 @@ def test_every_kernel_has_its_bar() -> None:
     assert all(row.value > 0 for row in rows)
 
 
-@pytest.mark.parametrize("wires", [["host"], ["peer"], ["nccl"]])
+@pytest.mark.parametrize("wires", [["host"], ["peer"], ["nccl"], ["hosts"]])
 def test_all_reduces_over_each_wire_come_to_the_sum(wires: list[str]) -> None:
     """A wrong sum fails the worker."""
     (found,) = allreduce.measure_allreduces(one_gpu(), 2, 8 << 20, wires, blocks=3)

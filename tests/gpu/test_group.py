@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from sealring.bench.workers import Report, run_workers
 from sealring.errors import OutOfStep
+from tests.gpu.shared_gpu import each_wire, enter, environment_of
 
 
 def in_group(ranks: int, body: Callable[..., Any], **environment: str) -> list[Any]:
@@ -22,7 +23,7 @@ def in_group(ranks: int, body: Callable[..., Any], **environment: str) -> list[A
 
 
 def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
-    torch.cuda.set_device(0)
+    enter(rank)
     dist.init_process_group("sealring")
     report(body(rank))
     dist.barrier()
@@ -112,8 +113,10 @@ def test_every_collective_gives_what_it_gives_on_the_cpu(ranks: int, transport: 
     assert in_group(ranks, every_collective, **same) == [[]] * ranks
 
 
-def test_keys_go_forward_on_the_gpu_too() -> None:
-    assert in_group(2, every_collective, SEALRING_REKEY_BYTES="100000") == [[]] * 2
+@pytest.mark.parametrize("wire", ["auto", "nccl"])
+def test_keys_go_forward_on_the_gpu_too(wire: str) -> None:
+    environment = environment_of(wire, SEALRING_REKEY_BYTES="100000")
+    assert in_group(2, every_collective, **environment) == [[]] * 2
 
 
 # ---- streams ------------------------------------------------------------------------------------
@@ -137,8 +140,9 @@ def after_the_callers_stream(rank: int) -> bool:
     return good
 
 
-def test_streams() -> None:
-    assert in_group(2, after_the_callers_stream) == [True, True]
+@each_wire
+def test_streams(wire: str) -> None:
+    assert in_group(2, after_the_callers_stream, **environment_of(wire)) == [True, True]
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -170,9 +174,10 @@ def trained(rank: int) -> list[float]:
     return losses
 
 
-def test_ddp() -> None:
+@pytest.mark.parametrize("wire", ["auto", "nccl"])
+def test_ddp(wire: str) -> None:
     alone = in_group(1, trained)[0]
-    for losses in in_group(2, trained):
+    for losses in in_group(2, trained, **environment_of(wire)):
         assert losses == pytest.approx(alone, rel=1e-4)
 
 
@@ -195,8 +200,9 @@ def sharded(rank: int) -> float:
     return float(loss)
 
 
-def test_fsdp2() -> None:
-    one, two = in_group(2, sharded)
+@pytest.mark.parametrize("wire", ["auto", "nccl"])
+def test_fsdp2(wire: str) -> None:
+    one, two = in_group(2, sharded, **environment_of(wire))
     assert one == two
     assert one == pytest.approx(in_group(1, sharded)[0], rel=1e-4)
 

@@ -22,6 +22,7 @@ from sealring.bench.workers import Report, run_workers
 from sealring.demo.lying_store import LyingStore, real_address
 from sealring.demo.wiretap import Address, Flip, Relay
 from sealring.errors import GroupError, PeerLost, TamperedRecord, Unsupported
+from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_group import sharded, trained
 
 STREAMS_WAIT = {"SEALRING_CUDA_WAIT": "stream"}
@@ -29,14 +30,15 @@ TIMEOUT = timedelta(seconds=30)
 MILLION = 1_000_000
 
 
-def in_group(ranks: int, body: Callable[..., Any]) -> list[Any]:
+def in_group(ranks: int, body: Callable[..., Any], wire: str = "auto") -> list[Any]:
     """What body(rank) returns on each rank of a group on one GPU."""
-    found = dict(run_workers(ranks, _member, body, environment=STREAMS_WAIT))
+    environment = environment_of(wire, **STREAMS_WAIT)
+    found = dict(run_workers(ranks, _member, body, environment=environment))
     return [found[rank] for rank in range(ranks)]
 
 
 def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
-    torch.cuda.set_device(0)
+    enter(rank)
     dist.init_process_group("sealring", timeout=TIMEOUT)
     introduced()
     report(body(rank))
@@ -81,8 +83,9 @@ def the_stream_waits(rank: int) -> bool:
     return went_on and bool((doubled == 6).all())
 
 
-def test_the_host_goes_on_and_the_stream_waits() -> None:
-    assert in_group(2, the_stream_waits) == [True, True]
+@each_wire
+def test_the_host_goes_on_and_the_stream_waits(wire: str) -> None:
+    assert in_group(2, the_stream_waits, wire) == [True, True]
 
 
 def beside_a_long_kernel(rank: int) -> bool:
@@ -103,8 +106,9 @@ def beside_a_long_kernel(rank: int) -> bool:
     return overlapped and bool((doubled == 4).all())
 
 
-def test_another_streams_long_kernel_is_not_waited_for() -> None:
-    assert in_group(2, beside_a_long_kernel) == [True, True]
+@pytest.mark.parametrize("wire", ["auto", "nccl"])
+def test_another_streams_long_kernel_is_not_waited_for(wire: str) -> None:
+    assert in_group(2, beside_a_long_kernel, wire) == [True, True]
 
 
 def freed_early(rank: int) -> bool:
@@ -128,8 +132,9 @@ def freed_early(rank: int) -> bool:
     return all(bool(each) for each in right)
 
 
-def test_tensors_freed_early() -> None:
-    assert in_group(2, freed_early) == [True, True]
+@pytest.mark.parametrize("wire", ["auto", "nccl"])
+def test_tensors_freed_early(wire: str) -> None:
+    assert in_group(2, freed_early, wire) == [True, True]
 
 
 def through_futures(rank: int) -> float:
@@ -182,8 +187,9 @@ def several_groups(rank: int) -> bool:
     return all(bool((result == 2 * n + 1).all()) for n, result in enumerate(results))
 
 
-def test_several_groups() -> None:
-    assert in_group(2, several_groups) == [True, True]
+@pytest.mark.parametrize("wire", ["auto", "nccl"])
+def test_several_groups(wire: str) -> None:
+    assert in_group(2, several_groups, wire) == [True, True]
 
 
 # ---- what the driver does meanwhile -------------------------------------------------------------
@@ -205,7 +211,7 @@ def code_loaded() -> None:
 
 
 def while_the_stream_waits(rank: int, report: Report, act: Callable[[], None]) -> None:
-    torch.cuda.set_device(0)
+    enter(rank)
     dist.init_process_group("sealring", timeout=TIMEOUT)
     data = torch.ones(20 * MILLION, device="cuda")
     torch.empty(100 * MILLION, device="cuda")  # freed at once: there is something to give back
@@ -220,13 +226,13 @@ def while_the_stream_waits(rank: int, report: Report, act: Callable[[], None]) -
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("wire", ["host", "peer", "links"])
+@each_wire
 @pytest.mark.parametrize("act", [more_launches_than_a_queue_holds, memory_given_back, code_loaded])
 def test_the_driver_can_be_used_while_a_stream_waits(act: Callable[[], None], wire: str) -> None:
     """Each of these keeps the driver's lock until the GPU has come further."""
     reports = dict(
         run_workers(
-            2, while_the_stream_waits, act, environment={**STREAMS_WAIT, "SEALRING_GPU_WIRE": wire}
+            2, while_the_stream_waits, act, environment=environment_of(wire, **STREAMS_WAIT)
         )
     )
     assert reports == {0: 2.0, 1: 2.0}
@@ -271,13 +277,9 @@ def many_buckets(rank: int) -> bool:
     return right and float(gathered.sum()) == MILLION
 
 
-@pytest.mark.parametrize("wire", ["host", "peer", "links"])
+@each_wire
 def test_many_calls_at_once(wire: str) -> None:
-    environment = {
-        **STREAMS_WAIT,
-        "SEALRING_GPU_WIRE": wire,
-        "SEALRING_REKEY_BYTES": str(20 * MILLION),
-    }
+    environment = environment_of(wire, SEALRING_REKEY_BYTES=str(20 * MILLION), **STREAMS_WAIT)
     found = dict(run_workers(2, _member, many_buckets, environment=environment))
     assert found == {0: True, 1: True}
 
@@ -332,7 +334,7 @@ def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
 
 def left_alone(rank: int, report: Report, call: Callable[[torch.Tensor], None]) -> None:
     """The peer dies while a stream waits for what was called."""
-    torch.cuda.set_device(0)
+    enter(rank)
     dist.init_process_group("sealring", timeout=TIMEOUT)
     introduced()
     if rank:
@@ -358,8 +360,37 @@ def received_from_rank_1(data: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("call", [reduced_with_rank_1, received_from_rank_1])
-def test_a_stream_that_waits_for_the_dead_is_let_go(call: Callable[..., None]) -> None:
-    assert dict(run_workers(2, left_alone, call, environment=STREAMS_WAIT))[0] == (True, 1)
+@pytest.mark.parametrize("wire", ["auto", "nccl"])
+def test_a_stream_that_waits_for_the_dead_is_let_go(call: Callable[..., None], wire: str) -> None:
+    environment = environment_of(wire, **STREAMS_WAIT)
+    assert dict(run_workers(2, left_alone, call, environment=environment))[0] == (True, 1)
+
+
+def dies_on_the_way(rank: int, report: Report) -> None:
+    """Rank 1 dies when its GPU is to meet the others', which takes all ranks."""
+    enter(rank)
+    dist.init_process_group("sealring", timeout=TIMEOUT)
+    if rank == 1:
+        from sealring.engine.cuda import ways
+
+        def die(*_: object) -> None:
+            report("gone")
+            time.sleep(1)
+            os._exit(0)
+
+        ways.Nccl.open = die  # type: ignore[method-assign,assignment]
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(10, device="cuda"))
+    except PeerLost as error:
+        report((error.peer, time.monotonic() - began < TIMEOUT.total_seconds() / 2))
+    dist.destroy_process_group()
+
+
+def test_a_peer_that_dies_while_the_communicator_is_made() -> None:
+    environment = environment_of("nccl", **STREAMS_WAIT)
+    found = dict(run_workers(3, dies_on_the_way, environment=environment))
+    assert found == {0: (1, True), 1: "gone", 2: (1, True)}
 
 
 # ---- training -----------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.bench.workers import Report, run_workers
 from sealring.errors import WorkerFailed
+from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_group import every_collective, in_group
 
 # Sums are the same to the bit only by the same algorithm; this one passes no records on.
@@ -22,33 +24,11 @@ def wired_and_right(rank: int) -> tuple[bool, list[str]]:
     return group._engine.wired, wrong
 
 
-# What lets NCCL serve several ranks on one GPU: each says that it is on a host of its own.
-ONE_GPU = {
-    "CUDA_MODULE_LOADING": "EAGER",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_CUMEM_ENABLE": "0",
-}
-
-
-def on_a_host_of_its_own(rank: int) -> tuple[bool, list[str]]:
-    os.environ["NCCL_HOSTID"] = f"host-{rank}"
-    return wired_and_right(rank)
-
-
-@pytest.mark.parametrize("wire", ["peer", "host", "links"])
+@each_wire
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_collective(ranks: int, wire: str) -> None:
-    found = in_group(ranks, wired_and_right, SEALRING_GPU_WIRE=wire, **SAME)
+    found = in_group(ranks, wired_and_right, **environment_of(wire, **SAME))
     assert found == [(wire != "links", [])] * ranks
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_every_collective_over_nccl(ranks: int) -> None:
-    found = in_group(ranks, on_a_host_of_its_own, SEALRING_GPU_WIRE="nccl", **SAME, **ONE_GPU)
-    assert found == [(True, [])] * ranks
 
 
 def test_nccl_without_its_kernels_loaded() -> None:
@@ -70,9 +50,37 @@ def sums_of_many_sizes(rank: int) -> list[int]:
     return wrong
 
 
-@pytest.mark.parametrize("wire", ["auto", "host"])
+@each_wire
 def test_long_tensors(wire: str) -> None:
-    assert in_group(4, sums_of_many_sizes, SEALRING_GPU_WIRE=wire) == [[]] * 4
+    assert in_group(4, sums_of_many_sizes, **environment_of(wire)) == [[]] * 4
+
+
+def on_one_of_two_hosts(rank: int) -> tuple[bool, list[str], list[int]]:
+    """Peer memory inside each, NCCL between; every algorithm gives what it gives on the CPU."""
+    group: Any = dist.group.WORLD
+    wrong = every_collective(rank)
+    return group._engine.exchanges, wrong, sums_of_many_sizes(rank)
+
+
+def on_two_hosts(rank: int, report: Report) -> None:
+    enter(rank)
+    os.environ["SEALRING_HOST"] = f"host-{rank // 2}"
+    dist.init_process_group("sealring")
+    report(on_one_of_two_hosts(rank))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(300)
+def test_two_hosts_with_two_ranks_each() -> None:
+    environment = environment_of("nccl", **SAME)
+    found = dict(run_workers(4, on_two_hosts, environment=environment))
+    assert found == dict.fromkeys(range(4), (True, [], []))
+
+
+@pytest.mark.timeout(300)
+def test_twelve_ranks_over_nccl() -> None:
+    assert in_group(12, sums_of_many_sizes, **environment_of("nccl")) == [[]] * 12
 
 
 def several_groups(rank: int) -> list[float]:
@@ -88,6 +96,7 @@ def several_groups(rank: int) -> list[float]:
     return found
 
 
-def test_groups_come_and_go() -> None:
-    found = in_group(3, several_groups)
+@pytest.mark.parametrize("wire", ["auto", "nccl"])
+def test_groups_come_and_go(wire: str) -> None:
+    found = in_group(3, several_groups, **environment_of(wire))
     assert found == [[1.0, 3.0, 5.0], [1.0, 3.0, 5.0], []]

@@ -13,6 +13,7 @@ from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, Unsuppor
 from sealring.group.cores import usable_cores
 from sealring.group.settings import read_settings
 from sealring.links import lanes
+from sealring.recording.traffic import traffic_so_far
 from tests.group.test_dropped import make, open_after_a_group, returns_to, what_is_open
 from tests.workers import Workers
 
@@ -91,6 +92,23 @@ def test_both_ends_of_a_pair_have_the_same_account_of_all_lanes(workers: Workers
     for rank, account in enumerate(one_thread):
         # The lanes' agreement is by introductions, which count too.
         assert records[rank] >= sum(sent[0] for _, sent, _ in account) > 0
+
+
+def counted(rank: int, world: int) -> dict[str, int]:
+    dist.all_reduce(torch.ones(LARGE))
+    dist.all_reduce(torch.eye(3).to_sparse())
+    dist.barrier()
+    dist.new_group([0, 1])
+    traffic = traffic_so_far()
+    epochs = {each.epoch for each in traffic.groups if each.state == "open"}
+    return {each.kind: each.count for each in traffic.collectives if each.epoch in epochs}
+
+
+def test_calls_are_counted_and_not_what_they_are_made_of(workers: Workers) -> None:
+    """Introductions precede the first large one, and a sparse one is several all_gathers."""
+    env = {"SEALRING_THREADS": "2", "SEALRING_JOB": "counted"}
+    counts = workers.run(counted, world=2, env=env)
+    assert counts == [{"all_reduce": 2, "barrier": 1}] * 2
 
 
 def agrees(rank: int, world: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.errors import OutOfStep
+from sealring.errors import GroupClosed, OutOfStep, Unsupported
 from sealring.group import sparse
 from tests.workers import Workers
 
@@ -83,8 +84,68 @@ def test_a_peers_index_outside_the_tensor_is_refused(monkeypatch: pytest.MonkeyP
         gathered.append(parts)
 
     monkeypatch.setattr(sparse, "_gathered", gather)
-    steps = sparse.all_reduce(tensor, 2, lambda own, slots: None)  # type: ignore[arg-type, return-value]
+    steps = sparse.all_reduce(tensor, 2, lambda own, slots: None, lambda why: [])  # type: ignore[arg-type, return-value]
     next(steps), next(steps)
     gathered[1][1][0, 0] = 1 << 40
-    with pytest.raises(RuntimeError, match="size is inconsistent with indices"):
+    with pytest.raises(OutOfStep, match="rank 1 sent an index outside the shape") as caught:
         list(steps)
+    assert caught.value.peer == 1
+
+
+def cannot_be_summed(rank: int, world: int, of_rank_1: str) -> str:
+    """Rank 1's tensor makes torch's coalesce() raise; the other ranks' do not."""
+    values = torch.zeros(2) if of_rank_1 == "outside" else torch.zeros(2).to(torch.uint16)
+    places = torch.tensor([[0, 9 if of_rank_1 == "outside" and rank else 1 - rank]])
+    tensor = torch.sparse_coo_tensor(
+        places, values, (3,), is_coalesced=rank != 1, check_invariants=False
+    )
+    with pytest.raises(Unsupported) as caught:
+        dist.all_reduce(tensor)
+    dist.all_reduce(after := torch.ones(1))  # the group goes on, on every rank
+    assert after.item() == world
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "first", "why"),
+    [("uncoalesced", 0, "not implemented"), ("outside", 1, "found index 9")],
+)
+def test_what_one_rank_cannot_sum_is_unsupported_on_every_rank(
+    workers: Workers, of_rank_1: str, first: int, why: str
+) -> None:
+    texts = workers.run(cannot_be_summed, of_rank_1, world=3)
+    assert len(set(texts)) == 1
+    assert texts[0].startswith(f"rank {first}: all_reduce: this sparse tensor cannot be summed: ")
+    assert why in texts[0]
+
+
+def fails_between_two_steps(rank: int, world: int) -> tuple[str, int | None]:
+    if rank == 1:
+
+        def no_memory(*_: object) -> None:
+            raise RuntimeError("not enough memory")
+
+        sparse._agreed_counts = no_memory  # type: ignore[assignment]
+    try:
+        with pytest.raises(GroupClosed) as caught:
+            dist.all_reduce(torch.eye(3).to_sparse())
+    finally:
+        importlib.reload(sparse)
+    return str(caught.value), caught.value.reported_by
+
+
+def test_what_fails_on_one_rank_between_two_steps_ends_the_group_on_all(workers: Workers) -> None:
+    ended = workers.run(fails_between_two_steps, world=3)
+    assert [by for _, by in ended] == [1, None, 1]
+    assert all("all_reduce failed: RuntimeError: not enough memory" in text for text, _ in ended)
+
+
+def in_inference_mode(rank: int, world: int) -> None:
+    with torch.inference_mode():
+        tensor = torch.eye(2).to_sparse()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.to_dense(), world * torch.eye(2))
+
+
+def test_an_inference_tensor_is_summed_like_any_other(workers: Workers) -> None:
+    workers.run(in_inference_mode, world=2)

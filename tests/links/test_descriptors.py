@@ -14,12 +14,7 @@ import pytest
 from sealring.errors import Unsupported
 from sealring.links.descriptors import Address, Inbox, leave
 
-
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) == before
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 @pytest.fixture

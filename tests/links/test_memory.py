@@ -21,11 +21,7 @@ FUTURE_WRITE = 0x10
 ALL = SHRINK | GROW | SEAL | FUTURE_WRITE
 
 
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) == before
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 @pytest.fixture

@@ -132,12 +132,15 @@ class World:
 
 @contextlib.contextmanager
 def world(size: int, **options: Any) -> Iterator[World]:
-    """Nothing may be left of it: neither descriptors nor threads."""
+    """Nothing may be left of it: neither descriptors nor threads.
+
+    What earlier tests used may close meanwhile, so there may be fewer.
+    """
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     one = World(size, **options)
     try:
         yield one
     finally:
         one.close()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert threading.active_count() <= threads

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.run_tests import LOGS, ROOT, Lanes, Part
+from tools.run_tests import LOGS, ROOT, Part, Running
 from tools.run_tests import test_parts as parts_of_the_suite
 
 
@@ -25,7 +25,7 @@ def test_a_part_that_fails_is_printed_whole(capfd: pytest.CaptureFixture[str]) -
         for name, status in (("a try that passes", "0"), ("a try that fails", "3"))
     ]
     try:
-        assert Lanes(parts).run(2) == 1
+        assert Running(parts, 2).run() == 1
     finally:
         for log in Path(LOGS).glob("a-try-that-*.log"):
             log.unlink()

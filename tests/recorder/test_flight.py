@@ -78,6 +78,7 @@ def run(flight: FlightRecorder, call: int, collective: Collective = ALL_REDUCE) 
     flight.queued(call, collective)
     flight.started(call, call, collective)
     flight.ended(None)
+    flight.call_done(collective.operation)
 
 
 def test_a_collective_is_recorded_from_the_queue_to_its_end() -> None:
@@ -139,6 +140,8 @@ def test_a_call_may_run_several_collectives() -> None:
     flight.ended(None)
     flight.started(1, 2, BROADCAST)
     flight.ended(None)
+    flight.call_done(Operation.ALL_REDUCE)
+    assert flight.finished == {Operation.ALL_REDUCE: 1}
     run_two = [(each.number, each.operation) for each in flight.account().collectives]
     assert run_two == [(1, "all_reduce"), (2, "broadcast")]
 

@@ -89,7 +89,7 @@ def _gpu_kernels(draw: random.Random) -> list[KernelCase]:
 def _gpu_allreduce(draw: random.Random) -> list[CollectiveCase]:
     times = {
         ("sealed", "host"): 0.159, ("unsealed", "host"): 0.158, ("plain", "tcp"): 0.22,
-        ("sealed", "peer"): 0.012, ("sealed", "nccl"): 0.31, ("plain", "nccl"): 0.3,
+        ("sealed", "peer"): 0.012, ("sealed", "nccl"): 0.17, ("plain", "nccl"): 0.3,
     }  # fmt: skip
     return [
         CollectiveCase(

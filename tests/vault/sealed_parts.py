@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sealring import _native
-from sealring.vault.gpu_batches import SealedPart
+from sealring.vault.gpu_plan import SealedPart
 from sealring.vault.sealed import CHACHA, Place
 
 
@@ -29,4 +29,5 @@ def sealed_parts(folder: Path, contents: list[bytes]) -> Iterator[list[SealedPar
         yield opened
     finally:
         for one in opened:
-            os.close(one.descriptor)
+            assert isinstance(one.source, int)
+            os.close(one.source)

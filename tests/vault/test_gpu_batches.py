@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA512
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
+from sealring import _native
 from sealring.engine.cuda.chunks import CHUNK_BYTES
-from sealring.errors import ConfigurationError
-from sealring.vault.gpu_batches import Sample, SealedPart, plan_of
+from sealring.errors import ConfigurationError, KeysChanged, LoaderClosed, TamperedChunk
+from sealring.vault.gpu_batches import Batch, GpuBatches
+from sealring.vault.gpu_plan import Sample, SealedPart, plan_of
+from tests.vault.host_opener import HostOpener
 from tests.vault.sealed_parts import place, sealed_parts
 
 SIZES = (1, 100, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES - 1, 5 * CHUNK_BYTES + 777)
 
 
-def file_key(path: Path, number: int) -> tuple[bytes, int]:
-    """The key and the base nonce, by the standard's text."""
-    part, salt = f"shard {number}", path.read_bytes()[:24]
-    info = b"c2sp.org/chunked-encryption@v1+AEAD_CHACHA20_POLY1305\0" + salt + place().context(part)
-    derived = HKDFExpand(SHA512(), 76, info).derive(bytes(memoryview(place().part_key(part))))
-    return derived[:32], int.from_bytes(derived[32:44], "big")
+def batches_of(files: list[SealedPart], **options: int) -> GpuBatches:
+    def key_of(number: int) -> tuple[_native.Secret, bytes]:
+        part = f"shard {number}"
+        return place().part_key(part), place().context(part)
+
+    return GpuBatches(HostOpener(files, key_of), files, **options)
 
 
-def opened(samples: list[Sample], files: list[SealedPart], folder: Path) -> list[bytes]:
-    plan = plan_of(samples, files)
-    sealed, plain = bytearray(plan.sealed_bytes), bytearray(plan.plain_bytes)
-    for file, offset, size, at in plan.reads:
-        sealed[at : at + size] = os.pread(files[file].descriptor, size, offset)
-    for chunk in plan.chunks:
-        start, to, number, size, file = (int(value) for value in chunk)
-        key, base = file_key(folder / f"{file}.sealed", file)
-        nonce = (base ^ number).to_bytes(12, "big")
-        cipher = bytes(sealed[start : start + size + 16])
-        assert start % 16 == 0
-        assert to % 16 == 0
-        plain[to : to + size] = ChaCha20Poly1305(key).decrypt(nonce, cipher, None)
-    return [
-        bytes(plain[start : start + sample.bytes])
-        for start, sample in zip(plan.starts, samples, strict=True)
-    ]
+def contents_of(batch: Batch) -> list[bytes]:
+    return [bytes(batch[index].numpy()) for index in range(len(batch))]
 
 
 def test_the_planned_chunks_hold_the_samples(tmp_path: Path) -> None:
@@ -56,10 +43,100 @@ def test_the_planned_chunks_hold_the_samples(tmp_path: Path) -> None:
             offset = draw.randrange(len(contents[file]))
             samples.append(Sample(file, offset, draw.randint(1, len(contents[file]) - offset)))
         expected = [contents[s.file][s.offset : s.offset + s.bytes] for s in samples]
-        assert opened(samples, files, tmp_path) == expected
+        (batch,) = batches_of(files).opened([samples])
+        assert contents_of(batch) == expected
 
 
-@pytest.mark.parametrize("sample", [Sample(0, 90, 11), Sample(0, -1, 5), Sample(0, 3, 0)])
+def test_each_chunk_is_listed_once_and_neighbours_are_read_together(tmp_path: Path) -> None:
+    with sealed_parts(tmp_path, [bytes(10 * CHUNK_BYTES)] * 2) as files:
+        samples = [Sample(1, 5 * CHUNK_BYTES - 1, 2), Sample(1, 3 * CHUNK_BYTES, 2 * CHUNK_BYTES)]
+        plan = plan_of([*samples, *samples, Sample(1, 9 * CHUNK_BYTES, 1), Sample(0, 0, 1)], files)
+        listed = [(int(chunk["file"]), int(chunk["number"])) for chunk in plan.chunks]
+        assert listed == [(0, 0), (1, 3), (1, 4), (1, 5), (1, 9)]
+        assert [(read.file, read.bytes) for read in plan.reads] == [
+            (0, 16400), (1, 3 * 16400), (1, 16400)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_batches_come_in_their_order_whatever_is_ahead(tmp_path: Path, ahead: int) -> None:
+    contents = [random.Random(size).randbytes(size) for size in SIZES]
+    with sealed_parts(tmp_path, contents) as files:
+        order = [[Sample(number % len(SIZES), 0, 1), Sample(5, number, 40)] for number in range(9)]
+        found = batches_of(files, ahead=ahead).opened([*order, [], [Sample(0, 1, 0)]])
+        for samples, batch in zip([*order, [], [Sample(0, 1, 0)]], found, strict=True):
+            assert contents_of(batch) == [
+                contents[one.file][one.offset : one.offset + one.bytes] for one in samples
+            ]
+
+
+def test_batches_before_one_that_cannot_be_read_are_given_out(tmp_path: Path) -> None:
+    def wanted() -> Iterator[list[Sample]]:
+        yield [Sample(0, 0, 1)]
+        yield [Sample(0, 1, 1)]
+        raise KeysChanged("the dataset was sealed anew")
+
+    with sealed_parts(tmp_path, [b"ab"]) as files:
+        found = batches_of(files).opened(wanted())
+        assert [contents_of(next(found)) for _ in range(2)] == [[b"a"], [b"b"]]
+        with pytest.raises(KeysChanged):
+            next(found)
+
+
+def test_batches_behind_a_changed_one_are_not_given_out(tmp_path: Path) -> None:
+    with sealed_parts(tmp_path, [bytes(3 * CHUNK_BYTES)]) as files:
+        with (tmp_path / "0.sealed").open("r+b") as file:
+            file.seek(56 + 16400)
+            file.write(b"changed")
+        order = [[Sample(0, number * CHUNK_BYTES, 1)] for number in (0, 1, 2)]
+        found = batches_of(files).opened(order)
+        assert contents_of(next(found)) == [b"\0"]
+        with pytest.raises(TamperedChunk, match=r"chunk 1 of 0\.sealed"):
+            next(found)
+        with pytest.raises(StopIteration):
+            next(found)
+
+
+def test_a_later_iteration_ends_the_one_before_and_no_thread_is_left(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with sealed_parts(tmp_path, [b"a"]) as files:
+        batches = batches_of(files)
+        first = batches.opened([[Sample(0, 0, 1)]] * 100)
+        next(first)
+        second = batches.opened([[Sample(0, 0, 1)]] * 100)
+        next(second)
+        with pytest.raises(LoaderClosed, match="later one"):
+            next(first)
+        next(second)
+        batches.close()
+        batches.close()
+        with pytest.raises(LoaderClosed, match="was closed"):
+            next(second)
+        with pytest.raises(LoaderClosed, match="was closed"):
+            next(batches.opened([]))
+    assert threading.active_count() == before
+
+
+def test_close_wakes_a_thread_that_waits_for_a_batch(tmp_path: Path) -> None:
+    reading, closing = threading.Event(), threading.Event()
+
+    def wanted() -> Iterator[list[Sample]]:
+        reading.set()
+        assert closing.wait(60)
+        yield [Sample(0, 0, 1)]
+
+    with sealed_parts(tmp_path, [b"a"]) as files, ThreadPoolExecutor(2) as threads:
+        batches = batches_of(files)
+        taken = threads.submit(lambda: next(batches.opened(wanted())))
+        assert reading.wait(60)
+        closed = threads.submit(batches.close)
+        closing.set()
+        closed.result(60)
+        with pytest.raises(LoaderClosed, match="was closed"):
+            taken.result(60)
+
+
+@pytest.mark.parametrize("sample", [Sample(0, 90, 11), Sample(0, -1, 5), Sample(0, 3, -1)])
 def test_a_sample_that_is_not_there(tmp_path: Path, sample: Sample) -> None:
     with (
         sealed_parts(tmp_path, [bytes(100)]) as files,

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader
@@ -207,6 +208,17 @@ def test_a_store_that_fails_while_it_is_read(
 
     monkeypatch.setattr(Store, "read_range", read_range)
     refused(lambda: load(in_memory), StoreFailed, "the network is down")
+
+
+def test_a_store_that_answers_with_more_than_it_was_asked_for(
+    in_memory: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ignores ranges sends the whole file."""
+    save(in_memory, 1)
+    monkeypatch.setattr(
+        MemoryFileSystem, "cat_file", lambda self, path, start, end: self.store[path].getvalue()
+    )
+    refused(lambda: load(in_memory), StoreFailed, "were asked for, and")
 
 
 def test_a_store_that_fails_hides_no_newer_checkpoint(

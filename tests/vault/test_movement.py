@@ -7,11 +7,11 @@ import random
 import pytest
 
 from sealring.errors import ForeignPart, MissingPart
-from sealring.vault.movement import Box, Layout, Part, check_layout, plan
+from sealring.vault.movement import LARGEST_ENTRIES, Box, Layout, Part, check_layout, entry, plan
 
 
-def part(*boxes: Box, size: list[int] | None = None, dtype: str | None = "float32") -> Part:
-    return Part(dtype, 4, size or [12, 10], list(boxes))
+def part(box: Box, dtype: str | None = "float32", item: int = 4) -> Part:
+    return Part(dtype, item, [12, 10], box)
 
 
 def rows(ranks: int) -> list[Layout]:
@@ -42,15 +42,12 @@ def test_every_element_comes_once_from_a_rank_that_has_it(
     moves = plan(held, wanted)
     for rank, layout in enumerate(wanted):
         got = [cell for move in moves if move.target == rank for cell in cells(move.box)]
-        asked = [cell for box in layout["w"].boxes for cell in cells(box)] if layout else []
-        assert sorted(got) == sorted(asked)
-        own = (
-            {cell for box in held[rank]["w"].boxes for cell in cells(box)} if held[rank] else set()
-        )
+        assert sorted(got) == (cells(layout["w"].box) if layout else [])
+        own = set(cells(held[rank]["w"].box)) if held[rank] else set()
         received = {c for m in moves if m.target == rank != m.source for c in cells(m.box)}
         assert not own & received
     for move in moves:
-        assert any(set(cells(move.box)) <= set(cells(box)) for box in held[move.source]["w"].boxes)
+        assert set(cells(move.box)) <= set(cells(held[move.source]["w"].box))
 
 
 def test_what_all_hold_comes_from_different_ranks() -> None:
@@ -75,9 +72,10 @@ def test_elements_that_no_rank_holds() -> None:
 
 
 def test_another_type_or_shape() -> None:
-    other = {"w": part(Box([0, 0], [12, 10]), dtype="float64")}
-    with pytest.raises(ForeignPart, match="types and shapes do not"):
-        plan([whole(1)[0]], [other])
+    for changed in ({"dtype": "float64"}, {"item": 1}):
+        other = {"w": part(Box([0, 0], [12, 10]), **changed)}
+        with pytest.raises(ForeignPart, match="types and shapes do not"):
+            plan([whole(1)[0]], [other])
 
 
 @pytest.mark.parametrize("box", [Box([0, 5], [12, 6]), Box([13, 0], [0, 0]), Box([0], [12])])
@@ -86,8 +84,22 @@ def test_a_rank_that_claims_elements_out_of_a_tensor(box: Box) -> None:
         check_layout(7, {"w": part(box)})
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        Part(None, 1, [10], Box([5], [5])),
+        Part(None, 1000, [10], Box([0], [10])),
+        Part(None, 1, [2, 5], Box([0, 0], [2, 5])),
+        Part(None, 1, [LARGEST_ENTRIES + 1], Box([0], [LARGEST_ENTRIES + 1])),
+    ],
+)
+def test_a_rank_that_claims_an_entry_that_cannot_be(made: Part) -> None:
+    check_layout(7, {"step": entry(0), "w": entry(100)})
+    with pytest.raises(ForeignPart, match="rank 7"):
+        check_layout(7, {"step": made})
+
+
 def test_a_number_without_dimensions() -> None:
-    one = {"step": part(Box([], []), size=[])}
-    one["step"] = Part("int64", 8, [], [Box([], [])])
+    one = {"step": Part("int64", 8, [], Box([], []))}
     moves = plan([one, {}], [{}, one])
     assert [(move.source, move.target, move.bytes) for move in moves] == [(0, 1, 8)]

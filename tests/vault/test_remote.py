@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from sealring.errors import ConfigurationError, NoSuchObject, RolledBack, StoreFailed
 from sealring.vault import Vault, keys, remote, trees
 from sealring.vault.stores import Store
+from tests.vault.conftest import clear_memory_store
 
 SIZES = (0, 16384, 100_001)
 
@@ -78,13 +79,19 @@ class Killed(BaseException):
     pass
 
 
-def test_killed_at_every_step_the_version_before_is_whole(
-    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    MemoryFileSystem.store.clear()
+@pytest.fixture
+def pushed(vault: Vault) -> str:
+    """The URL of a store in memory, which has version 1."""
+    clear_memory_store()
     url = "memory://place"
     seal(vault, b"1")
     push(vault, url)
+    return url
+
+
+def test_killed_at_every_step_the_version_before_is_whole(
+    vault: Vault, key: Path, pushed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seal(vault, b"2")
     steps = [0]
     last = [0]
@@ -108,16 +115,16 @@ def test_killed_at_every_step_the_version_before_is_whole(
     for last[0] in range(1, 100):
         steps[0] = 0
         try:
-            push(vault, url)
+            push(vault, pushed)
             break
         except Killed:
             stop, last[0] = last[0], 0
             other = elsewhere(vault, key)
-            found.append(pull(other, url))
+            found.append(pull(other, pushed))
             assert content(other) == whole(str(found[-1]).encode())
             last[0] = stop
     last[0] = 0
-    assert pull(elsewhere(vault, key), url) == 2
+    assert pull(elsewhere(vault, key), pushed) == 2
     assert found[0] == 1
     assert found == sorted(found)
     assert len(found) > 6
@@ -144,16 +151,14 @@ def flipped(content: bytes, place: int) -> bytes:
     return bytes(changed)
 
 
-def test_two_pulls_at_once(vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_pulls_at_once(
+    vault: Vault, key: Path, pushed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second one finds what the first has fetched so far, and leaves it alone."""
-    MemoryFileSystem.store.clear()
-    url = "memory://place"
-    seal(vault, b"1")
-    push(vault, url)
     other = elsewhere(vault, key)
     real, found = Store.download, []
     second = threading.Thread(
-        target=lambda: found.append(pull(Vault.open(other.path, keys.key_file(key)), url))
+        target=lambda: found.append(pull(Vault.open(other.path, keys.key_file(key)), pushed))
     )
 
     def slow(self: Any, *args: Any) -> None:
@@ -163,34 +168,29 @@ def test_two_pulls_at_once(vault: Vault, key: Path, monkeypatch: pytest.MonkeyPa
         real(self, *args)
 
     monkeypatch.setattr(Store, "download", slow)
-    found.append(pull(other, url))
+    found.append(pull(other, pushed))
     second.join(60)
     assert found == [1, 1]
     assert content(other) == whole(b"1")
 
 
 def test_a_store_that_sends_other_bytes_than_it_said(
-    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
+    vault: Vault, key: Path, pushed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    MemoryFileSystem.store.clear()
-    url = "memory://place"
-    seal(vault, b"1")
-    push(vault, url)
-    for more in (b"more", b""):
+    for came, about in (
+        (b"more" * (1 << 20), "were asked for, and 4194304 came"),
+        (b"", "other bytes than the store said"),
+    ):
         monkeypatch.setattr(
-            MemoryFileSystem, "cat_file", lambda self, path, start, end, more=more: more * (1 << 20)
+            MemoryFileSystem, "cat_file", lambda self, path, start, end, came=came: came
         )
-        with pytest.raises(StoreFailed, match="other bytes than the store said"):
-            pull(elsewhere(vault, key), url)
+        with pytest.raises(StoreFailed, match=about):
+            pull(elsewhere(vault, key), pushed)
 
 
 def test_a_disk_that_is_full_is_not_the_stores_fault(
-    vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
+    vault: Vault, key: Path, pushed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    MemoryFileSystem.store.clear()
-    url = "memory://place"
-    seal(vault, b"1")
-    push(vault, url)
     other = elsewhere(vault, key)
 
     def full(descriptor: int) -> None:
@@ -198,7 +198,7 @@ def test_a_disk_that_is_full_is_not_the_stores_fault(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
-        pull(other, url)
+        pull(other, pushed)
     assert not list(other.path.rglob("manifest"))
     assert not list(other.path.rglob("key.json"))
 
@@ -239,6 +239,6 @@ def test_a_store_that_is_not_there(vault: Vault) -> None:
     seal(vault, b"1")
     with pytest.raises(StoreFailed, match="cannot be used"):
         push(vault, "nosuch://place")
-    MemoryFileSystem.store.clear()
+    clear_memory_store()
     with pytest.raises(NoSuchObject, match="has no version of 'data'"):
         pull(vault, "memory://empty")

@@ -193,8 +193,13 @@ def test_a_flip_in_any_chunk_is_refused_when_that_chunk_is_read() -> None:
         into = bytearray(b"\xee" * len(plain))
         with pytest.raises(TamperedChunk, match=f"chunk {chunk} of 5 "):
             reader.read_into(0, into)
-        # What was not found authentic was not given out.
-        assert into[chunk * CHUNK : (chunk + 1) * CHUNK] == b"\xee" * CHUNK
+        # What was not found authentic was not given out: it was opened there, and overwritten.
+        assert into[chunk * CHUNK : (chunk + 1) * CHUNK] == bytes(CHUNK)
+        tensor = bytearray(b"\xee" * len(plain))
+        with pytest.raises(TamperedChunk, match=f"chunk {chunk} of 5 "):
+            reader.read_boxes([(tensor, 0, 1, [len(plain)], [0], [len(plain)])])
+        # Memory that others may see never held it.
+        assert tensor[chunk * CHUNK : (chunk + 1) * CHUNK] == b"\xee" * CHUNK
         with pytest.raises(TamperedChunk):
             reader.verify(0, reader.chunks)
         other = bytearray(10)

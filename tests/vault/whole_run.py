@@ -57,7 +57,7 @@ class Job:
     """Workers of one world, each with a TPM of its own. They are killed when the context ends."""
 
     def __init__(self, folder: Path, world: int, hosts: TpmHosts, env: dict[str, str]) -> None:
-        self._workers = Workers(world, preload=[train_and_save.__module__])
+        self._workers = Workers(world)
         self._folder, self._world, self._env = folder, world, env
         self._tpms = {rank: {"SEALRING_TPM": hosts.addresses[rank]} for rank in range(world)}
 

@@ -45,6 +45,7 @@ CudaDevice::~CudaDevice() {
 
 void CudaDevice::release() noexcept {
   cuda_.set_current(context_);
+  exchanges_.reset();
   commands_.reset();
   if (keys_.at != 0) {
     cuda_.fill(keys_.at, 0, keys_.bytes(), in_);
@@ -56,7 +57,6 @@ void CudaDevice::release() noexcept {
       if (event != nullptr) cuda_.destroy_event(event);
     }
   }
-  channels_.clear();
   for (cuda::Pointer area : reached_) cuda_.close_shared(area);
   for (uint8_t* memory : registered_) cuda_.unregister_host(memory);
   if (scratch_ != 0) cuda_.release_in(scratch_, in_), cuda_.synchronize(in_);
@@ -198,6 +198,7 @@ void CudaDevice::wipe() {
 void CudaDevice::begin(const Setting& setting) {
   setting_ = setting;
   if (commands_ && commands_->keys_wiped()) throw std::logic_error("the keys are gone");
+  if (exchanges_) exchanges_->begin(setting.submitted.exchanges);
   if (prelaunched()) {
     const uint32_t parts = gpu::parts_of(std::min(setting.segment_bytes, kGpuPayload));
     return prelaunched_->begin(setting.submitted, parts);
@@ -225,17 +226,14 @@ void CudaDevice::end() {
 }
 
 void CudaDevice::abandon() noexcept {
+  // A peer that is gone would keep them waiting for ever.
+  if (exchanges_) exchanges_->abandon();
   if (CommandBatches* const commands = running_commands()) {
     commands->abandon();
     settled_ = begun_;
     return;
   }
   cuda_.set_current(context_);
-  // A peer that is gone would keep them waiting for ever.
-  {
-    const std::lock_guard<std::mutex> lock(adding_);
-    for (const auto& channel : channels_) channel->abandon();
-  }
   cuda_.synchronize(in_);
   for (cuda::Handle stream : compute_) cuda_.synchronize(stream);
   cuda_.synchronize(out_);
@@ -260,10 +258,6 @@ Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint
   check(cuda_.record_event(slot.computed, stream), "cuEventRecord");
   slot.opens = false;
   slot.done = slot.computed;
-  for (int channel : record.channels) {
-    channels_[static_cast<size_t>(channel)]->send(sealed, sealed_run_bytes(record.length),
-                                                  slot.computed);
-  }
   if (record.area.on_device) return begun_++;
   check(cuda_.wait_event(out_, slot.computed, 0), "cuStreamWaitEvent");
   check(cuda_.to_host(record.area.at, slot.record, sealed_run_bytes(record.length), out_),
@@ -279,18 +273,17 @@ Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* i
                    reduces ? into : nullptr, into);
   }
   StagingSlot& slot = next_staging_slot();
-  // Read once, into memory that no other process can write; what is checked there is what is used.
-  const size_t bytes = sealed_run_bytes(record.length);
-  if (record.area.channel >= 0) {
-    channels_[static_cast<size_t>(record.area.channel)]->receive(slot.record, bytes, slot.copied);
-  } else {
+  const cuda::Handle stream = stream_of(queue);
+  const cuda::Pointer sealed = record.area.is_private ? address(record.area.at) : slot.record;
+  if (!record.area.is_private) {
+    // Read once, into memory that no other process can write; what is checked there is what is used.
+    const size_t bytes = sealed_run_bytes(record.length);
     check(cuda_.copy(slot.record, address(record.area.at), bytes, in_), "cuMemcpyAsync");
     check(cuda_.record_event(slot.copied, in_), "cuEventRecord");
+    check(cuda_.wait_event(stream, slot.copied, 0), "cuStreamWaitEvent");
   }
-  const cuda::Handle stream = stream_of(queue);
-  check(cuda_.wait_event(stream, slot.copied, 0), "cuStreamWaitEvent");
   verdicts_[begun_ % kRoom] = kNothingFailed;
-  run_kernel(stream, reduces ? reduction().open_reduce : open_, record, slot.record, true,
+  run_kernel(stream, reduces ? reduction().open_reduce : open_, record, sealed, true,
              reduces ? into : nullptr, into);
   check(cuda_.record_event(slot.computed, stream), "cuEventRecord");
   slot.done = slot.computed;

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "device/cuda/driver.hpp"
+#include "device/cuda/exchanges.hpp"
 #include "device/cuda/launch.hpp"
-#include "device/cuda/nccl.hpp"
 #include "device/cuda/persistent_kernel.hpp"
 #include "device/cuda/prelaunched_kernels.hpp"
 #include "device/device.hpp"
@@ -53,20 +53,26 @@ class CudaDevice : public Device {
   Area reach(std::span<const uint8_t> handle) override;
   Area reach_host(uint8_t* memory, size_t bytes) override;
   Area own_area(size_t bytes) override;
-  std::vector<uint8_t> new_channel_id() override;
-  int open_channel(std::span<const uint8_t> id, bool sends) override;
+  std::vector<uint8_t> new_meeting_id(int world) override;
+  void begin_meeting(std::span<const uint8_t> id, int rank, int world,
+                     const std::vector<int>& peers) override;
+  bool exchanges_ready() override { return exchanges_->ready(); }
+  void drop_exchanges() noexcept override { exchanges_.reset(); }
   void make_room(size_t payload) override;
   int add_key(const KeyBytes& key) override;
   void replace_key(int slot, const KeyBytes& key) override;
   void wipe() override;
   CommandQueue* command_queue() override { return commands_.get(); }
   Submitted submit(const Need& need) override;
+  void launch_rest() override;
   void begin(const Setting& setting) override;
   void end() override;
   void abandon() noexcept override;
   uint8_t* scratch() const override {
     return prelaunched() ? setting_.submitted.scratch : reinterpret_cast<uint8_t*>(scratch_);
   }
+  bool exchange(const Exchange& next) override { return exchanges_->allow(next); }
+  uint64_t exchanged(size_t channel) override { return exchanges_->completed(channel); }
   bool has_room() const override {
     const CommandBatches* const commands = running_commands();
     return begun_ - settled_ < kRoom && (commands == nullptr || commands->has_room());
@@ -121,14 +127,14 @@ class CudaDevice : public Device {
   cuda::Handle context_ = nullptr;
   std::array<cuda::Handle, kStreams> compute_{};
   cuda::Handle in_ = nullptr, out_ = nullptr;
-  mutable std::mutex adding_;  // reductions and channels are added while collectives run or end
+  mutable std::mutex adding_;  // reductions are added while collectives run
   std::map<std::pair<DType, ReduceKind>, Reduction> reductions_;
   Setting setting_{};
   cuda::Pointer staging_memory_ = 0;
   std::array<StagingSlot, kRoom> staging_;
   std::vector<cuda::Pointer> areas_, reached_;  // ours for wires, and peers'
   std::vector<uint8_t*> registered_;
-  std::vector<std::unique_ptr<nccl::Channel>> channels_;
+  std::unique_ptr<CudaExchanges> exchanges_;
   uint64_t* verdicts_ = nullptr;  // by slot, in host memory: kernels write there what was bad
   std::unique_ptr<CommandBatches> commands_;
   PrelaunchedKernels* prelaunched_ = nullptr;  // where these are its strategy

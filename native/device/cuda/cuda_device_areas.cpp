@@ -1,7 +1,8 @@
-// Memory and channels through which this GPU and those of other processes hand each other records.
+// Memory through which this GPU and those of other processes hand each other records, and exchanges.
 #include <cstring>
 #include <stdexcept>
 
+#include "device/channels.hpp"
 #include "device/cuda/cuda_device.hpp"
 
 namespace sealring {
@@ -49,24 +50,26 @@ Device::Area CudaDevice::reach_host(uint8_t* memory, size_t bytes) {
   return {memory};
 }
 
-std::vector<uint8_t> CudaDevice::new_channel_id() {
-  // A kernel of NCCL's waits on the GPU until its other end has come. To load another kernel meanwhile,
-  // a driver waits for the GPU, and keeps out the thread that would bring the other end.
+std::vector<uint8_t> CudaDevice::new_meeting_id(int world) {
+  // A kernel of NCCL's waits on the GPU until the other ranks have come. To load another kernel meanwhile,
+  // a driver waits for the GPU, and keeps out the thread that would bring this rank to them.
   int mode = cuda::kEagerLoading;
   if (cuda_.loading_mode != nullptr) check(cuda_.loading_mode(&mode), "cuModuleGetLoadingMode");
   if (mode != cuda::kEagerLoading) {
     throw std::runtime_error("set CUDA_MODULE_LOADING=EAGER before the process starts");
   }
-  const nccl::Id id = nccl::new_id();
-  return {id.begin(), id.end()};
+  std::vector<uint8_t> ids;  // of all channels
+  for (size_t channel = 0; channel < Channels(world).count(); ++channel) {
+    const auto id = nccl::new_id(cuda_.nccl());
+    ids.insert(ids.end(), id.begin(), id.end());
+  }
+  return ids;
 }
 
-int CudaDevice::open_channel(std::span<const uint8_t> id, bool sends) {
+void CudaDevice::begin_meeting(std::span<const uint8_t> id, int rank, int world,
+                               const std::vector<int>& peers) {
   make_current();
-  auto channel = std::make_unique<nccl::Channel>(id, sends);
-  const std::lock_guard<std::mutex> lock(adding_);
-  channels_.push_back(std::move(channel));
-  return static_cast<int>(channels_.size()) - 1;
+  exchanges_ = std::make_unique<CudaExchanges>(cuda_, context_, id, rank, world, peers);
 }
 
 }  // namespace sealring

@@ -24,6 +24,7 @@ void CudaDevice::enable_persistent_kernel(uint64_t run_all_batches) {
 }
 
 Submitted CudaDevice::submit(const Need& need) {
+  launch_rest();  // of one whose caller was interrupted
   const std::lock_guard<std::mutex> lock(submitting_);
   if (prelaunched_ == nullptr) throw std::logic_error("enable_prelaunch() was not called");
   make_current();
@@ -45,8 +46,21 @@ Submitted CudaDevice::submit(const Need& need) {
   const uint32_t spare = (need.results + 1 + gpu::kCommands - 1) / gpu::kCommands;
   Submitted out =
       prelaunched_->launch({function, parts, parts * records}, need.commands, spare, need.stream);
+  if (out.number == 0) return {};
   if (!scratches_.empty()) out.scratch = reinterpret_cast<uint8_t*>(scratches_.back());
+  out.exchanges = !need.rounds.empty();
+  if (out.exchanges) exchanges_->plan(need.rounds);
   return out;
+}
+
+// In one order: what blocks here waits only for what has been launched before.
+void CudaDevice::launch_rest() {
+  if (prelaunched_ == nullptr) return;
+  if (exchanges_) {
+    make_current();
+    exchanges_->launch_planned([this](uint32_t kernels) { prelaunched_->launch_up_to(kernels); });
+  }
+  prelaunched_->launch_rest();
 }
 
 Device::Ticket CudaDevice::command(uint64_t queue, gpu::Action action, const Record& record,
@@ -56,12 +70,13 @@ Device::Ticket CudaDevice::command(uint64_t queue, gpu::Action action, const Rec
   uint64_t* const verdict = &verdicts_[begun_ % kRoom];
   *verdict = kNothingFailed;
   // Sealed where it is to lie: a seal reads back nothing of what it wrote. Opened in private memory.
-  const cuda::Pointer sealed = slot.opens ? slot.record : address(record.area.at);
+  const bool fetches = slot.opens && !record.area.is_private;
+  const cuda::Pointer sealed = fetches ? slot.record : address(record.area.at);
   gpu::Command made{};
   made.launch =
       gpu::launch_of(record, keys_, sealed, slot.opens, local, result, commands_->parts(), verdict);
   made.launch.action = action;
-  if (slot.opens) made.wire = address(record.area.at);
+  if (fetches) made.wire = address(record.area.at);
   slot.batch = commands_->add(queue, made);
   return begun_++;
 }

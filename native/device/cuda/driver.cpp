@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "device/cuda/nccl.hpp"
 #include "device/cuda/shared_library.hpp"
 
 namespace sealring::cuda {
@@ -45,6 +46,7 @@ Driver load() {
   library.look_for(out.wait_value, "cuStreamWaitValue32_v2");
   library.look_for(out.write_value, "cuStreamWriteValue32_v2");
   library.look_for(out.loading_mode, "cuModuleGetLoadingMode");
+  out.nccl = nccl::library;
   check(out.init(0), "cuInit");
   return out;
 }

@@ -5,6 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+namespace sealring::nccl {
+struct Library;
+}
+
 namespace sealring::cuda {
 
 using Result = int;
@@ -84,6 +88,8 @@ struct Driver {
   Result (*wait_value)(Handle, Pointer, uint32_t, unsigned);
   Result (*write_value)(Handle, Pointer, uint32_t, unsigned);
   Result (*loading_mode)(int*);
+  // NCCL on this driver's streams; throws where there is none.
+  const nccl::Library& (*nccl)();
 };
 
 // Throws where there is no driver, or one too old.

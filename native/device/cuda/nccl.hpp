@@ -1,42 +1,74 @@
-// NCCL's sends and receives, found at run time. A channel leads one way, from one rank's GPU to
-// another's: a communicator of two of its own and a stream of its own, so nothing that waits on it
-// keeps anything else waiting.
+// NCCL's sends and receives, found at run time: a communicator of all ranks of a group.
+//
+// It never blocks its caller: to make it, and to launch an exchange, is begun here and goes on in
+// threads of NCCL's, and `settled` tells when that has ended. So a peer that does not come costs no more
+// than the caller's patience.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
-#include <span>
 
 #include "device/cuda/driver.hpp"
+#include "device/exchange.hpp"
 
 namespace sealring::nccl {
 
 inline constexpr size_t kIdBytes = 128;
-using Id = std::array<char, kIdBytes>;
+struct UniqueId {
+  char bytes[kIdBytes];
+};
 
-// By which both ends of a new channel find each other; throws where there is no NCCL.
-Id new_id();
+// ncclConfig_t as of NCCL 2.14, the first that does not block. Later versions take it by its size.
+struct Config {
+  size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21400;
+  int blocking = 0;
+};
 
-class Channel {
+using Result = int;
+constexpr Result kSuccess = 0, kInProgress = 7;
+constexpr int kByte = 1;  // ncclUint8
+
+struct Library {
+  Result (*new_id)(UniqueId*);
+  Result (*init)(void**, int, UniqueId, int, Config*);
+  Result (*group_start)();
+  Result (*group_end)();
+  Result (*send)(const void*, size_t, int, int, void*, cuda::Handle);
+  Result (*receive)(void*, size_t, int, int, void*, cuda::Handle);
+  Result (*async_error)(void*, Result*);
+  Result (*abort)(void*);
+  const char* (*explain)(Result);
+};
+
+// Throws where there is no NCCL, or one too old.
+const Library& library();
+
+class Communicator {
  public:
-  // Returns when the other end has come too.
-  Channel(std::span<const uint8_t> id, bool sends);
-  ~Channel();
-  Channel(const Channel&) = delete;
-  Channel& operator=(const Channel&) = delete;
+  // Begins to make it, in the calling thread's context. All ranks come with the same id.
+  Communicator(const Library& library, const UniqueId& id, int rank, int world);
+  ~Communicator() { abort(); }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
-  // Both are done in the order of their calls, after `when` has come.
-  void send(cuda::Pointer from, size_t bytes, cuda::Handle when);
-  // `done` is recorded behind it.
-  void receive(cuda::Pointer into, size_t bytes, cuda::Handle done);
-  // Ends what is under way, if anything is; the channel cannot be used again then.
-  void abandon() noexcept;
+  // Whether the operation begun last is complete: making the communicator, or launching an exchange.
+  // Throws what went wrong in it, or in an exchange that was launched before.
+  bool settled() const;
+  // Begins to launch an exchange in the stream. The operation before must be complete.
+  void exchange(const Exchange& exchange, cuda::Handle stream);
+  // Ends what is under way; nothing can be begun any more. No other call may be under way.
+  void abort() noexcept;
 
  private:
-  void pass_one_byte(bool sends);
+  void check(Result result, const char* what) const;
 
+  const Library& library_;
   void* communicator_ = nullptr;
-  cuda::Handle stream_ = nullptr;
 };
+
+std::array<uint8_t, kIdBytes> new_id(const Library& library);
 
 }  // namespace sealring::nccl

@@ -30,17 +30,21 @@ Submitted PrelaunchedKernels::launch(const KernelShape& shape, uint32_t commands
   wait_for_value(stream_, reached_word(number), number);
   const uint64_t first = launched_ + 1;
   shape_ = shape;
-  rest_ = commands + spare;
+  total_ = rest_ = commands + spare;
   launch_some(std::min(rest_, kAtOnce));
   ++unfinished_;
   return {number, first, commands, spare, nullptr};
 }
 
-void PrelaunchedKernels::launch_rest() {
+void PrelaunchedKernels::launch_up_to(uint32_t count) {
   const std::lock_guard<std::mutex> lock(launching_);
+  const uint32_t launched = total_ - rest_;
+  if (count <= launched) return;
   enter();
-  launch_some(rest_);
+  launch_some(std::min(count - launched, rest_));
 }
+
+void PrelaunchedKernels::launch_rest() { launch_up_to(UINT32_MAX); }
 
 void PrelaunchedKernels::mark_end(uint32_t number) {
   const std::lock_guard<std::mutex> lock(launching_);

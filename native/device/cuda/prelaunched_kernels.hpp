@@ -32,7 +32,9 @@ class PrelaunchedKernels : public CommandBatches {
   // Launches kernels after the work of the caller's stream, or as many as CUDA's queue takes: one for each
   // of `commands`, and `spare` more.
   Submitted launch(const KernelShape& shape, uint32_t commands, uint32_t spare, uint64_t after);
-  void launch_rest() override;
+  // Of the last one's kernels, those up to this number of them, and all of them.
+  void launch_up_to(uint32_t count);
+  void launch_rest();
   void mark_end(uint32_t number) override;
   // The stream of the kernels. Later work in it runs after their commands.
   uint64_t stream() const { return reinterpret_cast<uint64_t>(stream_); }
@@ -57,7 +59,8 @@ class PrelaunchedKernels : public CommandBatches {
   std::mutex launching_;
   uint64_t launched_;
   KernelShape shape_{};
-  uint32_t rest_ = 0;
+  uint32_t total_ = 0;  // kernels of the last collective
+  uint32_t rest_ = 0;  // of them, those that are not launched
   std::atomic<uint64_t> unfinished_{0};  // collectives that were launched and have not ended
   // Of the collective under way.
   uint64_t first_ = 0;

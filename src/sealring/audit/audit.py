@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,24 +47,27 @@ def audit(
     `stage` is told what is being done, for a progress bar.
     """
     question = question or Question()
-    stage("the folder")
-    check_folder(path)
-    run = open_run(path)
-    stage("the log")
-    log, entries, findings = check_log(run.log, trust)
-    stage("signatures")
-    records = read_records(run.head, run.statements(), entries if log else None, trust)
-    findings += records.findings
-    stage("contradictions")
-    links = check_links(records)
-    machines = check_machines(records, run, question.claims.machines, trust)
-    findings += machines.findings
-    findings += [*check_chains(records), *links.findings, *check_collectives(records)]
-    findings += [*check_data(records), *check_artefacts(records)]
-    stage("the graph")
-    graph = build_graph(records)
-    findings += _cycle(graph)
-    answers = list(answer_claims(question.claims, Shown(records, graph, findings, links, machines)))
+    with _without_collector():
+        stage("the folder")
+        check_folder(path)
+        run = open_run(path)
+        stage("the log")
+        log, logged, findings = check_log(run.log, trust)
+        stage("signatures")
+        records = read_records(run.head, run.statements(), logged, trust)
+        findings += records.findings
+        stage("contradictions")
+        links = check_links(records)
+        machines = check_machines(records, run, question.claims.machines, trust)
+        findings += machines.findings
+        findings += [*check_chains(records), *links.findings, *check_collectives(records)]
+        findings += [*check_data(records), *check_artefacts(records)]
+        stage("the graph")
+        graph = build_graph(records)
+        findings += _cycle(graph)
+        answers = list(
+            answer_claims(question.claims, Shown(records, graph, findings, links, machines))
+        )
     if question.model is not None:
         answer, more = check_model(question.model, records, graph, findings)
         answers.append(answer)
@@ -85,6 +90,18 @@ def audit(
         intervals=len({turn.interval.sequence for turn in records.turns}),
         repetitions=repetitions,
     )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Records have no cycles and stay: looking at all of them again and again finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _cycle(graph: Graph) -> list[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sealring.audit.findings import Fault, Finding
@@ -10,6 +12,7 @@ from sealring.audit.trust import AuditTrust
 from sealring.errors import ForkedLog, LogError, NoQuorum, TamperedLog, TruncatedLog
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.folder import StoredTree, read_checkpoint
+from sealring.provenance.statements import statement_digest
 
 OWNER = "the log's owner"
 _PARTIES: dict[type[LogError], tuple[str, ...]] = {
@@ -20,7 +23,25 @@ _PARTIES: dict[type[LogError], tuple[str, ...]] = {
 }
 
 
-def check_log(folder: Path, trust: AuditTrust) -> tuple[LogSeen | None, list[bytes], list[Finding]]:
+@dataclass(slots=True)
+class Logged:
+    """The entries of a log that is believed, which stay on the disk."""
+
+    stored: StoredTree
+    root: bytes
+    places: dict[str, int] = field(default_factory=dict)
+    """Indices by the digest that a statement has."""
+
+    def without(self, known: Container[str]) -> Iterator[tuple[str, bytes]]:
+        """The other entries with their digests, read again and so proved again."""
+        for digest, index in self.places.items():
+            if digest not in known:
+                yield digest, self.stored.entry(index, self.root)
+
+
+def check_log(
+    folder: Path, trust: AuditTrust
+) -> tuple[LogSeen | None, Logged | None, list[Finding]]:
     """The log as far as it is believed, its entries, and what is wrong with it.
 
     Without a log there are no entries: that a statement is missing in it is then not said.
@@ -28,10 +49,13 @@ def check_log(folder: Path, trust: AuditTrust) -> tuple[LogSeen | None, list[byt
     try:
         signed = open_checkpoint(read_checkpoint(folder), trust.log)
         stored = StoredTree(folder, signed.size)
-        stored.check_all(signed.root)
-        entries = list(stored.entries())
+        logged = Logged(stored, signed.root)
+        stored.check_all(
+            signed.root,
+            lambda index, entry: logged.places.update({statement_digest(entry): index}),
+        )
     except LogError as problem:
-        return None, [], [_refused(problem)]
+        return None, None, [_refused(problem)]
     findings = []
     for earlier in trust.seen:
         if earlier.checkpoint.origin != signed.checkpoint.origin:
@@ -42,7 +66,7 @@ def check_log(folder: Path, trust: AuditTrust) -> tuple[LogSeen | None, list[byt
             findings.append(_refused(problem))
             if isinstance(problem, ForkedLog):
                 findings += _forked_witnesses(signed, earlier)
-    return LogSeen(signed), entries, findings
+    return LogSeen(signed), logged, findings
 
 
 def _refused(problem: LogError) -> Finding:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -34,12 +35,21 @@ _LEGEND: Final = {
 }  # fmt: skip
 
 
-def write_page(path: Path, result: AuditResult) -> None:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A table that is shown on the page, and that the audit has not checked."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def write_page(path: Path, result: AuditResult, beside: Beside | None = None) -> None:
     """Replaces an older page; it appears whole or not at all."""
-    write_public(path, page(result).encode(errors="backslashreplace"))
+    write_public(path, page(result, beside).encode(errors="backslashreplace"))
 
 
-def page(result: AuditResult) -> str:
+def page(result: AuditResult, beside: Beside | None = None) -> str:
     resources = files("sealring.audit")
     style = resources.joinpath("page.css").read_text()
     script = resources.joinpath("page.js").read_text()
@@ -58,6 +68,7 @@ def page(result: AuditResult) -> str:
         _graph(picture),
         _repeated(result.repetitions),
         _checked(result),
+        "" if beside is None else _beside(beside),
         _data("graph", for_script(picture, numbers)),
         _data("records", list(result.payloads.items())),
     ]
@@ -181,7 +192,7 @@ def _repeated(found: Repetitions | None) -> str:
         f"<p>{len(found.outcomes)} of {found.parts} parts, drawn with the seed "
         f'<span class="digest">{escape(found.seed)}</span>. Numbers may differ by '
         f"{found.tolerance:g} of the largest one of their tensor.</p>"
-        '<div class="scroll"><table><thead><tr><th scope="col">steps</th><th scope="col">'
+        f'<div class="scroll"><table><thead><tr><th scope="col">steps</th><th scope="col">'
         'checkpoint</th><th scope="col">verdict</th><th scope="col">largest difference</th></tr>'
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -201,3 +212,15 @@ def _checked(result: AuditResult) -> str:
         f'<tr><td class="key">{name}</td><td>{escape(value)}</td></tr>' for name, value in rows
     )
     return f"<h2>What was checked</h2><table><tbody>{body}</tbody></table>"
+
+
+def _beside(table: Beside) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
+    return (
+        f"<h2>{escape(table.title)}</h2><p>The audit has not checked this table.</p>"
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )

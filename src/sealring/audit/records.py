@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import gc
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cryptography import x509
 
 from sealring.audit.findings import Fault, Finding
+from sealring.audit.log_check import Logged
 from sealring.audit.trust import AuditTrust
 from sealring.errors import (
     CertificateExpired,
@@ -83,46 +82,40 @@ class Records:
 def read_records(
     head: RunHead,
     statements: Iterable[tuple[str, bytes]],
-    entries: Sequence[bytes] | None,
+    logged: Logged | None,
     trust: AuditTrust,
 ) -> Records:
-    """`entries` are those of the log; None: the log is not believed."""
+    """`logged` is None if the log is not believed.
+
+    Statements are read one at a time: of those that are not believed, only a finding is kept.
+    """
     records = Records()
-    logged = {statement_digest(entry): entry for entry in entries or ()}
-    names = {statement_digest(envelope): (name, envelope) for name, envelope in statements}
-    for digest, (name, envelope) in names.items():
-        if entries is not None and digest not in logged:
-            records.findings.append(
-                Finding(
-                    Fault.NOT_LOGGED,
-                    (_signer_said(envelope), "the log's owner"),
-                    f"{name} is not in the run's log: it was made or changed later, or the log's "
-                    "end was cut off",
-                    (digest,),
-                )
-            )
+    seen: set[str] = set()
+    for name, envelope in statements:
+        digest = statement_digest(envelope)
+        if digest in seen:
+            continue
+        seen.add(digest)
+        if logged is not None and digest not in logged.places:
+            records.findings.append(_not_logged(name, digest, envelope))
+        _read(records, head, digest, name, envelope, trust)
     # A file that was removed hides nothing: the log has the whole statement.
-    for digest, entry in logged.items():
-        if digest not in names and entry.startswith(_STATEMENT_STARTS):
-            names[digest] = (f"the log's entry {digest[:12]}", entry)
-    with _without_collector():
-        for digest, (name, envelope) in names.items():
-            _read(records, head, digest, name, envelope, trust)
+    for digest, entry in logged.without(seen) if logged is not None else ():
+        if entry.startswith(_STATEMENT_STARTS):
+            _read(records, head, digest, f"the log's entry {digest[:12]}", entry, trust)
     for turn in sorted(records.turns, key=lambda turn: (turn.rank, turn.interval.sequence)):
         records.chains.setdefault(turn.rank, []).append(turn)
     return records
 
 
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Statements have no cycles and stay: looking at all of them again and again finds nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+def _not_logged(name: str, digest: str, envelope: bytes) -> Finding:
+    return Finding(
+        Fault.NOT_LOGGED,
+        (_signer_said(envelope), "the log's owner"),
+        f"{name} is not in the run's log: it was made or changed later, or the log's end was cut "
+        "off",
+        (digest,),
+    )
 
 
 def _read(

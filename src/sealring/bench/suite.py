@@ -15,7 +15,7 @@ from sealring.bench.exchange import Effort
 from sealring.bench.gpu import allreduce as gpu_allreduce
 from sealring.bench.gpu import kernels as gpu_kernels
 from sealring.bench.gpu import steps as gpu_steps
-from sealring.bench.gpu.groups import WIRES
+from sealring.bench.gpu.groups import BY_NCCL, WIRES
 from sealring.bench.kernels import measure_kernels
 from sealring.bench.link import OPERATIONS, SIZES, measure_link
 from sealring.bench.place import Place, find_place
@@ -126,6 +126,12 @@ def _once(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 GPU_PARTS: Final = ("kernels", "allreduce", "step")
+_FEW_RANKS: Final = 4
+
+
+def few(worlds: Sequence[int]) -> list[int]:
+    """Those that have every wire, and train."""
+    return [each for each in worlds if each <= _FEW_RANKS] or [min(worlds)]
 
 
 def gpu(
@@ -137,14 +143,21 @@ def gpu(
     step_wire: str = "host",
     blocks: int = 11,
 ) -> list[Job]:
-    """On one GPU: all-reduces by each number of ranks, steps by the largest."""
+    """On one GPU: all-reduces by each number of ranks, steps by the largest of the few.
+
+    More than a few ranks go by NCCL alone: that is what many ranks have between hosts.
+    """
     one = replace(place, gpus=1)
-    size, most = gpu_allreduce.BYTES, max(worlds)
+    size = gpu_allreduce.BYTES
+    most = max(few(worlds))
     jobs = []
     if "kernels" in parts:
         jobs.append(Job(f"kernels of {one.name}", 1, partial(gpu_kernels.measure_kernels, one)))
     for ranks in worlds if "allreduce" in parts else ():
-        measure = partial(gpu_allreduce.measure_allreduces, one, ranks, size, wires, blocks)
+        over = wires if ranks <= most else [wire for wire in wires if wire in BY_NCCL]
+        if not over:
+            continue
+        measure = partial(gpu_allreduce.measure_allreduces, one, ranks, size, over, blocks)
         jobs.append(Job(f"all-reduce, {ranks} ranks on one GPU", 1, measure))
     for model in models if "step" in parts else ():
         train = partial(gpu_steps.measure_step, one, model, most, step_wire, blocks)
@@ -158,8 +171,8 @@ def everything(*, quick: bool) -> dict[str, list[Job]]:
     parts = _on_cores(quick=quick)
     place = find_place("auto")
     if place.kind == "cuda":
-        worlds, models = ([4], gpu_steps.MODELS[:1]) if quick else ([2, 4], gpu_steps.MODELS)
-        fitting = [each for each in models if _fits(each, max(worlds), place)]
+        worlds, models = ([4], gpu_steps.MODELS[:1]) if quick else ([2, 4, 8, 16], gpu_steps.MODELS)
+        fitting = [each for each in models if _fits(each, _FEW_RANKS, place)]
         parts["gpu"] = gpu(GPU_PARTS, worlds, fitting, WIRES, place, blocks=7 if quick else 11)
     return parts
 

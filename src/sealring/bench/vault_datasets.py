@@ -13,15 +13,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from sealring.bench.vault import Case
-from sealring.vault import Dataset, Loader, Stream, keys
+from sealring.vault import keys
 from sealring.vault.datasets.ingest import ingest
 from sealring.vault.datasets.running import in_this_process
 from sealring.vault.vault import Vault
+
+if TYPE_CHECKING:
+    from sealring.vault import Dataset
 
 TOKENS: Final = 1024
 BATCH: Final = 32
@@ -33,6 +36,8 @@ def measure_datasets(
 ) -> Iterator[Case]:
     """Measures in a new directory below `folder`, which is removed again."""
     import torch
+
+    from sealring.vault import Dataset
 
     place = folder / f"sealring-bench-{secrets.token_hex(4)}"
     place.mkdir(mode=0o700)
@@ -95,6 +100,8 @@ def _read_plain(path: Path) -> None:
 
 
 def _load_sealed(dataset: Dataset) -> None:
+    from sealring.vault import Loader, Stream
+
     for _ in Loader(Stream(dataset, batch_size=BATCH, rank=0, world=1)):
         pass
 

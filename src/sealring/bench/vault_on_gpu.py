@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sealring import _native
-from sealring.bench.measure import alternate
 from sealring.bench.place import Place
 from sealring.bench.vault import Case
+from sealring.bench.vault_loader_on_gpu import MODEL, medians, shuffled, token_dataset, training
 from sealring.bench.workers import Report, run_workers
 from sealring.vault.sealed import CHACHA
 from sealring.vault.sealed import Place as SealedPlace
@@ -25,15 +25,11 @@ from sealring.vault.sealed import Place as SealedPlace
 if TYPE_CHECKING:
     import torch
 
-    from sealring.vault.gpu_batches import GpuBatches, SealedPart
+    from sealring.vault.gpu_batches import GpuBatches
+    from sealring.vault.gpu_plan import SealedPart
 
 FILE_BYTES: Final = 1 << 30
 BATCH_BYTES: Final = 64 << 20
-WINDOW: Final = 1025
-"""Tokens of a sample: a window of 1,024 and the one behind it."""
-TRAINED_WINDOWS: Final = 8
-MODEL: Final = "gpt2"
-_CALLS: Final = 4
 _BUFFERS: Final = 3
 
 
@@ -64,16 +60,23 @@ def _worker(rank: int, report: Report, place: Place, folder: str, blocks: int) -
         for what, measured in (
             ("pinned memory to the GPU", _from_pinned_memory),
             ("batches of a file to the GPU", _from_the_file),
-            (f"training {MODEL} from a file", _training),
         ):
             report(what)
             report(_case(what, *measured(device, part, plain_file, blocks)))
-        what = f"optimizer of {MODEL} in host memory"
-        report(what)
-        report(_case(what, *_optimizer(device, blocks)))
     finally:
-        os.close(part.descriptor)
+        os.close(_descriptor(part))
         os.close(plain_file)
+    report("sealing a dataset")
+    vault, tokens = token_dataset(Path(folder))
+    for what, from_vault in (
+        ("shuffled batches of a vault to the GPU", shuffled),
+        (f"training {MODEL} from a vault", training),
+    ):
+        report(what)
+        report(_case(what, *from_vault(device, vault, tokens, blocks)))
+    what = f"optimizer of {MODEL} in host memory"
+    report(what)
+    report(_case(what, *_optimizer(device, blocks)))
 
 
 def _case(what: str, size: int, seconds: dict[str, float]) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def _files(folder: Path) -> tuple[SealedPart, int]:
     """Random tokens below 50,257, sealed and plain."""
     import torch
 
-    from sealring.vault.gpu_batches import SealedPart
+    from sealring.vault.gpu_plan import SealedPart
 
     tokens = torch.randint(50257, (FILE_BYTES // 4,), dtype=torch.int32).numpy().data.cast("B")
     place = SealedPlace(bytes(16), bytes(16), 1, CHACHA, _native.Secret.random(32))
@@ -103,26 +106,9 @@ def _files(folder: Path) -> tuple[SealedPart, int]:
     )
 
 
-def _medians(
-    variants: dict[str, Callable[[], None]], blocks: int, device: torch.device, calls: int
-) -> dict[str, float]:
-    import torch
-
-    def settle() -> None:
-        torch.cuda.synchronize(device)
-
-    def settled(call: Callable[[], None]) -> Callable[[], None]:
-        def both() -> None:
-            call()
-            settle()
-
-        return both
-
-    samples = alternate(
-        {name: settled(call) for name, call in variants.items()},
-        blocks=blocks, calls=calls, warm_up=2, between=settle,
-    )  # fmt: skip
-    return {name: one.median for name, one in samples.items()}
+def _descriptor(part: SealedPart) -> int:
+    assert isinstance(part.source, int)
+    return part.source
 
 
 def _from_pinned_memory(
@@ -133,13 +119,14 @@ def _from_pinned_memory(
 
     from sealring.engine.cuda.chunks import ChunkKernels
     from sealring.engine.cuda.streams import new_event, new_stream
-    from sealring.vault.gpu_batches import Sample, plan_of
+    from sealring.vault.gpu_plan import Sample, plan_of
 
     plan = plan_of([Sample(0, 0, BATCH_BYTES)], [part])
-    _, offset, size, _ = plan.reads[0]
+    size = plan.sealed_bytes
     pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    os.preadv(part.descriptor, [pinned.numpy().data], offset)
-    kernels = ChunkKernels(device, [part.reader])
+    part.read_into(plan.reads[0].offset, pinned.numpy().data)
+    kernels = ChunkKernels(device, 1)
+    assert kernels.add(part.reader) == 0
     sealed = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
     plain = [torch.empty(plan.plain_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
     opened = [new_event() for _ in range(_BUFFERS)]
@@ -165,7 +152,7 @@ def _from_pinned_memory(
             for number in range(batches):
                 plain[number % 2].copy_(pinned[:BATCH_BYTES], non_blocking=True)
 
-    times = _medians({"sealed": copy_and_open, "plain": copy}, blocks, device, 1)
+    times = medians({"sealed": copy_and_open, "plain": copy}, blocks, device, 1)
     assert failed.item() == -1
     return batches * BATCH_BYTES, times
 
@@ -174,93 +161,53 @@ def _from_the_file(
     device: torch.device, part: SealedPart, plain_file: int, blocks: int
 ) -> tuple[int, dict[str, float]]:
     """Through the loader, one batch of 64 MiB after the other, from the page cache."""
-    from sealring.vault.gpu_batches import GpuBatches, Sample
+    from sealring.vault.gpu_batches import GpuBatches
+    from sealring.vault.gpu_opening import CudaOpener
+    from sealring.vault.gpu_plan import Sample
 
     batches = [[Sample(0, start, BATCH_BYTES)] for start in range(0, FILE_BYTES, BATCH_BYTES)]
-    plain = _plain_batches(device, part, plain_file, batches)
-    sealed = GpuBatches(device, [part], batches)
+    plain = _plain_batches(device, part, plain_file)
+    sealed = GpuBatches(CudaOpener(device, [part]), [part])
 
     def all_of(loader: GpuBatches) -> Callable[[], None]:
         def call() -> None:
-            for batch in loader:
+            for batch in loader.opened(batches):
                 assert batch.plain.nbytes >= BATCH_BYTES
 
         return call
 
-    times = _medians({"sealed": all_of(sealed), "plain": all_of(plain)}, blocks, device, 1)
+    times = medians({"sealed": all_of(sealed), "plain": all_of(plain)}, blocks, device, 1)
+    sealed.close()
+    plain.close()
     return FILE_BYTES, times
 
 
-def _plain_batches(device: torch.device, part: SealedPart, plain_file: int, batches: Any) -> Any:
+def _plain_batches(device: torch.device, part: SealedPart, plain_file: int) -> GpuBatches:
     """The same loader without cryptography: reads the plain file, and copies instead of opening."""
     import numpy as np
 
     from sealring.engine.cuda.chunks import CHUNK
-    from sealring.vault.gpu_batches import GpuBatches, Plan, Sample, SealedPart, Slot
+    from sealring.vault.gpu_batches import GpuBatches
+    from sealring.vault.gpu_opening import CudaOpener, CudaSlot
+    from sealring.vault.gpu_plan import SAMPLE, Plan, Read, Samples, SealedPart
 
-    class PlainBatches(GpuBatches):
-        def plan(self, samples: Any) -> Plan:
-            reads, starts, at = [], [], 0
-            for sample in samples:
-                reads.append((0, sample.offset, sample.bytes, at))
-                starts.append(at)
-                at += -(-sample.bytes // 16) * 16
-            return Plan(tuple(samples), reads, np.empty(0, CHUNK), tuple(starts), at, at)
-
-        def open(self, plan: Plan, slot: Slot) -> list[torch.Tensor]:
+    class PlainOpener(CudaOpener):
+        def open(self, plan: Plan, slot: CudaSlot) -> list[torch.Tensor]:
             slot.plain.copy_(slot.sealed[: plan.sealed_bytes])
             return []
 
-    assert all(isinstance(sample, Sample) for batch in batches for sample in batch)
-    return PlainBatches(device, [SealedPart(plain_file, part.reader, "tokens")], batches)
+    class PlainBatches(GpuBatches):
+        def plan(self, samples: Samples) -> Plan:
+            listed = np.asarray(samples, SAMPLE)
+            reads, at = [], 0
+            for file, offset, size in listed.tolist():
+                reads.append(Read(file, offset, size, at))
+                at += -(-size // 16) * 16
+            starts = np.array([one.to for one in reads], dtype=np.int64)
+            return Plan(listed, reads, np.empty(0, CHUNK), starts, at, at)
 
-
-def _training(
-    device: torch.device, part: SealedPart, plain_file: int, blocks: int
-) -> tuple[int, dict[str, float]]:
-    """Steps on windows drawn at random: opened on the GPU, or copied from a tensor in memory."""
-    import torch
-
-    from sealring.bench.models import build
-    from sealring.vault.gpu_batches import GpuBatches, Sample
-
-    with device:
-        model: Any = build(MODEL)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    draw = torch.Generator().manual_seed(0)
-    windows = FILE_BYTES // 4 // WINDOW
-    size = WINDOW * 4
-    tokens = torch.frombuffer(bytearray(os.pread(plain_file, windows * size, 0)), dtype=torch.int32)
-    rows = tokens.view(windows, WINDOW)
-
-    def drawn() -> list[int]:
-        return torch.randint(windows, (TRAINED_WINDOWS,), generator=draw).tolist()
-
-    def endless() -> Iterator[list[Sample]]:
-        while True:
-            yield [Sample(0, number * size, size) for number in drawn()]
-
-    sealed_batches = iter(GpuBatches(device, [part], endless()))
-
-    def step(batch: torch.Tensor) -> None:
-        batch = batch.long()
-        optimizer.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(batch[:, :-1], batch[:, 1:])
-        loss.backward()
-        optimizer.step()
-
-    def from_sealed() -> None:
-        for _ in range(_CALLS):
-            step(next(sealed_batches).rows(torch.int32))
-
-    def from_plain() -> None:
-        for _ in range(_CALLS):
-            step(rows[drawn()].pin_memory().to(device, non_blocking=True))
-
-    times = _medians({"sealed": from_sealed, "plain": from_plain}, blocks, device, 1)
-    sealed_batches.close()  # type: ignore[attr-defined]
-    return _CALLS * TRAINED_WINDOWS * size, times
+    files = [SealedPart(plain_file, part.reader, "tokens")]
+    return PlainBatches(PlainOpener(device, files), files)
 
 
 def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]]:
@@ -291,4 +238,4 @@ def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]
             parameter.grad = torch.full_like(parameter, 1e-3)
         state_bytes = 2 * 2 * sum(parameter.nbytes for parameter in model.parameters())
         variants[name] = OffloadedOptimizer(model.parameters(), adam, kind(device)).step
-    return state_bytes, _medians(variants, blocks, device, 1)
+    return state_bytes, medians(variants, blocks, device, 1)

@@ -6,13 +6,14 @@ exists only in these processes' memory.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
+import multiprocessing.connection
 import os
 import queue
 import secrets
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +25,6 @@ Report = Callable[[Any], None]
 """A worker calls it with whatever it wants its parent to have."""
 
 
-_PR_SET_PDEATHSIG: Final = 1
 _IDENTITY: Final = (
     "SEALRING_SECRET_FILE", "SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY"
 )  # fmt: skip
@@ -41,18 +41,25 @@ def run_workers(
 
     Ends when all have ended. If one fails, the rest are ended too and WorkerFailed is raised.
     """
-    context = multiprocessing.get_context("spawn")
     with meeting_place() as place:
-        yield from _run(context, count, target, arguments, {**place, **(environment or {})})
+        yield from _run(count, target, arguments, {**place, **(environment or {})})
+
+
+def forking_context() -> Any:
+    """A context of multiprocessing in which one process imports torch and sealring, and workers are
+    forks of it: the import takes seconds, and is paid once for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "sealring.group.create", __name__])
+    return context
 
 
 def _run(
-    context: Any,
     count: int,
     target: Callable[..., None],
     arguments: tuple[Any, ...],
     environment: Mapping[str, str],
 ) -> Iterator[tuple[int, Any]]:
+    context = forking_context()
     reports = context.Queue()
     shared = {
         "WORLD_SIZE": str(count),
@@ -60,12 +67,13 @@ def _run(
         "SEALRING_JOB": "local",
         **environment,
     }
+    inherited = {name: value for name, value in os.environ.items() if name not in _IDENTITY}
     processes = [
         context.Process(
             target=_worker,
             args=(
                 rank,
-                {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                {**inherited, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 reports,
                 target,
                 arguments,
@@ -117,10 +125,9 @@ def _worker(
     target: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    # A worker must not outlive the one who asked for it, however that one ends.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for name in _IDENTITY:
-        os.environ.pop(name, None)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    # All of it: what this process has is of the time when the first worker was started.
+    os.environ.clear()
     os.environ.update(environment)
     import torch
 
@@ -135,6 +142,15 @@ def _worker(
     with suppress(ValueError):
         reports.close()
     reports.join_thread()
+
+
+def _end_with_parent() -> None:
+    """A worker must not outlive the process that asked for it, however that one ends. The kernel's
+    PR_SET_PDEATHSIG is about another one, from which the workers are forked."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

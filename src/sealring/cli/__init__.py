@@ -7,58 +7,19 @@ from typing import NoReturn
 
 import typer
 
-from sealring.cli import (
-    attest,
-    audit,
-    bench,
-    broker,
-    ca,
-    demo,
-    doctor,
-    log,
-    metrics,
-    papers,
-    plan,
-    policy,
-    report,
-    run,
-    statement,
-    terminal,
-    top,
-    trace,
-    vault,
-    witness,
-)
-from sealring.cli.help import prepare
+from sealring.cli import terminal
 from sealring.cli.terminal import errors
+from sealring.cli.verbs import VerbsOnDemand
 from sealring.errors import ConfigurationError, SealringError
 from sealring.version import __version__
 
 app = typer.Typer(
     name="sealring",
+    cls=VerbsOnDemand,
     help="Train PyTorch models over links that are encrypted and authenticated.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(demo.demo)
-app.command("run", context_settings=run.PASS_ON)(run.run)
-app.command("top")(top.top)
-app.command("metrics")(metrics.metrics)
-app.command("doctor")(doctor.doctor)
-app.command("attest")(attest.attest)
-app.command("plan")(plan.plan)
-app.command("report")(report.report)
-app.command("audit")(audit.audit)
-app.add_typer(policy.app, name="policy")
-app.add_typer(broker.app, name="broker")
-app.add_typer(bench.app, name="bench")
-app.add_typer(ca.app, name="ca")
-app.add_typer(trace.app, name="trace")
-app.add_typer(log.app, name="log")
-app.add_typer(witness.app, name="witness")
-app.add_typer(statement.app, name="statement")
-app.command("papers")(papers.papers)
-app.add_typer(vault.app, name="vault")
 
 
 @app.callback(invoke_without_command=True)
@@ -75,7 +36,7 @@ def _options(
 def main() -> None:
     """The console script. An error is one sentence, and a traceback only with --debug."""
     try:
-        prepare(typer.main.get_command(app))()
+        typer.main.get_command(app)()
     except SealringError as error:
         _end(error, "")
     except BrokenPipeError:

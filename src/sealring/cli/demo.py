@@ -17,6 +17,7 @@ from sealring.cli.terminal import console, errors, print_json, progress_bar
 from sealring.sealed_only.setting import refuse_to_measure
 
 if TYPE_CHECKING:
+    from sealring.audit.page import Beside
     from sealring.demo.recorded import Audited
     from sealring.demo.story import Outcome, Training
 
@@ -61,7 +62,7 @@ def demo(
     if tapped is None or attacked is None:
         raise RuntimeError("the workers ended before the demo did")
     show(*pictures.comparison(training))
-    audited = _audits(ranks)
+    audited = _audits(ranks, pictures.costs(training))
     show(*pictures.audits(audited))
     outcome = Outcome(training, tapped, attacked, surprises(audited))
     seconds = time.monotonic() - start
@@ -74,14 +75,14 @@ def demo(
         raise typer.Exit(1)
 
 
-def _audits(ranks: int) -> list[Audited]:
+def _audits(ranks: int, costs: Beside) -> list[Audited]:
     """The recorded runs. Their records and pages are kept, for people to look at."""
     from sealring.demo.recorded import perform_recorded
 
     place, found = Path(tempfile.mkdtemp(prefix="sealring-demo-")), []
     try:
         with errors.status("") as status:
-            for event in perform_recorded(ranks, place):
+            for event in perform_recorded(ranks, place, costs):
                 if isinstance(event, str):
                     status.update(event)
                 else:

@@ -147,7 +147,19 @@ def _openssl() -> Iterator[Finding]:
         )
 
 
+def _has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def _torch() -> Iterator[Finding]:
+    if not _has_torch():
+        fix = "workers need it: pip install torch. A broker does not"
+        yield Finding("torch", "problem", "not installed", fix)
+        return
     import torch
     import torch.distributed as dist
 
@@ -281,6 +293,8 @@ def _clock() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
+    if not _has_torch():
+        return
     import torch
 
     if not torch.cuda.is_available():

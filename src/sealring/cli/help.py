@@ -7,8 +7,14 @@ from typing import Any
 from sealring.cli.examples import EXAMPLES
 
 
-def prepare(command: Any, path: str = "") -> Any:
-    """The command and all below it, as the user types them: `path` is "" or "bench all"."""
+def prepare(command: Any, path: str) -> Any:
+    """The command and all below it, as the user types them: `path` is "bench all", for one."""
+    for name, below in getattr(command, "commands", {}).items():
+        prepare(below, f"{path} {name}")
+    return prepare_one(command, path)
+
+
+def prepare_one(command: Any, path: str) -> Any:
     if (example := EXAMPLES.get(path)) is not None and "Example:" not in (command.help or ""):
         command.epilog = f"Example: {example}"
     own_parameters = command.get_params
@@ -22,6 +28,4 @@ def prepare(command: Any, path: str = "") -> Any:
         return found
 
     command.get_params = parameters
-    for name, below in getattr(command, "commands", {}).items():
-        prepare(below, f"{path} {name}".strip())
     return command

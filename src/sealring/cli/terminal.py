@@ -40,6 +40,11 @@ def human_bytes(count: float) -> str:
     raise AssertionError
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 version", "2 versions"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def say(text: str) -> None:
     """One sentence as it is: long values stay whole, so that they can be copied."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sealring.cli import vault_remote, vault_removal
-from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
+from sealring.cli.terminal import console, counted, human_bytes, print_json, progress_bar, say
 from sealring.cli.vault_data import build, ingest, lineage, parquet
 from sealring.cli.vault_export import export
 from sealring.cli.vault_options import (
@@ -249,7 +249,8 @@ def rekey(
     also = presented(also_key, also_data_key, also_person)
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     change = opened.rekey(also, _naming_dropped(vault))
-    say(f"The keys of {change.versions} versions are wrapped under a new key.")
+    wrapped = counted(change.versions, "version")
+    say(f"The keys of {wrapped} are wrapped under a new key.")
 
 
 @app.command()
@@ -267,7 +268,7 @@ def rotate(
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     with _bar("rotating", sum(map(_length, opened.stored([])))) as progress:
         change = trees.rotate(opened, progress, also, _naming_dropped(vault))
-    say(f"{change.versions} versions are sealed under new keys.")
+    say(f"Sealed under new keys: {counted(change.versions, 'version')}.")
 
 
 def _naming_dropped(vault: str) -> Tell:

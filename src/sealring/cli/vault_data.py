@@ -15,8 +15,8 @@ from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli.bench.options import parse_size
-from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say
+from sealring.cli.sizes import parse_bytes
+from sealring.cli.terminal import console, counted, human_bytes, print_json, progress_bar, say
 from sealring.cli.vault_options import (
     AsJson,
     Broker,
@@ -83,7 +83,7 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Seal data as shards of a dataset. Run again, it goes on where it was stopped."""
-    limits = Limits(parse_size(shard_size), parse_size(largest_sample))
+    limits = Limits(parse_bytes(shard_size), parse_bytes(largest_sample))
     called = source.absolute().stem if name is None else name
     chosen = suite_named(suite)
     write_record = recorder_of(record, owner_key)
@@ -225,12 +225,14 @@ def tell(built: Built, *, as_json: bool) -> None:
         print_json(asdict(built))
         return
     what = (
-        f"{built.samples} samples in {built.shards} shards, {human_bytes(built.bytes)}; digest "
+        f"{counted(built.samples, 'sample')} in {counted(built.shards, 'shard')}, "
+        f"{human_bytes(built.bytes)}; digest "
         f"{built.digest}"
     )
     if built.changed:
         say(f"{built.name} is sealed as version {built.version}: {what}.")
-        say(f"{built.made} shards were made now; the others were there.")
+        if built.made < built.shards:
+            say(f"Made now: {counted(built.made, 'shard')}; the others were there.")
     else:
         say(f"{built.name} is there as version {built.version}, and nothing was changed: {what}.")
 

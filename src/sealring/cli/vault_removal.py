@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.terminal import print_json, say
+from sealring.cli.terminal import counted, print_json, say
 from sealring.cli.vault_options import AsJson, Broker, Directory, Key, VaultId, Version, opener_of
 from sealring.vault import removal
 from sealring.vault.vault import Vault
@@ -29,7 +29,7 @@ def rm(
         typer.confirm(f"Remove {what} from {vault}? It cannot be brought back.", abort=True)
     if version is None:
         count = removal.remove(opened, name)
-        told = f"{name} is removed from {vault}: {count} versions."
+        told = f"{name} is removed from {vault}: {counted(count, 'version')}."
     else:
         count = 1
         removal.remove_version(opened, name, version)

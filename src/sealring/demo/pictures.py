@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sealring import limits
+from sealring.audit.page import Beside
 from sealring.bench.gpt import Shape, make_model
 from sealring.demo.evidence import SHORTEST_RUN
 from sealring.demo.recorded import Audited
@@ -163,25 +164,29 @@ def attack(attacked: Attacked) -> Iterator[RenderableType]:
         yield f"[red]The ranks hold weights {', '.join(sorted(held))}.[/]\n"
 
 
-def comparison(training: Training) -> Iterator[RenderableType]:
-    yield Rule("4. What it costs")
-    table = Table()
-    table.add_column("backend")
-    table.add_column("on the wire")
-    table.add_column("time per step", justify="right")
-    table.add_column("final loss", justify="right")
-    rows: tuple[tuple[Backend, str], ...] = (
+def costs(training: Training) -> Beside:
+    """A step over each backend."""
+    wires: tuple[tuple[Backend, str], ...] = (
         ("gloo", "plaintext"),
         ("sealring", f"sealed with {limits.SUITE}"),
     )
-    for backend, wire in rows:
+    rows = []
+    for backend, wire in wires:
         samples = training.time_per_step(backend)
-        table.add_row(
-            backend,
-            wire,
-            f"{samples.median * 1e3:.0f} ms ±{samples.spread:.0%}",
-            f"{training.final_loss(backend):.4f}",
-        )
+        took = f"{samples.median * 1e3:.0f} ms ±{samples.spread:.0%}"
+        rows.append((backend, wire, took, f"{training.final_loss(backend):.4f}"))
+    columns = ("backend", "on the wire", "time per step", "final loss")
+    return Beside("What it costs", columns, rows)
+
+
+def comparison(training: Training) -> Iterator[RenderableType]:
+    found = costs(training)
+    yield Rule(f"4. {found.title}")
+    table = Table()
+    for number, column in enumerate(found.columns):
+        table.add_column(column, justify="right" if number > 1 else "left")
+    for row in found.rows:
+        table.add_row(*row)
     yield table
     yield (
         f"sealring : Gloo = [bold]{training.overhead:.3f}[/] (medians of {training.steps} steps "

@@ -2,34 +2,35 @@
 
 The text is sealed in a vault. All workers train from it with signed records and save a checkpoint;
 half of them load it and go on, as a run of their own. Then the same again with one rank that signs
-another count of its all-reduces. `sealring audit` checks each folder as a stranger would.
+another count of its all-reduces. The audit checks each folder as a stranger would.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
-import subprocess
-import sys
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealring.audit.audit import audit
+from sealring.audit.page import Beside, write_page
+from sealring.audit.trust import AuditTrust
 from sealring.bench.workers import Report, run_workers
-from sealring.errors import WorkerFailed
 from sealring.identity import load_credentials
+from sealring.provenance.notes import Verifier
+from sealring.provenance.policy import Log, LogPolicy
 
 TEXT: Final = "corpus"
 CHECKPOINT: Final = "model"
 STEPS: Final = 8
 EVERY: Final = 4
 _JOB: Final = "local"
-_AUDIT_SECONDS: Final = 120
 
 Name = Literal["honest", "resumed", "lying"]
 
@@ -53,13 +54,16 @@ class Audited:
     name: Name
     ranks: int
     status: int
-    """The exit status of `sealring audit`."""
+    """What `sealring audit` would exit with."""
     findings: list[str]
     page: Path
 
 
-def perform_recorded(ranks: int, place: Path) -> Generator[str | Audited]:
-    """Yields what is being done, and the outcome of each audit. Everything is kept in `place`."""
+def perform_recorded(ranks: int, place: Path, costs: Beside) -> Generator[str | Audited]:
+    """Yields what is being done, and the outcome of each audit. Everything is kept in `place`.
+
+    `costs` are shown on each page.
+    """
     from sealring.demo.corpus import standard_library
     from sealring.vault.keys import key_file, make_key_file
     from sealring.vault.trees import seal_path
@@ -90,27 +94,17 @@ def perform_recorded(ranks: int, place: Path) -> Generator[str | Audited]:
         for _ in run_workers(count, _work, plan, environment=environment):
             pass
         yield f"the audit of it ({name})"
-        yield _audit(name, count, folder, place)
+        result = audit(folder, _trust(folder, authority))
+        page = place / f"{name}.html"
+        write_page(page, result, costs)
+        findings = [f"{' or '.join(one.parties)}: {one.text}" for one in result.findings]
+        yield Audited(name, count, result.status.value, findings, page)
 
 
-def _audit(name: Name, ranks: int, folder: Path, place: Path) -> Audited:
-    """By the command itself, which is given the folder and two keys."""
-    page = place / f"{name}.html"
+def _trust(folder: Path, authority: x509.Certificate) -> AuditTrust:
+    """The two keys that an auditor must have: of the certificates, and of the run's log."""
     vkey = folder.with_name(f"{folder.name}.vkey").read_text().strip()
-    command = [
-        sys.executable, "-m", "sealring.cli", "audit", str(folder), "--authority",
-        str(place / "authority.pem"), "--vkey", vkey, "--html", str(page), "--json",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, timeout=_AUDIT_SECONDS, check=False)
-    try:
-        found = json.loads(done.stdout)
-    except ValueError:
-        raise WorkerFailed(f"the audit failed: {done.stderr.decode()[-2000:]}") from None
-    return Audited(name, ranks, done.returncode, [_words(one) for one in found["findings"]], page)
-
-
-def _words(finding: Any) -> str:
-    return f"{' or '.join(finding['parties'])}: {finding['text']}"
+    return AuditTrust([authority], LogPolicy((Log(Verifier.parse(vkey)),)))
 
 
 def surprises(audited: list[Audited]) -> list[str]:

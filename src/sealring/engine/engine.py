@@ -17,17 +17,10 @@ from sealring.engine.lanes import GroupLanes
 from sealring.engine.link_ends import LinkEnds
 from sealring.engine.native_program import to_native
 from sealring.engine.objections import first_objection
+from sealring.engine.routes import Routes
 from sealring.errors import GroupError, Unsupported
 from sealring.links.late import LateLinks
-from sealring.schedule import (
-    Algorithm,
-    Operation,
-    Program,
-    Topology,
-    passes_records_on,
-    program_for,
-    segment_bytes,
-)
+from sealring.schedule import Algorithm, Operation, Topology
 
 MIN_RECORD_BYTES: Final = 4 << 10
 
@@ -64,16 +57,13 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         links = list(links)
         self._lanes = GroupLanes(rank, world, links, threads)
         self._rank = rank
-        self._world = world
-        self._record_bytes = min(record_bytes, largest_segment(world))
-        self._gpu_record_bytes = min(gpu_record_bytes, largest_segment(world))
         self._prelaunch_stream = 0
         self.shares_gpu: bool | None = None
         """Two of the group's ranks are on one GPU; None until the ranks have said."""
-        self.wire: Wire | None = None
-        """Which way records take between GPUs; None until the ranks have agreed."""
         names = Names(rank, tuple(members if members is not None else range(world)))
-        self._programs: dict[tuple[Operation, Algorithm, int, bool, bool], _native.Program] = {}
+        self._programs: dict[
+            tuple[Operation, Algorithm, int, bool, bool, bool], _native.Program
+        ] = {}
         first_failure = first_failure or _native.FirstFailure()
         native = _native.Engine(
             rank,
@@ -102,6 +92,13 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         if late is not None:
             weakref.finalize(self, late.stop_soon)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
+        self._routes = Routes(
+            native,
+            rank,
+            self.topology,
+            record_bytes=min(record_bytes, largest_segment(world)),
+            gpu_record_bytes=min(gpu_record_bytes, largest_segment(world)),
+        )
 
     def use_gpu(
         self,
@@ -138,21 +135,29 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         wanted: Wire,
         problem: str = "",
         gpu: str = "",
+        patience_s: float = 60.0,
     ) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on the way between their GPUs, once per group.
 
-        `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it.
+        `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it. The GPUs
+        have `patience_s` to meet.
         """
-        one_host = len(set(self.topology.host_of)) == 1
-        self.wire = yield from agree(
+        agreed = yield from agree(
             self._native,
             self._rank,
             self._names.members,
             wanted,
-            one_host=one_host,
+            hosts=self.topology.host_of,
             problem=problem,
+            patience_s=patience_s,
         )
+        self._routes.take(agreed)
         self.shares_gpu = yield from share_a_gpu(self._names.members, gpu)
+
+    @property
+    def wire(self) -> Wire | None:
+        """Which way records take between GPUs; None until the ranks have agreed."""
+        return self._routes.wire
 
     @property
     def wired(self) -> bool:
@@ -160,9 +165,9 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         return self._native.wired
 
     @property
-    def channelled(self) -> bool:
-        """That way is NCCL's, which has to be called for every record."""
-        return self._native.channelled
+    def exchanges(self) -> bool:
+        """Some of it is NCCL's: GPUs exchange records with those of other hosts."""
+        return self._native.exchanges
 
     @property
     def prelaunch_stream(self) -> int:
@@ -248,34 +253,18 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             raise error_from(failure, self._names, number, operation)
 
     def _call(self, collective: Collective) -> _native.Call:
-        wired = self._goes_by_wires(collective)
+        wired = self._routes.goes_by_wires(collective)
         return _native.Call(
-            self._program(collective),
+            self._program(collective, wired=wired),
             collective.slots,
             total=collective.total,
             root=collective.root,
             dtype=collective.dtype,
             reduction=collective.reduction,
             factor=collective.factor,
-            segment_bytes=self._segment_bytes(collective, wired=wired),
+            segment_bytes=self._routes.segment_bytes(collective, wired=wired),
             wired=wired,
             lanes=self._lanes.count_for(collective),
-        )
-
-    def _segment_bytes(self, collective: Collective, *, wired: bool) -> int:
-        # What is cut must be cut alike by all who touch it, so by a length that they all know.
-        known_to_all = collective.total is not None
-        longest = max([size for _, size in collective.slots]) if known_to_all else None
-        if wired:
-            return segment_bytes(longest, limits.WIRE_PAYLOAD_BYTES)
-        on_gpu = collective.ready is not None
-        return segment_bytes(longest, self._gpu_record_bytes if on_gpu else self._record_bytes)
-
-    def _goes_by_wires(self, collective: Collective) -> bool:
-        if collective.ready is None or not self.wired:
-            return False
-        return not passes_records_on(
-            collective.operation, collective.algorithm, self._world, self.topology
         )
 
     def interrupt(self) -> None:
@@ -306,32 +295,29 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     def sealed_bytes(self, collective: Collective) -> int:
         """What this rank will seal for it, if it goes well."""
-        return self._plan(collective).sealed_bytes([size for _, size in collective.slots])
+        plan = self._routes.program(collective, wired=self._routes.goes_by_wires(collective))
+        return plan.sealed_bytes([size for _, size in collective.slots])
 
-    def _plan(self, collective: Collective) -> Program:
-        return program_for(
-            collective.operation,
-            collective.algorithm,
-            self._world,
-            self._rank,
-            root=collective.root,
-            average=collective.reduction is ReduceKind.AVG,
-            premultiply=collective.reduction is ReduceKind.PREMUL_SUM,
-            topology=self.topology,
-        )
-
-    def _program(self, collective: Collective) -> _native.Program:
+    def _program(self, collective: Collective, *, wired: bool) -> _native.Program:
         average = collective.reduction is ReduceKind.AVG
         premultiply = collective.reduction is ReduceKind.PREMUL_SUM
-        key = (collective.operation, collective.algorithm, collective.root, average, premultiply)
+        key = (
+            collective.operation,
+            collective.algorithm,
+            collective.root,
+            average,
+            premultiply,
+            wired,
+        )
         program = self._programs.get(key)
         if program is None:
-            plan = self._plan(collective)
+            plan = self._routes.program(collective, wired=wired)
             if self._late is not None:
                 # The rank at the other end runs its part of this program: one of the two dials.
                 peers = {peer for step in plan.steps for peer in step.peers}
                 self._late.want(peers, lower_only=True)
-            program = self._programs[key] = to_native(plan)
+            levels = self._routes.levels(collective) if wired and self.exchanges else None
+            program = self._programs[key] = to_native(plan, levels)
         return program
 
 

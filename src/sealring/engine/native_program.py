@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from sealring import _native
-from sealring.schedule import Program
+from sealring.schedule import Levels, Program
 
 
-def to_native(program: Program) -> _native.Program:
+def to_native(program: Program, levels: Levels | None = None) -> _native.Program:
+    """`levels` says in which exchange each step's records go, where GPUs exchange records."""
+    of_steps = levels.of_steps[program.rank] if levels else [0] * len(program.steps)
     return _native.Program(
         program.operation,
         program.algorithm,
@@ -23,7 +25,9 @@ def to_native(program: Program) -> _native.Program:
                 step.origin,
                 step.source,
                 step.after,
+                level,
             )
-            for step in program.steps
+            for step, level in zip(program.steps, of_steps, strict=True)
         ],
+        levels.count if levels else 1,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,13 +18,14 @@ from sealring import _native
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.failures import failure_of, unraised
-from sealring.errors import GroupClosed, GroupError, Unsupported
+from sealring.errors import GroupClosed, GroupError, SealringError, Unsupported
 from sealring.group import profiles
 from sealring.group.backward import remember
 from sealring.group.completions import Prelaunch
 from sealring.group.deferred_errors import DeferredError
 from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
+from sealring.schedule import Operation
 
 _CALLBACK: Final = 0
 """The number of a call that comes from a future's callback: it never waits in the queue."""
@@ -45,6 +46,8 @@ class Job:
     """Copies the result to where the user wants it, if it could not be written there at once."""
     known: Collective | None = None
     """The only collective, where it is known ahead."""
+    called: Operation | None = None
+    """What the script called, by which calls are counted; None for the group's own exchanges."""
     ready: object = None
     """What says when the tensors may be used; kept until they have been."""
     prelaunch: Prelaunch | None = None
@@ -171,6 +174,7 @@ class Dispatcher:
                 self._engine.run_again(self._ran, call, address, timeout_s, like.operation)
                 ended = self._ran
                 self._recorder.ended(None)
+                self._recorder.call_done(like.operation)
                 return True
             except BaseException as raised:
                 error = self._settled(raised, ended)
@@ -242,7 +246,7 @@ class Dispatcher:
         ended = self._ran
         try:
             with profiles.shown(job.name, job.known, self._engine):
-                for collective in job.collectives:
+                for collective in job.collectives if job.known is not None else _steps(job):
                     self._ran += 1
                     self._recorder.started(call, self._ran, collective)
                     self._engine.run(self._ran, collective, job.timeout_s)
@@ -250,6 +254,8 @@ class Dispatcher:
                     self._recorder.ended(None)
             if job.on_success is not None:
                 job.on_success()
+            if job.called is not None:
+                self._recorder.call_done(job.called)
         except BaseException as raised:  # whatever it is belongs to the one who waits
             error = self._settled(raised, ended)
         try:
@@ -266,7 +272,8 @@ class Dispatcher:
         `ended` is the last collective that has: in a later one the other ranks wait for this one.
         """
         if isinstance(raised, GroupError):
-            # The engine has closed itself, unless this was found between two collectives.
+            if raised.native is None:  # found here, between two collectives: the others wait
+                self._engine.fail(failure_of(raised))
             self._engine.close_links(unraised(raised))
             raised = self._on_failure(raised)
             self._failure = unraised(raised)
@@ -291,3 +298,18 @@ class Dispatcher:
             if job.known is not None:
                 self._engine.release_streams(job.known)
         job.prelaunch.run_ended(job)
+
+
+def _steps(job: Job) -> Iterator[Collective]:
+    """The collectives of a call that is made of several.
+
+    What fails before the next one ends the group, as the other ranks wait in it. Errors of our own
+    are raised on all ranks, or end the group by themselves.
+    """
+    try:
+        yield from job.collectives
+    except SealringError:
+        raise
+    except Exception as raised:
+        name = job.name.removeprefix("sealring::")
+        raise GroupClosed(f"{name} failed: {type(raised).__name__}: {raised}") from raised

@@ -95,16 +95,14 @@ class GpuCalls:
     @property
     def streams_wait(self) -> bool:
         shared = self._wait == "auto" and self._engine.shares_gpu
-        return self._engine.prelaunch_stream != 0 and not shared and not self._engine.channelled
+        return self._engine.prelaunch_stream != 0 and not shared
 
     @property
     def streams_wait_for_messages(self) -> bool:
         """Once the ranks have agreed on a wire, by collectives that need the driver."""
         shared = self._engine.shares_gpu
-        return (
-            not self._engine.channelled
-            and shared is not None
-            and (self._wait == "stream" or (self._wait == "auto" and not shared))
+        return shared is not None and (
+            self._wait == "stream" or (self._wait == "auto" and not shared)
         )
 
     def message_caller(self, mailbox: Mailbox, device: torch.device) -> MessageCaller:

@@ -31,7 +31,10 @@ class GpuSetup:
         self._choices: tuple[Selection, Selection] | None = None
 
     def ensure_done(
-        self, device: torch.device, run: Callable[[Iterable[Collective]], None]
+        self,
+        device: torch.device,
+        run: Callable[[Iterable[Collective]], None],
+        patience_s: float,
     ) -> None:
         if self._done:
             return
@@ -47,7 +50,7 @@ class GpuSetup:
             except Unsupported as unable:
                 problem = str(unable)
             try:
-                run(self._engine.agree_on_wire(self._wanted, problem, gpu))
+                run(self._engine.agree_on_wire(self._wanted, problem, gpu, patience_s))
             except Unsupported as refusal:
                 self._refused = refusal  # all ranks have it, and need not ask again
                 raise

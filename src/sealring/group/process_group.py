@@ -272,7 +272,8 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         self._require_process()
         if device.type != "cuda":
             return self.selection(operation, nbytes)
-        self._gpu_setup.ensure_done(device, self._introduce)
+        patience_s = self._timeout.total_seconds()
+        self._gpu_setup.ensure_done(device, self._introduce, patience_s)
         return self._gpu_setup.selection(self.selection)(operation, nbytes)
 
     def require_agreement(self, objection: str) -> None:
@@ -304,6 +305,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         result: list[torch.Tensor],
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
+        called: Operation | None = None,
     ) -> dist.Work:
         self._require_process()
         if (error := self._deferred.take()) is not None:
@@ -323,8 +325,10 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         timeout = arguments.timeout_seconds(opts, self._timeout)
         # A caller that did not ask for async_op calls wait() next, whatever we do.
         waits = not getattr(opts, "asyncOp", True)
-        if isinstance(collectives, Collective) and self._engine.lacks_lanes(collectives):
-            collectives = self._engine.with_lanes(collectives)
+        if isinstance(collectives, Collective):
+            called = collectives.operation
+            if self._engine.lacks_lanes(collectives):
+                collectives = self._engine.with_lanes(collectives)
         known = collectives if isinstance(collectives, Collective) else None
         several = (collectives,) if isinstance(collectives, Collective) else collectives
         job = Job(
@@ -335,6 +339,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
             (*keep, *storages(keep)),
             on_success,
             known,
+            called,
             ready,
             prelaunch,
         )

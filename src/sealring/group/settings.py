@@ -95,6 +95,10 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     )
 
 
+# Parsed when this module is loaded: when a group forms, all ranks would wait for it.
+shipped_table()
+
+
 def _one_of(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     """The first of them is the default."""
     chosen = environ.get(name) or choices[0]

@@ -17,7 +17,7 @@ from sealring.handshake.connection import LINGER_SECONDS, Connection
 from sealring.handshake.link_keys import LinkKeys
 from sealring.handshake.messages import Hello, Message, encode_message, parse_message
 from sealring.handshake.refusals import error_of, refusal_of
-from sealring.handshake.secrets import erased
+from sealring.handshake.secrets import Erased
 from sealring.identity.verification import VerifiedPeer
 from sealring.limits import MAX_SETUP_BYTES
 
@@ -35,26 +35,26 @@ class SecureChannel:
 
     def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
         self._connection.deadline = self._connection.deadline if deadline is None else deadline
-        with attributed(self._connection):
+        with Attributed(self._connection):
             send_message(self._connection, encode_message(message))
 
     def send_raw(self, message: bytearray, deadline: float) -> None:
         """A message that is no JSON, which is overwritten."""
         self._connection.deadline = deadline
-        with attributed(self._connection), erased(message) as raw:
+        with Attributed(self._connection), Erased(message) as raw:
             send_message(self._connection, raw)
 
     def receive(self, deadline: float | None = None) -> Message:
         """The peer's next message; raises the error that it stands for if it is a refusal."""
         self._connection.deadline = self._connection.deadline if deadline is None else deadline
-        with attributed(self._connection):
+        with Attributed(self._connection):
             raw = receive_message(self._connection)
             return understood(raw, self._connection.who, self.peer.rank)
 
     def receive_any(self, deadline: float, most: int) -> Message | bytearray:
         """The same, or a message that is no JSON: those begin with a byte below 0x20."""
         self._connection.deadline = deadline
-        with attributed(self._connection):
+        with Attributed(self._connection):
             raw = receive_message(self._connection, max(most, MAX_SETUP_BYTES))
             if raw and raw[0] < 0x20:
                 return raw
@@ -101,7 +101,7 @@ def address_of(sock: socket.socket) -> str:
 def refusing(connection: Connection) -> Iterator[None]:
     """Whatever ends the set-up here is told to the peer, and the socket does not outlive it."""
     try:
-        with attributed(connection):
+        with Attributed(connection):
             yield
     except SealringError as error:
         tell(connection, error)
@@ -112,15 +112,20 @@ def refusing(connection: Connection) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def attributed(connection: Connection) -> Iterator[None]:
+class Attributed:
     """From the moment a peer is admitted, all that goes wrong on its connection is its doing."""
-    try:
-        yield
-    except HandshakeError as error:
-        if connection.admitted_rank is not None:
-            error.peer, error.proven = connection.admitted_rank, True
-        raise
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, HandshakeError) and self._connection.admitted_rank is not None:
+            error.peer, error.proven = self._connection.admitted_rank, True
 
 
 def understood(raw: bytes | bytearray, who: str, peer: int) -> Message:
@@ -143,7 +148,7 @@ def send_message(connection: Connection, message: bytes | bytearray) -> None:
     whole = bytearray(4 + len(message))
     whole[:4] = len(message).to_bytes(4, "big")
     whole[4:] = message
-    with erased(whole):
+    with Erased(whole):
         connection.send(whole)
 
 

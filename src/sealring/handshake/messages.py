@@ -70,7 +70,7 @@ def write_hello(terms: Terms, receiver: int) -> bytes:
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
-    encoded = json.dumps(message, allow_nan=False, separators=(",", ":")).encode("ascii")
+    encoded = _ENCODER.encode(message).encode("ascii")
     if len(encoded) > MAX_SETUP_BYTES:
         raise MalformedSetup(f"a set-up message of {len(encoded)} bytes is over {MAX_SETUP_BYTES}")
     return encoded
@@ -81,12 +81,7 @@ def parse_message(raw: bytes | bytearray) -> Message:
     if len(raw) > MAX_SETUP_BYTES:
         raise MalformedSetup(f"a set-up message of {len(raw)} bytes is over {MAX_SETUP_BYTES}")
     try:
-        message = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=_no_repeated_keys,
-            parse_float=_no_such_number,
-            parse_constant=_no_such_number,
-        )
+        message = _DECODER.decode(raw.decode("utf-8"))
     except (ValueError, RecursionError):
         raise MalformedSetup("a set-up message is not JSON as sealring writes it") from None
     if type(message) is not dict or type(message.get("type")) is not str:
@@ -204,3 +199,12 @@ def _no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_such_number(_: str) -> NoReturn:
     raise ValueError("only whole numbers are used")
+
+
+# Made once: a link takes a dozen messages, and making a codec takes longer than using it.
+_ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_no_repeated_keys,
+    parse_float=_no_such_number,
+    parse_constant=_no_such_number,
+)

@@ -33,9 +33,9 @@ from sealring.errors import (
 )
 from sealring.handshake.agreement import check_hello
 from sealring.handshake.channel import (
+    Attributed,
     SecureChannel,
     address_of,
-    attributed,
     receive_message,
     refusing,
     send_message,
@@ -173,7 +173,7 @@ class Incoming:
         if connection is None:
             return False
         try:
-            with attributed(connection):
+            with Attributed(connection):
                 self._certificate = connection.advance()
                 if self._certificate is None:
                     return False

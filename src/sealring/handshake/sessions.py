@@ -22,7 +22,7 @@ from cryptography import x509
 
 from sealring import _native
 from sealring.errors import PeerUnreachable
-from sealring.handshake.secrets import wiped
+from sealring.handshake.secrets import Wiped
 from sealring.identity.verification import KnownCertificates, fingerprint_of
 from sealring.limits import KEY_BYTES
 
@@ -76,7 +76,7 @@ class Chain:
         with self._guard:
             self._require_alive()
             key = self._secret.derive(b"", purpose, KEY_BYTES)
-        with wiped(key):
+        with Wiped(key):
             return key.hmac_sha256(message)
 
     def _require_alive(self) -> None:

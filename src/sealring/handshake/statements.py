@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,6 +40,9 @@ MAX_STATEMENT_BYTES: Final = 64 << 10
 """A certificate may have an attestation of up to 48 KiB in it."""
 _MAX_ADDRESSES_BYTES: Final = 1024
 _COMMITMENT_BYTES: Final = 32
+_LENGTH: Final = struct.Struct(">I")
+_ENTRY: Final = struct.Struct(">II")
+"""Before each member's bytes in a bundle: its rank, and how many bytes there are."""
 _TRANSCRIPT: Final = b"sealring 2 transcript"
 _SECRET: Final = b"sealring 2 group secret"
 _GROUP_KEY: Final = b"sealring 2 group key"
@@ -87,7 +91,7 @@ class Statement:
 
 def parse_statement(raw: bytes | bytearray) -> Statement:
     with memoryview(raw) as view:
-        fields = [(at, length) for at, length in _fields(view)]
+        fields = _fields(view)
         if len(fields) != 7:
             raise MalformedSetup("a statement has not the fields it must have")
         public = [bytes(view[at : at + length]) for at, length in fields[:6]]
@@ -114,9 +118,10 @@ def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes = b"") -
         view[: len(head)] = head
         at = len(head)
         for rank in sorted(entries):
-            end = at + 8 + len(entries[rank])
-            view[at : at + 8] = rank.to_bytes(4, "big") + len(entries[rank]).to_bytes(4, "big")
-            view[at + 8 : end] = entries[rank]
+            entry = entries[rank]
+            _ENTRY.pack_into(view, at, rank, len(entry))
+            end = at + 8 + len(entry)
+            view[at + 8 : end] = entry
             at = end
     return out
 
@@ -126,11 +131,11 @@ def parse_bundle(raw: bytes | bytearray, start: int = 0) -> dict[int, bytearray]
     entries: dict[int, bytearray] = {}
     at, last = start, -1
     with memoryview(raw) as view:
-        while at < len(view):
-            rank = int.from_bytes(view[at : at + 4], "big")
-            length = int.from_bytes(view[at + 4 : at + 8], "big")
+        size = len(view)
+        while at < size:
+            rank, length = _ENTRY.unpack_from(view, at) if at + 8 <= size else (0, size)
             end = at + 8 + length
-            if end > len(view) or rank <= last or length > MAX_STATEMENT_BYTES:
+            if end > size or rank <= last or length > MAX_STATEMENT_BYTES:
                 raise MalformedSetup("a bundle of members' messages is not one")
             entries[rank] = bytearray(view[at + 8 : end])
             at, last = end, rank
@@ -214,12 +219,15 @@ def _signed(transcript: bytes) -> bytes:
     return b" " * 64 + _AGREES + b"\0" + transcript
 
 
-def _fields(view: memoryview) -> Iterator[tuple[int, int]]:
+def _fields(view: memoryview) -> list[tuple[int, int]]:
     """Where each field begins, and its length."""
-    at = 0
-    while at < len(view):
-        length = int.from_bytes(view[at : at + 4], "big")
-        if at + 4 + length > len(view):
+    fields = []
+    at, size = 0, len(view)
+    while at < size:
+        (length,) = _LENGTH.unpack_from(view, at) if at + 4 <= size else (size,)
+        at += 4
+        if at + length > size:
             raise MalformedSetup("a statement is cut short")
-        yield at + 4, length
-        at += 4 + length
+        fields.append((at, length))
+        at += length
+    return fields

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from cryptography import x509
 from OpenSSL import SSL, crypto
@@ -53,9 +56,8 @@ class TlsConnection(Connection):
         self._alert: int | None = None
         self._verify_code: int | None = None
         self._claimed_rank: int | None = None
-        # A context of its own per connection: its ticket keys go with it, so that no session can
-        # ever be resumed, and its callbacks can write to this object without locks.
-        self._tls = SSL.Connection(self._context(credentials, dialer=dialer), sock)
+        self._tls = SSL.Connection(_context_for(credentials, dialer=dialer), sock)
+        self._tls.set_app_data(self)
         self._tls.set_info_callback(self._on_info)
         if dialer:
             self._tls.set_connect_state()
@@ -65,7 +67,7 @@ class TlsConnection(Connection):
     def handshake(self) -> x509.Certificate:
         """Run TLS's handshake; returns the certificate whose key the peer has used.
 
-        Its chain is checked, its dates are not: see `_on_certificate`.
+        Its chain is checked, its dates are not: see `on_certificate`.
         """
         self._run(self._tls.do_handshake)
         return self._established()
@@ -130,6 +132,7 @@ class TlsConnection(Connection):
     def _drop(self) -> None:
         """Frees OpenSSL's state and keys; the descriptor is not its own.
 
+        The last connection of a context frees the context too, with the private key in it.
         OpenSSL does not overwrite the connection's secrets when it frees them.
         """
         overwritten = _native.FreedMemoryOverwritten()
@@ -163,38 +166,7 @@ class TlsConnection(Connection):
                 raise from_alert(self._alert, self.who) from None
             raise from_reason(_reason(problem), self.who) from problem
 
-    def _context(self, credentials: Credentials, *, dialer: bool) -> SSL.Context:
-        context = SSL.Context(SSL.TLS_METHOD)
-        context.set_min_proto_version(SSL.TLS1_3_VERSION)
-        context.set_max_proto_version(SSL.TLS1_3_VERSION)
-        context.set_tls13_ciphersuites(_CIPHERSUITES)
-        context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-        context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
-        context.set_options(_CLEANSE_PLAINTEXT)
-        # Every peer has the authority; what it needs is the worker's certificate alone.
-        context.set_mode(_NO_AUTO_CHAIN)
-        context.use_certificate(credentials.certificate)
-        context.use_privatekey(credentials.private_key)
-        context.check_privatekey()
-        store = context.get_cert_store()
-        assert store is not None
-        for authority in credentials.authorities:
-            store.add_cert(crypto.X509.from_cryptography(authority))
-        # PARTIAL_CHAIN: what the operator named is the trust anchor, self-signed or not.
-        store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
-        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._on_certificate)
-        # `identity.verify` allows nothing between a worker and its authority. Here one step more is
-        # allowed, because at 0 OpenSSL answers "too long" where "unknown issuer" is meant.
-        context.set_verify_depth(1)
-        if dialer:
-            context.set_alpn_protos([ALPN])
-        else:
-            context.set_alpn_select_callback(_choose_protocol)
-        return context
-
-    def _on_certificate(
-        self, _: SSL.Connection, certificate: crypto.X509, code: int, depth: int, ok: int
-    ) -> bool:
+    def on_certificate(self, certificate: crypto.X509, code: int, depth: int, ok: int) -> bool:
         """OpenSSL's verdict on each certificate of the chain, which stands, with one delay.
 
         A worker's own dates are not judged here but in `identity.verify`, which each end calls as
@@ -202,12 +174,12 @@ class TlsConnection(Connection):
         hold the key, so an old certificate that somebody replays cannot pass for a member's, and
         the refusal can say "expired" or "not yet valid", for which TLS has one alert.
         """
-        if depth == 0 and self._claimed_rank is None:
+        if ok or (depth == 0 and code in _DATES):
+            return True
+        if depth == 0:
             # Only for the log; a strange certificate must not choose which exception we raise.
             with contextlib.suppress(Exception):
                 self._claimed_rank = claims_of(certificate.to_cryptography()).name.rank
-        if ok or (depth == 0 and code in _DATES):
-            return True
         self._verify_code = code
         return False
 
@@ -215,6 +187,72 @@ class TlsConnection(Connection):
         # The low byte is the alert; 0 is close_notify, which is no failure.
         if where == SSL.SSL_CB_READ_ALERT and value & 0xFF:
             self._alert = value & 0xFF
+
+
+_contexts: Final[WeakValueDictionary[tuple[Any, ...], SSL.Context]] = WeakValueDictionary()
+"""By all that is in them: certificate (and so private key), authorities, and the end."""
+_contexts_lock = threading.Lock()
+
+
+def _forget_contexts() -> None:
+    """In a forked child: they are its parent's, and a thread of the parent may hold the lock."""
+    global _contexts_lock
+    _contexts_lock = threading.Lock()
+    _contexts.clear()
+
+
+os.register_at_fork(after_in_child=_forget_contexts)
+
+
+def _context_for(credentials: Credentials, *, dialer: bool) -> SSL.Context:
+    """The connections that a worker has under way at once share one: making one takes 0.8 ms.
+
+    It ends with the last of them, so that the private key lies in OpenSSL's memory no longer than
+    connections are set up. No TLS session can be resumed: tickets and the cache are off.
+    """
+    whose = (credentials.certificate, credentials.authorities, dialer)
+    with _contexts_lock:
+        context = _contexts.get(whose)
+        if context is None:
+            context = _contexts[whose] = _new_context(credentials, dialer=dialer)
+        return context
+
+
+def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)
+    context.set_max_proto_version(SSL.TLS1_3_VERSION)
+    context.set_tls13_ciphersuites(_CIPHERSUITES)
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
+    context.set_options(_CLEANSE_PLAINTEXT)
+    # Every peer has the authority; what it needs is the worker's certificate alone.
+    context.set_mode(_NO_AUTO_CHAIN)
+    context.use_certificate(credentials.certificate)
+    context.use_privatekey(credentials.private_key)
+    context.check_privatekey()
+    store = context.get_cert_store()
+    assert store is not None
+    for authority in credentials.authorities:
+        store.add_cert(crypto.X509.from_cryptography(authority))
+    # PARTIAL_CHAIN: what the operator named is the trust anchor, self-signed or not.
+    store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
+    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _on_certificate)
+    # `identity.verify` allows nothing between a worker and its authority. Here one step more is
+    # allowed, because at 0 OpenSSL answers "too long" where "unknown issuer" is meant.
+    context.set_verify_depth(1)
+    if dialer:
+        context.set_alpn_protos([ALPN])
+    else:
+        context.set_alpn_select_callback(_choose_protocol)
+    return context
+
+
+def _on_certificate(
+    tls: SSL.Connection, certificate: crypto.X509, code: int, depth: int, ok: int
+) -> bool:
+    connection: TlsConnection = tls.get_app_data()
+    return connection.on_certificate(certificate, code, depth, ok)
 
 
 def _choose_protocol(

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -40,7 +39,7 @@ from sealring.identity.certificates import CertificateClaims, claims_of
 from sealring.identity.names import WorkerName, check_job
 from sealring.identity.private_files import read_public, read_secret_file
 from sealring.identity.secret import derive_authority, read_secret
-from sealring.identity.verification import is_issued_by
+from sealring.identity.verification import fingerprint_of, is_issued_by
 
 if TYPE_CHECKING:  # its verifiers take long to import, and most workers need none
     from sealring.identity.attestation.admission import Admission
@@ -75,7 +74,7 @@ class Credentials:
 
     @property
     def fingerprint(self) -> bytes:
-        return self.certificate.fingerprint(hashes.SHA256())
+        return fingerprint_of(self.certificate)
 
 
 def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credentials]:

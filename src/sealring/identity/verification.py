@@ -154,8 +154,9 @@ def verify(
     return VerifiedPeer(name.job, name.rank, claims.world, fingerprint, signed.key, _SEAL)
 
 
+@lru_cache(maxsize=1024)
 def fingerprint_of(certificate: x509.Certificate) -> bytes:
-    """SHA-256 of it."""
+    """SHA-256 of it. Kept: a connection needs those of its two ends several times."""
     return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
 
 

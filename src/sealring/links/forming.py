@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
 from sealring.errors import DuplicateRank, HandshakeError, MalformedSetup, WrongGroup
 from sealring.handshake.peers import verified
-from sealring.handshake.secrets import erased
+from sealring.handshake.secrets import Erased
 from sealring.handshake.statements import (
     MAX_STATEMENT_BYTES,
     Statement,
@@ -171,7 +172,7 @@ class TreeExchange:
 
     def take(self, sender: int, raw: bytearray) -> None:
         """A message of a neighbour in the tree, which is overwritten."""
-        with erased(raw):
+        with Erased(raw):
             kind, entries = raw[0], parse_bundle(raw, 1)
         if kind == _UP and sender in self._awaited:
             if entries.keys() != self._place.subtrees[sender]:
@@ -237,7 +238,7 @@ def agree(
         terms.instance,
         terms.host,
         addresses,
-        _der(credentials.certificate),
+        credentials.certificate.public_bytes(Encoding.DER),
         commitment_to(confirmation),
         _native.Secret.random(KEY_BYTES),
     )
@@ -252,9 +253,13 @@ def agree(
     }
     _check_linked(members, linked)
     transcript = transcript_of(terms, statements)
-    signatures = yield sign_transcript(credentials.private_key, transcript)
+    signature = sign_transcript(credentials.private_key, transcript)
+    signatures = yield signature
     for rank in terms.members:
-        if not signature_is_good(certificates[rank], transcript, bytes(signatures[rank])):
+        signed = bytes(signatures[rank])
+        if rank == terms.rank and signed == signature:
+            continue
+        if not signature_is_good(certificates[rank], transcript, signed):
             raise _not_as_told(terms, rank, "did not sign what")
     shown = yield bytearray(confirmation)
     for each in statements:
@@ -321,12 +326,6 @@ def _verified_member(
     )
     addresses = parse_addresses(statement.addresses) if statement.addresses else ()
     return Member(statement.host, peer.key, addresses, statement.instance, peer.fingerprint)
-
-
-def _der(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.DER)
 
 
 def _message(kind: int, entries: Mapping[int, bytes | bytearray]) -> bytearray:

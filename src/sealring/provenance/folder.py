@@ -8,7 +8,7 @@ DIR/tile/entries/<N>[.p/<W>]  entries
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -130,10 +130,16 @@ class StoredTree:
         for number in range(-(-self.size // WIDTH)):
             yield from self.bundle(number)
 
-    def check_all(self, root: bytes) -> None:
-        """Reads everything, and compares entries with tiles and tiles with the root."""
+    def check_all(
+        self, root: bytes, show: Callable[[int, bytes], None] = lambda index, entry: None
+    ) -> None:
+        """Reads everything, and compares entries with tiles and tiles with the root.
+
+        `show` is given each entry as it was read: what it is used for waits until this returns.
+        """
         edge = Edge()
         for index, entry in enumerate(self.entries()):
+            show(index, entry)
             leaf = tree.leaf_hash(entry)
             if leaf != self.subtree(0, index):
                 raise TamperedLog(f"entry {index} is not the one that was logged")

@@ -106,7 +106,7 @@ class GroupEpoch:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCount:
-    """Collectives of one kind that this rank has completed since the group was formed."""
+    """Calls of one kind that this rank has completed since the group was formed."""
 
     group: str
     epoch: str

@@ -102,7 +102,8 @@ class FlightRecorder:
         self.group = group
         self.members = members
         self.finished: dict[Operation, int] = {}
-        """Collectives that went well, by operation."""
+        """Calls that went well, by what was called: one may be several collectives, and the group
+        has collectives of its own."""
         self.failed: dict[str, int] = {}
         """Those that did not, and messages, by the error's class."""
         self.mail = MailRecorder(mailbox)
@@ -125,7 +126,7 @@ class FlightRecorder:
         self._waiting: dict[int, Entry] = {}
         self._running: Entry | None = None
 
-    # ---- called by the group, once each for every collective
+    # ---- called by the group: the first three once each for every collective
 
     def queued(self, call: int, collective: Collective) -> None:
         self._waiting[call] = Entry(collective, monotonic_ns())
@@ -152,14 +153,15 @@ class FlightRecorder:
                 )
                 self._sealed, self._opened = sealed, opened
             entry.ended_ns = monotonic_ns()
-            if error is None:
-                self.finished[entry.operation] = self.finished.get(entry.operation, 0) + 1
-            else:
+            if error is not None:
                 entry.error = f"{type(error).__name__}: {error}"
             self._ended.append(entry)
             self._running = None
         if error is not None:
             self._count_failure(error)
+
+    def call_done(self, operation: Operation) -> None:
+        self.finished[operation] = self.finished.get(operation, 0) + 1
 
     def message_ended(
         self, entry: MessageEntry, peer: int | None, error: BaseException | None

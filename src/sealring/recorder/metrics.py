@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING
 from sealring.recorder.counts import INSTRUMENTS
 from sealring.recorder.process import counts_of_all_groups
 
+try:
+    # With this module, before ranks meet: when a group forms, all of them would wait for it.
+    from opentelemetry import metrics
+except ImportError:
+    metrics = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -22,9 +28,7 @@ _published = False
 def publish_metrics() -> bool:
     """Makes the instruments, once per process. False where OpenTelemetry is not installed."""
     global _published
-    try:
-        from opentelemetry import metrics
-    except ImportError:
+    if metrics is None:
         return False
     if _published:
         return True

@@ -21,9 +21,10 @@ from typing import Final, Literal, TypeVar
 VERSION: Final = 3
 
 Variant = Literal["plain", "sealed", "unsealed", "cc", "compute"]
-Transport = Literal["shm", "tcp", "host", "peer", "nccl", "gpu", "none"]
+Transport = Literal["shm", "tcp", "host", "peer", "nccl", "hosts", "gpu", "none"]
 """`none`: nothing was sent. Of tensors on a GPU: `host` is pinned memory, `peer` another process's
-memory on a GPU, `nccl` NCCL; `gpu` is whichever of them sealring chose. `tcp` is Gloo there."""
+memory on a GPU, `nccl` NCCL, `hosts` peer memory inside each of two hosts and NCCL between them;
+`gpu` is whichever of them sealring chose. `tcp` is Gloo there."""
 Kernel = Literal[
     "seal", "open", "reduce", "copy", "open_reduce", "hop", "cipher", "launch", "matmul"
 ]

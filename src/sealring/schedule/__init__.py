@@ -5,6 +5,8 @@ choose   the algorithm of a collective, from that table or as it was set
 layout   where a tensor is cut into chunks, and chunks into segments
 build    the program, written by ring, direct, tree or hierarchical
 check    whether the programs of all ranks fit together
+relayed  a program in which nothing is published or passed on
+levels   in which exchange each record goes, where GPUs exchange records
 """
 
 from sealring.schedule.build import (
@@ -17,7 +19,8 @@ from sealring.schedule.build import (
 from sealring.schedule.check import check_programs
 from sealring.schedule.choose import Selection, choose
 from sealring.schedule.hierarchical import Topology
-from sealring.schedule.layout import chunks, segment_bytes
+from sealring.schedule.layout import chunks, exchanged_bytes, segment_bytes
+from sealring.schedule.levels import Levels, levels_for
 from sealring.schedule.program import (
     CALLED,
     REDUCING,
@@ -29,6 +32,7 @@ from sealring.schedule.program import (
     ProgramWriter,
     Step,
 )
+from sealring.schedule.relayed import relayed
 
 __all__ = [
     "ALGORITHMS",
@@ -37,6 +41,7 @@ __all__ = [
     "ROOTED",
     "Action",
     "Algorithm",
+    "Levels",
     "Operation",
     "Program",
     "ProgramWriter",
@@ -47,8 +52,11 @@ __all__ = [
     "choose",
     "chunks",
     "cuts_into_chunks",
+    "exchanged_bytes",
     "input_slots",
+    "levels_for",
     "passes_records_on",
     "program_for",
+    "relayed",
     "segment_bytes",
 ]

@@ -8,6 +8,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from sealring import _native
+from sealring.errors import Unsupported
+
 CACHE_LINE_BYTES: Final = 64
 """Also a multiple of every element's size, so no element is ever cut in two."""
 MIN_SEGMENT_BYTES: Final = 16 << 10
@@ -31,6 +34,17 @@ def chunks(
     starts = [min(total, (rank * quanta + min(rank, longer)) * quantum) for rank in range(world)]
     ends = [*starts[1:], total]
     return [(start, end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def exchanged_bytes(most_records: int, half_bytes: int, longest: int) -> int:
+    """Plaintext per record, `longest` at most, of which so many fit into a half of the memory."""
+    payload = min(longest, half_bytes // most_records)
+    while _native.wire_area_bytes(most_records, payload) > half_bytes:
+        payload -= CACHE_LINE_BYTES
+    if payload < CACHE_LINE_BYTES:
+        raise Unsupported(f"{most_records} records do not fit into {half_bytes} bytes")
+    return payload // CACHE_LINE_BYTES * CACHE_LINE_BYTES
 
 
 @lru_cache(maxsize=256)  # asked for in every call, and calls are alike

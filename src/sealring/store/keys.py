@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d
 
 from sealring import _native
 from sealring.errors import ConfigurationError, Unsupported
-from sealring.handshake.secrets import wiped
+from sealring.handshake.secrets import Wiped
 from sealring.identity.names import check_job
 from sealring.identity.secret import default_job, derive_store_key, read_secret
 from sealring.limits import KEY_BYTES
@@ -54,7 +54,7 @@ def sealed_group_store(group: dist.ProcessGroup | None = None) -> SealedStore:
     _, store = distributed_c10d._world.pg_map[group]
     first = dist.get_rank(group) == 0
     key = _native.Secret.random(KEY_BYTES) if first else _native.Secret.zeros(KEY_BYTES)
-    with wiped(key):
+    with Wiped(key):
         # The tensor has the secret's own memory.
         dist.broadcast(
             torch.frombuffer(key, dtype=torch.uint8),

@@ -18,6 +18,7 @@ staging, sealing_process    sealing in a process of its own
 checkpoint_export, safetensors  other forms of checkpoints
 movement, resharding  another layout between running workers, without a disk
 
+gpu_plan, gpu_opening, gpu_batches   ciphertext from the disk to a GPU, which opens it
 children           processes of this one, and how they get keys
 datasets           sealed shards, read in one order by any number of ranks
 """
@@ -40,13 +41,16 @@ if TYPE_CHECKING:
     )
     from sealring.vault.checkpoint_reader import CheckpointReader
     from sealring.vault.checkpoint_writer import CheckpointWriter
-    from sealring.vault.datasets.dataset import Dataset, Loader, Stream
+    from sealring.vault.datasets.dataset import Dataset, Stream
+    from sealring.vault.datasets.gpu_loader import GpuLoader
+    from sealring.vault.datasets.loader import Loader
     from sealring.vault.resharding import Moved, reshard
 
 __all__ = [
     "CheckpointReader",
     "CheckpointWriter",
     "Dataset",
+    "GpuLoader",
     "Loader",
     "Moved",
     "ParquetFiles",
@@ -66,7 +70,8 @@ _WITH_TORCH: Final = {
     "CheckpointReader": "checkpoint_reader",
     "CheckpointWriter": "checkpoint_writer",
     "Dataset": "datasets.dataset",
-    "Loader": "datasets.dataset",
+    "GpuLoader": "datasets.gpu_loader",
+    "Loader": "datasets.loader",
     "Moved": "resharding",
     "Stream": "datasets.dataset",
     "export_safetensors": "checkpoint_export",

@@ -7,54 +7,26 @@ next batches while the current one is computed with.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sealring import _native
-from sealring.engine.cuda.chunks import (
-    CHUNK,
-    CHUNK_BYTES,
-    FIRST_CHUNK_AT,
-    NO_FAILURE,
-    SEALED_CHUNK_BYTES,
-    ChunkKernels,
-)
-from sealring.engine.cuda.streams import new_event, new_stream
-from sealring.errors import ConfigurationError, TamperedChunk, TruncatedFile
+from sealring.engine.cuda.chunks import NO_FAILURE
+from sealring.errors import ConfigurationError, LoaderClosed, TamperedChunk
+from sealring.vault.gpu_opening import Opener, Slot
+from sealring.vault.gpu_plan import Plan, Read, Samples, SealedParts, plan_of
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_SMALLEST_BUFFER: Final = 1 << 20
 _PIECE_BYTES: Final = 4 << 20
 _READERS: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SealedPart:
-    """A sealed file with its key: AEAD_CHACHA20_POLY1305, the suite for GPUs."""
-
-    descriptor: int
-    reader: _native.SealedFileReader
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Bytes of a file's plaintext."""
-
-    file: int
-    offset: int
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,254 +34,196 @@ class Batch:
     """Opened samples in the GPU's memory."""
 
     plain: torch.Tensor
-    starts: tuple[int, ...]
+    starts: NDArray[np.int64]
     """Where each sample begins in `plain`."""
-    samples: tuple[Sample, ...]
+    samples: NDArray[np.void]
+
+    def __len__(self) -> int:
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        start = self.starts[index]
-        return self.plain[start : start + self.samples[index].bytes]
+        start = int(self.starts[index])
+        return self.plain[start : start + int(self.samples["bytes"][index])]
+
+    def part(self, first: int, end: int) -> Batch:
+        return Batch(self.plain, self.starts[first:end], self.samples[first:end])
 
     def rows(self, dtype: torch.dtype) -> torch.Tensor:
         """All samples as the rows of one tensor. They have the same length."""
-        if len({sample.bytes for sample in self.samples}) != 1:
+        widths = np.unique(self.samples["bytes"]).tolist()
+        if len(widths) != 1:
             raise ConfigurationError("samples of different lengths do not form rows: take each")
-        width = self.samples[0].bytes
-        if width % dtype.itemsize:
-            raise ConfigurationError(f"samples of {width} bytes do not hold whole {dtype}")
-        return torch.stack([self[index] for index in range(len(self.samples))]).view(dtype)
+        if widths[0] % dtype.itemsize:
+            raise ConfigurationError(f"samples of {widths[0]} bytes do not hold whole {dtype}")
+        return torch.stack([self[index] for index in range(len(self))]).view(dtype)
 
 
-@dataclass(slots=True)
-class Plan:
-    """Which bytes of which files a batch needs, and what the GPU is to do with them."""
+class Iteration:
+    """Batches from one start on: a thread opens them, another one takes them."""
 
-    samples: tuple[Sample, ...]
-    reads: list[tuple[int, int, int, int]]
-    """File, offset in it, bytes, offset in the ciphertext."""
-    chunks: NDArray[np.void]
-    starts: tuple[int, ...]
-    sealed_bytes: int
-    plain_bytes: int
+    def __init__(self, ahead: int) -> None:
+        self.ready: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
+        self.stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
+    def start(self, run: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=run, name="sealring-batches", daemon=True)
+        self._thread.start()
 
-def plan_of(samples: Sequence[Sample], files: Sequence[SealedPart]) -> Plan:
-    """Every sample's chunks lie behind each other, so that the sample is one run of bytes."""
-    reads: list[tuple[int, int, int, int]] = []
-    listed: list[NDArray[np.void]] = []
-    starts: list[int] = []
-    sealed = plain = 0
-    for sample in samples:
-        length = files[sample.file].reader.length
-        if sample.offset < 0 or sample.bytes <= 0 or sample.offset + sample.bytes > length:
-            raise ConfigurationError(
-                f"{files[sample.file].name} holds {length} bytes, and {sample.bytes} from "
-                f"{sample.offset} on were asked for"
-            )
-        first = sample.offset // CHUNK_BYTES
-        count = (sample.offset + sample.bytes - 1) // CHUNK_BYTES + 1 - first
-        end = min((first + count) * CHUNK_BYTES, length)
-        starts.append(plain + sample.offset - first * CHUNK_BYTES)
-        chunks = np.empty(count, CHUNK)
-        place = np.arange(count, dtype=np.uint64)
-        chunks["from"] = sealed + place * SEALED_CHUNK_BYTES
-        chunks["to"] = plain + place * CHUNK_BYTES
-        chunks["number"] = first + place
-        chunks["bytes"] = CHUNK_BYTES
-        chunks["bytes"][-1] = end - (first + count - 1) * CHUNK_BYTES
-        chunks["file"] = sample.file
-        listed.append(chunks)
-        size = end - first * CHUNK_BYTES + count * (SEALED_CHUNK_BYTES - CHUNK_BYTES)
-        reads.append((sample.file, FIRST_CHUNK_AT + first * SEALED_CHUNK_BYTES, size, sealed))
-        sealed = -(-(sealed + size) // 16) * 16
-        plain += count * CHUNK_BYTES
-    chunks = np.concatenate(listed) if listed else np.empty(0, CHUNK)
-    return Plan(tuple(samples), reads, chunks, tuple(starts), sealed, plain)
+    def stop(self) -> None:
+        """Returns when the thread has ended. Batches that were not taken are dropped."""
+        self.stopped.set()
+        while self._thread is not None and self._thread.is_alive():
+            self._empty()  # it may wait for room in the queue
+            self._thread.join(0.01)
+        self._empty()
+        self.ready.put(None)  # a thread may wait for the next batch
 
-
-@dataclass(frozen=True, slots=True)
-class _Streams:
-    copies: torch.cuda.Stream
-    opens: torch.cuda.Stream
-    checks: torch.cuda.Stream
-    """Its own, so that a check does not wait for the batches behind."""
-
-
-class Slot:
-    """The memory of one batch under way."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.pinned = torch.empty(0, dtype=torch.uint8)
-        self.sealed = torch.empty(0, dtype=torch.uint8)
-        self.failed = torch.full((1,), NO_FAILURE, dtype=torch.int64, device=device)
-        self.opened = new_event()
-        self.plan: Plan | None = None
-        self.kept: list[torch.Tensor] = []
-        self.plain = self.failed
-
-    def make_room(self, size: int) -> None:
-        if self.pinned.nbytes < size:
-            room = max(_SMALLEST_BUFFER, 1 << (size - 1).bit_length())
-            self.pinned = torch.empty(room, dtype=torch.uint8, pin_memory=True)
-            self.sealed = torch.empty(room, dtype=torch.uint8, device=self._device)
+    def _empty(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.ready.get_nowait()
 
 
 class GpuBatches:
-    """Opens batches on a GPU, `ahead` of them before they are asked for.
+    """Opens batches on a device, `ahead` of them before they are asked for."""
 
-    Iterating gives the batches in their order. An error of a batch is raised in its place.
-    """
-
-    def __init__(
-        self,
-        device: torch.device | str,
-        files: Sequence[SealedPart],
-        batches: Iterable[Sequence[Sample]],
-        *,
-        ahead: int = 2,
-    ) -> None:
+    def __init__(self, opener: Opener, files: SealedParts, *, ahead: int = 2) -> None:
         if ahead < 1:
             raise ConfigurationError("at least one batch must be under way: ahead=1 or more")
-        self._device = torch.device(device)
-        self._files = list(files)
-        self._batches = batches
+        self._opener = opener
+        self._files = files
         self._ahead = ahead
-        self._kernels = ChunkKernels(self._device, [file.reader for file in self._files])
+        self.current: Iteration | None = None
+        self._closed = False
 
-    def __iter__(self) -> Iterator[Batch]:
-        ready: queue.Queue[Batch | BaseException | None] = queue.Queue(self._ahead)
-        stopped = threading.Event()
-        thread = threading.Thread(
-            target=self._run, args=(ready, stopped), name="sealring-batches", daemon=True
-        )
-        thread.start()
+    def opened(self, batches: Iterable[Samples]) -> Generator[Batch]:
+        """The batches in their order, and an error of a batch in its place.
+
+        `batches` is iterated by the thread that reads ahead. The next call ends this iteration.
+        """
+        self.require_open()
+        self.stop()
+        current = self.current = Iteration(self._ahead)
+        current.start(lambda: self._run(current, batches))
         try:
-            while (batch := ready.get()) is not None:
+            while True:
+                self.require_current(current)
+                batch = current.ready.get()
+                self.require_current(current)
+                if batch is None:
+                    return
                 if isinstance(batch, BaseException):
                     raise batch
-                # It was opened on another stream: it is not given back before this one is done.
-                batch.plain.record_stream(torch.cuda.current_stream(self._device))
+                self._opener.give(batch.plain)
                 yield batch
         finally:
-            stopped.set()
-            while thread.is_alive():  # it may wait for room in the queue
-                _empty(ready)
-                thread.join(0.01)
+            current.stop()
 
-    def plan(self, samples: Sequence[Sample]) -> Plan:
-        return plan_of(samples, self._files)
+    def require_open(self) -> None:
+        if self._closed:
+            raise LoaderClosed("the loader was closed: make a new one")
 
-    def open(self, plan: Plan, slot: Slot) -> list[torch.Tensor]:
-        """On the current stream. What is returned is kept until the stream has passed this."""
-        return [self._kernels.open(slot.sealed, plan.chunks, slot.plain, slot.failed)]
+    def require_current(self, iteration: Iteration | None) -> None:
+        self.require_open()
+        if iteration is None or iteration.stopped.is_set():
+            raise LoaderClosed(
+                "this iteration was ended by a later one of the same loader, or by a state that "
+                "was loaded: iterate over the loader again"
+            )
+
+    def stop(self) -> None:
+        """Ends the iteration that is under way."""
+        if self.current is not None:
+            self.current.stop()
+        self.current = None
 
     def close(self) -> None:
-        """Overwrites the keys in the GPU's memory."""
-        torch.cuda.synchronize(self._device)
-        self._kernels.wipe()
+        """Overwrites the keys in the device's memory. The loader is not usable afterwards."""
+        if not self._closed:
+            self._closed = True
+            self.stop()
+            self._opener.close()
+
+    def plan(self, samples: Samples) -> Plan:
+        return plan_of(samples, self._files)
 
     # ---- in the thread
 
-    def _run(self, ready: queue.Queue[Any], stopped: threading.Event) -> None:
+    def _run(self, current: Iteration, batches: Iterable[Samples]) -> None:
         try:
-            with (
-                torch.cuda.device(self._device),
-                ThreadPoolExecutor(_READERS, "sealring-read") as self._readers,
-            ):
-                self._open_all(ready, stopped)
-            ready.put(None)
+            with self._opener.working(), ThreadPoolExecutor(_READERS, "sealring-read") as readers:
+                self._open_all(current, batches, readers)
+            current.ready.put(None)
         except BaseException as problem:
-            ready.put(problem)
+            current.ready.put(problem)
 
-    def _open_all(self, ready: queue.Queue[Any], stopped: threading.Event) -> None:
-        streams = _Streams(*(new_stream(self._device) for _ in range(3)))
-        # One more than are under way, so that one can be filled from the disk meanwhile. In the
-        # stream that uses them: in another, what is there before could still be written.
-        with torch.cuda.stream(streams.opens):
-            free = deque(Slot(self._device) for _ in range(self._ahead + 1))
-        under_way: deque[Slot] = deque()
-        for samples in self._batches:
-            if stopped.is_set():
+    def _open_all(
+        self,
+        current: Iteration,
+        batches: Iterable[Samples],
+        readers: ThreadPoolExecutor,
+    ) -> None:
+        # One more than are under way, so that one can be filled from the disk meanwhile.
+        free = deque(self._opener.slot() for _ in range(self._ahead + 1))
+        started = self._started(batches, free, readers)
+        under_way: deque[tuple[Slot, Plan]] = deque()
+        failure: BaseException | None = None
+        while not current.stopped.is_set():
+            try:
+                under_way.append(next(started))
+            except StopIteration:
                 break
-            slot = free.popleft()
-            plan = slot.plan = self.plan(samples)
-            with torch.cuda.stream(streams.copies):
-                slot.make_room(plan.sealed_bytes)
-            self._read(plan, slot)
-            self._start(plan, slot, streams)
-            under_way.append(slot)
+            except BaseException as problem:
+                failure = problem  # the batches before it come first
+                break
             if len(under_way) > self._ahead:
-                self._hand_over(streams, under_way, free, ready)
-        while under_way and not stopped.is_set():
-            self._hand_over(streams, under_way, free, ready)
-        torch.cuda.synchronize(self._device)  # nothing under way uses what is freed now
+                self._hand_over(current, under_way, free)
+        while under_way and not current.stopped.is_set():
+            self._hand_over(current, under_way, free)
+        if failure is not None:
+            raise failure
 
-    def _read(self, plan: Plan, slot: Slot) -> None:
-        """By several threads: one alone copies from the page cache slower than the GPU takes it."""
-        memory = slot.pinned.numpy().data
-        pieces = [
-            (file, offset + at, min(_PIECE_BYTES, size - at), to + at)
-            for file, offset, size, to in plan.reads
-            for at in range(0, size, _PIECE_BYTES)
-        ]
-        if len(pieces) == 1:
-            self._read_piece(memory, pieces[0])
-        else:
-            list(self._readers.map(lambda piece: self._read_piece(memory, piece), pieces))
-
-    def _read_piece(self, memory: memoryview, piece: tuple[int, int, int, int]) -> None:
-        file, offset, size, to = piece
-        part, done = self._files[file], 0
-        while done < size:
-            got = os.preadv(part.descriptor, [memory[to + done : to + size]], offset + done)
-            if got == 0:
-                raise TruncatedFile(
-                    f"{part.name} became shorter while it was read: restore it from a copy"
-                )
-            done += got
-
-    def _start(self, plan: Plan, slot: Slot, streams: _Streams) -> None:
-        opens = streams.opens
-        with torch.cuda.stream(streams.copies):
-            slot.sealed[: plan.sealed_bytes].copy_(
-                slot.pinned[: plan.sealed_bytes], non_blocking=True
-            )
-        opens.wait_stream(streams.copies)
-        with torch.cuda.stream(opens):
-            slot.failed.fill_(NO_FAILURE)
-            slot.plain = torch.empty(plan.plain_bytes, dtype=torch.uint8, device=self._device)
-            slot.kept = self.open(plan, slot)
-            slot.opened.record(opens)
+    def _started(
+        self,
+        batches: Iterable[Samples],
+        free: deque[Slot],
+        readers: ThreadPoolExecutor,
+    ) -> Iterator[tuple[Slot, Plan]]:
+        for samples in batches:
+            slot, plan = free.popleft(), self.plan(samples)
+            self._read(plan, slot.room(plan.sealed_bytes), readers)
+            slot.start(plan)
+            yield slot, plan
 
     def _hand_over(
-        self,
-        streams: _Streams,
-        under_way: deque[Slot],
-        free: deque[Slot],
-        ready: queue.Queue[Any],
+        self, current: Iteration, under_way: deque[tuple[Slot, Plan]], free: deque[Slot]
     ) -> None:
-        slot = under_way.popleft()
-        slot.opened.synchronize()
-        plan, plain = slot.plan, slot.plain
-        assert plan is not None
-        with torch.cuda.stream(streams.checks):
-            failed = int(slot.failed.item())
+        slot, plan = under_way.popleft()
+        plain, failed = slot.finish()
         if failed != NO_FAILURE:
             chunk = plan.chunks[failed]
             raise TamperedChunk(
                 f"chunk {int(chunk['number'])} of {self._files[int(chunk['file'])].name} is not "
                 "what was sealed there: it was changed. Restore the file from a copy"
             )
-        slot.kept, slot.plain = [], slot.failed
         free.append(slot)
-        ready.put(Batch(plain, plan.starts, plan.samples))
+        current.ready.put(Batch(plain, plan.starts, plan.samples))
 
+    def _read(self, plan: Plan, memory: memoryview, readers: ThreadPoolExecutor) -> None:
+        """By several threads: one alone copies from the page cache slower than the GPU takes it."""
+        pieces = [
+            Read(one.file, one.offset + at, min(_PIECE_BYTES, one.bytes - at), one.to + at)
+            for one in plan.reads
+            for at in range(0, one.bytes, _PIECE_BYTES)
+        ]
+        parts = {one.file: self._files[one.file] for one in plan.reads}
 
-def _empty(ready: queue.Queue[Any]) -> None:
-    """Takes out what waits in the queue."""
-    while True:
-        try:
-            ready.get_nowait()
-        except queue.Empty:
-            return
+        def read(piece: Read) -> None:
+            into = memory[piece.to : piece.to + piece.bytes]
+            parts[piece.file].read_into(piece.offset, into)
+
+        if len(pieces) == 1:
+            read(pieces[0])
+        else:
+            list(readers.map(read, pieces))

@@ -7,9 +7,11 @@ each element once; elements that several ranks hold come from the one that has s
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sealring.errors import ForeignPart, MissingPart
 
@@ -58,7 +60,7 @@ class Part:
     """Bytes of an element."""
     size: list[int]
     """Of the whole tensor."""
-    boxes: list[Box]
+    box: Box
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,37 @@ Layout = Mapping[str, Part]
 """What one rank holds, or wants, by the entries' names."""
 
 
+LARGEST_ENTRIES: Final = 1 << 30
+"""Bytes of all entries of a rank that are no tensors. Their holder says how long they are."""
+
+
 def check_layout(rank: int, layout: Layout) -> None:
-    """Refuses boxes that lie outside of their tensor: another rank said where they lie."""
+    """Refuses what no rank can hold: another rank said where it lies, and may not be honest."""
     for name, part in layout.items():
-        for box in part.boxes:
-            inside = len(box.offsets) == len(box.sizes) == len(part.size) and all(
-                offset + size <= whole
-                for offset, size, whole in zip(box.offsets, box.sizes, part.size, strict=True)
-            )
-            if not inside:
-                raise ForeignPart(f"rank {rank} says that it has elements out of {name!r}")
+        box = part.box
+        inside = len(box.offsets) == len(box.sizes) == len(part.size) and all(
+            offset + size <= whole
+            for offset, size, whole in zip(box.offsets, box.sizes, part.size, strict=True)
+        )
+        if not inside:
+            raise ForeignPart(f"rank {rank} says that it has elements out of {name!r}")
+        if part.dtype is None and part != entry(part.box.elements):
+            raise ForeignPart(f"rank {rank} has a part of {name!r}, which has no parts")
+    if sum(part.box.elements for part in layout.values() if part.dtype is None) > LARGEST_ENTRIES:
+        raise ForeignPart(
+            f"rank {rank} says that its entries that are no tensors have more than "
+            f"{LARGEST_ENTRIES} bytes: keep large ones as tensors"
+        )
+
+
+def entry(length: int) -> Part:
+    """One that is no tensor."""
+    return Part(None, 1, [length], Box([0], [length]))
+
+
+def digest_of(moves: Sequence[Move]) -> bytes:
+    """Ranks that have been told different layouts have different plans."""
+    return hashlib.sha256(repr(moves).encode()).digest()
 
 
 def plan(held: Sequence[Layout], wanted: Sequence[Layout]) -> list[Move]:
@@ -98,31 +121,29 @@ def plan(held: Sequence[Layout], wanted: Sequence[Layout]) -> list[Move]:
                 holders = [target] if target in holders else holders[:1]
             for rank in holders:
                 _require_same(name, part, target, held[rank][name], rank)
-            for box in part.boxes:
-                for move in _sources(name, box, part.item, target, holders, held, sent):
-                    if move.source != target:
-                        sent[move.source] += move.bytes
-                    moves.append(move)
+            for move in _sources(name, part, target, holders, held, sent):
+                if move.source != target:
+                    sent[move.source] += move.bytes
+                moves.append(move)
     return moves
 
 
 def _sources(
-    name: str, box: Box, item: int, target: int, holders: Sequence[int],
+    name: str, part: Part, target: int, holders: Sequence[int],
     held: Sequence[Layout], sent: Sequence[int],
 ) -> Iterator[Move]:  # fmt: skip
-    missing = [box] if box.elements else []
+    missing = [part.box] if part.box.elements else []
     # Its own first: what is there does not move. Then those that have sent least.
     for rank in sorted(holders, key=lambda one: (one != target, sent[one], one)):
-        for inner in held[rank][name].boxes:
-            left: list[Box] = []
-            for one in missing:
-                found = one.meet(inner)
-                if found is None:
-                    left.append(one)
-                else:
-                    left += one.without(found)
-                    yield Move(name, rank, target, found, found.elements * item)
-            missing = left
+        left: list[Box] = []
+        for one in missing:
+            found = one.meet(held[rank][name].box)
+            if found is None:
+                left.append(one)
+            else:
+                left += one.without(found)
+                yield Move(name, rank, target, found, found.elements * part.item)
+        missing = left
     if missing:
         raise MissingPart(
             f"no rank holds {sum(one.elements for one in missing)} elements of {name!r} that rank "
@@ -131,7 +152,7 @@ def _sources(
 
 
 def _require_same(name: str, wanted: Part, target: int, held: Part, rank: int) -> None:
-    if (wanted.dtype, wanted.size) != (held.dtype, held.size):
+    if (wanted.dtype, wanted.item, wanted.size) != (held.dtype, held.item, held.size):
         raise ForeignPart(
             f"{name!r} is {held.dtype} {held.size} on rank {rank}, and rank {target} wants "
             f"{wanted.dtype} {wanted.size}: a layout changes, types and shapes do not"

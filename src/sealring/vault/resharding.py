@@ -32,10 +32,14 @@ from sealring.errors import (
 )
 from sealring.strict import strictly
 from sealring.vault.checkpoint_form import check_entry, dtype_name
-from sealring.vault.movement import Box, Layout, Move, Part, check_layout, plan
+from sealring.vault.movement import Box, Layout, Move, Part, check_layout, digest_of, entry, plan
 
 _MESSAGE_BYTES: Final = 32 << 20
 """The most of a pair's bytes that are staged at once."""
+_LARGEST_LAYOUT: Final = 64 << 20
+"""Bytes of what a rank says of itself: all ranks make room for the longest."""
+_LARGEST_REASON: Final = 300
+_DIGEST_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ def reshard(
     for other, one in enumerate(everyone):
         if one.problem is not None:
             raise WorkerFailed(
-                f"rank {other} cannot take part in this change of layout: {one.problem}"
+                f"rank {other} cannot take part in this change of layout: {_shown(one.problem)}"
             )
     layouts = [_layout(other, one.held) for other, one in enumerate(everyone)]
     moves = plan(layouts, [_wanted(other, one, layouts) for other, one in enumerate(everyone)])
@@ -127,7 +131,7 @@ class _State:
         tensors = [_Named(name, part) for name, (_, part) in self.tensors.items()]
         if self._wanted:
             return tensors
-        return tensors + [_Named(name, _bytes_part(len(one))) for name, one in self.pickled.items()]
+        return tensors + [_Named(name, entry(len(one))) for name, one in self.pickled.items()]
 
     def require_apart(self, other: _State) -> None:
         """A tensor that is filled while others of the same memory are sent would change them."""
@@ -166,7 +170,7 @@ class _State:
             whole, start = self.pickled[move.name], [0]
         else:
             whole, part = self.tensors[move.name]
-            start = part.boxes[0].offsets
+            start = part.box.offsets
         for axis, (offset, size) in enumerate(zip(move.box.offsets, move.box.sizes, strict=True)):
             whole = whole.narrow(axis, offset - start[axis], size)
         return whole
@@ -188,7 +192,7 @@ def _local(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, Part] | None:
     if len(chunks) != 1 or list(chunks[0].sizes) != list(local.shape):
         raise Unsupported(f"{name} has a layout whose local part is no single box")
     box = Box(list(chunks[0].offsets), list(chunks[0].sizes))
-    return local, Part(dtype_name(tensor.dtype), tensor.element_size(), list(tensor.shape), [box])
+    return local, Part(dtype_name(tensor.dtype), tensor.element_size(), list(tensor.shape), box)
 
 
 def _pickle(name: str, value: Any) -> torch.Tensor:
@@ -198,8 +202,10 @@ def _pickle(name: str, value: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
 
 
-def _bytes_part(length: int) -> Part:
-    return Part(None, 1, [length], [Box([0], [length])])
+def _shown(reason: str) -> str:
+    """What another rank wrote, for this rank's terminal."""
+    cut = reason[:_LARGEST_REASON]
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)
 
 
 def _layout(rank: int, said: list[_Named]) -> Layout:
@@ -213,12 +219,14 @@ def _wanted(rank: int, said: _Said, held: list[Layout]) -> Layout:
     layout = dict(_layout(rank, said.wanted))
     for name in said.entries:
         # Its own, if it has it; else that of the first that has.
-        for one in (held[rank], *held):
-            if name in one:
-                layout[name] = one[name]
-                break
-        else:
+        holders = [other for other in (rank, *range(len(held))) if name in held[other]]
+        if not holders:
             raise ForeignPart(f"rank {rank} wants {name!r}, and no rank holds it")
+        layout[name] = held[holders[0]][name]
+        if layout[name].dtype is not None:
+            raise ForeignPart(
+                f"{name!r} is a tensor on rank {holders[0]}, and rank {rank} wants one that is none"
+            )
     return layout
 
 
@@ -228,6 +236,9 @@ def _gathered(said: _Said, group: dist.ProcessGroup | None) -> list[_Said]:
     length = torch.tensor([len(text)])
     lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, length, group=group)
+    for rank, size in enumerate(lengths):
+        if not 0 < int(size) <= _LARGEST_LAYOUT:
+            raise ForeignPart(f"rank {rank} describes its layout in {int(size)} bytes")
     room = int(max(lengths))
     own = torch.zeros(room, dtype=torch.uint8)
     own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -246,7 +257,12 @@ def _gathered(said: _Said, group: dist.ProcessGroup | None) -> list[_Said]:
 def _exchange(
     moves: list[Move], rank: int, source: _State, target: _State, group: dist.ProcessGroup | None
 ) -> int:
-    """Sends and receives in rounds, one message of each pair in each; the bytes received."""
+    """Sends and receives in rounds, one message of each pair in each; the bytes received.
+
+    A message begins with the plan's digest. Ranks that were told different layouts, by a rank that
+    is not honest, would else take each other's bytes for those of another place.
+    """
+    digest = torch.frombuffer(bytearray(digest_of(moves)), dtype=torch.uint8)
     outgoing = {peer: list(_messages(moves, rank, peer)) for peer in _peers(moves, rank, "target")}
     incoming = {peer: list(_messages(moves, peer, rank)) for peer in _peers(moves, rank, "source")}
     received = 0
@@ -256,20 +272,27 @@ def _exchange(
         works, rooms = [], []
         for peer, messages in incoming.items():
             if number < len(messages):
-                room = torch.empty(sum(move.bytes for move in messages[number]), dtype=torch.uint8)
+                size = _DIGEST_BYTES + sum(move.bytes for move in messages[number])
+                room = torch.empty(size, dtype=torch.uint8)
                 works.append(dist.irecv(room, group=group, group_src=peer))
-                rooms.append((room, messages[number]))
+                rooms.append((peer, room, messages[number]))
         staged = []  # kept until they are sent
         for peer, messages in outgoing.items():
             if number < len(messages):
-                staged.append(torch.cat([source.cut(move) for move in messages[number]]))
+                pieces = [source.cut(move) for move in messages[number]]
+                staged.append(torch.cat([digest, *pieces]))
                 works.append(dist.isend(staged[-1], group=group, group_dst=peer))
         for work in works:
             if work is not None:
                 work.wait()
-        for room, message in rooms:
-            received += room.numel()
-            start = 0
+        for peer, room, message in rooms:
+            if not torch.equal(room[:_DIGEST_BYTES], digest):
+                raise ForeignPart(
+                    f"rank {peer} moves the state by another plan than this rank: a rank of the "
+                    "group told them different layouts"
+                )
+            received += room.numel() - _DIGEST_BYTES
+            start = _DIGEST_BYTES
             for move in message:
                 target.fill(move, room[start : start + move.bytes].clone())
                 start += move.bytes

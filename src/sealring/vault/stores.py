@@ -176,7 +176,13 @@ class Store:
         if start == end:
             return b""
         with self._asking():
-            return bytes(self._files.cat_file(self._at(path), start=start, end=end))
+            came = bytes(self._files.cat_file(self._at(path), start=start, end=end))
+        if len(came) > end - start:
+            raise StoreFailed(
+                f"{self.url}/{path}: {end - start} bytes from {start} on were asked for, and "
+                f"{len(came)} came. The store, or a proxy before it, does not serve ranges"
+            )
+        return came
 
     def put(self, path: str, content: bytes, *, new: bool) -> None:
         """`new`: FileExistsError if there is one, where the store has conditional puts."""

@@ -32,13 +32,15 @@ def driven(how: Any, world: int, **more: Any) -> LocalWorld:
     return LocalWorld(world, hosts=[0] * world, devices=devices, driver=how, **more)
 
 
-@pytest.fixture(scope="module", params=[(how, wire) for how in HOW for wire in ("links", "peer")])
+@pytest.fixture(
+    scope="module", params=[(how, wire) for how in HOW for wire in ("links", "peer", "nccl")]
+)
 def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
     """Keys are replaced all the time."""
     how, wire = request.param
     with driven(how, 4, record_bytes=RECORD_BYTES, rekey_bytes=20_000) as local:
         assert local.wire(Wire(wire)) == [None] * 4
-        assert all(engine.wired == (wire == "peer") for engine in local.engines)
+        assert all(engine.wired == (wire != "links") for engine in local.engines)
         yield local
 
 
@@ -54,7 +56,7 @@ def test_every_reduction(four: LocalWorld, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("wire", ["links", "host", "peer"])
+@pytest.mark.parametrize("wire", ["links", "host", "peer", "nccl"])
 def test_runs_of_several_records_and_more_than_a_queue_holds(how: str, wire: str) -> None:
     with driven(how, 2, record_bytes=GPU_PAYLOAD_BYTES if wire != "links" else 1024) as local:
         assert local.wire(Wire(wire)) == [None] * 2

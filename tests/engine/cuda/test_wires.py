@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from sealring import _native
-from sealring.engine.cuda import wires
+from sealring.engine.cuda import ways, wires
 from sealring.engine.cuda.wires import Wire
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.errors import OutOfStep, PeerLost, PeerSilent, TamperedRecord, Unsupported
@@ -122,21 +122,6 @@ class Host:
         return data
 
 
-@pytest.fixture
-def areas(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """By engine: where its area lies."""
-    found: dict[int, int] = {}
-    offer = wires._PeerMemory.offer
-
-    def watched(way: wires._PeerMemory) -> bytes:
-        letter = offer(way)
-        found[id(way._native)] = int.from_bytes(letter[:8], "little")
-        return letter
-
-    monkeypatch.setattr(wires._PeerMemory, "offer", watched)
-    return found
-
-
 FIRST_PAYLOAD = HEADER_BYTES + TAG_BYTES
 SECOND_RECORD = HEADER_BYTES + 2 * TAG_BYTES + GPU_PAYLOAD_BYTES
 
@@ -197,14 +182,14 @@ def test_a_header_that_names_no_slot() -> None:
 def test_a_way_that_one_rank_lacks_is_taken_by_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Auto takes the next one; a way that was demanded is refused by all, with the reason."""
     broken: list[object] = []
-    real = wires._PeerMemory.open
+    real = ways.PeerMemory.open
 
-    def open_areas(way: wires._PeerMemory, letters: Sequence[bytes]) -> None:
+    def open_areas(way: ways.PeerMemory, letters: Sequence[bytes]) -> None:
         if way._native is broken[0]:
             raise RuntimeError("CUDA failed in cuIpcOpenMemHandle: error 201")
         real(way, letters)
 
-    monkeypatch.setattr(wires._PeerMemory, "open", open_areas)
+    monkeypatch.setattr(ways.PeerMemory, "open", open_areas)
     with LocalWorld(3, hosts=[0] * 3, devices=all_on_devices(3)) as local:
         broken.append(local.engines[1]._native)
         assert local.wire(Wire.AUTO) == [None] * 3
@@ -241,11 +226,15 @@ def test_ranks_know_whether_they_share_a_gpu(gpus: str, shared: bool) -> None:
         assert [engine.shares_gpu for engine in local.engines] == [shared] * 3
 
 
-def test_ranks_on_several_hosts() -> None:
-    with LocalWorld(3, hosts=[0, 0, 1], devices=all_on_devices(3)) as local:
+def test_ranks_on_hosts_of_their_own() -> None:
+    with LocalWorld(3, hosts=[0, 1, 2], devices=all_on_devices(3)) as local:
         assert local.wire(Wire.AUTO) == [None] * 3
         assert not any(engine.wired for engine in local.engines)
         check(local, SUM)
+
+
+def test_ranks_on_several_hosts() -> None:
+    with LocalWorld(3, hosts=[0, 0, 1], devices=all_on_devices(3)) as local:
         for error in local.wire(Wire.HOST):
             assert isinstance(error, Unsupported)
             assert "needs all ranks on one host" in str(error)
@@ -254,11 +243,16 @@ def test_ranks_on_several_hosts() -> None:
         check(local, SUM)
 
 
-def test_channels_are_for_small_worlds() -> None:
+def test_areas_have_a_slot_for_every_rank_and_exchanges_need_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wires, "SLOTS", 8)
     with LocalWorld(9, hosts=[0] * 9, devices=all_on_devices(9)) as local:
-        for error in local.wire(Wire.NCCL):
+        for error in local.wire(Wire.PEER):
             assert isinstance(error, Unsupported)
-            assert "these are 9 ranks: more than 8" in str(error)
+            assert "an area has 8 slots, and these are 9 ranks" in str(error)
+        assert local.wire(Wire.NCCL) == [None] * 9
+        check(local, Case(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, 999, kind=ReduceKind.SUM))
 
 
 def test_a_rank_whose_tensor_is_on_the_cpu() -> None:

@@ -45,7 +45,7 @@ def test_ingest_says_what_it_did_and_the_second_time_that_it_did_nothing(sh: She
 def test_a_dataset_for_a_gpu(sh: Shell) -> None:
     tokens(sh.folder / "t")
     said = sh("ingest", "v", "t", "--dtype", "uint16", "--suite", "chacha20-poly1305")
-    assert "1 samples in 1 shards" in said
+    assert "1 sample in 1 shard" in said
     vault = Vault.open(sh.folder / "v", key_file(sh.folder / "k"))
     assert vault.find("t").copy.place.suite == CHACHA
     dataset = Dataset(vault, "t", length=10)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
+from sealring import _native
 from sealring.errors import ConfigurationError, WrongPosition
 from sealring.vault import Dataset, Stream
 from sealring.vault.datasets.order import MIXED, Mixture, ShardOrder, permutation, shares
@@ -214,3 +217,76 @@ def test_items_by_number(dataset: Dataset) -> None:
     for bad in (COUNT, -COUNT - 1):
         with pytest.raises(IndexError):
             dataset[bad]
+
+
+def test_several_threads_open_the_same_items(
+    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed(vault, tokens(tmp_path / "tokens", 60_000), dtype="uint16", shard=1 << 20)
+    real, asked = _native.SealedFileReader, []
+
+    def reader(*arguments: Any) -> Any:
+        asked.append(arguments[5])
+        return real(*arguments)
+
+    monkeypatch.setattr(_native, "SealedFileReader", reader)
+    found = []
+    for threads in (1, 3, 0):
+        dataset = Dataset(vault, "data", length=500, threads=threads)
+        asked.clear()
+        found.append([item["tokens"].tolist() for item in dataset.__getitems__(range(120))])
+        assert asked == [threads]
+        dataset.close()
+    assert found[0] == found[1] == found[2]
+    with pytest.raises(ConfigurationError, match="threads="):
+        Dataset(vault, "data", threads=-1)
+
+
+def test_items_do_not_change_when_others_are_read(vault: Vault, tmp_path: Path) -> None:
+    """Reads of one thread use the same memory, and items are copies of it."""
+    sealed(vault, tokens(tmp_path / "tokens", 2000), dtype="uint16", shard=1 << 20)
+    sealed(vault, json_lines(tmp_path / "rows", count=20), "rows", shard=1 << 20)
+    arrays, packed, rows = (
+        Dataset(vault, "data"),
+        Dataset(vault, "data", length=50),
+        Dataset(vault, "rows"),
+    )
+    first = packed.__getitems__([0, 39]), arrays[0], rows[3]
+    before = repr(first)
+    for number in range(20):
+        packed[number], arrays[0], rows[number]
+    assert repr(first) == before
+    assert packed[1]["tokens"].tolist() == list(range(50, 100))
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda number: int(packed[number]["tokens"][0]), range(40)))
+    assert found == list(range(0, 2000, 50))
+    for one in (arrays, packed, rows):
+        one.close()
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_batches_of_packed_sequences_are_what_torch_makes_of_the_items(
+    vault: Vault, tmp_path: Path, documents: bool
+) -> None:
+    """With sequences that are filled up, by a number that the tokens' type does not have."""
+    sealed(vault, tokens(tmp_path / "tokens", 1000), dtype="uint16", shard=700)
+    packed = Dataset(vault, "data", length=64, pad=-1, documents=documents)
+
+    def read(collate: Any) -> Any:
+        return Stream(packed, batch_size=4, block=8, rank=0, world=1, collate=collate)
+
+    def by_items(items: list[Any]) -> Any:
+        return default_collate(items)
+
+    batches = list(read(None))
+    assert len(batches) == 5
+    for found, expected in zip(batches, read(by_items), strict=True):
+        assert list(found) == list(expected)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert all(found[name].dtype == expected[name].dtype for name in expected)
+    # A batch is the caller's own.
+    untouched = batches[1]["tokens"].clone()
+    batches[0]["tokens"].fill_(5)
+    assert torch.equal(batches[1]["tokens"], untouched)
+    assert batches[0]["tokens"].untyped_storage().nbytes() == 4 * 64 * 8
+    packed.close()

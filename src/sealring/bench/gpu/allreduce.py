@@ -24,7 +24,8 @@ Way = tuple["Variant", "Transport"]
 
 def ways_over(wires: Sequence[str]) -> list[Way]:
     """Sealed over each wire, and what it is to be compared with: through host memory the same path
-    unsealed and Gloo, which takes that way too; else NCCL."""
+    unsealed and Gloo, which takes that way too; between two hosts the same path unsealed; else
+    NCCL."""
     ways: list[Way] = []
     if "host" in wires:
         ways += [("sealed", "host"), ("unsealed", "host"), ("plain", "tcp")]
@@ -32,6 +33,8 @@ def ways_over(wires: Sequence[str]) -> list[Way]:
         ways.append(("sealed", "peer"))
     if "nccl" in wires:
         ways.append(("sealed", "nccl"))
+    if "hosts" in wires:
+        ways += [("sealed", "hosts"), ("unsealed", "hosts")]
     if "peer" in wires or "nccl" in wires:
         ways.append(("plain", "nccl"))
     return ways

@@ -25,7 +25,8 @@ _UNSEALED: Final = 1.05
 _GLOO: Final = 0.5
 _NCCL: Final = 0.2
 _NCCL_RANKS: Final = 4
-"""So many have a bar against NCCL, and over peer memory only; other cases are for information."""
+"""So many have this bar, over peer memory; by other numbers that is for information."""
+_OVER_NCCL: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def _exchanges(cases: Sequence[CollectiveCase]) -> Iterator[Row]:
             ("host", ("unsealed", "host"), "unsealed", _UNSEALED),
             ("host", ("plain", "tcp"), "Gloo", _GLOO),
             ("peer", ("plain", "nccl"), "NCCL", nccl),
-            ("nccl", ("plain", "nccl"), "NCCL", None),
+            ("nccl", ("plain", "nccl"), "NCCL", _OVER_NCCL),
+            ("hosts", ("unsealed", "hosts"), "unsealed", _UNSEALED),
         ):
             one, against = ways.get(("sealed", wire)), ways.get(other)
             if one is not None and against is not None:

@@ -14,32 +14,38 @@ from typing import Any, Final
 
 from sealring.errors import ConfigurationError
 
-WIRES: Final = ("host", "peer", "nccl")
-_SETTING: Final = "SEALRING_GPU_WIRE"
+SETTABLE: Final = ("host", "peer", "nccl")
+WIRES: Final = (*SETTABLE, "hosts")
+"""`hosts` stands for two hosts, each with half of the ranks: peer memory inside, NCCL between."""
+BY_NCCL: Final = ("nccl", "hosts")
 
 
 def environment_for(*wires: str) -> dict[str, str]:
     """What workers need that use these: NCCL's wire would wait for kernels that are loaded late."""
-    return {"CUDA_MODULE_LOADING": "EAGER"} if "nccl" in wires else {}
+    return {"CUDA_MODULE_LOADING": "EAGER"} if set(wires) & set(BY_NCCL) else {}
 
 
 @contextmanager
-def over(wire: str) -> Iterator[None]:
-    before = os.environ.get(_SETTING)
-    os.environ[_SETTING] = wire
+def over(wire: str, rank: int = 0, ranks: int = 1) -> Iterator[None]:
+    settings = {"SEALRING_GPU_WIRE": wire}
+    if wire == "hosts":
+        settings = {"SEALRING_GPU_WIRE": "nccl", "SEALRING_HOST": f"host-{2 * rank // ranks}"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_SETTING]
-        else:
-            os.environ[_SETTING] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def sealed_over(wire: str, device: Any) -> Any:
     import torch.distributed as dist
 
-    with over(wire):
+    with over(wire, dist.get_rank(), dist.get_world_size()):
         group: Any = dist.new_group(backend="sealring")
     _meet_a_tensor(group, device)
     if device.type == "cuda" and not group._engine.wired:

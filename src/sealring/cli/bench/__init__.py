@@ -265,7 +265,7 @@ def step(
 @app.command()
 def gpu(
     part: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(suite.GPU_PARTS),
-    ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4",
+    ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4,8,16",
     model: Annotated[str, typer.Option(help="GPT-2s to train, by the most workers.")] = ",".join(
         MODELS
     ),
@@ -281,7 +281,7 @@ def gpu(
     over, step_over = several(wires, check_own_wire), check_own_wire(step_wire)
     place = replace(find_place("cuda"), gpus=1)
     if "step" in parts:
-        check_memory(settings_of(models, None, ["fp32"], [25.0]), max(worlds), 1, place)
+        check_memory(settings_of(models, None, ["fp32"], [25.0]), max(suite.few(worlds)), 1, place)
     session = new_session(check_writable(results))
     status = run(session, suite.gpu(parts, worlds, models, over, place, step_over, blocks))
     rows = rows_of(session.results(session.stopped))

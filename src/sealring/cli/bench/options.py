@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
-from sealring.bench.gpu.groups import WIRES
+from sealring.bench.gpu.groups import SETTABLE, WIRES
 from sealring.bench.place import CPU, Place
 from sealring.bench.suite import GPU_PARTS
 from sealring.bench.trainee import WIDTHS, Precision, count_of, training_bytes
+from sealring.cli.sizes import parse_bytes
 from sealring.errors import ConfigurationError
 from sealring.group.cores import usable_cores
 
 if TYPE_CHECKING:
     from sealring.bench.step import Setting
 
-_UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _MAX_RANKS: Final = 64
 _MAX_BUCKET_MB: Final = 1 << 20
 VARIANTS: Final = ("compute", "plain", "sealed", "cc")
@@ -35,13 +35,9 @@ def several(text: str, one: Callable[[str], Value]) -> list[Value]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in "4096", "4KiB" or "25MiB"; a multiple of 4, as the benchmark reduces float32."""
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise ConfigurationError(f"{text!r} is not a size; write bytes, or 4KiB, 25MiB, 1GiB")
-    size = int(match[1]) * unit
-    if size == 0 or size % 4:
+    """Bytes, as parse_bytes reads them; a multiple of 4, as the benchmark reduces float32."""
+    size = parse_bytes(text)
+    if size % 4:
         raise ConfigurationError(f"a size of {size} bytes is not a whole number of float32 values")
     return size
 
@@ -158,7 +154,7 @@ def check_variants(variants: Sequence[str], place: Place) -> None:
 
 def check_wire(wire: str) -> str:
     """As SEALRING_GPU_WIRE may be."""
-    return _one_of(("auto", *WIRES), wire, "a wire")
+    return _one_of(("auto", *SETTABLE), wire, "a wire")
 
 
 def check_own_wire(wire: str) -> str:

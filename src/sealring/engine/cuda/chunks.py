@@ -7,7 +7,6 @@ authenticated before anything of it is written.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -34,9 +33,9 @@ NO_FAILURE: Final = -1
 
 
 class ChunkKernels:
-    """The kernel of one GPU with the keys of these files, in the order in which they are given."""
+    """The kernel of one GPU, with the keys of up to so many files."""
 
-    def __init__(self, device: torch.device, files: Sequence[_native.SealedFileReader]) -> None:
+    def __init__(self, device: torch.device, files: int) -> None:
         ordinal = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", ordinal)
         code = compiler.code_for(ordinal, (), compiler.kernel_text(compiler.CHUNKS))
@@ -44,9 +43,14 @@ class ChunkKernels:
             torch.cuda.current_stream()  # the context exists from now on
             self._kernel = Kernel(code, "open_chunks")
             self._lists = new_stream(self._device)
-            self._keys = _native.GpuKeys(ordinal, max(1, len(files)))
-            for file in files:
-                self._keys.add_file(file)
+            self._keys = _native.GpuKeys(ordinal, max(1, files))
+        self._added = 0
+
+    def add(self, file: _native.SealedFileReader) -> int:
+        """The number by which chunks name this file."""
+        self._keys.add_file(file)
+        self._added += 1
+        return self._added - 1
 
     def open(
         self,

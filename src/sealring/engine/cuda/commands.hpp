@@ -24,7 +24,8 @@ enum Action : u32 {
 
 struct Command {
   Launch launch;
-  const u8* wire;  // where the records to open lie; they are copied to launch.in.records first
+  const u8*
+      wire;  // where the records to open lie, to be copied to launch.in.records; null: they are there
   u64 argument;  // a byte to fill with, a world to divide by, the bits of a factor
 };
 
@@ -85,7 +86,7 @@ __device__ __forceinline__ void run_command(const Command& command, u32 index, u
           launch.bytes == 0 ? 1 : (launch.bytes + launch.record_bytes - 1) / launch.record_bytes;
       if (index / parts_of_record() >= records) return;  // all of a cluster, or none
       if (launch.action == kSeal) return Records::seal(launch, index, shared);
-      fetch_record(command, part_at(launch, index));
+      if (command.wire != nullptr) fetch_record(command, part_at(launch, index));
       if (launch.action == kOpen) return Records::open(launch, index, shared);
 #if SEALRING_REDUCES
       return Records::open_reduce(launch, index, shared);

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.collective import Collective
+from sealring.engine.engine import CollectiveEngine
 from sealring.group import arguments, memory
 from sealring.group.memory import Slot
 from sealring.schedule import Algorithm, Operation
@@ -22,6 +23,7 @@ class Calling(dist.ProcessGroup):
 
     _rank: int
     _world: int
+    _engine: CollectiveEngine
 
     def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
         raise NotImplementedError
@@ -46,8 +48,10 @@ class Calling(dist.ProcessGroup):
         result: list[torch.Tensor],
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
+        called: Operation | None = None,
     ) -> dist.Work:
-        """`keep` is the memory that is read and written."""
+        """`keep` is the memory that is read and written. `called` is the operation where it is made
+        of several collectives."""
         raise NotImplementedError
 
     def _prepare(self, key: Key, collective: Collective, tensor: torch.Tensor) -> None:

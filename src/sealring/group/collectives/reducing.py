@@ -47,10 +47,11 @@ class Reducing(Calling):
         sparse.check(tensor, _op(opts))
         return self._submit(
             "sealring::all_reduce",
-            sparse.all_reduce(tensor, self._world, self._gathering),
+            sparse.all_reduce(tensor, self._world, self._gathering, self._engine.require_agreement),
             opts,
             result=result,
             keep=(tensor,),
+            called=Operation.ALL_REDUCE,
         )
 
     def _all_reduce(

@@ -6,6 +6,7 @@ sources, formats, parquet_source   files to ingest, as units of work and as samp
 work, running        what is done for one shard; by which process
 building, ingest     shards into the next version of a dataset, resumed after a kill
 stages, pipeline, on_ray   datasets made from datasets, on this machine or on Ray
-order, reading, reading_keys, dataset   samples in their order, and the keys for it
+order, reading, rows, reading_keys, dataset, loader   samples in their order, and the keys for it
+gpu_loader           batches in that order, opened by a GPU
 parquet_files        Parquet that is encrypted by its own means
 """

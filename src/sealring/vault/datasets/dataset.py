@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from sealring.errors import ConfigurationError, Unsupported, WrongPosition
 from sealring.provenance.intervals import Share
@@ -19,6 +19,7 @@ from sealring.recording.hooks import note_data, note_opened
 from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
 from sealring.vault.datasets.reading import OpenDataset, Samples, View, Windows
+from sealring.vault.datasets.rows import Rows, read_rows
 from sealring.vault.datasets.shards import ShardReader
 from sealring.vault.vault import Vault
 
@@ -32,7 +33,8 @@ class Dataset(TorchDataset[Any]):
     """A dataset of a vault, by number.
 
     `length`: items are that many tokens, packed from the samples of a shard; the last of a shard is
-    filled up with `pad`. `documents` adds which sample each token is of.
+    filled up with `pad`. `documents` adds which sample each token is of. `threads` open the chunks
+    of one read; 0: one for each CPU.
     """
 
     def __init__(
@@ -45,8 +47,11 @@ class Dataset(TorchDataset[Any]):
         pad: int = 0,
         documents: bool = False,
         transform: Callable[[Any], Any] | None = None,
+        threads: int = 1,
     ) -> None:
-        self._opened = OpenDataset(vault, name, version)
+        if threads < 0:
+            raise ConfigurationError("threads= is a number of threads, or 0 for one for each CPU")
+        self._opened = OpenDataset(vault, name, version, threads)
         note_opened(name, self._opened.digest)
         fields = self._opened.index.fields
         self._view: View = (
@@ -72,6 +77,21 @@ class Dataset(TorchDataset[Any]):
         """An open shard, which is closed with the dataset."""
         return self._opened.reader(number)
 
+    @property
+    def view(self) -> View:
+        return self._view
+
+    def new_reader(self, number: int) -> ShardReader:
+        """A shard of the caller's own, which the caller closes: another thread may read it."""
+        return self._opened.new_reader(number)
+
+    def require_tensors(self) -> None:
+        """Unsupported if a GPU cannot make items from the shards' bytes."""
+        self._opened.require_suite_for_gpus()
+        self._view.require_tensors()
+        if self._transform is not None:
+            raise Unsupported("transform= is called by the CPU: apply it to the opened batches")
+
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
@@ -91,6 +111,12 @@ class Dataset(TorchDataset[Any]):
     def fetch(self, shards: Numbers, inside: Numbers) -> list[Any]:
         found = self._opened.items(self._view, shards, inside)
         return found if self._transform is None else [self._transform(one) for one in found]
+
+    def fetch_rows(self, shards: Numbers, inside: Numbers) -> Rows | None:
+        """The same items, from which batches are cut; None where they are not of one size."""
+        if not isinstance(self._view, Windows) or self._transform is not None:
+            return None
+        return read_rows(self._opened, self._view, shards, inside)
 
     def close(self) -> None:
         self._opened.close()
@@ -133,6 +159,7 @@ class Stream(IterableDataset[Any]):
             raise ConfigurationError(f"rank {self._rank} is none of a world of {self._world}")
         self._collate = (collate or default_collate) if batch_size is not None else None
         self._batch = batch_size or 1
+        self._own_collate = collate is not None
         self._absolute = 0
         """Items that all ranks together have had, of all epochs."""
         self._aligned = 0
@@ -160,6 +187,27 @@ class Stream(IterableDataset[Any]):
         self._arrange(self._seed, self._block)
 
     # ---- where it stands -------------------------------------------------------------------------
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        return self._datasets
+
+    @property
+    def batch(self) -> int:
+        """Items of one step of a rank."""
+        return self._batch
+
+    @property
+    def batched(self) -> bool:
+        """Whether a step gives a batch, and not one item."""
+        return self._collate is not None
+
+    def require_tensors(self) -> None:
+        """Unsupported if a GPU cannot make the batches."""
+        for dataset in self._datasets:
+            dataset.require_tensors()
+        if self._own_collate:
+            raise Unsupported("collate= is called by the CPU: apply it to the opened batches")
 
     @property
     def step(self) -> int:
@@ -245,19 +293,17 @@ class Stream(IterableDataset[Any]):
         first = mine
         while first < steps:
             numbers = range(first, steps, workers)
-            numbers = numbers[: self._together(base + first * self.step, workers)]
-            items = self._items(base, numbers)
-            for done, number in enumerate(numbers):
+            numbers = numbers[: self.together(base + first * self.step, workers)]
+            for number, batch in zip(numbers, self._batches(base, numbers), strict=True):
                 # In a worker this leaves out what the workers before it have of this round.
                 self.advance_to(base + (number - mine + workers) * self.step)
-                batch = items[done * self._batch : (done + 1) * self._batch]
-                yield batch[0] if self._collate is None else self._collate(batch)
+                yield batch
             first = numbers[-1] + workers
         if worker is not None:
             self._finished[0] = base
         self._absolute, self._epoch = finish, None
 
-    def _together(self, position: int, workers: int) -> int:
+    def together(self, position: int, workers: int) -> int:
         """Batches to read at once: up to the end of the block, within a bound on memory."""
         inside = position % self._mixture.length
         left = self._block - inside % self._block if self._block else BLOCK
@@ -265,10 +311,28 @@ class Stream(IterableDataset[Any]):
         bound = _AHEAD_BYTES // max(1, each * self._batch)
         return max(1, min(math.ceil(left / (self.step * workers)), bound))
 
-    def _items(self, base: int, numbers: range) -> list[Any]:
+    def located(self, base: int, numbers: range) -> tuple[Numbers, Numbers, Numbers]:
+        """The dataset, the shard and the number in it, of this rank's items of these steps."""
         steps = np.asarray(numbers, dtype=np.int64)[:, None] * self._batch
         places = (steps + np.arange(self._batch)) * self._world + self._rank + base
-        sources, shards, inside = self._mixture.locate(places.reshape(-1))
+        return self._mixture.locate(places.reshape(-1))
+
+    def _batches(self, base: int, numbers: range) -> Iterator[Any]:
+        """This rank's part of these steps, read at once."""
+        sources, shards, inside = self.located(base, numbers)
+        firsts = range(0, len(sources), self._batch)
+        rows = None
+        if len(self._datasets) == 1 and self._collate is default_collate:
+            rows = self._datasets[0].fetch_rows(shards, inside)
+        if rows is not None:
+            yield from (rows.batch(first, first + self._batch) for first in firsts)
+            return
+        items = self._items(sources, shards, inside)
+        for first in firsts:
+            batch = items[first : first + self._batch]
+            yield batch[0] if self._collate is None else self._collate(batch)
+
+    def _items(self, sources: Numbers, shards: Numbers, inside: Numbers) -> list[Any]:
         found: list[Any] = [None] * len(sources)
         for number, dataset in enumerate(self._datasets):
             chosen = np.flatnonzero(sources == number)
@@ -276,31 +340,3 @@ class Stream(IterableDataset[Any]):
             for place, item in zip(chosen.tolist(), made, strict=True):
                 found[place] = item
         return found
-
-
-class Loader(DataLoader[Any]):
-    """A stream read by workers. Its state is that of the batches that were taken out of it."""
-
-    def __init__(self, stream: Stream, *, num_workers: int = 0, **options: Any) -> None:
-        if options.get("persistent_workers") or options.get("batch_size") is not None:
-            raise Unsupported(
-                "a Loader starts its workers for each epoch, and the stream makes the batches: "
-                "name batch_size there, and leave persistent_workers out"
-            )
-        super().__init__(stream, batch_size=None, num_workers=num_workers, **options)
-        self._stream = stream
-
-    def __iter__(self) -> Any:
-        base, step = self._stream.absolute, self._stream.step
-        for count, batch in enumerate(super().__iter__(), 1):
-            self._stream.advance_to(base + count * step)
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self._stream)
-
-    def state_dict(self) -> dict[str, int]:
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._stream.load_state_dict(state_dict)

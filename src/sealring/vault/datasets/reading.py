@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from sealring.errors import BadSource, ConfigurationError
+from sealring.errors import BadSource, ConfigurationError, Unsupported
 from sealring.vault.datasets.building import sealed_place
 from sealring.vault.datasets.fields import Field, decoder
 from sealring.vault.datasets.index import Index, index_of
 from sealring.vault.datasets.order import Numbers
 from sealring.vault.datasets.reading_keys import ReadingKeys
 from sealring.vault.datasets.shards import Offsets, ShardReader
+from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
 
-_OPEN: Final = 64
+if TYPE_CHECKING:
+    import torch
+
+OPEN_SHARDS: Final = 64
 """Shards that are open at the same time."""
 _READ_BYTES: Final = 64 << 20
+_DOCUMENT: Final = "document"
 
 
 class View(Protocol):
@@ -35,6 +40,15 @@ class View(Protocol):
     def items(
         self, reader: ShardReader, numbers: Numbers, plain: memoryview, sizes: Offsets
     ) -> Iterator[Any]: ...
+
+    def require_tensors(self) -> None:
+        """Unsupported if items' bytes are not those of a tensor."""
+
+    def tensors(self, items: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A batch, of items' bytes on a device: what torch's collate makes of `items`."""
+
+    def beside(self, reader: ShardReader, numbers: Numbers) -> dict[str, Numbers]:
+        """What a batch holds beside the items' bytes, a row for each item."""
 
 
 class Samples:
@@ -62,6 +76,27 @@ class Samples:
             yield self._decode(plain[at : at + size])
             at += size
 
+    def require_tensors(self) -> None:
+        if len(self._fields) != 1 or self._fields[0].dtype is None:
+            raise Unsupported(
+                "a GPU opens samples of one field that is an array of numbers: "
+                f"{', '.join(f'{one.name} ({one.kind})' for one in self._fields)} is decoded by "
+                "the CPU. Read it with Loader, or make an array of it with a stage"
+            )
+
+    def tensors(self, items: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        name, dtype = self._fields[0].name, self._fields[0].dtype
+        assert dtype is not None, "require_tensors"
+        if len({item.nbytes for item in items}) != 1:
+            raise ConfigurationError(
+                f"the arrays {name!r} of a batch have different lengths, and do not form a tensor: "
+                "pack them with length=, or use batch_size=None"
+            )
+        return {name: _rows(items, dtype.name)}
+
+    def beside(self, reader: ShardReader, numbers: Numbers) -> dict[str, Numbers]:
+        return {}
+
 
 class Windows:
     """An item is a number of tokens, across the samples of a shard: packed sequences.
@@ -79,13 +114,13 @@ class Windows:
             )
         if length < 1:
             raise ConfigurationError("a packed sequence has at least one token")
-        self._name, self._dtype = fields[0].name, dtype
-        self._length, self._pad, self._documents = length, pad, documents
+        self.name, self.dtype = fields[0].name, dtype
+        self.length, self.pad, self._documents = length, pad, documents
         self._bytes = length * dtype.itemsize
 
     def sizes(self, index: Index) -> list[int]:
         for shard in index.shards:
-            if shard.bytes % self._dtype.itemsize:
+            if shard.bytes % self.dtype.itemsize:
                 raise BadSource(f"{shard.part} has no whole number of tokens")
         return [-(-shard.bytes // self._bytes) for shard in index.shards]
 
@@ -99,27 +134,55 @@ class Windows:
     ) -> Iterator[Any]:
         import torch
 
-        tokens = np.full((len(numbers), self._length), self._pad, dtype=np.int64)
-        flat = np.frombuffer(plain, self._dtype)
-        counts = (sizes // np.uint64(self._dtype.itemsize)).astype(np.int64)
-        if bool((counts == self._length).all()):
-            tokens[:] = flat.reshape(tokens.shape)
+        shape = len(numbers), self.length
+        flat = np.frombuffer(plain, self.dtype)
+        counts = (sizes // np.uint64(self.dtype.itemsize)).astype(np.int64)
+        if bool((counts == self.length).all()):
+            tokens = flat.astype(np.int64).reshape(shape)
         else:
+            tokens = np.full(shape, self.pad, dtype=np.int64)
             at = 0
             for row, count in enumerate(counts.tolist()):
                 tokens[row, :count] = flat[at : at + count]
                 at += count
         rows = torch.from_numpy(tokens)
         for row in range(len(numbers)):
-            item = {self._name: rows[row]}
+            item = {self.name: rows[row]}
             if self._documents:
-                item["document"] = torch.from_numpy(self._document(reader, int(numbers[row])))
+                item[_DOCUMENT] = torch.from_numpy(self._document(reader, int(numbers[row])))
             yield item
 
+    def require_tensors(self) -> None:
+        """They always are."""
+
+    def tensors(self, items: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        import torch
+
+        missing = [self._bytes - item.nbytes for item in items]
+        whole = [
+            torch.nn.functional.pad(item, (0, less)) if less else item
+            for item, less in zip(items, missing, strict=True)
+        ]
+        size, unsigned = self.dtype.itemsize, self.dtype.kind == "u"
+        # By the signed type, because torch does little with uint16 and uint32.
+        tokens = _rows(whole, f"int{8 * size}").to(torch.int64)
+        if unsigned and size < 8:
+            tokens &= (1 << 8 * size) - 1
+        for row, less in enumerate(missing):
+            if less:
+                tokens[row, self.length - less // size :] = self.pad
+        return {self.name: tokens}
+
+    def beside(self, reader: ShardReader, numbers: Numbers) -> dict[str, Numbers]:
+        if not self._documents:
+            return {}
+        rows = [self._document(reader, number) for number in numbers.tolist()]
+        return {_DOCUMENT: np.stack(rows)}
+
     def _document(self, reader: ShardReader, number: int) -> Numbers:
-        start = number * self._length
-        ends = reader.offsets[1:] // np.uint64(self._dtype.itemsize)
-        found = np.searchsorted(ends, np.arange(start, start + self._length), side="right")
+        start = number * self.length
+        ends = reader.offsets[1:] // np.uint64(self.dtype.itemsize)
+        found = np.searchsorted(ends, np.arange(start, start + self.length), side="right")
         numbered = np.unique(found, return_inverse=True)[1].astype(np.int64)
         numbered[found >= reader.shard.samples] = -1
         return numbered
@@ -128,7 +191,10 @@ class Windows:
 class OpenDataset:
     """The index and the shards' keys; the vault itself is not needed any more."""
 
-    def __init__(self, vault: Vault, name: str, version: int | None = None) -> None:
+    def __init__(
+        self, vault: Vault, name: str, version: int | None = None, threads: int = 1
+    ) -> None:
+        self._threads = threads
         with vault.reading():
             stored = vault.find(name, version)
         self.index = index_of(stored)
@@ -151,35 +217,61 @@ class OpenDataset:
             self._process = os.getpid()
         found = self._open.pop(number, None)
         if found is None:
-            place = self._places[number]
-            found = ShardReader(
-                self._folder / place.part, place, self._keys.key(number),
-                self._commitments[number], self.index.shards[number], self._whose,
-            )  # fmt: skip
-            if len(self._open) >= _OPEN:
+            found = self.new_reader(number)
+            if len(self._open) >= OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
         self._open[number] = found
         return found
+
+    def require_suite_for_gpus(self) -> None:
+        if any(place.suite != CHACHA for place in self._places):
+            raise Unsupported(
+                f"{self._whose} is sealed with {AES}, for which GPUs have no instructions: "
+                "ingest it with --suite chacha20-poly1305"
+            )
+
+    def new_reader(self, number: int) -> ShardReader:
+        """One that the caller closes."""
+        place = self._places[number]
+        return ShardReader(
+            self._folder / place.part, place, self._keys.key(number),
+            self._commitments[number], self.index.shards[number], self._whose, self._threads,
+        )  # fmt: skip
 
     def items(self, view: View, shards: Numbers, numbers: Numbers) -> list[Any]:
         """Items of any shards, in the order that is asked for; each shard is read in few calls."""
         found: list[Any] = [None] * len(shards)
         for shard in np.unique(shards).tolist():
             places = np.flatnonzero(shards == shard)
-            reader = self.reader(shard)
-            starts, sizes = view.runs(reader, numbers[places])
-            for part in _groups(sizes):
-                plain = reader.read(
-                    np.ascontiguousarray(starts[part]), np.ascontiguousarray(sizes[part])
-                )
-                made = view.items(reader, numbers[places[part]], plain, sizes[part])
+            for part, plain, sizes in self.runs(view, shard, numbers[places]):
+                made = view.items(self.reader(shard), numbers[places[part]], plain, sizes)
                 for place, item in zip(places[part].tolist(), made, strict=True):
                     found[place] = item
         return found
 
+    def runs(
+        self, view: View, shard: int, numbers: Numbers
+    ) -> Iterator[tuple[slice, memoryview, Offsets]]:
+        """Items' bytes, in few reads: which of the items, their bytes and the size of each."""
+        reader = self.reader(shard)
+        starts, sizes = view.runs(reader, numbers)
+        for part in _groups(sizes):
+            plain = reader.read(
+                np.ascontiguousarray(starts[part]), np.ascontiguousarray(sizes[part])
+            )
+            yield part, plain, sizes[part]
+
     def close(self) -> None:
         while self._open:
             self._open.popitem()[1].close()
+
+
+def _rows(items: Sequence[torch.Tensor], kind: str) -> torch.Tensor:
+    """Bytes of equal number, as the rows of a tensor of this type."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, kind)
+    return torch.cat(list(items)).view(dtype).view(len(items), items[0].nbytes // dtype.itemsize)
 
 
 def _groups(sizes: Offsets) -> Iterator[slice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from sealring.vault.objects import digest_of, open_part
 from sealring.vault.storage import OpenFile, VaultPath, storage_of
 
 _BUFFER: Final = 4 << 20
+_LARGEST_KEPT: Final = 64 << 20
 _SAMPLES_LIMIT: Final = 1 << 26
 """The table of one shard is held in memory."""
 Offsets = npt.NDArray[np.uint64]
@@ -90,6 +92,23 @@ def write_shard(
         os.close(file)
 
 
+class _Kept(threading.local):
+    """Memory that a thread reads into again and again: fresh memory costs page faults."""
+
+    memory = np.empty(0, dtype=np.uint8)
+
+
+_KEPT: Final = _Kept()
+
+
+def _room(size: int) -> memoryview:
+    if size > _LARGEST_KEPT:
+        return np.empty(size, dtype=np.uint8).data
+    if len(_KEPT.memory) < size:
+        _KEPT.memory = np.empty(size, dtype=np.uint8)
+    return _KEPT.memory[:size].data
+
+
 class ShardReader:
     """An open shard: its key is in the native reader alone."""
 
@@ -97,12 +116,14 @@ class ShardReader:
         self, path: VaultPath, place: SealedPlace, key: _native.Secret, commitment: str,
         shard: Shard, whose: str, threads: int = 1,
     ) -> None:  # fmt: skip
-        name = f"part {place.part} of {whose}"
+        self.name = f"part {place.part} of {whose}"
         self.shard = shard
-        self._file = _opened(path, name, shard.length, commitment)
+        self._file = _opened(path, self.name, shard.length, commitment)
+        self.source = self._file.source
+        """What the ciphertext is read from, where the CPU does not open it."""
         try:
             self.sealed = _native.SealedFileReader(
-                self._file.source, key, place.suite, bytes.fromhex(place.context), name, threads,
+                self.source, key, place.suite, bytes.fromhex(place.context), self.name, threads,
                 self._file.size,
             )  # fmt: skip
         except BaseException:
@@ -126,10 +147,13 @@ class ShardReader:
         return self._offsets
 
     def read(self, starts: Offsets, sizes: Offsets) -> memoryview:
-        """Runs of bytes, one behind the other. Each chunk that holds some is opened once."""
-        room = np.empty(int(sizes.sum()), dtype=np.uint8)
-        self.sealed.read_runs(starts.data, sizes.data, room.data)
-        return room.data
+        """Runs of bytes, one behind the other. Each chunk that holds some is opened once.
+
+        They are there until this thread reads again, from any shard.
+        """
+        room = _room(int(sizes.sum()))
+        self.sealed.read_runs(starts.data, sizes.data, room)
+        return room
 
     def samples(self, block: int = 8 << 20) -> Iterator[memoryview]:
         """All of them, in their order, in blocks of about this size."""
@@ -139,9 +163,8 @@ class ShardReader:
             last = max(first + 1, int(np.searchsorted(offsets, wanted, side="right")) - 1)
             last = min(last, self.shard.samples)
             start = int(offsets[first])
-            room = bytearray(int(offsets[last]) - start)
-            self.sealed.read_into(start, room)
-            view = memoryview(room)
+            view = np.empty(int(offsets[last]) - start, dtype=np.uint8).data
+            self.sealed.read_into(start, view)
             for number in range(first, last):
                 yield view[int(offsets[number]) - start : int(offsets[number + 1]) - start]
             first = last

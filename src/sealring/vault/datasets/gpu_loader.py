@@ -1,0 +1,176 @@
+"""A stream's batches, opened by a GPU: the order of `Stream`, on the way of `GpuBatches`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from sealring.vault.datasets.dataset import Dataset, Stream
+from sealring.vault.datasets.order import Numbers
+from sealring.vault.datasets.reading import OPEN_SHARDS, View
+from sealring.vault.datasets.shards import ShardReader
+from sealring.vault.gpu_batches import Batch, GpuBatches
+from sealring.vault.gpu_opening import CudaOpener, Opener
+from sealring.vault.gpu_plan import SAMPLE, Samples, SealedPart, SealedParts
+
+
+class GpuLoader:
+    """A stream whose batches are opened on a GPU, while the ones before are computed with.
+
+    Batches that lie in one block are read and opened together, up to 32 MiB; `ahead` says how many
+    of these groups are under way. The batches are those of `Loader`, in the GPU's memory. The state
+    is the same five numbers, after the batches that were taken out. A new iteration ends the one
+    before.
+    """
+
+    def __init__(
+        self, stream: Stream, device: torch.device | str = "cuda", *, ahead: int = 2
+    ) -> None:
+        stream.require_tensors()
+        self._stream = stream
+        self._files = _Shards(stream.datasets)
+        self._opener = self.make_opener(torch.device(device), self._files)
+        self._batches = GpuBatches(self._opener, self._files, ahead=ahead)
+
+    def make_opener(self, device: torch.device, files: SealedParts) -> Opener:
+        return CudaOpener(device, files)
+
+    def __iter__(self) -> Iterator[Any]:
+        base, step = self._stream.absolute, self._stream.step
+        beside: deque[dict[str, Numbers]] = deque()
+        opened = self._batches.opened(self._planned(base, len(self._stream), beside))
+        position = base
+        with contextlib.closing(opened):
+            for group in opened:
+                rows, current = beside.popleft(), self._batches.current
+                for first in range(0, len(group), self._stream.batch):
+                    self._batches.require_current(current)
+                    end = first + self._stream.batch
+                    made = self._tensors(
+                        group.part(first, end),
+                        {name: values[first:end] for name, values in rows.items()},
+                    )
+                    position += step
+                    self._stream.advance_to(position)
+                    yield made
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def state_dict(self) -> dict[str, int]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._batches.require_open()
+        self._batches.stop()
+        self._stream.load_state_dict(state_dict)
+
+    def close(self) -> None:
+        """Overwrites the keys in the GPU's memory. The stream and its datasets stay open."""
+        self._batches.close()
+        self._files.close()
+
+    def _tensors(self, batch: Batch, beside: dict[str, Numbers]) -> Any:
+        self._opener.give(batch.plain)
+        items = [batch[index] for index in range(len(batch))]
+        views = [self._files.view(file) for file in batch.samples["file"].tolist()]
+        made = views[0].tensors(items) if len(set(views)) == 1 else _mixed(views, items)
+        for name, rows in beside.items():
+            made[name] = torch.from_numpy(rows).to(batch.plain.device)
+        return made if self._stream.batched else {name: rows[0] for name, rows in made.items()}
+
+    # ---- in the thread that reads ahead
+
+    def _planned(
+        self, base: int, steps: int, beside: deque[dict[str, Numbers]]
+    ) -> Iterator[Samples]:
+        """Samples of several steps at once, because a chunk that they share is then opened once."""
+        first = 0
+        while first < steps:
+            count = self._stream.together(base + first * self._stream.step, 1)
+            numbers = range(first, min(first + count, steps))
+            first = numbers.stop
+            self._files.trim()  # what was planned before has been read
+            samples, rows = self._located(base, numbers)
+            beside.append(rows)
+            yield samples
+
+    def _located(self, base: int, numbers: range) -> tuple[NDArray[np.void], dict[str, Numbers]]:
+        sources, shards, inside = self._stream.located(base, numbers)
+        files = self._files.numbers(sources, shards)
+        samples = np.empty(len(files), SAMPLE)
+        samples["file"] = files
+        rows: dict[str, Numbers] = {}
+        for file in np.unique(files).tolist():
+            chosen = np.flatnonzero(files == file)
+            reader, view = self._files.reader(file), self._files.view(file)
+            samples["offset"][chosen], samples["bytes"][chosen] = view.runs(reader, inside[chosen])
+            for name, values in view.beside(reader, inside[chosen]).items():
+                room = rows.setdefault(name, np.empty((len(files), values.shape[1]), np.int64))
+                room[chosen] = values
+        return samples, rows
+
+
+def _mixed(views: Sequence[View], items: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Items of several datasets, each made by its own view."""
+    found: list[Any] = [None] * len(items)
+    for view in set(views):
+        chosen = [place for place, one in enumerate(views) if one is view]
+        made = view.tensors([items[place] for place in chosen])
+        for row, place in enumerate(chosen):
+            found[place] = {name: rows[row] for name, rows in made.items()}
+    mixed: dict[str, torch.Tensor] = default_collate(found)
+    return mixed
+
+
+class _Shards:
+    """The shards of all datasets, numbered in their order. Used by one thread."""
+
+    def __init__(self, datasets: Sequence[Dataset]) -> None:
+        self._datasets = datasets
+        self._ends = np.cumsum([len(dataset.shards) for dataset in datasets])
+        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, number: int) -> SealedPart:
+        reader = self.reader(number)
+        return SealedPart(reader.source, reader.sealed, reader.name)
+
+    def numbers(self, sources: Numbers, shards: Numbers) -> Numbers:
+        before = np.append(0, self._ends[:-1])
+        found: Numbers = before[sources] + shards
+        return found
+
+    def view(self, number: int) -> View:
+        return self._dataset(number)[0].view
+
+    def reader(self, number: int) -> ShardReader:
+        found = self._readers.pop(number, None)
+        if found is None:
+            dataset, shard = self._dataset(number)
+            found = dataset.new_reader(shard)
+        self._readers[number] = found
+        return found
+
+    def _dataset(self, number: int) -> tuple[Dataset, int]:
+        source = int(np.searchsorted(self._ends, number, side="right"))
+        dataset = self._datasets[source]
+        return dataset, number - (int(self._ends[source]) - len(dataset.shards))
+
+    def trim(self) -> None:
+        """Closes what was not used for longest. Not while a batch is read: it may need them all."""
+        while len(self._readers) > OPEN_SHARDS:
+            self._readers.popitem(last=False)[1].close()
+
+    def close(self) -> None:
+        while self._readers:
+            self._readers.popitem()[1].close()

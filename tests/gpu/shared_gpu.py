@@ -1,0 +1,24 @@
+"""Several ranks on one GPU, over the wire that a test is about."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from sealring.bench.gpu.groups import environment_for
+from sealring.bench.place import nccl_on_a_shared_gpu
+
+each_wire = pytest.mark.parametrize("wire", ["peer", "host", "links", "nccl"])
+
+
+def environment_of(wire: str, **more: str) -> dict[str, str]:
+    return {"SEALRING_GPU_WIRE": wire, **environment_for(wire), **more}
+
+
+def enter(rank: int) -> None:
+    """In a worker, before its first group."""
+    if os.environ.get("SEALRING_GPU_WIRE") == "nccl":
+        os.environ.update(nccl_on_a_shared_gpu(rank))
+    torch.cuda.set_device(0)

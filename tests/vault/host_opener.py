@@ -1,0 +1,133 @@
+"""A GPU played by the CPU: OpenSSL opens the listed chunks, under keys by the standard's text.
+
+A batch is opened when it is asked for and not before, so memory that is used again too early gives
+other bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA512
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from sealring import _native
+from sealring.engine.cuda.chunks import NO_FAILURE
+from sealring.vault.datasets.gpu_loader import GpuLoader
+from sealring.vault.gpu_plan import Plan, SealedPart, SealedParts
+
+SALT_BYTES = 24
+KeyOf = Callable[[int], tuple[_native.Secret, bytes]]
+"""The input key of a file and its context."""
+
+
+class HostSlot:
+    def __init__(self, opener: HostOpener) -> None:
+        self._opener = opener
+        self._memory = bytearray()
+        self._plan: Plan | None = None
+
+    def room(self, size: int) -> memoryview:
+        self._opener.require_working()
+        assert self._plan is None, "the batch before was not taken"
+        if len(self._memory) < size:
+            self._memory = bytearray(size)
+        return memoryview(self._memory)
+
+    def start(self, plan: Plan) -> None:
+        self._opener.require_working()
+        self._plan = plan
+        self._opener.add_keys(plan)
+
+    def finish(self) -> tuple[torch.Tensor, int]:
+        self._opener.require_working()
+        plan, self._plan = self._plan, None
+        assert plan is not None
+        plain, failed = bytearray(plan.plain_bytes), NO_FAILURE
+        for place, chunk in enumerate(plan.chunks):
+            start, to, number, size, file = (int(value) for value in chunk)
+            assert start % 16 == to % 16 == 0
+            try:
+                opened = self._opener.open(file, number, self._memory[start : start + size + 16])
+            except InvalidTag:
+                failed = place
+            else:
+                plain[to : to + size] = opened
+        self._opener.opened_bytes += plan.sealed_bytes
+        return torch.from_numpy(np.frombuffer(plain, np.uint8).copy()), failed
+
+
+class HostOpener:
+    def __init__(self, files: SealedParts, key_of: KeyOf) -> None:
+        self._files, self._key_of = files, key_of
+        self._keys: dict[int, tuple[ChaCha20Poly1305, int]] = {}
+        self._thread: int | None = None
+        self.opened_bytes = 0
+        self.closed = 0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        assert self._thread is None, "two threads work at the same time"
+        self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
+
+    def require_working(self) -> None:
+        assert self._thread == threading.get_ident()
+        assert not self.closed
+
+    def slot(self) -> HostSlot:
+        return HostSlot(self)
+
+    def add_keys(self, plan: Plan) -> None:
+        for file in np.unique(plan.chunks["file"]).tolist():
+            if file not in self._keys:
+                self._keys[file] = chunk_key(self._files[file], *self._key_of(file))
+
+    def open(self, file: int, number: int, sealed: bytearray) -> bytes:
+        key, base = self._keys[file]
+        return key.decrypt((base ^ number).to_bytes(12, "big"), bytes(sealed), None)
+
+    def give(self, plain: torch.Tensor) -> None:
+        assert not self.closed
+
+    def close(self) -> None:
+        assert self._thread is None
+        self.closed += 1
+        self._keys.clear()
+
+
+def chunk_key(
+    part: SealedPart, secret: _native.Secret, context: bytes
+) -> tuple[ChaCha20Poly1305, int]:
+    """The key and the base nonce, by the standard's text."""
+    salt = bytearray(SALT_BYTES)
+    part.read_into(0, memoryview(salt))
+    info = b"c2sp.org/chunked-encryption@v1+AEAD_CHACHA20_POLY1305\0" + bytes(salt) + context
+    derived = HKDFExpand(SHA512(), 76, info).derive(bytes(memoryview(secret)))
+    return ChaCha20Poly1305(derived[:32]), int.from_bytes(derived[32:44], "big")
+
+
+class HostLoader(GpuLoader):
+    """A GpuLoader on the device "cpu"."""
+
+    def make_opener(self, device: torch.device, files: SealedParts) -> HostOpener:
+        def key_of(number: int) -> tuple[_native.Secret, bytes]:
+            dataset, shard = self._files._dataset(number)
+            opened = dataset._opened
+            return opened._keys.key(shard), bytes.fromhex(opened._places[shard].context)
+
+        return HostOpener(files, key_of)
+
+    @property
+    def opener(self) -> HostOpener:
+        assert isinstance(self._opener, HostOpener)
+        return self._opener
