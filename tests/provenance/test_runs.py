@@ -107,4 +107,9 @@ def test_evidence_that_was_changed(tmp_path: Path) -> None:
     for name in ("../run.json", "x", ""):
         with pytest.raises(MalformedRun, match="not a digest"):
             run.evidence(name)
+    (run.path / "evidence" / digest).unlink()
+    (tmp_path / "script").write_bytes(b"script")
+    os.symlink(tmp_path / "script", run.path / "evidence" / digest)
+    with pytest.raises(MalformedRun, match="is a link"):
+        run.evidence(digest)
     assert json.loads((run.path / "run.json").read_text())["run"] == "r1"

@@ -21,7 +21,7 @@ DIGESTS: Final = frozenset(
     }
 )
 """Fields of statements that are SHA-256 digests in lower-case hexadecimal."""
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_is_sha256: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,10 @@ class Checked:
     """Its digests are SHA-256 in lower-case hexadecimal."""
 
     def __post_init__(self) -> None:
-        for name in _digests_of(type(self)):
+        kind = type(self)
+        for name in _KNOWN.get(kind) or _digests_of(kind):
             value = getattr(self, name)
-            if isinstance(value, str) and not _SHA256.fullmatch(value):
+            if isinstance(value, str) and not _is_sha256(value):
                 raise ConfigurationError(f"{name} is not a SHA-256 digest of 64 digits")
 
 
@@ -40,8 +41,7 @@ _KNOWN: Final[dict[type, tuple[str, ...]]] = {}
 
 
 def _digests_of(kind: type[Checked]) -> tuple[str, ...]:
-    if kind not in _KNOWN:
-        _KNOWN[kind] = tuple(one.name for one in fields(kind) if one.name in DIGESTS)
+    _KNOWN[kind] = tuple(one.name for one in fields(kind) if one.name in DIGESTS)
     return _KNOWN[kind]
 
 

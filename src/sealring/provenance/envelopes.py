@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -56,13 +56,14 @@ def seal_envelope(payload: bytes, signer: Credentials | Ed25519PrivateKey) -> by
     key = signer.private_key if isinstance(signer, Credentials) else signer
     if not isinstance(key, Ed25519PrivateKey):
         raise Unsupported("a statement is signed with an Ed25519 key, and this worker's is another")
-    signature = {
-        "keyid": key_id(key.public_key()),
-        "sig": encode_base64(key.sign(_pre_authentication(payload))),
-    }
+    keyid = key_id(key.public_key())
+    sig = encode_base64(key.sign(_pre_authentication(payload)))
+    signature: _Signature | _WorkerSignature
     if isinstance(signer, Credentials):
         pem = signer.certificate.public_bytes(Encoding.PEM)
-        signature["certificate"] = encode_base64(pem)
+        signature = _WorkerSignature(keyid, sig, encode_base64(pem))
+    else:
+        signature = _Signature(keyid, sig)
     encoded = _spelled(encode_base64(payload), signature)
     if len(encoded) > MAX_ENTRY_BYTES:
         raise Unsupported(
@@ -142,15 +143,20 @@ def _parse(data: bytes) -> tuple[bytes, _Signature | _WorkerSignature]:
         raise MalformedStatement(str(problem)) from None
     # Chains and logs name an envelope by its digest. In another spelling it would still verify, and
     # its signer would seem to have signed a second one.
-    if _spelled(payload, asdict(signature)) != data:
+    if _spelled(payload, signature) != data:
         raise MalformedStatement("the envelope is spelled in another way than sealring writes it")
     return _decode(payload, "payload"), signature
 
 
-def _spelled(payload: str, signature: dict[str, str]) -> bytes:
-    """The one spelling of an envelope."""
-    envelope = {"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": [signature]}
-    return json.dumps(envelope, separators=(",", ":")).encode()
+def _spelled(payload: str, signature: _Signature | _WorkerSignature) -> bytes:
+    """The one spelling of an envelope. Nothing in it is escaped: all of it is hex or base64."""
+    certificate = ""
+    if isinstance(signature, _WorkerSignature):
+        certificate = f',"certificate":"{signature.certificate}"'
+    return (
+        f'{{"payload":"{payload}","payloadType":"{PAYLOAD_TYPE}","signatures":'
+        f'[{{"keyid":"{signature.keyid}","sig":"{signature.sig}"{certificate}}}]}}'
+    ).encode()
 
 
 @lru_cache(maxsize=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -16,22 +17,36 @@ from typing import Final
 from sealring.errors import LogError, LogInUse, NotALog
 
 _POLL_SECONDS: Final = 0.05
+_MORE_BYTES: Final = 65536
+"""Read at a time of a file that has grown since it was opened."""
 
 
-def read_limited(path: Path, limit: int, error: type[LogError] = NotALog) -> bytes | None:
-    """A regular file of at most `limit` bytes; None if there is none, `error` for all else."""
+def read_limited(
+    path: Path | str, limit: int, error: type[LogError] = NotALog, *, links: bool = True
+) -> bytes | None:
+    """A regular file of at most `limit` bytes; None if there is none, `error` for all else.
+
+    Without `links`, a name that is a symbolic link is refused as well.
+    """
+    # O_NONBLOCK: a FIFO that somebody placed there must not hang the reader.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        # O_NONBLOCK: a FIFO that somebody placed there must not hang the reader.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, flags if links else flags | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as problem:
+        if not links and problem.errno == errno.ELOOP:
+            raise error(f"{path} is a link: there is no such file here") from None
         raise error(f"{path} cannot be read: {problem.strerror}") from None
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise error(f"{path} is not a regular file")
-        content = file.read(limit + 1)
+        content = os.read(fd, min(status.st_size, limit) + 1)
+        while len(content) <= limit and (more := os.read(fd, _MORE_BYTES)):
+            content += more
+    finally:
+        os.close(fd)
     if len(content) > limit:
         raise error(f"{path} is larger than {limit} bytes, so it is something else")
     return content
