@@ -57,7 +57,7 @@ def worker(rank: int = 0, *, name: str = "dp") -> WorkerStatus:
     )  # fmt: skip
     return WorkerStatus(
         job="train", rank=rank, size=2, host="host-a", pid=100 + rank, version="0.1.0",
-        time_s=time.time(), monotonic_ns=1, identity="broker",
+        time_s=time.time(), monotonic_ns=1, identity="secret" if rank else "broker",
         certificate_ends_s=time.time() + 7200, sealed_only=True, groups_open=1, groups=[group],
         counts=[counts],
     )  # fmt: skip
@@ -98,12 +98,21 @@ def test_two_processes_of_one_rank_have_series_of_their_own() -> None:
         assert len(set(labels)) == len(labels), name
 
 
+def panels(*kinds: str) -> list[dict[str, Any]]:
+    """Of the dashboard; all of them without `kinds`."""
+    every: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return [each for each in every if not kinds or each["type"] in kinds]
+
+
+def variables() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["templating"]["list"]
+    return found
+
+
 def queries() -> list[str]:
-    document = json.loads(DASHBOARD.read_text())
-    asked = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
+    asked = [target["expr"] for panel in panels() for target in panel["targets"]]
     assert len(asked) > 10
-    variables = document["templating"]["list"]
-    return asked + [each["query"]["query"] for each in variables if each["type"] == "query"]
+    return asked + [each["query"]["query"] for each in variables() if each["type"] == "query"]
 
 
 def test_the_dashboard_asks_only_for_metrics_that_there_are() -> None:
@@ -116,7 +125,8 @@ def test_the_dashboard_asks_only_for_metrics_that_there_are() -> None:
         assert names, query
         assert names <= found.keys(), query
         used |= names
-        selected = re.findall(r"([a-z_]+)=~", query) + re.findall(r"(?:by|on) \(([\w, ]+)\)", query)
+        selected = re.findall(r'([a-z_]+)(?:=~|!=|=)"', query)
+        selected += re.findall(r"(?:by|on|group_left) \(([\w, ]*)\)", query)
         for label in ", ".join(selected).split(", "):
             assert label in labels | {""}, query
     assert used == found.keys(), "a metric that no panel shows"
@@ -124,7 +134,7 @@ def test_the_dashboard_asks_only_for_metrics_that_there_are() -> None:
 
 def test_the_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+    for panel in panels():
         at = panel["gridPos"]
         cells = {
             (x, y)
@@ -134,6 +144,44 @@ def test_the_panels_do_not_overlap() -> None:
         assert at["x"] + at["w"] <= 24
         assert not cells & taken, panel["title"]
         taken |= cells
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_the_dashboard_uses_only_variables_that_it_has() -> None:
+    used = set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text()))
+    of_grafana = {"__all", "__rate_interval"}
+    assert used - of_grafana == {each["name"] for each in variables()}
+
+
+def test_a_stat_shows_the_present_in_its_own_colours() -> None:
+    """A range's last value outlives its job. Without thresholds Grafana paints 80 and more red."""
+    for panel in panels("stat"):
+        assert all(each["instant"] and not each["range"] for each in panel["targets"])
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"], panel["title"]
+
+
+def test_a_stat_without_data_is_grey() -> None:
+    """Grafana would paint it in the first threshold's colour, which is green for most."""
+    for panel in panels("stat"):
+        if panel["options"]["colorMode"] != "none":
+            mappings = panel["fieldConfig"]["defaults"]["mappings"]
+            absent = [each["options"] for each in mappings if each["type"] == "special"]
+            assert [each["match"] for each in absent] == ["null+nan"], panel["title"]
+            assert absent[0]["result"]["color"].startswith("#6e"), panel["title"]
+
+
+def test_units_are_grafanas_and_a_tables_are_of_one_column() -> None:
+    """A unit for a whole table is also put behind ranks and names of groups that are numbers."""
+    known = {"none", "s", "binBps", "ops", "percentunit"}  # ids in @grafana/data
+    for panel in panels():
+        config = panel["fieldConfig"]
+        rules = [rule for each in config["overrides"] for rule in each["properties"]]
+        units = [each["value"] for each in rules if each["id"] == "unit"]
+        if panel["type"] == "table":
+            assert "unit" not in config["defaults"], panel["title"]
+        else:
+            units.append(config["defaults"]["unit"])
+        assert set(units) <= known, panel["title"]
 
 
 @contextmanager
@@ -254,11 +302,24 @@ def test_prometheus_reads_the_text_and_answers_the_dashboards_queries(tmp_path: 
                 _wait_for(lambda: _answers(own, "sum(up)") == ["1"])
                 for query in queries():
                     if not query.startswith("label_values"):
-                        plain = re.sub(r"\$__rate_interval", "10s", query)
-                        plain = re.sub(r"\$(job|rank)", ".*", plain)
+                        plain = _filled(query)
                         _wait_for(lambda plain=plain: bool(_answers(own, plain)), plain)
+                shown = {
+                    panel["title"]: _answers(own, _filled(panel["targets"][0]["expr"]))
+                    for panel in panels("stat")
+                }
+                # An error's series begins with the first error, where increase() sees none.
+                assert shown["Errors, 1 hour"] == ["2"]
+                assert shown["Failed groups"] == ["1"]  # one group of two ranks
+                assert shown["Sealed only"] == shown["Ranks missing"] == ["0"]
+                assert shown["Ranks up"] == ["2"]
+                assert shown["Silent workers"] == ["1"]
             finally:
                 prometheus.terminate()
+
+
+def _filled(query: str) -> str:
+    return re.sub(r"\$(job|rank)", ".*", query.replace("$__rate_interval", "10s"))
 
 
 def _answers(server: str, query: str) -> list[str]:

@@ -98,6 +98,8 @@ FAMILIES: Final[Sequence[Family]] = (
            _tallied(lambda each: each.messages, "operation")),
     Family("sealring_errors", "counter", "Calls that ended in an error.",
            _tallied(lambda each: each.errors, "type")),
+    Family("sealring_job_ranks", "gauge", "How many ranks the job has.",
+           lambda worker: [({}, worker.size)]),
     Family("sealring_groups", "gauge", "Sealed groups that have not ended.",
            lambda worker: [({}, worker.groups_open)]),
     Family("sealring_group_age_seconds", "gauge", "How long ago the group was made.",
