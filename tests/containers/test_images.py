@@ -17,7 +17,7 @@ import pytest
 # Low limits: a machine may not let a container raise them.
 LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 ENGINES = (("podman",), ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs"))
-SECONDS = 100
+SECONDS = 300
 pytestmark = pytest.mark.timeout(5 * SECONDS)
 
 
