@@ -53,6 +53,8 @@ A little less than a power of two: with header and tags a record then fills two 
 64 KiB TCP segments and does not spill a few bytes into a third (`sealring bench allreduce
 --transport tcp` with SEALRING_RECORD_BYTES=131072 shows what that costs).
 """
+PREPARED_BYTES: Final = 256 << 10
+"""Up to so many, a call that is like an earlier one is run from what that one prepared."""
 RING_BYTES: Final = 768 << 10
 """Shared memory per direction of a link."""
 RING_CONTROL_BYTES: Final = 4096

@@ -18,6 +18,8 @@ from sealring.bench.suite import everything, steps
 from sealring.cli.bench.running import run
 from sealring.errors import WorkerFailed
 from sealring.results import read_results
+from sealring.schedule import Algorithm, Operation
+from sealring.schedule.table import parse_table, shipped_table
 
 
 def exchange(size: int) -> Exchange:
@@ -51,6 +53,19 @@ def test_a_whole_run_is_complete_and_runs_are_told_apart(tmp_path: Path) -> None
     ]  # fmt: skip
     assert [case.sealed_bytes for case in results.allreduce] == [0, 8, 0, 16, 0, 32]
     assert told == [0, 0.5, 1.5, 2, 2.5]
+
+
+def test_the_file_says_by_which_table_algorithms_were_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    tables = []
+    for fixed in ("", "all_reduce=tree"):
+        monkeypatch.setenv("SEALRING_ALGORITHM", fixed)
+        Session("sealring bench", path).run([job(8)], lambda *_: None)
+        tables.append(parse_table(read_results(path).algorithms, "these"))
+    assert tables[0] == shipped_table()
+    assert tables[1] == shipped_table().fixed_to({Operation.ALL_REDUCE: Algorithm.TREE})
 
 
 def test_the_file_is_there_after_each_job(tmp_path: Path) -> None:

@@ -57,3 +57,29 @@ def test_work_is_neither_lost_nor_gained(ranks: int, part: float) -> None:
     """A collective alone takes its own time, or what its work takes on all cores."""
     step = run_step(Compute(0.0, 0.0, 0.0), [Exchange(1.0, 1.0, part)], Sharing(2.0, ranks))
     assert step.seconds == pytest.approx(max(1.0, ranks * part / 2.0), rel=1e-6)
+
+
+def test_three_ranks_that_yield_take_as_long_on_two_cores_as_four() -> None:
+    """One core has two of them, and the third waits for these."""
+    alone = [Exchange(1.0, 1.0, 0.9)]
+    three, four = (
+        run_step(Compute(0.0, 0.0, 0.0), alone, Sharing(2.0, ranks, yields=True)).seconds
+        for ranks in (3, 4)
+    )
+    assert three == four == pytest.approx(1.8, rel=1e-6)
+    assert [Sharing(2.0, ranks).turns for ranks in (2, 3, 8)] == [0.0, 0.5, 3.0]
+    assert [Sharing(2.0, ranks, yields=True).turns for ranks in (2, 3, 8)] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "busiest"),
+    [(2, 1, 2), (3, 2, 2), (4, 2, 3), (8, 2, 5), (5, 4, 2), (2, 2, 1), (4, 16, 1)],
+)
+def test_ranks_that_have_not_settled_may_share_one_core_of_several(
+    ranks: int, cores: int, busiest: int
+) -> None:
+    """Of 16 ways in which four ranks wake up on two cores, 6 have two on each and 14 have no more
+    than three on one: the median is three. Where every rank can have a core, it finds one."""
+    assert Sharing(cores, ranks, yields=True, settled=False).on_a_core == busiest
+    assert Sharing(cores, ranks, yields=True).on_a_core == -(-ranks // cores)
+    assert Sharing(cores, ranks, settled=False).on_a_core == max(1.0, ranks / cores)

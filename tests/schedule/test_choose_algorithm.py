@@ -97,6 +97,17 @@ def test_what_was_fixed_comes_before_the_table() -> None:
     assert selection(Operation.ALL_REDUCE, 100) is choose(Operation.ALL_REDUCE, 4, 100)
 
 
+def test_a_table_can_be_fixed_to_an_algorithm() -> None:
+    table = shipped_table().fixed_to({Operation.ALL_REDUCE: TREE, Operation.BARRIER: DIRECT})
+    for topology in (ONE_HOST, TWO_HOSTS, OWN_HOSTS):
+        own, fixed = Selection(topology), Selection(topology, table)
+        assert {fixed(Operation.ALL_REDUCE, size) for size in (4, 1 << 30)} == {TREE}
+        assert fixed(Operation.BROADCAST, 4096) is own(Operation.BROADCAST, 4096)
+    again = AlgorithmTable(dict(reversed(list(table.rows.items()))))
+    assert again == table
+    assert hash(again) == hash(table)
+
+
 def test_the_shipped_table_is_whole() -> None:
     rows = shipped_table().rows
     assert rows.keys() == {(op, place) for op in OPERATIONS.values() for place in Placement}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from sealring.bench.exchange import Progress
+from sealring.group.settings import read_settings
 from sealring.results import Results, this_machine, write_results
+from sealring.schedule.table import format_table
 
 Section = Literal["aead", "link", "allreduce", "collectives", "step", "gpu", "scale"]
 
@@ -36,6 +39,12 @@ class Job:
     measure: Callable[[Progress], Iterator[Measured]]
 
 
+def _table() -> str:
+    """What the workers, which inherit this environment, choose algorithms by."""
+    settings = read_settings(os.environ)
+    return format_table(settings.table.fixed_to(settings.algorithms), {})
+
+
 @dataclass(slots=True)
 class Session:
     command: str
@@ -45,6 +54,7 @@ class Session:
     stopped: str | None = None
     """Why it ended early, once it has."""
     _made: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    _algorithms: str = field(default_factory=_table)
 
     def run(self, jobs: Sequence[Job], tell: Callable[[float, str], None]) -> None:
         """Measures; `tell` gets how many are done and what is under way.
@@ -80,5 +90,6 @@ class Session:
             complete=stopped is None,
             stopped=stopped,
             machine=this_machine(),
+            algorithms=self._algorithms,
             **sections,
         )

@@ -55,8 +55,8 @@ class Costs:
     inside: Hop
     between: Hop
     turn_s: float = 0.0
-    """Of an engine that had nothing to do, before it takes up a record: it had given its core to
-    others. 0 where no core is shared."""
+    """Of an engine that had nothing to do, to take up a record: it had given its core to another
+    rank. 0 where no core is shared."""
 
 
 @dataclass(frozen=True, slots=True)

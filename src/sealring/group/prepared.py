@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from sealring import _native
+from sealring import _native, limits
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
 from sealring.group import arguments, memory
@@ -23,8 +23,6 @@ from sealring.group.dispatch import Dispatcher
 from sealring.group.work import FinishedWork, SealedWork
 from sealring.schedule import Selection
 
-LARGEST_BYTES: Final = 256 << 10
-"""Beyond this the records take so long that the rest does not matter."""
 _KEPT: Final = 64
 
 
@@ -51,7 +49,7 @@ class Prepared(Calling):
     def _prepare(self, key: Key, collective: Collective, tensor: torch.Tensor) -> None:
         """Keeps what calls like this one need, if they may be run by `_run_prepared`."""
         total = collective.total
-        if total is None or not 0 < total <= LARGEST_BYTES or not _is_plain(tensor):
+        if total is None or not 0 < total <= limits.PREPARED_BYTES or not _is_plain(tensor):
             return
         if len(self._prepared) >= _KEPT:
             self._prepared.clear()

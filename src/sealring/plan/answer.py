@@ -321,7 +321,7 @@ def _algorithms(question: Question) -> list[SizeAnswer]:
 def _fastest(profile: Profile, network: Network, cluster: Cluster, nbytes: int) -> SizeAnswer:
     def timed(algorithm: Algorithm | None) -> tuple[float, Algorithm]:
         setting = Setting(profile, "sealed", network, cluster, algorithm)
-        seconds, _, taken = setting.takes(Operation.ALL_REDUCE, nbytes)
+        seconds, _, taken = setting.takes(Operation.ALL_REDUCE, nbytes, waits=True)
         return seconds, taken
 
     default_seconds, default = timed(None)

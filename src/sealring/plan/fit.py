@@ -9,24 +9,22 @@ none that communicates is looked at.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from sealring import limits
 from sealring.errors import ConfigurationError
-from sealring.plan.collectives import Cluster
 from sealring.plan.crowd import with_shares
-from sealring.plan.layouts import Setting
+from sealring.plan.lines import Point, lines
+from sealring.plan.measured import setting_of
 from sealring.plan.models import load_model
 from sealring.plan.named import MODELS
 from sealring.plan.profiles import (
     Device,
     Figure,
-    Network,
     Profile,
     Route,
     Way,
-    load_network,
     with_figures,
 )
 from sealring.results import KernelCase, LinkPoint, Results, median_of
@@ -36,21 +34,19 @@ _NONE: Final = Figure(0.0, "not part of this way")
 
 
 def profile_of(results: Results) -> Profile:
-    network = load_network("100gbe")
     device = _device(results)
     copy = _rate(results, "copy")
     sealed = _sealed_route(results, copy)
     profile = Profile(
         name="this machine",
         about=f"{results.machine.cpu}, {results.machine.cores} cores, measured {results.made}",
-        network=network.name,
+        network="100gbe",
         device=device,
         plain=_plain_route(results, "plain", copy),
         cc=_plain_route(results, "cc", copy) if _points(results, "cc") else None,
         sealed=sealed,
     )
-    profile = _with_overheads(profile, results, network)
-    return with_shares(profile, results, network)
+    return with_shares(_with_overheads(profile, results), results)
 
 
 # ---- kernels
@@ -131,6 +127,7 @@ def _sealed_route(results: Results, copy: Figure) -> Route:
     shared = Figure(copy.value, f"through shared memory: {copy.source}")
     return Route(
         call_s=_NONE,
+        prepared_s=_NONE,
         seal_bytes_per_s=_rate(results, "seal"),
         open_bytes_per_s=_rate(results, "open"),
         reduce_bytes_per_s=_rate(results, "reduce"),
@@ -176,11 +173,12 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
     # A hop of a ring of two carries half of the tensor; a call is two hops.
     xs = [point.bytes * point.messages / 2 for point in points]
     ys = [median_of(point.seconds) / 2 for point in points]
-    latency, per_byte = _line(xs, ys, [1 / (y * y) for y in ys])
+    (latency,), per_byte = lines([[Point(x, y, 1 / (y * y)) for x, y in zip(xs, ys, strict=True)]])
     per_byte = max(per_byte, 1e-15)
     source = "two ranks' all-reduces by size"
     return Route(
         call_s=_NONE,
+        prepared_s=_NONE,
         seal_bytes_per_s=_NONE,
         open_bytes_per_s=_NONE,
         reduce_bytes_per_s=_NONE,
@@ -203,45 +201,35 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
     )
 
 
-def _line(
-    xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]
-) -> tuple[float, float]:
-    """(a, b), neither negative, of y = a + b x by weighted least squares."""
-    points = list(zip(weights, xs, ys, strict=True))
-    total = sum(weights)
-    mean_x = sum(w * x for w, x, _ in points) / total
-    mean_y = sum(w * y for w, _, y in points) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, x, _ in points)
-    along = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in points)
-    slope = max(0.0, along / spread if spread else 0.0)
-    if (start := mean_y - slope * mean_x) >= 0:
-        return start, slope
-    squares = sum(w * x * x for w, x, _ in points)
-    return 0.0, max(0.0, sum(w * x * y for w, x, y in points) / squares if squares else 0.0)
-
-
-def _with_overheads(profile: Profile, results: Results, network: Network) -> Profile:
+def _with_overheads(profile: Profile, results: Results) -> Profile:
     """What a call and a record cost beyond their bytes: from two ranks' sealed all-reduces."""
     points = _points(results, "sealed", "shm")
-    route = profile.sealed
-    if route is None or not points:
+    if profile.sealed is None or not points:
         return profile
 
     def takes(nbytes: int, record_s: float) -> float:
         tried = with_figures(profile, "sealed", "", send_s=record_s / 2, receive_s=record_s / 2)
-        on = Setting(tried, "sealed", network, Cluster(2, 2))
-        return on.takes(Operation.ALL_REDUCE, nbytes)[0]
+        return setting_of(results, tried, "sealed", 2).takes(Operation.ALL_REDUCE, nbytes)[0]
 
     probe = 1e-6
-    xs, ys, weights = [], [], []
+    short: list[Point] = []
+    long: list[Point] = []
     for point in points:
         nbytes, measured = point.bytes * point.messages, median_of(point.seconds)
         base = takes(nbytes, 0.0)
-        xs.append((takes(nbytes, probe) - base) / probe)
-        ys.append(measured - base)
-        weights.append(1 / (measured * measured))
-    call, record = _line(xs, ys, weights)
-    source = "two ranks' sealed all-reduces by size"
+        records = (takes(nbytes, probe) - base) / probe
+        one = Point(records, measured - base, 1 / (measured * measured))
+        (short if nbytes <= limits.PREPARED_BYTES else long).append(one)
+    (prepared, call), record = lines([short, long])
+    if prepared > call:  # the same, then, and noise
+        (call,), record = lines([short + long])
+        prepared = call
     return with_figures(
-        profile, "sealed", source, send_s=record / 2, receive_s=record / 2, call_s=call
+        profile,
+        "sealed",
+        "two ranks' sealed all-reduces by size",
+        send_s=record / 2,
+        receive_s=record / 2,
+        call_s=call,
+        prepared_s=call - prepared,
     )

@@ -7,19 +7,22 @@ tp x pp  layers are cut within a host and stages are chained; replicas of that a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from sealring import limits
 from sealring.plan.buckets import Bucket
 from sealring.plan.collectives import Cluster, collective
 from sealring.plan.memory import ITEMSIZE, Precision
 from sealring.plan.model import Model
 from sealring.plan.profiles import Network, Profile, Route, Way, costs_of, cutting_of
-from sealring.plan.timeline import Compute, Exchange, Sharing, Step, run_step
+from sealring.plan.timeline import MOVED_AFTER_S, Compute, Exchange, Sharing, Step, run_step
 from sealring.schedule import ALGORITHMS, Algorithm, Operation, Selection, Topology
 from sealring.schedule.choose import NOTHING_SET, everywhere
+from sealring.schedule.table import AlgorithmTable
 
 _GLOO: Final = (Algorithm.RING,)
 _NCCL: Final = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
@@ -37,9 +40,11 @@ class Setting:
     network: Network
     cluster: Cluster
     algorithm: Algorithm | None = None
-    """What SEALRING_ALGORITHM says; None: sealring's own table."""
-    crowd: int | None = None
-    """How many ranks share the cores, where that is not as many as share a host of the cluster."""
+    """What SEALRING_ALGORITHM says; None: the table's choice."""
+    table: AlgorithmTable | None = None
+    """None: sealring's own."""
+    settled: bool = True
+    """False: ranks that share cores are still where they happened to wake up."""
 
     @property
     def route(self) -> Route:
@@ -48,17 +53,23 @@ class Setting:
         return route
 
     def on(self, cluster: Cluster) -> Setting:
-        return Setting(self.profile, self.way, self.network, cluster, self.algorithm, self.crowd)
+        return dataclasses.replace(self, cluster=cluster)
 
     def sharing(self) -> Sharing:
-        ranks = self.crowd or min(self.cluster.per_host, self.cluster.ranks)
-        return Sharing(self.profile.device.cores_per_host.value, ranks)
+        ranks = min(self.cluster.per_host, self.cluster.ranks)
+        device = self.profile.device
+        yields = self.way == "sealed" and device.kind == "cpu"
+        return Sharing(device.cores_per_host.value, ranks, yields, self.settled)
 
-    def takes(self, operation: Operation, nbytes: int) -> tuple[float, float, Algorithm]:
-        """(seconds, of these the engine's, algorithm) of one collective."""
+    def takes(
+        self, operation: Operation, nbytes: int, *, waits: bool = False
+    ) -> tuple[float, float, Algorithm]:
+        """(seconds, of these the engine's, algorithm) of one collective; with `waits`, of one whose
+        caller waits for it and has made such a call before."""
         route = self.route
         if self.way == "sealed":
-            candidates = [_selection(self.cluster, self.algorithm)(operation, nbytes)]
+            select = _selection(self.cluster, self.algorithm, self.table)
+            candidates = [select(operation, nbytes)]
         else:
             wanted = _NCCL if self.profile.device.kind == "gpu" else _GLOO
             several = self.cluster.hosts > 1
@@ -67,7 +78,7 @@ class Setting:
                 for each in wanted
                 if each in ALGORITHMS[operation] and (several or each in _INSIDE)
             ]
-        costs = costs_of(route, self.network, self.sharing().sharers)
+        costs = costs_of(route, self.network, self.sharing().turns)
         cutting = cutting_of(self.profile, self.way)
         timed = [
             (collective(operation, each, self.cluster, nbytes, costs, cutting), each)
@@ -76,19 +87,25 @@ class Setting:
         outcome, algorithm = min(timed, key=lambda pair: pair[0].seconds)
         # On CPUs the call itself runs on the core that the engine runs on.
         call = route.call_s.value
+        if waits and nbytes <= limits.PREPARED_BYTES:
+            call -= route.prepared_s.value
         busy = call if self.profile.device.kind == "cpu" else 0.0
         return outcome.seconds + call, outcome.engine_s + busy, algorithm
 
-    def exchange(self, operation: Operation, nbytes: int, ready: float = 1.0) -> Exchange:
-        seconds, busy, _ = self.takes(operation, nbytes)
+    def exchange(
+        self, operation: Operation, nbytes: int, ready: float = 1.0, *, waits: bool = False
+    ) -> Exchange:
+        seconds, busy, _ = self.takes(operation, nbytes, waits=waits)
         return Exchange(ready, seconds, busy * self.route.core_share.value)
 
 
 @lru_cache(maxsize=256)
-def _selection(cluster: Cluster, algorithm: Algorithm | None) -> Selection:
+def _selection(
+    cluster: Cluster, algorithm: Algorithm | None, table: AlgorithmTable | None
+) -> Selection:
     """As a group of these ranks would choose."""
     fixed = NOTHING_SET if algorithm is None else everywhere(algorithm)
-    return Selection(Topology(cluster.host_of()), fixed=fixed)
+    return Selection(Topology(cluster.host_of()), table, fixed)
 
 
 def compute_of(model: Model, profile: Profile, ranks: int, batch: int, p: Precision) -> Compute:
@@ -118,9 +135,14 @@ def ddp_step(setting: Setting, compute: Compute, buckets: Sequence[Bucket]) -> S
 
 
 def alone(setting: Setting, operation: Operation, nbytes: int) -> float:
-    """One collective by itself, on as many cores as there are."""
-    exchange = setting.exchange(operation, nbytes)
-    return run_step(Compute(0.0, 0.0, 0.0), [exchange], setting.sharing()).seconds
+    """One collective by itself, again and again, on as many cores as there are."""
+    early = dataclasses.replace(setting, settled=False)
+    exchange = early.exchange(operation, nbytes, waits=True)
+    # So long a rank has not run when its turn comes. If that is long, a free core takes it over.
+    waited = (early.sharing().on_a_core - 1.0) * exchange.busy_s
+    if waited >= MOVED_AFTER_S:
+        early, exchange = setting, setting.exchange(operation, nbytes, waits=True)
+    return run_step(Compute(0.0, 0.0, 0.0), [exchange], early.sharing()).seconds
 
 
 def fsdp_units(model: Model) -> list[int]:

@@ -51,6 +51,9 @@ class Route:
 
     call_s: Figure
     """Per collective, on top of its records."""
+    prepared_s: Figure
+    """What a call saves of that where it waits for its result, is no longer than
+    limits.PREPARED_BYTES and is like an earlier one."""
     seal_bytes_per_s: Figure
     open_bytes_per_s: Figure
     reduce_bytes_per_s: Figure
@@ -59,8 +62,8 @@ class Route:
     """Of the engine, per record."""
     receive_s: Figure
     turn_s: Figure
-    """Of the engine, for each further rank on its core, whenever it has run out of records: it then
-    gives the core away, and another's turn passes before it can take up the next one."""
+    """Of the engine, where ranks share cores, whenever it has run out of records: it then gives its
+    core to another rank, and comes back to caches that this one has used (Sharing.turns)."""
     inside_latency_s: Figure
     inside_bytes_per_s: Figure
     inside_push_bytes_per_s: Figure
@@ -117,8 +120,9 @@ def with_figures(profile: Profile, way: Way, source: str, **values: float) -> Pr
     return dataclasses.replace(profile, plain=plain, cc=routes["cc"], sealed=routes["sealed"])
 
 
-def costs_of(path: Route, network: Network, sharers: float = 0.0) -> Costs:
-    """`sharers`: with how many further ranks each rank shares its core."""
+def costs_of(path: Route, network: Network, turns: float = 0.0) -> Costs:
+    """`turns`: how many of the route's pass before an engine takes up a record; 0: it has a core
+    for itself."""
     between = _inverse(path.between_engine_bytes_per_s)
     ends = {"engine_send_s": path.send_s.value, "engine_receive_s": path.receive_s.value}
     return Costs(
@@ -126,7 +130,7 @@ def costs_of(path: Route, network: Network, sharers: float = 0.0) -> Costs:
         open=_inverse(path.open_bytes_per_s),
         reduce=_inverse(path.reduce_bytes_per_s),
         copy=_inverse(path.copy_bytes_per_s),
-        turn_s=path.turn_s.value * sharers,
+        turn_s=path.turn_s.value * turns,
         inside=Hop(
             path.inside_latency_s.value,
             _inverse(path.inside_bytes_per_s),

@@ -6,8 +6,14 @@ GPU: the GPU), and when more is wanted than there is, all of it slows down alike
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+MOVED_AFTER_S: Final = 0.5e-3
+"""Linux moves no thread to another core that has run within this time (sched_migration_cost)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +47,62 @@ class Sharing:
 
     cores: float
     ranks: int
+    yields: bool = False
+    """True: an engine that waits yields its core and does not sleep, as sealring's do on CPUs. It
+    then stays on that core. A thread that sleeps is woken on a core that is free, so the cores have
+    even shares of such ranks."""
+    settled: bool = True
+    """False: so shortly after it woke up that no rank has been moved to another core yet."""
 
     @property
-    def sharers(self) -> float:
-        """Further ranks on each rank's core."""
-        return max(0.0, self.ranks / self.cores - 1.0)
+    def on_a_core(self) -> float:
+        """Ranks on the busiest core: in a collective all wait for those. So three that yield take
+        as long on two cores as four."""
+        even = max(1.0, self.ranks / self.cores)
+        if not self.yields:
+            return even
+        if self.settled or even == 1.0:
+            return float(math.ceil(even))
+        return float(_busiest(self.ranks, max(1, int(self.cores))))
+
+    @property
+    def turns(self) -> float:
+        """How often route.turn_s passes when an engine has run out of records: for each further
+        rank on its core; where engines yield, once, since what others do meanwhile is work."""
+        further = self.on_a_core - 1.0
+        return min(further, 1.0) if self.yields else further
 
     def speed(self, computing: bool, part: float) -> float:
         """Of every thread, where each rank's engine would be at work `part` of its time if it had
         a core for itself. An engine that is slowed is at work for longer, and waits no longer."""
         if part <= 0.0:
             return min(1.0, self.cores / self.ranks) if computing else 1.0
+        # Computing goes on for so long that it is moved from core to core.
+        cores = self.cores / self.ranks if computing else 1.0 / self.on_a_core
         slow, fast = 0.0, 1.0
         for _ in range(40):
             middle = (slow + fast) / 2
             at_work = part / (part + (1.0 - part) * middle)
-            if middle * self.ranks * (float(computing) + at_work) > self.cores:
+            if middle * (float(computing) + at_work) > cores:
                 fast = middle
             else:
                 slow = middle
         return fast
+
+
+@lru_cache(maxsize=64)
+def _busiest(ranks: int, cores: int) -> int:
+    """How many ranks share the busiest core if each is on any core: the median."""
+    for most in range(1, ranks):
+        ways = [1.0] + [0.0] * ranks  # by the ranks that have a core so far, over ranks' factorial
+        for _ in range(cores):
+            ways = [
+                sum(ways[n - k] / math.factorial(k) for k in range(min(n, most) + 1))
+                for n in range(ranks + 1)
+            ]
+        if ways[ranks] * math.factorial(ranks) >= 0.5 * cores**ranks:
+            return most
+    return ranks
 
 
 @dataclass(frozen=True, slots=True)

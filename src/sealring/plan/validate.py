@@ -9,13 +9,13 @@ from typing import Any
 
 from sealring.errors import ConfigurationError
 from sealring.plan.buckets import DEFAULT_CAP_MB, buckets_of
-from sealring.plan.collectives import Cluster
 from sealring.plan.crowd import turns_from
 from sealring.plan.fit import profile_of
-from sealring.plan.layouts import Setting, alone, compute_of, ddp_step
+from sealring.plan.layouts import alone, compute_of, ddp_step
+from sealring.plan.measured import setting_of
 from sealring.plan.memory import ITEMSIZE
 from sealring.plan.models import load_model
-from sealring.plan.profiles import WAYS, Network, Profile, Way, load_network
+from sealring.plan.profiles import WAYS, Profile, Way
 from sealring.plan.timeline import Compute
 from sealring.results import Results, StepCase, median_of, spread_of
 from sealring.schedule import Operation
@@ -65,8 +65,7 @@ class Validation:
 
 def validate(results: Results) -> Validation:
     profile = profile_of(results)
-    network = load_network(profile.network)
-    cases = [*_steps(results, profile, network), *_all_reduces(results, profile, network)]
+    cases = [*_steps(results, profile), *_all_reduces(results, profile)]
     if not cases:
         raise ConfigurationError(
             "these results have no steps and no all-reduces to compare with: measure with "
@@ -75,7 +74,7 @@ def validate(results: Results) -> Validation:
     return Validation(profile, cases)
 
 
-def _steps(results: Results, profile: Profile, network: Network) -> list[Compared]:
+def _steps(results: Results, profile: Profile) -> list[Compared]:
     found = []
     for case in results.step:
         way = _way(profile, case.variant)
@@ -90,7 +89,7 @@ def _steps(results: Results, profile: Profile, network: Network) -> list[Compare
         if cap is None and case.all_reduces != len(buckets):
             # torch tells its default from a 25 that was given; the count tells which it was.
             buckets = buckets_of(model, case.bucket_cap_mb, ITEMSIZE[case.precision])
-        setting = Setting(profile, way, network, Cluster(case.ranks, case.ranks))
+        setting = setting_of(results, profile, way, case.ranks, case.transport)
         step = ddp_step(setting, compute, buckets)
         found.append(
             Compared(
@@ -149,19 +148,14 @@ def _split(case: StepCase, crowd: float) -> Compute:
     return Compute(forward * scale, backward * scale, optimizer * scale)
 
 
-def _all_reduces(results: Results, profile: Profile, network: Network) -> list[Compared]:
+def _all_reduces(results: Results, profile: Profile) -> list[Compared]:
     found = []
     learnt = [id(case) for way in profile.ways() for case in turns_from(results, way)]
     for case in [*results.allreduce, *results.collectives]:
         way = _way(profile, case.variant)
         if way is None or case.collective != "all_reduce" or case.device != "cpu":
             continue
-        setting = Setting(profile, way, network, Cluster(case.ranks, case.ranks))
-        if case.transport == "tcp" and way == "sealed":
-            # Sockets between ranks that share the cores all the same.
-            setting = Setting(
-                profile, way, _loopback(network), Cluster(case.ranks, 1), crowd=case.ranks
-            )
+        setting = setting_of(results, profile, way, case.ranks, case.transport)
         found.append(
             Compared(
                 "all_reduce",
@@ -177,12 +171,6 @@ def _all_reduces(results: Results, profile: Profile, network: Network) -> list[C
             )
         )
     return found
-
-
-def _loopback(network: Network) -> Network:
-    """TCP inside one host: all of it is the engine's work."""
-    nothing = dataclasses.replace(network.latency_s, value=0.0)
-    return dataclasses.replace(network, latency_s=nothing, bytes_per_s=nothing)
 
 
 def _way(profile: Profile, variant: str) -> Way | None:

@@ -61,7 +61,7 @@ def from_json(text: str | bytes, name: str) -> Results:
             f"{name} holds no bench results; `sealring bench all` writes results.json"
         )
     version = document.pop("version", None)
-    if version not in (1, 2, VERSION):
+    if version not in (1, 2, 3, VERSION):
         raise ConfigurationError(
             f"{name} holds results of version {version!r}, and this sealring reads 1 to {VERSION}: "
             "measure again with `sealring bench all`"
@@ -70,6 +70,8 @@ def from_json(text: str | bytes, name: str) -> Results:
         document["machine"].setdefault("gpu_memory_bytes", 0)  # version 1 knew no GPU's memory
     if version in (1, 2):
         document.setdefault("scale", [])  # which did not measure the forming of groups
+    if version != VERSION:
+        document.setdefault("algorithms", "")  # which did not keep the table
     if document.pop("end", None) is not True:
         raise ConfigurationError(f"{name} is cut short: measure again with `sealring bench all`")
     results: Results = strictly(Results, document, name, "results file")

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
-VERSION: Final = 3
+VERSION: Final = 4
 
 Variant = Literal["plain", "sealed", "unsealed", "cc", "compute"]
 Transport = Literal["shm", "tcp", "host", "peer", "nccl", "hosts", "gpu", "none"]
@@ -235,6 +235,9 @@ class Results:
     gpu: list[KernelCase] = field(default_factory=list)
     """A GPU's kernels. Its collectives and steps are among the others, under its name."""
     scale: list[ScaleCase] = field(default_factory=list)
+    algorithms: str = ""
+    """The table by which sealed collectives chose their algorithm, as TOML (schedule/table.py).
+    Empty in files of earlier versions, which do not say it."""
 
 
 Case = TypeVar("Case", KernelCase, LinkPoint, CollectiveCase, StepCase)

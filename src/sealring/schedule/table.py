@@ -106,6 +106,19 @@ class AlgorithmTable:
         )
         return int.from_bytes(hashlib.sha256(described.encode()).digest()[:6], "big")
 
+    def __hash__(self) -> int:
+        return hash(frozenset(self.rows.items()))
+
+    def fixed_to(self, fixed: Mapping[Operation, Algorithm]) -> AlgorithmTable:
+        """This table, with one algorithm for everything where `fixed` names one."""
+        rows = {
+            (operation, placement): (Row(1, (), (algorithm,)),)
+            for operation, algorithm in fixed.items()
+            for placement in Placement
+            if len(ALGORITHMS[operation]) > 1
+        }
+        return AlgorithmTable(rows).over(self)
+
     def over(self, below: AlgorithmTable) -> AlgorithmTable:
         """This table, and the other one where this one says nothing of an operation and placement.
 
