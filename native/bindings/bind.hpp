@@ -13,3 +13,5 @@ void bind_wires(nanobind::module_& m);
 void bind_pieces(nanobind::module_& m);
 void bind_vault(nanobind::module_& m);
 void bind_gpu_keys(nanobind::module_& m);
+void bind_certificates(nanobind::module_& m);
+void bind_statements(nanobind::module_& m);

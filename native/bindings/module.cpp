@@ -16,4 +16,6 @@ NB_MODULE(_native, m) {
   bind_pieces(m);
   bind_vault(m);
   bind_gpu_keys(m);
+  bind_certificates(m);
+  bind_statements(m);
 }

@@ -77,6 +77,21 @@ SecretBytes derive(const SecretBytes& secret, const nb::bytes& salt, const nb::b
               size);
 }
 
+nb::list derive_each(const SecretBytes& secret, const nb::bytes& salt, const nb::tuple& infos,
+                     size_t size) {
+  std::vector<std::string_view> views;
+  for (const nb::handle each : infos) {
+    const auto info = nb::cast<nb::bytes>(each);
+    views.emplace_back(info.c_str(), info.size());
+  }
+  nb::list out;
+  for (SecretBytes& each :
+       hkdf_each(Hash::sha256, here(secret), {salt.c_str(), salt.size()}, views, size)) {
+    out.append(nb::cast(std::move(each)));
+  }
+  return out;
+}
+
 nb::bytes hmac_sha256(const SecretBytes& secret, const nb::bytes& data) {
   here(secret).require_key();
   uint8_t out[32];
@@ -191,6 +206,7 @@ void bind_secrets(nb::module_& m) {
           },
           "start"_a, "size"_a)
       .def("derive", &derive, "salt"_a, "info"_a, "size"_a)
+      .def("derive_each", &derive_each, "salt"_a, "infos"_a, "size"_a)
       .def("hmac_sha256", &hmac_sha256, "data"_a)
       .def("seal", &seal, "nonce"_a, "plain"_a, "associated"_a)
       .def("open", &open, "nonce"_a, "sealed"_a, "associated"_a)

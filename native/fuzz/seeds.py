@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import struct
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.identity.certificates import issue, make_authority
+from sealring.identity.names import WorkerName
 
 PAIR, GROUP, ALERT, BYE, ANNOUNCE, ACCEPT, DATA, STATUS, FETCHED = range(1, 10)
 UINT8, SUM = 9, 1
@@ -91,6 +101,35 @@ def messages(lane: int) -> bytes:
     return script + line(ACCEPT, collective=1) + line(BYE)
 
 
+def certificates() -> dict[str, bytes]:
+    """A worker's with every extension, one with less, its authority's, and one with a curve."""
+    authority = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    worker = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    end = start + timedelta(days=36500)
+    own = make_authority(authority, "fuzzed", 1, start, end)
+
+    def issued(key: Any, world: int | None, attestation: bytes | None = None) -> x509.Certificate:
+        name = WorkerName("job", 1)
+        hour = timedelta(hours=1)
+        return issue(own, authority, key, name, world, hour, start, attestation=attestation)
+
+    curve = ec.derive_private_key(7, ec.SECP256R1()).public_key()
+    made = {
+        "worker": issued(worker.public_key(), 4, b"{}"),
+        "no-world": issued(worker.public_key(), None),
+        "curve": issued(curve, 4),
+        "authority": own,
+    }
+    return {name: each.public_bytes(Encoding.DER) for name, each in made.items()}
+
+
+def statements() -> dict[str, bytes]:
+    fields = [bytes(7) + b"\1", b"0" * 32, b"host", b'[["127.0.0.1",9]]', b"c" * 40, bytes(32)]
+    said = b"".join(struct.pack(">I", len(each)) + each for each in [*fields, b"k" * 32])
+    return {"whole": said}
+
+
 def receives(*messages_: int) -> bytes:
     return bytes([*messages_, *[0] * (6 - len(messages_))])
 
@@ -115,6 +154,8 @@ def seeds() -> dict[str, dict[str, bytes]]:
             "cpu": b"\x00\x00" + receives(short, long, sends) + messages(0),
             "gpu": b"\x11\x00" + receives(short, long_on_gpu, sends) + messages(GPU_LANE),
         },
+        "certificate": certificates(),
+        "statements": statements(),
         "commands": {
             "batch": b"".join(line(PAIR, length=300 * i, lane=GPU_LANE, fill=i) for i in range(8))
         },

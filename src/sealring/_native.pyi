@@ -137,6 +137,8 @@ class Secret:
     def part(self, start: int, size: int) -> Secret: ...
     def derive(self, salt: bytes, info: bytes, size: int) -> Secret:
         """HKDF with SHA-256."""
+    def derive_each(self, salt: bytes, infos: tuple[bytes, ...], size: int) -> list[Secret]:
+        """The same with each info in turn."""
     def hmac_sha256(self, data: bytes) -> bytes: ...
     def seal(self, nonce: bytes, plain: Buffer, associated: bytes) -> bytes:
         """AES-256-GCM; the tag comes last."""
@@ -537,3 +539,74 @@ def wrap_key(wrapping: Secret, key: Secret) -> bytes:
 
 def unwrap_key(wrapping: Secret, wrapped: bytes) -> Secret | None:
     """None where it was not wrapped under this key."""
+
+class Authority:
+    """What signs certificates, from its own; ValueError if that is none."""
+    def __init__(self, certificate: bytes) -> None: ...
+
+class ReadCertificate:
+    """A certificate that was read. From `uri` on only where it claims something."""
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of it."""
+    @property
+    def readable(self) -> bool:
+        """It is a certificate; otherwise nothing else here has a meaning."""
+    @property
+    def signed(self) -> bool:
+        """One of the authorities that it was read with has signed it, with none in between."""
+    @property
+    def starts(self) -> int:
+        """Seconds since 1970."""
+    @property
+    def ends(self) -> int: ...
+    @property
+    def problem(self) -> str:
+        """Why it is not a worker's."""
+    @property
+    def uri(self) -> str:
+        """Its only name."""
+    @property
+    def world(self) -> int | None: ...
+    @property
+    def states_constraints(self) -> bool:
+        """It has basic constraints."""
+    @property
+    def is_authority(self) -> bool: ...
+    @property
+    def foreign(self) -> bytes:
+        """All of it, if it has a key or extensions that sealring does not issue; else nothing."""
+    @property
+    def key(self) -> str:
+        """SHA-256 of its public key (SubjectPublicKeyInfo), in hexadecimal."""
+
+def read_certificate(certificate: bytes) -> ReadCertificate:
+    """Of any signer."""
+
+def read_certificates(
+    certificates: tuple[bytes, ...], authorities: tuple[Authority, ...]
+) -> list[ReadCertificate]:
+    """What they claim is read of those that one of the authorities has signed."""
+
+def wrong_signatures(
+    certificates: tuple[ReadCertificate, ...], signatures: tuple[bytes, ...], message: bytes
+) -> list[int]:
+    """The places of the signatures over the message that are not by the certificates' keys."""
+
+class Statements:
+    """What the members of a group say, in the group's order; ValueError says what is no statement.
+
+    Their contributions lie in the memory for keys.
+    """
+    def __init__(self, encoded: tuple[Buffer, ...]) -> None: ...
+    def rows(self) -> list[tuple[int, str, bytes, bytes, bytes, bytes, bool]]:
+        """Of each: rank, instance, host, addresses, certificate and its SHA-256, contributes."""
+    def transcript(self, before: bytes) -> bytes:
+        """SHA-256 over fields with their lengths, `before` and then those of every statement."""
+    def first_wrong_value(self, before: bytes, shown: tuple[Buffer, ...]) -> int:
+        """The place of the first value that its member had not committed to; -1 if there is none.
+
+        A commitment is SHA-256 over `before` and the value with its length.
+        """
+    def group_secret(self, transcript: bytes, purpose: bytes, bytes: int) -> Secret:
+        """From every member's contribution; they are wiped."""

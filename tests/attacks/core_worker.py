@@ -18,6 +18,8 @@ from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.group import create
 from sealring.handshake import resumption, sessions, tls
+from sealring.handshake.statements import Statements
+from sealring.limits import KEY_BYTES
 from sealring.links import forming
 from tests.attacks.key_search import masked
 
@@ -74,16 +76,20 @@ def record_keys() -> None:
         made.set_keylog_callback(on_secret)
         return made
 
-    group_secret = forming.group_secret  # type: ignore[attr-defined]
+    class RecordedStatements(Statements):
+        def __init__(self, encoded: Any) -> None:
+            said = list(encoded)
+            for each in said:
+                with memoryview(each) as whole, whole[-KEY_BYTES:] as contribution:
+                    report(f"contribution {next(numbers)}", contribution)
+            super().__init__(said)
 
-    def recorded_secret(transcript: Any, said: Any) -> Any:
-        for each in said:
-            report(f"contribution {next(numbers)}", each.contribution)
-        secret = group_secret(transcript, said)
-        report(f"group secret {next(numbers)}", secret)
-        return secret
+        def group_secret(self, transcript: bytes) -> Any:
+            secret = super().group_secret(transcript)
+            report(f"group secret {next(numbers)}", secret)
+            return secret
 
-    forming.group_secret = recorded_secret  # type: ignore[assignment, attr-defined]
+    forming.Statements = RecordedStatements  # type: ignore[attr-defined]
     take_step, take_keys = sessions.Chain.take_step, resumption.SessionConnection._take_keys
     by_session = resumption.SessionConnection.export
 

@@ -40,7 +40,7 @@ def seen_by_a_stranger(credentials: Credentials) -> x509.Certificate:
 
 def guessed(shown: x509.Certificate, guesses: list[str]) -> str | None:
     for guess in filter(None, guesses):
-        if is_issued_by(shown, derive_authority(_native.Secret(guess.encode())).certificate):
+        if is_issued_by(shown, (derive_authority(_native.Secret(guess.encode())).certificate,)):
             return guess
     return None
 

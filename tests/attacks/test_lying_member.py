@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,10 @@ from sealring.handshake.statements import (
     commitment_to,
     encode_bundle,
     parse_bundle,
-    parse_statement,
 )
 from sealring.links import connections, forming, mesh, settling
 from sealring.schedule import Algorithm
+from tests.handshake.test_statements import fields_of
 from tests.links.teams import SIZE, team
 from tests.links.worlds import ISSUER, world
 
@@ -60,9 +61,20 @@ def forged(entries: Entries, **changes: Any) -> None:
     """The victim's statement with something changed, if this round has statements."""
     if VICTIM not in entries or len(entries[VICTIM]) < 200:
         return
-    said = parse_statement(entries[VICTIM])
-    fields = {name: getattr(said, name) for name in Statement.__dataclass_fields__}
-    entries[VICTIM] = Statement(**(fields | changes)).encode()
+    entries[VICTIM] = replace(said_in(entries[VICTIM]), **changes).encode()
+
+
+def said_in(raw: bytearray) -> Statement:
+    rank, instance, host, addresses, certificate, commitment, secret = fields_of(bytes(raw))
+    return Statement(
+        int.from_bytes(rank, "big"),
+        instance.decode(),
+        host.decode(),
+        addresses,
+        certificate,
+        commitment,
+        _native.Secret(secret),
+    )
 
 
 def outcome(expected: type[HandshakeError]) -> None:
@@ -181,7 +193,7 @@ def test_a_confirmation_that_the_member_did_not_show(
 
     def change(way: int, _: int, entries: Entries) -> None:
         if way == UP and len(entries[VICTIM]) > 200:
-            commitments.append(parse_statement(entries[VICTIM]).commitment)
+            commitments.append(said_in(entries[VICTIM]).commitment)
         elif way == UP and len(entries[VICTIM]) == 32:
             entries[VICTIM] = {
                 "the liar's own": entries[LIAR],
@@ -300,10 +312,10 @@ def test_an_error_of_a_library_is_named_after_the_neighbour(
 ) -> None:
     """Whatever a certificate makes its parser raise, the set-up ends with an error of ours."""
 
-    def certificate(_: object) -> Any:
+    def read(*_: object) -> Any:
         raise KeyError("a parser's own error")
 
-    monkeypatch.setattr(forming, "_certificate", certificate)
+    monkeypatch.setattr(forming, "_read_certificates", read)
     outcome(MalformedSetup)
 
 
@@ -311,22 +323,22 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 2 speaks for itself and rank 3 before rank 3 is linked with rank 0."""
-    connected, plain = connections.Connections.dialed, forming._certificate
+    connected, plain = connections.Connections.dialed, forming._read_certificates
     go_on, hear, early = forming.TreeExchange._go_on, settling.Settling.hear, threading.Event()
 
     def invent(self: Any) -> None:
         if self._rank == 2 and self._awaited and not self._sent_up:
-            own = parse_statement(bytearray(self._collected[2]))
+            own = said_in(bytearray(self._collected[2]))
             said = Statement(
                 3, own.instance, own.host, b"", b"strange", own.commitment, own.contribution
             )
             self._awaited, self._collected[3] = set(), said.encode()
         go_on(self)
 
-    def certificate(statement: Statement) -> Any:
-        if statement.certificate == b"strange":
+    def read(statements: Any, *rest: Any) -> Any:
+        if any(each.certificate == b"strange" for each in statements.members):
             raise KeyError("a parser's own error")
-        return plain(statement)
+        return plain(statements, *rest)
 
     def late(self: Any, sock: Any, rank: int) -> Any:
         if (self._terms.rank, rank) == (3, 0):
@@ -340,7 +352,7 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
 
     monkeypatch.setattr(settling.Settling, "hear", heard)
     monkeypatch.setattr(forming.TreeExchange, "_go_on", invent)
-    monkeypatch.setattr(forming, "_certificate", certificate)
+    monkeypatch.setattr(forming, "_read_certificates", read)
     monkeypatch.setattr(connections.Connections, "dialed", late)
     with world(4) as one:
         one.start_all()

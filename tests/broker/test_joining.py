@@ -40,7 +40,7 @@ def test_a_worker_gets_a_short_certificate_for_exactly_its_rank(broker: Running)
     claims = claims_of(joined.certificate)
     assert (claims.name, claims.world) == (WorkerName(JOB, 2), 4)
     assert joined.certificate.public_key() == key.public_key()
-    assert is_issued_by(joined.certificate, broker.place.keys.authority)
+    assert is_issued_by(joined.certificate, (broker.place.keys.authority,))
     left = joined.certificate.not_valid_after_utc - datetime.now(UTC)
     assert 0 < left.total_seconds() <= 600
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +28,14 @@ from sealring.errors import (
     WorkerRevoked,
     WrongGroup,
 )
-from sealring.handshake import dial, statements
-from sealring.handshake.statements import signature_is_good
+from sealring.handshake import dial
+from sealring.handshake.statements import Statements, wrong_signer
 from sealring.identity import load_credentials, verification
 from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, connections, forming, late_kind
 from sealring.schedule import Algorithm
 from tests.handshake.meeting import soon
+from tests.handshake.test_statements import fields_of
 from tests.links.teams import SIZE, Team, team
 from tests.links.worlds import ISSUER
 
@@ -186,13 +187,13 @@ def test_a_group_after_an_eviction_takes_nothing_from_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[set[bytes]] = []
-    plain = statements.group_secret
 
-    def recorded(transcript: bytes, said: Sequence[statements.Statement]) -> _native.Secret:
-        taken.append({bytes(each.contribution) for each in said})
-        return plain(transcript, said)
+    def recorded(encoded: Iterable[bytearray]) -> Statements:
+        said = list(encoded)
+        taken.append({fields_of(bytes(each))[-1] for each in said})
+        return Statements(said)
 
-    monkeypatch.setattr(forming, "group_secret", recorded)
+    monkeypatch.setattr(forming, "Statements", recorded)
     with team() as one:
         first = set().union(*taken)
         assert len(first) == SIZE
@@ -262,23 +263,21 @@ def test_a_second_large_group_under_a_job_secret() -> None:
 
 def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """But every other member's signature over the new transcript, each member anew."""
-    signatures = 0
-    good = signature_is_good
+    signatures: list[int] = []
 
-    def counted(*what: Any) -> bool:
-        nonlocal signatures
-        signatures += 1
-        return good(*what)
+    def counted(certificates: Any, made: dict[int, bytes], transcript: bytes) -> int | None:
+        signatures.append(len(made))
+        return wrong_signer(certificates, made, transcript)
 
     with team() as one:
         first = one.groups
-        monkeypatch.setattr(verification, "signed_by", lambda *_: pytest.fail("verified again"))
-        monkeypatch.setattr(forming, "signature_is_good", counted)
+        monkeypatch.setattr(verification, "_read", lambda *_: pytest.fail("verified again"))
+        monkeypatch.setattr(forming, "wrong_signer", counted)
         one.groups = one.all(lambda rank: one.workers[rank].form("second", range(SIZE)))
         sum_of(one, Algorithm.TREE)
         one.groups += first
         del first
-    assert signatures == SIZE * (SIZE - 1)
+    assert signatures == [SIZE - 1] * SIZE
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ class LightWorker:
             )
         agreed, late = mesh.agreed, mesh.late
         linked = {link.peer for link in mesh.links} | {self.rank}
+        unlinked = agreed.group_keys([each for each in ordered if each not in linked])
         hosts = {place_of[each]: member.host for each, member in agreed.members.items()}
         shared: dict[str, Any] = {
             "members": ordered,
@@ -135,9 +136,7 @@ class LightWorker:
             context=group_context(terms),
             group_key=agreed.group_key(self.rank),
             links=[(place_of[link.peer], link) for link in mesh.links],
-            unlinked={
-                place_of[each]: agreed.group_key(each) for each in ordered if each not in linked
-            },
+            unlinked={place_of[each]: key for each, key in unlinked.items()},
             **shared,
         )
         agreed.wipe()

@@ -89,6 +89,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         mesh = mesh_for(terms)
         agreed, late = mesh.agreed, mesh.late
         linked = {link.peer for link in mesh.links} | {rank}
+        unlinked = agreed.group_keys([each for each in members if each not in linked])
         hosts = {place_of[each]: member.host for each, member in agreed.members.items()}
         first_failure = _native.FirstFailure()
         engine = CollectiveEngine(
@@ -104,9 +105,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             first_failure=first_failure,
             lease=lease,
             hosts=hosts,
-            unlinked={
-                place_of[each]: agreed.group_key(each) for each in members if each not in linked
-            },
+            unlinked={place_of[each]: key for each, key in unlinked.items()},
             late=late,
             threads=settings.threads or _threads(terms.host, hosts),
         )

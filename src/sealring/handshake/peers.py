@@ -61,9 +61,10 @@ from sealring.identity.credentials import Credentials
 from sealring.identity.names import WorkerName
 from sealring.identity.verification import (
     KnownCertificates,
+    SignedCertificate,
     VerifiedPeer,
-    fingerprint_of,
-    verify,
+    admit,
+    signed_certificate,
 )
 
 _ANSWER_SECONDS: Final = 10.0
@@ -373,39 +374,46 @@ def verified(
     rank: int | None,
     address: str,
     known: KnownCertificates | None,
-    fingerprint: bytes | None = None,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
+    signed = signed_certificate(certificate, credentials.authorities, address, known)
+    return admitted(signed, lambda: certificate, credentials, terms, rank, address)
+
+
+def admitted(
+    signed: SignedCertificate,
+    certificate: Callable[[], x509.Certificate],
+    credentials: Credentials,
+    terms: Terms,
+    rank: int | None,
+    address: str,
+) -> tuple[VerifiedPeer, JudgedPeer | None]:
+    """The rest of `verified`. The certificate itself is asked for where a policy judges it."""
     judged: JudgedPeer | None = None
+    admission = credentials.admission
 
     def judge(name: WorkerName) -> None:
         nonlocal judged
-        if credentials.admission is not None:
-            who = f"rank {name.rank} at {address}"
-            judged = judge_peer(credentials.admission, certificate, name, who)
+        assert admission is not None
+        judged = judge_peer(admission, certificate(), name, f"rank {name.rank} at {address}")
 
-    peer = verify(
-        certificate,
-        credentials.authorities,
+    peer = admit(
+        signed,
         job=terms.job,
         world=terms.world,
         rank=rank,
         where=address,
-        judge=judge,
-        judge_dates=not _was_in_date(certificate, credentials, terms),
-        known=known,
-        fingerprint=fingerprint,
+        judge=None if admission is None else judge,
+        judge_dates=not _was_in_date(signed, credentials, terms),
     )
     return peer, judged
 
 
-def _was_in_date(certificate: x509.Certificate, credentials: Credentials, terms: Terms) -> bool:
+def _was_in_date(signed: SignedCertificate, credentials: Credentials, terms: Terms) -> bool:
     """A group that exists does not end with its members' certificates, as its first links do not.
 
     Where a broker renews certificates, one that has ended is a member that is no longer admitted.
     """
-    if credentials.admission is not None or not terms.certificates:
-        return False
-    return fingerprint_of(certificate) in terms.certificates
+    return credentials.admission is None and signed.fingerprint in terms.certificates
 
 
 def _receive_hello(connection: Connection, peer: VerifiedPeer) -> tuple[bytes, Hello]:

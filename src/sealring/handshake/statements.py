@@ -13,34 +13,28 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, padding, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
 from sealring import _native
 from sealring.errors import MalformedSetup
 from sealring.handshake.terms import (
     Terms,
-    digest_of,
     framed,
     group_fields,
     integer_field,
-    is_instance,
     is_name,
 )
 from sealring.identity.credentials import PrivateKey
+from sealring.identity.verification import SignedCertificate
 from sealring.limits import KEY_BYTES
 
 MAX_STATEMENT_BYTES: Final = 64 << 10
 """A certificate may have an attestation of up to 48 KiB in it."""
-_MAX_ADDRESSES_BYTES: Final = 1024
-_COMMITMENT_BYTES: Final = 32
-_LENGTH: Final = struct.Struct(">I")
 _ENTRY: Final = struct.Struct(">II")
 """Before each member's bytes in a bundle: its rank, and how many bytes there are."""
 _TRANSCRIPT: Final = b"sealring 2 transcript"
@@ -64,11 +58,6 @@ class Statement:
     contribution: _native.Secret = field(repr=False)
     """Fresh random bytes, towards the group's secret."""
 
-    @property
-    def fingerprint(self) -> bytes:
-        """SHA-256 of the certificate."""
-        return hashlib.sha256(self.certificate).digest()
-
     def encode(self) -> bytearray:
         """For the caller to overwrite: the contribution is in it."""
         public = (
@@ -79,8 +68,7 @@ class Statement:
             self.certificate,
             self.commitment,
         )
-        head = b"".join(len(value).to_bytes(4, "big") + value for value in public)
-        head += KEY_BYTES.to_bytes(4, "big")
+        head = framed(public) + KEY_BYTES.to_bytes(4, "big")
         # Of its final size at once: a buffer that grows leaves copies of its content behind.
         out = bytearray(len(head) + KEY_BYTES)
         with memoryview(out) as view, memoryview(self.contribution) as secret:
@@ -89,26 +77,53 @@ class Statement:
         return out
 
 
-def parse_statement(raw: bytes | bytearray) -> Statement:
-    with memoryview(raw) as view:
-        fields = _fields(view)
-        if len(fields) != 7:
-            raise MalformedSetup("a statement has not the fields it must have")
-        public = [bytes(view[at : at + length]) for at, length in fields[:6]]
-        at, length = fields[6]
-        if (len(public[0]), len(public[5]), length) != (8, _COMMITMENT_BYTES, KEY_BYTES):
-            raise MalformedSetup("a statement's rank, commitment or contribution is not one")
-        with view[at : at + length] as secret:
-            contribution = _native.Secret(secret)
-    try:
-        instance, host = public[1].decode("ascii"), public[2].decode()
-    except UnicodeDecodeError:
-        raise MalformedSetup("a statement's names are not text") from None
-    if not is_instance(instance) or not is_name(host) or len(public[3]) > _MAX_ADDRESSES_BYTES:
-        raise MalformedSetup("a statement's instance, host or addresses are none")
-    rank = int.from_bytes(public[0], "big")
-    addresses, certificate, commitment = public[3:]
-    return Statement(rank, instance, host, addresses, certificate, commitment, contribution)
+class Stated(NamedTuple):
+    """What others read in a member's statement, and what is public of it."""
+
+    rank: int
+    instance: str
+    host: str
+    addresses: bytes
+    certificate: bytes
+    fingerprint: bytes
+    """SHA-256 of the certificate."""
+    contributes: bool
+    """Its contribution is not all zeros."""
+
+
+class Statements:
+    """All members' statements, in the group's order. Contributions stay in the native core."""
+
+    def __init__(self, encoded: Iterable[bytes | bytearray]) -> None:
+        try:
+            self._native = _native.Statements(tuple(encoded))
+            self.members = [
+                Stated(rank, instance, host.decode(), addresses, certificate, fingerprint, given)
+                for rank, instance, host, addresses, certificate, fingerprint, given in (
+                    self._native.rows()
+                )
+            ]
+        except UnicodeDecodeError:
+            raise MalformedSetup("a statement's names are not text") from None
+        except ValueError as problem:
+            raise MalformedSetup(str(problem)) from None
+        if not all(is_name(each.host) for each in self.members):
+            raise MalformedSetup("a statement's instance, host or addresses are none")
+
+    def transcript(self, terms: Terms) -> bytes:
+        """32 bytes over all that the members agree on."""
+        settings = json.dumps(dict(terms.settings), sort_keys=True, separators=(",", ":"))
+        before = [_TRANSCRIPT, *group_fields(terms), settings.encode()]
+        return self._native.transcript(framed(before))
+
+    def wrong_value(self, shown: Iterable[bytes | bytearray]) -> int | None:
+        """The place of the first member that has shown another value than it committed to."""
+        place = self._native.first_wrong_value(framed([_CONFIRMS]), tuple(shown))
+        return None if place < 0 else place
+
+    def group_secret(self, transcript: bytes) -> _native.Secret:
+        """From every member's contribution; they are wiped."""
+        return self._native.group_secret(transcript, _SECRET, KEY_BYTES)
 
 
 def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes = b"") -> bytearray:
@@ -142,40 +157,10 @@ def parse_bundle(raw: bytes | bytearray, start: int = 0) -> dict[int, bytearray]
     return entries
 
 
-def transcript_of(terms: Terms, statements: Sequence[Statement]) -> bytes:
-    """32 bytes over all that the members agree on; the statements in the group's order."""
-    settings = json.dumps(dict(terms.settings), sort_keys=True, separators=(",", ":"))
-    fields = [_TRANSCRIPT, *group_fields(terms), settings.encode()]
-    for each in statements:
-        fields += [
-            integer_field(each.rank),
-            each.instance.encode(),
-            each.host.encode(),
-            each.addresses,
-            each.fingerprint,
-            each.commitment,
-            hashlib.sha256(memoryview(each.contribution)).digest(),
-        ]
-    return digest_of(fields)
-
-
-def group_secret(transcript: bytes, statements: Sequence[Statement]) -> _native.Secret:
-    """From every member's contribution; they are wiped."""
-    together = _native.Secret.zeros(KEY_BYTES * len(statements))
-    with memoryview(together) as all_of_them:
-        for number, each in enumerate(statements):
-            with memoryview(each.contribution) as one:
-                all_of_them[number * KEY_BYTES : (number + 1) * KEY_BYTES] = one
-    secret = together.derive(transcript, _SECRET, KEY_BYTES)
-    together.wipe()
-    for each in statements:
-        each.contribution.wipe()
-    return secret
-
-
-def group_key(secret: _native.Secret, rank: int) -> _native.Secret:
-    """What this member seals with that others pass on."""
-    return secret.derive(b"", _GROUP_KEY + integer_field(rank), KEY_BYTES)
+def group_keys(secret: _native.Secret, ranks: Iterable[int]) -> list[_native.Secret]:
+    """What each of these members seals with that others pass on."""
+    infos = tuple([_GROUP_KEY + integer_field(rank) for rank in ranks])
+    return secret.derive_each(b"", infos, KEY_BYTES)
 
 
 def commitment_to(value: _native.Secret | bytearray) -> bytes:
@@ -195,20 +180,22 @@ def sign_transcript(key: PrivateKey, transcript: bytes) -> bytes:
     return key.sign(signed)
 
 
-def signature_is_good(certificate: x509.Certificate, transcript: bytes, signature: bytes) -> bool:
-    key, signed = certificate.public_key(), _signed(transcript)
-    try:
-        if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
-            key.verify(signature, signed)
-        elif isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
-        elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, signed, _PSS, hashes.SHA256())
-        else:
-            return False
-    except InvalidSignature:
-        return False
-    return True
+def wrong_signer(
+    certificates: Mapping[int, SignedCertificate],
+    signatures: Mapping[int, bytes],
+    transcript: bytes,
+) -> int | None:
+    """The first of these ranks whose signature its certificate's key did not make.
+
+    All of them are verified in one call, without the interpreter.
+    """
+    ranks = list(signatures)
+    wrong = _native.wrong_signatures(
+        tuple([certificates[rank].read for rank in ranks]),
+        tuple(signatures.values()),
+        _signed(transcript),
+    )
+    return ranks[wrong[0]] if wrong else None
 
 
 _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
@@ -217,17 +204,3 @@ _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENG
 def _signed(transcript: bytes) -> bytes:
     """As in TLS 1.3 (RFC 8446, 4.4.3): no signature for one purpose is valid for another."""
     return b" " * 64 + _AGREES + b"\0" + transcript
-
-
-def _fields(view: memoryview) -> list[tuple[int, int]]:
-    """Where each field begins, and its length."""
-    fields = []
-    at, size = 0, len(view)
-    while at < size:
-        (length,) = _LENGTH.unpack_from(view, at) if at + 4 <= size else (size,)
-        at += 4
-        if at + length > size:
-            raise MalformedSetup("a statement is cut short")
-        fields.append((at, length))
-        at += length
-    return fields

@@ -16,9 +16,12 @@ from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from sealring import _native
 from sealring.errors import BadCertificate
 from sealring.identity.names import URI_HOST, WorkerName
 from sealring.limits import MAX_WORLD
@@ -42,11 +45,37 @@ class CertificateClaims:
 @lru_cache(maxsize=1024)
 def claims_of(certificate: x509.Certificate) -> CertificateClaims:
     """Read a worker's certificate; ValueError says in what it is not one."""
+    return claims_from(_native.read_certificate(certificate.public_bytes(Encoding.DER)))
+
+
+def claims_from(read: _native.ReadCertificate) -> CertificateClaims:
+    """The same of one that the native core has read."""
+    if not read.readable:
+        raise ValueError("it cannot be read")
+    if problem := read.problem:
+        raise ValueError(problem)
+    if foreign := read.foreign:
+        _require_readable(foreign)
+    name = WorkerName.parse(read.uri)
+    if name is None:
+        raise ValueError("its URI is not spiffe://sealring/<job>/rank/<n>")
+    return CertificateClaims(name, read.world)
+
+
+def _require_readable(der: bytes) -> None:
+    """The form of a key and of extensions that sealring does not issue. The core knows its own."""
     try:
-        extensions = certificate.extensions
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as problem:
-        raise ValueError("its extensions cannot be read") from problem
-    return CertificateClaims(_name_in(extensions), _world_in(extensions))
+        certificate = x509.load_der_x509_certificate(der)
+        certificate.public_key()
+        list(certificate.extensions)
+    except (
+        ValueError,
+        TypeError,
+        UnsupportedAlgorithm,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+    ):
+        raise ValueError("its key or its extensions cannot be read") from None
 
 
 def make_authority(
@@ -139,44 +168,6 @@ def encode_integer(value: int) -> bytes:
     """A DER INTEGER that is not negative."""
     body = value.to_bytes(value.bit_length() // 8 + 1, "big")
     return bytes((2, len(body))) + body
-
-
-def decode_integer(der: bytes) -> int:
-    # Decode, then encode again: only the one canonical form of a number passes.
-    if 3 <= len(der) <= 10 and der[0] == 2 and der[1] == len(der) - 2:
-        value = int.from_bytes(der[2:], "big")
-        if encode_integer(value) == der:
-            return value
-    raise ValueError("it is not a DER INTEGER")
-
-
-def _name_in(extensions: x509.Extensions) -> WorkerName:
-    try:
-        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        raise ValueError("it has no subject alternative name") from None
-    entries = list(names)
-    # A second name would let one certificate speak for two workers.
-    if len(entries) != 1 or not isinstance(entries[0], x509.UniformResourceIdentifier):
-        raise ValueError("its subject alternative name is not exactly one URI")
-    name = WorkerName.parse(entries[0].value)
-    if name is None:
-        raise ValueError("its URI is not spiffe://sealring/<job>/rank/<n>")
-    return name
-
-
-def _world_in(extensions: x509.Extensions) -> int | None:
-    try:
-        extension = extensions.get_extension_for_oid(WORLD_SIZE_OID).value
-    except x509.ExtensionNotFound:
-        return None
-    try:
-        world = decode_integer(extension.public_bytes())
-    except ValueError as problem:
-        raise ValueError(f"its world size cannot be read: {problem}") from None
-    if not 1 <= world <= MAX_WORLD:
-        raise ValueError(f"its world size is not between 1 and {MAX_WORLD}")
-    return world
 
 
 def _key_usage(*, authority: bool) -> x509.KeyUsage:

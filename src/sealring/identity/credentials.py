@@ -172,7 +172,7 @@ def _from_files(environ: Mapping[str, str], job: str | None, rank: int, world: i
         raise BadCertificate(f"the key {key_path} is not the one of {certificate_path}")
     claims = _own_claims(certificate, certificate_path)
     _check_claims(claims, certificate_path, job, rank, world)
-    if not any(is_issued_by(certificate, authority) for authority in authorities):
+    if not is_issued_by(certificate, authorities):
         raise BadCertificate(
             f"the certificate {certificate_path} was not issued by an authority in "
             f"{environ[_FILES[2]]}: its issuer itself must be in that file"

@@ -1,9 +1,9 @@
 """The only maker of a VerifiedPeer.
 
 The caller brings a certificate whose private key the peer has just used (TLS's CertificateVerify);
-everything else is decided here and nowhere else: the signature, the dates, the job, the rank and
-the world size. The answer is a value that cannot be made otherwise, so that code which needs a
-verified peer says so in its signature.
+everything else is decided here and nowhere else: the signature, which the native core verifies, the
+dates, the job, the rank and the world size. The answer is a value that cannot be made otherwise, so
+that code which needs a verified peer says so in its signature.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import NoReturn
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealring import _native
 from sealring.errors import (
     CertificateExpired,
     CertificateNotYetValid,
@@ -27,7 +27,7 @@ from sealring.errors import (
     WrongRank,
     WrongWorldSize,
 )
-from sealring.identity.certificates import CertificateClaims, claims_of
+from sealring.identity.certificates import CertificateClaims, claims_from
 from sealring.identity.names import WorkerName
 from sealring.limits import MAX_WORLD
 
@@ -36,7 +36,7 @@ _SEAL = object()
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPeer:
-    """Proof that a peer is the worker it says it is. Only `verify` can make one."""
+    """Proof that a peer is the worker it says it is. Only `admit` can make one."""
 
     job: str
     rank: int
@@ -56,12 +56,17 @@ class VerifiedPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class SignedClaims:
-    """What never changes about a certificate that one of these authorities signed."""
+class SignedCertificate:
+    """What never changes about a worker's certificate that one of the authorities signed."""
 
-    authorities: tuple[x509.Certificate, ...]
     claims: CertificateClaims
+    fingerprint: bytes
     key: str
+    starts: int
+    """Seconds since 1970."""
+    ends: int
+    read: _native.ReadCertificate
+    """With which its holder's signatures are verified."""
 
 
 class KnownCertificates:
@@ -73,19 +78,94 @@ class KnownCertificates:
 
     def __init__(self, most: int = 4 * MAX_WORLD) -> None:
         self._most = most
-        self._signed: dict[bytes, SignedClaims] = {}
+        self._signed: dict[bytes, tuple[tuple[x509.Certificate, ...], SignedCertificate]] = {}
 
     def get(
-        self, fingerprint: bytes, authorities: Sequence[x509.Certificate]
-    ) -> SignedClaims | None:
-        signed = self._signed.get(fingerprint)
+        self, fingerprint: bytes, authorities: tuple[x509.Certificate, ...]
+    ) -> SignedCertificate | None:
+        believed, signed = self._signed.get(fingerprint, ((), None))
         # Another authority may have taken the place of the one that signed it.
-        return signed if signed is not None and signed.authorities == tuple(authorities) else None
+        return signed if believed == authorities else None
 
-    def add(self, fingerprint: bytes, signed: SignedClaims) -> None:
+    def add(self, authorities: tuple[x509.Certificate, ...], signed: SignedCertificate) -> None:
         if len(self._signed) >= self._most:  # certificates that were renewed many times
             self._signed.clear()
-        self._signed[fingerprint] = signed
+        self._signed[signed.fingerprint] = authorities, signed
+
+
+Reading = SignedCertificate | _native.ReadCertificate
+"""A certificate that is known, or one that was just read: `require_signed` tells what it is."""
+
+
+def read_all(
+    certificates: Sequence[bytes],
+    fingerprints: Sequence[bytes],
+    authorities: tuple[x509.Certificate, ...],
+    known: KnownCertificates | None,
+) -> list[Reading]:
+    """Read certificates (DER, with their SHA-256), and verify the authority's signature on each.
+
+    In one call, without the interpreter: a group has as many certificates as members.
+    """
+    found: list[Reading | None] = [
+        None if known is None else known.get(each, authorities) for each in fingerprints
+    ]
+    new = [place for place, each in enumerate(found) if each is None]
+    if new:
+        read = _read(tuple([certificates[place] for place in new]), authorities)
+        for place, each in zip(new, read, strict=True):
+            found[place] = each
+    return [each for each in found if each is not None]
+
+
+def require_signed(
+    reading: Reading,
+    authorities: tuple[x509.Certificate, ...],
+    where: str,
+    known: KnownCertificates | None,
+) -> SignedCertificate:
+    """That one of the authorities signed it, and that it is a worker's; it is known from then on.
+
+    `where` names the peer's address in errors. `reading` was read with these authorities.
+    """
+    if isinstance(reading, SignedCertificate):
+        return reading
+    if not reading.signed:
+        raise UnknownAuthority(
+            f"the peer at {where} has a certificate that this job's authority did not sign: give "
+            "all ranks one job secret or one SEALRING_AUTHORITY"
+        )
+    try:
+        claims = claims_from(reading)
+        if not reading.states_constraints:
+            raise ValueError("it has no basic constraints")
+    except ValueError as problem:
+        raise UnknownAuthority(
+            f"the peer at {where} has a certificate of this authority that is not a sealring "
+            f"worker's: {problem}"
+        ) from None
+    if reading.is_authority:
+        raise UnknownAuthority(f"the peer at {where} shows an authority's certificate as its own")
+    signed = SignedCertificate(
+        claims, reading.fingerprint, reading.key, reading.starts, reading.ends, reading
+    )
+    if known is not None:
+        known.add(authorities, signed)
+    return signed
+
+
+def signed_certificate(
+    certificate: x509.Certificate,
+    authorities: tuple[x509.Certificate, ...],
+    where: str,
+    known: KnownCertificates | None = None,
+) -> SignedCertificate:
+    """`read_all` and `require_signed` for one certificate."""
+    if known is None:
+        return require_signed(_read_one(certificate, authorities), authorities, where, None)
+    der, fingerprint = certificate.public_bytes(Encoding.DER), fingerprint_of(certificate)
+    (reading,) = read_all([der], [fingerprint], authorities, known)
+    return require_signed(reading, authorities, where, known)
 
 
 def verify(
@@ -96,29 +176,31 @@ def verify(
     world: int,
     rank: int | None,
     where: str,
+    now: datetime | None = None,
+) -> VerifiedPeer:
+    """Check everything a certificate must say: its signature, and then what `admit` checks."""
+    signed = signed_certificate(certificate, tuple(authorities), where)
+    return admit(signed, job=job, world=world, rank=rank, where=where, now=now)
+
+
+def admit(
+    signed: SignedCertificate,
+    *,
+    job: str,
+    world: int,
+    rank: int | None,
+    where: str,
     judge: Callable[[WorkerName], None] | None = None,
     now: datetime | None = None,
     judge_dates: bool = True,
-    known: KnownCertificates | None = None,
-    fingerprint: bytes | None = None,
 ) -> VerifiedPeer:
-    """Check everything a certificate must say to be admitted; `rank` is None if any rank will do.
+    """Check all the rest; `rank` is None if any rank will do.
 
     `where` names the peer's address in errors. `judge` raises if the worker of that name was
     revoked or does not pass the policy. The order matters: what fails up to and including `judge`
     is not `proven`, because a stranger or an evicted worker can cause it. Without `judge_dates` the
     caller knows that this very certificate was in date when the peer's group was formed.
-    `fingerprint` is the SHA-256 of the bytes that the caller has read the certificate from.
     """
-    if fingerprint is None:
-        fingerprint = fingerprint_of(certificate)
-    signed = None if known is None else known.get(fingerprint, authorities)
-    if signed is None:
-        signed = _signed(
-            certificate, authorities, where, is_issued_by if known is None else signed_by
-        )
-        if known is not None:
-            known.add(fingerprint, signed)
     claims, name = signed.claims, signed.claims.name
     who = f"rank {name.rank} at {where}"
     if name.job != job:
@@ -128,7 +210,7 @@ def verify(
             peer=name.rank,
         )
     if judge_dates:
-        _check_dates(certificate, now or datetime.now(UTC), who, name.rank)
+        _check_dates(signed, now or datetime.now(UTC), who, name.rank)
     if judge is not None:
         judge(name)
     if rank is not None and name.rank != rank:
@@ -151,7 +233,7 @@ def verify(
             peer=name.rank,
             proven=True,
         )
-    return VerifiedPeer(name.job, name.rank, claims.world, fingerprint, signed.key, _SEAL)
+    return VerifiedPeer(name.job, name.rank, claims.world, signed.fingerprint, signed.key, _SEAL)
 
 
 @lru_cache(maxsize=1024)
@@ -160,62 +242,51 @@ def fingerprint_of(certificate: x509.Certificate) -> bytes:
     return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
 
 
-def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether `authority` signed this very certificate, with no other in between."""
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-        return False
-    return True
+def is_issued_by(certificate: x509.Certificate, authorities: tuple[x509.Certificate, ...]) -> bool:
+    """Whether one of them signed this very certificate, with no other in between."""
+    return _read_one(certificate, authorities).signed
 
 
 @lru_cache(maxsize=1024)
-def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """The same, remembered for the whole process: it depends on the bytes of the two alone.
+def _read_one(
+    certificate: x509.Certificate, authorities: tuple[x509.Certificate, ...]
+) -> _native.ReadCertificate:
+    """Remembered for the whole process: it depends on the bytes of all of them alone.
 
     A reader of a thousand statements meets the same few certificates. Workers that share a process
     do not share it: each has its own KnownCertificates.
     """
-    return signed_by(certificate, authority)
+    return _read((certificate.public_bytes(Encoding.DER),), authorities)[0]
 
 
-def _signed(
-    certificate: x509.Certificate,
-    authorities: Sequence[x509.Certificate],
-    where: str,
-    check: Callable[[x509.Certificate, x509.Certificate], bool],
-) -> SignedClaims:
-    if not any(check(certificate, authority) for authority in authorities):
-        raise UnknownAuthority(
-            f"the peer at {where} has a certificate that this job's authority did not sign: give "
-            "all ranks one job secret or one SEALRING_AUTHORITY"
-        )
-    try:
-        claims = claims_of(certificate)
-        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except (ValueError, x509.ExtensionNotFound) as problem:
-        raise UnknownAuthority(
-            f"the peer at {where} has a certificate of this authority that is not a sealring "
-            f"worker's: {problem}"
-        ) from None
-    if constraints.ca:
-        raise UnknownAuthority(f"the peer at {where} shows an authority's certificate as its own")
-    public_key = certificate.public_key().public_bytes(
-        Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+def _read(
+    certificates: tuple[bytes, ...], authorities: tuple[x509.Certificate, ...]
+) -> list[_native.ReadCertificate]:
+    return _native.read_certificates(
+        certificates, tuple([_authority(each) for each in authorities])
     )
-    return SignedClaims(tuple(authorities), claims, hashlib.sha256(public_key).hexdigest())
 
 
-def _check_dates(certificate: x509.Certificate, now: datetime, who: str, rank: int) -> None:
-    if now > certificate.not_valid_after_utc:
+@lru_cache(maxsize=64)
+def _authority(certificate: x509.Certificate) -> _native.Authority:
+    return _native.Authority(certificate.public_bytes(Encoding.DER))
+
+
+def _check_dates(signed: SignedCertificate, now: datetime, who: str, rank: int) -> None:
+    moment = now.timestamp()
+    if moment > signed.ends:
         raise CertificateExpired(
-            f"the certificate of {who} ended at {certificate.not_valid_after_utc.isoformat()} and "
+            f"the certificate of {who} ended at {_date(signed.ends)} and "
             f"it is {now.isoformat(timespec='seconds')} here: issue it a new one, or set the clock",
             peer=rank,
         )
-    if now < certificate.not_valid_before_utc:
+    if moment < signed.starts:
         raise CertificateNotYetValid(
-            f"the certificate of {who} starts at {certificate.not_valid_before_utc.isoformat()} "
+            f"the certificate of {who} starts at {_date(signed.starts)} "
             f"and it is {now.isoformat(timespec='seconds')} here: set the clocks of both machines",
             peer=rank,
         )
+
+
+def _date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -26,24 +26,29 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
 from sealring.errors import DuplicateRank, HandshakeError, MalformedSetup, WrongGroup
-from sealring.handshake.peers import verified
+from sealring.handshake.peers import admitted
 from sealring.handshake.secrets import Erased
 from sealring.handshake.statements import (
     MAX_STATEMENT_BYTES,
+    Stated,
     Statement,
+    Statements,
     commitment_to,
     encode_bundle,
-    group_key,
-    group_secret,
+    group_keys,
     parse_bundle,
-    parse_statement,
     sign_transcript,
-    signature_is_good,
-    transcript_of,
+    wrong_signer,
 )
 from sealring.handshake.terms import Terms
 from sealring.identity.credentials import Credentials
-from sealring.identity.verification import KnownCertificates
+from sealring.identity.verification import (
+    KnownCertificates,
+    Reading,
+    SignedCertificate,
+    read_all,
+    require_signed,
+)
 from sealring.limits import KEY_BYTES
 from sealring.links.rendezvous import Address, parse_addresses
 
@@ -52,7 +57,6 @@ _DOWN: Final = 2
 MOST_LINKED_AT_ONCE: Final = 8
 """In a group of up to so many, all pairs are linked when it forms: later would cost more."""
 
-_NO_CONTRIBUTION: Final = _native.Secret.zeros(KEY_BYTES)
 Conversation = Generator[bytes | bytearray, Mapping[int, bytearray], "Agreed"]
 """Yields this member's message of a round; is sent all members' messages of it, by rank."""
 
@@ -88,7 +92,10 @@ class Agreed:
     _secret: _native.Secret = field(repr=False)
 
     def group_key(self, rank: int) -> _native.Secret:
-        return group_key(self._secret, rank)
+        return self.group_keys([rank])[rank]
+
+    def group_keys(self, ranks: Sequence[int]) -> dict[int, _native.Secret]:
+        return dict(zip(ranks, group_keys(self._secret, ranks), strict=True))
 
     def wipe(self) -> None:
         self._secret.wipe()
@@ -245,27 +252,30 @@ def agree(
     encoded = own.encode()
     own.contribution.wipe()
     said = yield encoded
-    statements = [_statement(rank, said[rank]) for rank in terms.members]
-    certificates = {each.rank: _certificate(each) for each in statements}
-    members = {
-        each.rank: _verified_member(each, certificates[each.rank], credentials, terms, known)
-        for each in statements
-    }
+    statements = Statements(said[rank] for rank in terms.members)
+    _check_statements(statements, terms)
+    readings = _read_certificates(statements, credentials, known)
+    members: dict[int, Member] = {}
+    certificates: dict[int, SignedCertificate] = {}
+    for each, reading in zip(statements.members, readings, strict=True):
+        members[each.rank], certificates[each.rank] = _verified_member(
+            each, reading, credentials, terms, known
+        )
     _check_linked(members, linked)
-    transcript = transcript_of(terms, statements)
+    transcript = statements.transcript(terms)
     signature = sign_transcript(credentials.private_key, transcript)
     signatures = yield signature
-    for rank in terms.members:
-        signed = bytes(signatures[rank])
-        if rank == terms.rank and signed == signature:
-            continue
-        if not signature_is_good(certificates[rank], transcript, signed):
-            raise _not_as_told(terms, rank, "did not sign what")
+    made = {rank: bytes(signatures[rank]) for rank in terms.members}
+    if made[terms.rank] == signature:
+        del made[terms.rank]
+    if (liar := wrong_signer(certificates, made, transcript)) is not None:
+        raise _not_as_told(terms, liar, "did not sign what")
     shown = yield bytearray(confirmation)
-    for each in statements:
-        if commitment_to(shown[each.rank]) != each.commitment:
-            raise _not_as_told(terms, each.rank, "did not confirm that every member signed what")
-    return Agreed(transcript, members, group_secret(transcript, statements))
+    place = statements.wrong_value(shown[rank] for rank in terms.members)
+    if place is not None:
+        liar = terms.members[place]
+        raise _not_as_told(terms, liar, "did not confirm that every member signed what")
+    return Agreed(transcript, members, statements.group_secret(transcript))
 
 
 def agreed_alone(credentials: Credentials, terms: Terms) -> Agreed:
@@ -297,35 +307,50 @@ def _check_linked(members: Mapping[int, Member], linked: Mapping[int, Proven]) -
             )
 
 
-def _statement(rank: int, raw: bytearray) -> Statement:
-    statement = parse_statement(raw)
-    if statement.rank != rank:
-        raise MalformedSetup(f"a statement of rank {statement.rank} came as that of rank {rank}")
-    if statement.contribution == _NO_CONTRIBUTION:
-        raise MalformedSetup(f"rank {rank} contributed no randomness", peer=rank, proven=True)
-    return statement
+def _check_statements(statements: Statements, terms: Terms) -> None:
+    for rank, each in zip(terms.members, statements.members, strict=True):
+        if each.rank != rank:
+            raise MalformedSetup(f"a statement of rank {each.rank} came as that of rank {rank}")
+        if not each.contributes:
+            raise MalformedSetup(f"rank {rank} contributed no randomness", peer=rank, proven=True)
 
 
-def _certificate(statement: Statement) -> x509.Certificate:
-    try:
-        return x509.load_der_x509_certificate(statement.certificate)
-    except (ValueError, x509.InvalidVersion):
-        raise MalformedSetup(f"rank {statement.rank}'s certificate is none") from None
+def _read_certificates(
+    statements: Statements, credentials: Credentials, known: KnownCertificates | None
+) -> list[Reading]:
+    """Every member's, in the order of the statements."""
+    readings = read_all(
+        [each.certificate for each in statements.members],
+        [each.fingerprint for each in statements.members],
+        credentials.authorities,
+        known,
+    )
+    for each, reading in zip(statements.members, readings, strict=True):
+        if isinstance(reading, _native.ReadCertificate) and not reading.readable:
+            raise MalformedSetup(f"rank {each.rank}'s certificate is none")
+    return readings
 
 
 def _verified_member(
-    statement: Statement,
-    certificate: x509.Certificate,
+    statement: Stated,
+    reading: Reading,
     credentials: Credentials,
     terms: Terms,
     known: KnownCertificates | None,
-) -> Member:
+) -> tuple[Member, SignedCertificate]:
     where = f"{statement.host}, as another member passed it on"
-    peer, _ = verified(
-        certificate, credentials, terms, statement.rank, where, known, statement.fingerprint
+    signed = require_signed(reading, credentials.authorities, where, known)
+    peer, _ = admitted(
+        signed,
+        lambda: x509.load_der_x509_certificate(statement.certificate),
+        credentials,
+        terms,
+        statement.rank,
+        where,
     )
     addresses = parse_addresses(statement.addresses) if statement.addresses else ()
-    return Member(statement.host, peer.key, addresses, statement.instance, peer.fingerprint)
+    member = Member(statement.host, peer.key, addresses, statement.instance, peer.fingerprint)
+    return member, signed
 
 
 def _message(kind: int, entries: Mapping[int, bytes | bytearray]) -> bytearray:

@@ -86,7 +86,7 @@ def open_envelope(
     signer: x509.Certificate | Ed25519PublicKey
     if isinstance(signature, _WorkerSignature):
         signer = _certificate(_decode(signature.certificate, "certificate"))
-        if not any(is_issued_by(signer, authority) for authority in authorities):
+        if not is_issued_by(signer, tuple(authorities)):
             raise ForgedStatement("the statement's certificate is not of an authority to believe")
         key = signer.public_key()
     else:

@@ -1,0 +1,90 @@
+// Members' statements as Python reads them.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings/bind.hpp"
+#include "bindings/buffer.hpp"
+#include "bindings/convert.hpp"
+#include "bindings/secrets.hpp"
+#include "handshake/statements.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace sealring;
+
+namespace {
+
+// The memory of Python's objects, for as long as this exists.
+class Buffers {
+ public:
+  explicit Buffers(const nb::tuple& objects) {
+    for (const nb::handle each : objects) {
+      views_.push_back(std::make_unique<View>(nb::borrow(each), false));
+      spans_.emplace_back(views_.back()->data(), views_.back()->size());
+    }
+  }
+  std::span<const der::Bytes> spans() const { return spans_; }
+
+ private:
+  std::vector<std::unique_ptr<View>> views_;
+  std::vector<der::Bytes> spans_;
+};
+
+template <typename Array>
+nb::bytes bytes_of(const Array& array) {
+  return nb::bytes(array.data(), array.size());
+}
+
+nb::list rows_of(const Statements& self) {
+  nb::list rows;
+  for (size_t i = 0; i < self.size(); ++i) {
+    const Statement& each = self[i];
+    rows.append(nb::make_tuple(each.rank, nb::str(each.instance.data(), each.instance.size()),
+                               bytes_of(each.host), bytes_of(each.addresses),
+                               bytes_of(each.certificate), bytes_of(each.fingerprint),
+                               each.contributes));
+  }
+  return rows;
+}
+
+}  // namespace
+
+void bind_statements(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const MalformedStatement& problem) {
+      PyErr_SetString(PyExc_ValueError, problem.what());
+    }
+  });
+
+  nb::class_<Statements>(m, "Statements")
+      .def(
+          "__init__",
+          [](Statements* self, const nb::tuple& encoded) {
+            new (self) Statements(Buffers(encoded).spans());
+          },
+          "encoded"_a)
+      .def("rows", &rows_of)
+      .def(
+          "transcript",
+          [](const Statements& self, const nb::bytes& before) {
+            return bytes_of(self.transcript(span_of(before)));
+          },
+          "before"_a)
+      .def(
+          "first_wrong_value",
+          [](const Statements& self, const nb::bytes& before, const nb::tuple& shown) {
+            return self.first_wrong_value(span_of(before), Buffers(shown).spans());
+          },
+          "before"_a, "shown"_a)
+      .def(
+          "group_secret",
+          [](Statements& self, const nb::bytes& transcript, const nb::bytes& purpose,
+             size_t bytes) {
+            return self.group_secret({transcript.c_str(), transcript.size()},
+                                     {purpose.c_str(), purpose.size()}, bytes);
+          },
+          "transcript"_a, "purpose"_a, "bytes"_a);
+}

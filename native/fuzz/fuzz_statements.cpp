@@ -1,0 +1,47 @@
+// Any bytes read as a member's statement: what is accepted is written back to the same bytes.
+#include "handshake/statements.hpp"
+
+#include "script.hpp"
+
+using namespace sealring;
+
+namespace {
+
+void append(std::vector<uint8_t>& out, der::Bytes field) {
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    out.push_back(static_cast<uint8_t>(field.size() >> shift));
+  }
+  out.insert(out.end(), field.begin(), field.end());
+}
+
+der::Bytes bytes_of(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const der::Bytes bytes(data, size);
+  const der::Bytes twice[] = {bytes, bytes};
+  try {
+    Statements read(twice);
+    const Statement& one = read[1];
+    std::array<uint8_t, 8> rank;
+    for (size_t i = 0; i < 8; ++i) rank[i] = static_cast<uint8_t>(one.rank >> (56 - 8 * i));
+    std::vector<uint8_t> again;
+    append(again, rank);
+    append(again, bytes_of(one.instance));
+    append(again, bytes_of(one.host));
+    append(again, one.addresses);
+    append(again, one.certificate);
+    append(again, one.commitment);
+    fuzz::require(again.size() + 4 + kContributionBytes == size);
+    fuzz::require(std::equal(again.begin(), again.end(), data));
+    fuzz::require(one.contribution == sha256(bytes.last(kContributionBytes)));
+    fuzz::require(read.transcript({}) == Statements(twice).transcript({}));
+    fuzz::require(read.first_wrong_value({}, twice) <= 0);
+    if (one.contributes) read.group_secret("salt", "purpose", 32);
+  } catch (const MalformedStatement&) {
+  }
+  return 0;
+}
