@@ -7,7 +7,7 @@ STATE/<...>.refused                 a checkpoint that the log signed with anothe
 A witness makes one promise: of one log, it never cosigns two checkpoints that contradict each
 other. So the check and the write are one step under a lock, and the write is durable before the
 cosignature leaves. A state that was read once does not go back while the process runs. Times do
-not go back either, whatever the clock does: a cosignature says that nothing larger was seen by then.
+not go back either, whatever the clock does: a cosignature says that nothing larger was seen so far.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class WitnessState:
         time = max(int(self._clock()), self._times.get(origin, 0))
         line = self._signer.sign(text, time)
         note = with_signatures(Note(text, ()), [*lines, line]).encode()
-        # Before it is written: a state that cannot be read again would end the witness for all logs.
+        # Before it is written: what cannot be read again would end the witness for all logs.
         last = open_checkpoint(note, self._policy)
         self._write(_digest(origin), note)
         self._last[origin], self._times[origin] = last, time
