@@ -8,13 +8,22 @@ from datetime import timedelta
 from typing import Any
 
 from sealring.provenance.digests import Named
-from sealring.provenance.intervals import Commitment, GroupEpoch, Interval, LinkAccount, Share
+from sealring.provenance.intervals import (
+    CheckpointRef,
+    CollectiveCount,
+    Commitment,
+    GroupEpoch,
+    Interval,
+    LinkAccount,
+    Share,
+)
 from tests.audit.made_runs import (
     BATCH,
     CLEAN,
     CLEANER,
     CORPUS,
     NOW,
+    RAW,
     MadeRun,
     checkpoint,
     commitment,
@@ -112,6 +121,81 @@ def rewound_link(made: MadeRun) -> None:
 
 def other_members(made: MadeRun) -> None:
     made.each(1, lambda one: replace(one, groups=[GroupEpoch("0", "e1", [0, 1, 2], "open")]))
+
+
+def other_members_later(made: MadeRun) -> None:
+    """At the end it names them in another order."""
+    made.change(1, 2, groups=[GroupEpoch("0", "e1", [1, 0, 2, 3], "open")])
+
+
+def unknown_member(made: MadeRun) -> None:
+    ghost = GroupEpoch("x", "e5", [1, 77], "open")
+    made.each(1, lambda one: replace(one, groups=[*one.groups, ghost]))
+
+
+def unknown_group(made: MadeRun) -> None:
+    """It names a group of all ranks that no other rank was ever in."""
+    ghost = GroupEpoch("x", "e5", [0, 1, 2, 3], "open")
+    made.each(1, lambda one: replace(one, groups=[*one.groups, ghost]))
+
+
+def closed_group(made: MadeRun) -> None:
+    """A group was closed before the final statements, and rank 1 is silent about it."""
+    group = GroupEpoch("1", "e9", [0, 1, 2, 3], "closed")
+    for rank in (0, 2, 3):
+        one = made.turns[rank, 1]
+        more = [*one.collectives, CollectiveCount("1", "e9", "all_reduce", 5)]
+        made.change(rank, 1, groups=[*one.groups, group], collectives=more)
+
+
+def links_left_out(made: MadeRun) -> None:
+    """So that traffic seems to be under way, and counts are not compared there."""
+    made.change(1, 1, links=[])
+
+
+def counts_back(made: MadeRun) -> None:
+    one = made.turns[1, 1]
+    made.change(1, 1, links=[], collectives=[replace(one.collectives[0], count=1)])
+
+
+def fewer_steps(made: MadeRun) -> None:
+    made.change(1, 2, end_step=25, checkpoints_out=[])
+
+
+def late_start(made: MadeRun) -> None:
+    """It alone begins from a checkpoint, of which the claims allow it to."""
+    base = CheckpointRef("base@1", 20, RAW.sha256, None)
+    for sequence in range(made.count):
+        one = made.turns[1, sequence]
+        made.change(
+            1, sequence, first_step=one.first_step + 20, end_step=one.end_step + 20,
+            checkpoints_in=[] if sequence else [base], checkpoints_out=[],
+        )  # fmt: skip
+
+
+def read_before_written(made: MadeRun) -> None:
+    """Rank 0 begins an interval from a stranger's checkpoint, and rank 1 says later: I wrote it."""
+    strange = CheckpointRef("other@1", 30, sha("strange"), None)
+    made.change(0, 1, checkpoints_in=[strange])
+    made.change(1, 2, checkpoints_out=[*made.turns[1, 2].checkpoints_out, strange])
+
+
+def other_steps(made: MadeRun) -> None:
+    strange = CheckpointRef("other@1", 10, sha("strange"), None)
+    made.change(1, 2, checkpoints_out=[*made.turns[1, 2].checkpoints_out, strange])
+
+
+def data_as_checkpoint(made: MadeRun) -> None:
+    """All read pirated data, and rank 1 says that it wrote them, as a checkpoint."""
+    written = CheckpointRef("other@1", 10, sha("pirated"), None)
+    made.change(1, 0, checkpoints_out=[*made.turns[1, 0].checkpoints_out, written])
+    for rank in range(made.world):
+        made.each(rank, lambda one: data_of(one, name="other", sha256=sha("pirated")), 1)
+
+
+def other_content(made: MadeRun) -> None:
+    one = made.turns[1, 2].checkpoints_out[0]
+    made.change(1, 2, checkpoints_out=[replace(one, content=sha("what it should be"))])
 
 
 def left_out_group(made: MadeRun) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
 from sealring.cli import app
+from sealring.cli.terminal import harmless
 from sealring.errors import ConfigurationError
 from tests.audit.folder_lies import cut
 from tests.audit.made_runs import MODEL, RAW, MadeRun
@@ -131,3 +135,37 @@ def test_options_of_replay_that_cannot_be_used(
     made.write(tmp_path / "run")
     with pytest.raises(ConfigurationError, match=said):
         run([*options(tmp_path, made), *options_given])
+
+
+@pytest.mark.parametrize("name", ["[/red]", "[bold", "[link=file:///]x[/link]", "a\x1b[2Jb"])
+def test_a_name_of_a_run_that_is_markup_is_printed_as_text(name: str, tmp_path: Path) -> None:
+    made = MadeRun(world=2, count=2)
+    head = made.write(tmp_path / "run").path / "run.json"
+    head.write_text(json.dumps({**json.loads(head.read_text()), "run": name}))
+    status, text = run(options(tmp_path, made))
+    assert status == 1  # all statements are of another run
+    assert f"Claims about {name.replace(chr(27), '?')}" in " ".join(text.split())
+
+
+def test_a_name_of_a_file_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    made = MadeRun(world=2, count=2)
+    (made.write(tmp_path / "run").path / "a\x1b[2J\u202e[x").write_bytes(b"")
+    command = [sys.executable, "-m", "sealring.cli", *options(tmp_path, made)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("MalformedRun: ")
+    assert done.stderr.replace("\n", "").isprintable()
+
+
+def test_an_error_that_names_a_strange_file_does_not_steer_the_terminal() -> None:
+    assert harmless("one\x1b[2J\u202e\ntwo\r\udcff") == "one?[2J?\ntwo??"
+
+
+def test_a_page_takes_the_place_of_no_device(tmp_path: Path) -> None:
+    made = MadeRun(world=2, count=2)
+    made.write(tmp_path / "run")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigurationError, match="is not a regular file, and is not replaced"):
+        run([*options(tmp_path, made), "--html", str(pipe)])
+    assert pipe.is_fifo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,31 @@ def test_a_pipe_does_not_hold_up_the_audit(made: MadeRun, run: RunFolder) -> Non
     os.mkfifo(run.path / "statements" / "x.dsse.json")
     with pytest.raises(MalformedRun, match="special file"):
         audit(run.path, made.trust)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x", "RUN.JSON", "statements", "statements/x", "statements/A.dsse.json", "evidence/x",
+        "log/x", "log/tile/0/x", "log/tile/entries/000/x", ".new/x", "\x1b[2J",
+    ],
+)  # fmt: skip
+def test_a_file_that_no_run_has(made: MadeRun, run: RunFolder, name: str) -> None:
+    path = run.path / name
+    if name == "statements":
+        shutil.rmtree(path)
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_bytes(b"")
+    with pytest.raises(MalformedRun, match="is no file of a run"):
+        audit(run.path, made.trust)
+
+
+def test_what_a_killed_writer_leaves_is_no_fault(made: MadeRun, run: RunFolder) -> None:
+    for name in (".new/0123456789abcdef", "log/.new/0123456789abcdef", "log/.lock"):
+        path = run.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    assert audit(run.path, made.trust).status is Status.SHOWN
 
 
 def test_folders_without_end(made: MadeRun, run: RunFolder) -> None:

@@ -13,10 +13,12 @@ from sealring.audit.claims import Aggregation, Claims, Stage
 from sealring.audit.findings import Fault
 from sealring.audit.result import AuditResult, Said, Status
 from sealring.audit.trust import AuditTrust
+from sealring.provenance.digests import Named
+from sealring.provenance.intervals import CollectiveCount, GroupEpoch
 from tests.audit.folder_lies import respelled
 from tests.audit.lies import LIES, Lie
-from tests.audit.made_runs import CLEANER, MODEL, RAW, SCRIPT, MadeRun, commitment
-from tests.audit.stated_lies import colluding
+from tests.audit.made_runs import CLEANER, MODEL, RAW, SCRIPT, MadeRun, checkpoint, commitment, sha
+from tests.audit.stated_lies import closed_group, colluding
 
 CLAIMS = Claims(
     trained_only_on=frozenset({RAW.sha256}),
@@ -139,9 +141,11 @@ def test_a_group_that_was_closed_earlier_is_compared_as_of_then(tmp_path: Path) 
         group = replace(one.groups[0], name="1", epoch="e9", state="closed")
         made.change(rank, 1, groups=[*one.groups, group], links=[*one.links, *extra])
         last = made.turns[rank, 2]
-        made.change(rank, 2, groups=[*last.groups, group])
-    cut = made.turns[0, 1].links
-    made.change(0, 1, links=[cut[0], replace(cut[1], received=commitment(1, 0, 59))])
+        made.change(rank, 2, groups=[*last.groups, group], links=[*last.links, *extra])
+    for sequence in (1, 2):
+        first, second = made.turns[0, sequence].links
+        cut = replace(second, received=commitment(1, 0, 59))
+        made.change(0, sequence, links=[first, cut])
     (finding,) = audit(made.write(tmp_path / "run").path, made.trust).findings
     assert (finding.fault, finding.parties) == (Fault.LINK, ("rank 1", "rank 0"))
 
@@ -175,3 +179,41 @@ def test_very_many_ranges_do_not_hold_up_the_audit(
         made.change(rank, 0, data=ranges)
     found = audit(made.write(tmp_path / "run").path, made.trust).findings
     assert found[-1].text == "the ranges of corpus overlap in too many ways to be compared"
+
+
+def test_a_model_from_a_strangers_checkpoint_too(tmp_path: Path) -> None:
+    made = MadeRun()
+    export = made.made[2]
+    stranger = Named("stranger@1", sha("stranger"))
+    made.made[2] = replace(export, inputs=[*export.inputs, stranger])
+    (answer,) = [
+        one for one in ask(made.write(tmp_path / "run").path, made.trust).answers
+        if one.claim == "model"
+    ]  # fmt: skip
+    assert answer.said is Said.NO
+    assert "exported from stranger@1 too, which no rank of this run wrote" in answer.text
+
+
+def test_counts_of_a_group_that_one_rank_says_has_failed_are_not_agreed_on(tmp_path: Path) -> None:
+    """It was closed in the middle of the run, where ranks may differ in how they saw its end."""
+    made = MadeRun()
+    for rank in range(4):
+        one = made.turns[rank, 1]
+        group = GroupEpoch("1", "e9", [0, 1, 2, 3], "failed" if rank == 1 else "closed")
+        count = CollectiveCount("1", "e9", "all_reduce", 1 if rank == 1 else 5)
+        made.change(
+            rank, 1, groups=[*one.groups, group], collectives=[*one.collectives, count]
+        )  # fmt: skip
+    result = ask(made.write(tmp_path / "run").path, made.trust)
+    (answer,) = [one for one in result.answers if one.claim == "aggregation"]
+    assert answer.said is Said.NOT_SHOWN
+    assert "of group 1, not all members give the same last count" in answer.text
+
+
+def test_a_process_that_was_started_again_need_not_know_a_closed_group(tmp_path: Path) -> None:
+    made = MadeRun()
+    closed_group(made)
+    for rank in range(4):
+        made.change(rank, 2, checkpoints_in=[checkpoint(20)])
+    result = audit(made.write(tmp_path / "run").path, made.trust)
+    assert [one for one in result.findings if one.fault is Fault.GROUP] == []

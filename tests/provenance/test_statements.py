@@ -470,3 +470,16 @@ def test_an_envelope_has_one_spelling(number: int) -> None:
     assert json.loads(spelled) == value
     with pytest.raises(MalformedStatement, match="spelled"):
         verify_statement(spelled, [AUTHORITY])
+
+
+@pytest.mark.parametrize("name", ["groups", "collectives", "links"])
+def test_two_accounts_of_one_thing_in_one_statement(name: str) -> None:
+    """Each reader would take another of them."""
+    with pytest.raises(MalformedStatement, match="is named twice"):
+        interval(**{name: [*FIELDS[name], *FIELDS[name]]})
+
+
+def test_counts_and_links_of_a_group_that_is_not_named() -> None:
+    for name in ("collectives", "links"):
+        with pytest.raises(MalformedStatement, match="of a group that is not named"):
+            interval(**{name: [{**one, "epoch": "e2"} for one in FIELDS[name]]})

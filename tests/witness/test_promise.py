@@ -11,13 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.cli import app
-from sealring.errors import ConfigurationError, ForkedLog, LogError
+from sealring.errors import ConfigurationError, ForkedLog, LogError, MalformedNote
+from sealring.provenance import tree
+from sealring.provenance.checkpoints import Checkpoint
+from sealring.provenance.notes import MAX_NOTE_BYTES, MAX_SIGNATURES, Note, parse_signatures
+from sealring.provenance.submissions import Submission
 from sealring.provenance.writer import write_signer
 from sealring.witness.state import OtherSize, WitnessState
 from tests.crashes import STEPS, killed_at
 from tests.provenance.logs import numbered
 from tests.witness.local import witness_key
-from tests.witness.test_protocol import ENTRIES, KEY, POLICY, submission
+from tests.witness.test_protocol import ENTRIES, KEY, LOG, POLICY, submission
 
 
 def killed_in_an_answer(step: int, folder: Path, body: bytes) -> tuple[bool, bool]:
@@ -92,3 +96,60 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigurationError)
     assert "chmod 600" in str(done.exception)
     assert not (tmp_path / "state").exists()
+
+
+def first(extension: str = "", copies: int = 1) -> tuple[str, bytes]:
+    """A log's first checkpoint, with its signature several times."""
+    root = tree.leaf_hash(ENTRIES[0])
+    text = Checkpoint(LOG.name, 1, root, (extension,) if extension else ()).encode()
+    return text, Submission(0, (), Note(text, (LOG.sign(text),) * copies).encode()).encode()
+
+
+def test_a_signature_that_is_sent_many_times_is_kept_once(tmp_path: Path) -> None:
+    """Anybody on the network can send a log's checkpoint so."""
+    _, body = first(copies=MAX_SIGNATURES)
+    with WitnessState(tmp_path, KEY, POLICY) as state:
+        state.add_checkpoint(body)
+    with WitnessState(tmp_path, KEY, POLICY) as state:
+        assert dict(state.logs)[LOG.name] == 1
+
+
+def test_a_checkpoint_too_large_to_be_cosigned_does_not_end_the_witness(tmp_path: Path) -> None:
+    text, _ = first("x")
+    room = MAX_NOTE_BYTES - len(Note(text, (LOG.sign(text),)).encode())
+    _, body = first("x" * room)
+    with WitnessState(tmp_path, KEY, POLICY) as state:
+        with pytest.raises(MalformedNote, match="at most 131072 bytes"):
+            state.add_checkpoint(body)
+    with WitnessState(tmp_path, KEY, POLICY) as state:
+        assert dict(state.logs)[LOG.name] == 0
+        state.add_checkpoint(submission(0, 3))
+
+
+def test_a_clock_that_goes_back_takes_no_cosignature_back(tmp_path: Path) -> None:
+    text, body = first()
+    again = Submission(1, (), Note(text, (LOG.sign(text),)).encode()).encode()
+    times = []
+    for number, now in enumerate((1000.0, 400.0, -5.0, 1001.0)):
+        with WitnessState(tmp_path, KEY, POLICY, lambda now=now: now) as state:
+            (line,) = parse_signatures(state.add_checkpoint(again if number else body).decode())
+        times.append(KEY.verifier.check(text, line))
+    assert times == [1000, 1000, 1000, 1001]
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with WitnessState(tmp_path, KEY, POLICY) as state:
+        state.add_checkpoint(submission(0, 3))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            for _ in range(3):
+                with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
+                    state.add_checkpoint(submission(3, 4))
+        assert list((tmp_path / ".new").iterdir()) == []
+        assert dict(state.logs)[LOG.name] == 3
+        state.add_checkpoint(submission(3, 4))

@@ -8,6 +8,7 @@ from decimal import Decimal, InvalidOperation
 
 from sealring.audit.attestation import Machines
 from sealring.audit.claims import Claims
+from sealring.audit.collectives import uncompared
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.graph import Graph
 from sealring.audit.lineage import Ways, unlisted_sources
@@ -238,6 +239,10 @@ def _aggregation(claims: Claims, shown: Shown) -> Answer:
         turn, count, needed = uneven[0]
         text = f"{turn.where} counts {count} new collectives of all ranks for {needed} steps"
         return Answer(name, Said.NOT_SHOWN, text, (turn.digest,))
+    apart = uncompared(shown.records)
+    if apart:
+        text = f"of group {apart[0]}, not all members give the same last count of its collectives"
+        return Answer(name, Said.NOT_SHOWN, text)
     links = shown.links
     if links.compared < links.wires:
         text = (

@@ -13,6 +13,9 @@ from sealring.provenance.intervals import CheckpointRef
 def check_artefacts(records: Records) -> list[Finding]:
     return [
         *_written_alike(records),
+        *_same_content(records),
+        *_in_its_steps(records),
+        *_no_dataset(records),
         *_read_as_written(records),
         *_read_at_its_step(records),
         *_starts(records),
@@ -38,6 +41,86 @@ def _written_alike(records: Records) -> Iterator[Finding]:
             f"{sides.against[0]} names {named[sides.against[0]][1].sha256[:12]}",
             {party: said_by.digest for party, (said_by, _) in named.items()},
         )
+
+
+def _same_content(records: Records) -> Iterator[Finding]:
+    """All who wrote or read one manifest name the same content, if they name one."""
+    said: dict[str, dict[str, tuple[Turn, str]]] = {}
+    for turn in records.turns:
+        for one in (*turn.interval.checkpoints_out, *turn.interval.checkpoints_in):
+            if one.content is not None:
+                named = said.setdefault(one.sha256, {})
+                first, content = named.setdefault(turn.party, (turn, one.content))
+                if content != one.content:
+                    text = f"{turn.where} names two contents of {one.name}"
+                    yield Finding(
+                        Fault.CHECKPOINT, (turn.party,), text, (turn.digest,), (first.digest,)
+                    )
+    for sha256, named in said.items():
+        sides = split({party: content for party, (_, content) in named.items()})
+        if sides is not None:
+            (one, mine), (_, other) = named[sides.blamed[0]], named[sides.against[0]]
+            yield sides.finding(
+                Fault.CHECKPOINT,
+                f"{one.where} names the content {mine[:12]} of the manifest {sha256[:12]}, and "
+                f"{sides.against[0]} {other[:12]}",
+                {party: turn.digest for party, (turn, _) in named.items()},
+            )
+
+
+def _in_its_steps(records: Records) -> Iterator[Finding]:
+    """A checkpoint is written in the steps that it is of, and is read when they are over.
+
+    One step more, at the end: a script may save in a step that fails.
+    """
+    written: dict[str, tuple[int, Turn]] = {}
+    for turn in records.turns:
+        for one in turn.interval.checkpoints_out:
+            if not turn.interval.first_step <= one.step <= turn.interval.end_step + 1:
+                text = f"{turn.where} wrote {one.name}, which is of step {one.step}"
+                yield Finding(Fault.CHECKPOINT, (turn.party,), text, (turn.digest,))
+            known = written.get(one.sha256)
+            if known is None or one.step < known[0]:
+                written[one.sha256] = (one.step, turn)
+    for chain in records.chains.values():
+        reached = 0
+        for turn in chain:
+            reached = max(reached, turn.interval.end_step)
+            for one in turn.interval.checkpoints_in:
+                step, writer = written.get(one.sha256, (0, turn))
+                if reached + 1 < step:
+                    yield Finding(
+                        Fault.CHECKPOINT, tuple(dict.fromkeys((turn.party, writer.party))),
+                        f"{turn.where} read {one.name}, which {writer.where} says that it wrote "
+                        f"at step {step}, later",
+                        (turn.digest,), (writer.digest,),
+                    )  # fmt: skip
+
+
+def _no_dataset(records: Records) -> Iterator[Finding]:
+    """What ranks read as a dataset is none of the checkpoints that ranks wrote.
+
+    Else a rank could pass off any data as something that the run made itself.
+    """
+    written: dict[str, dict[str, Turn]] = {}
+    for turn in records.turns:
+        for one in turn.interval.checkpoints_out:
+            written.setdefault(one.sha256, {}).setdefault(turn.party, turn)
+    readers: dict[str, dict[str, Turn]] = {}
+    for turn in records.turns:
+        for data in turn.interval.data:
+            if data.sha256 in written:
+                readers.setdefault(data.sha256, {}).setdefault(turn.party, turn)
+    for sha256, read in readers.items():
+        turns = {**read, **written[sha256]}
+        sides = split({party: party in written[sha256] for party in turns})
+        text = f"{sha256[:12]} was read as a dataset, and written as a checkpoint"
+        if sides is None:  # the same ranks say both
+            digests = [one.digest for one in (*read.values(), *written[sha256].values())]
+            yield Finding(Fault.CHECKPOINT, tuple(turns), text, tuple(dict.fromkeys(digests)))
+        else:
+            digest = {party: turn.digest for party, turn in turns.items()}
+            yield sides.finding(Fault.CHECKPOINT, text, digest)
 
 
 def _read_as_written(records: Records) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """Each rank's chain of statements: nothing missing, nothing twice, each one naming the one before.
 
-Also what all ranks must say alike: the size of the world, and the script that ran.
+Also what all ranks must say alike: the size of the world, the script that ran, and from which step
+to which.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def check_chains(records: Records) -> list[Finding]:
     found = [finding for chain in chains.values() for finding in _chain(chain)]
     found += _alike(chains, "world", lambda turn: turn.interval.world)
     found += _alike(chains, "script", lambda turn: turn.interval.code.script.sha256)
+    found += _same_steps(chains)
     found += _missing_ranks(chains)
     found += _missing_ends(chains)
     return found
@@ -107,6 +109,29 @@ def _alike(
             Fault.DISAGREEMENT,
             f"{firsts[sides.blamed[0]].where} names another {what} than {_listed(sides.against)}",
             {party: turn.digest for party, turn in firsts.items()},
+        )
+
+
+def _same_steps(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
+    """All ranks of a run do the same steps: they begin at the same one, and end at the same one."""
+    firsts = {chain[0].party: chain[0] for chain in chains.values()}
+    sides = split({party: turn.interval.first_step for party, turn in firsts.items()})
+    if sides is not None:
+        one, other = firsts[sides.blamed[0]], firsts[sides.against[0]]
+        yield sides.finding(
+            Fault.GAP,
+            f"{one.where} is the first one of its chain, and {other.where} of another: ranks of a "
+            "run begin at the same step",
+            {party: turn.digest for party, turn in firsts.items()},
+        )
+    lasts = {chain[-1].party: chain[-1] for chain in chains.values() if chain[-1].interval.final}
+    sides = split({party: turn.interval.end_step for party, turn in lasts.items()})
+    if sides is not None:
+        one, other = lasts[sides.blamed[0]], lasts[sides.against[0]]
+        yield sides.finding(
+            Fault.DISAGREEMENT,
+            f"{one.where} is final, and so is {other.where}: ranks of a run end at the same step",
+            {party: turn.digest for party, turn in lasts.items()},
         )
 
 

@@ -66,8 +66,10 @@ def check_links(records: Records) -> LinksChecked:
     found: list[Finding] = []
     sent: dict[Wire, Account] = {}
     received: dict[Wire, Account] = {}
+    named: _Named = {}
     for turn in (turn for chain in records.chains.values() for turn in chain):
         rank = turn.rank
+        found += _left_out(sent, received, named, turn)
         for link in turn.interval.links:
             name = (link.group, link.epoch, link.kind)
             out, back = Wire(*name, rank, link.peer), Wire(*name, link.peer, rank)
@@ -76,16 +78,45 @@ def check_links(records: Records) -> LinksChecked:
                 if account is None:
                     account = accounts[wire] = Account()
                 found += _note(account, wire, said, turn)
-    settled = _settled(records)
+    ends = settled(records)
     clashes, compared = [], 0
     wires = sorted(sent.keys() | received.keys())
     for wire in wires:
         here, there = sent.get(wire, Account()), received.get(wire, Account())
         compared += here.reaches(there)
-        clash = _compare(wire, here, there, settled)
+        clash = _compare(wire, here, there, ends)
         if clash is not None:
             clashes.append(clash)
     return LinksChecked([*found, *_blamed(clashes)], len(wires), compared)
+
+
+_Named = dict[tuple[int, str, str], dict[tuple[int, str], None]]
+"""By (rank, group, epoch): peer and kind of each link that the rank has named."""
+
+
+def _left_out(
+    sent: dict[Wire, Account], received: dict[Wire, Account], named: _Named, turn: Turn
+) -> Iterator[Finding]:
+    """Accounts are cumulative: a link of a group that is still named does not disappear."""
+    present: _Named = {(turn.rank, one.name, one.epoch): {} for one in turn.interval.groups}
+    for link in turn.interval.links:
+        present[turn.rank, link.group, link.epoch][link.peer, link.kind] = None
+    for key, links in present.items():
+        before = named.get(key, {})
+        named[key] = before | links
+        for peer, kind in [] if before.keys() <= links.keys() else before:
+            if (peer, kind) in links:
+                continue
+            wire = Wire(*key[1:], kind, turn.rank, peer)
+            back = Wire(*key[1:], kind, peer, turn.rank)
+            known = [one.last[1] for one in (sent[wire], received[back]) if one.last is not None]
+            yield Finding(
+                Fault.LINK, (turn.party,),
+                f"{turn.where} leaves out its link with rank {peer} in group {key[1]}, of which "
+                "its own earlier statement counts records",
+                (turn.digest,), tuple(dict.fromkeys(one.digest for one in known)),
+            )  # fmt: skip
+            break  # one of them is enough
 
 
 def _note(
@@ -116,7 +147,7 @@ def _note(
 
 
 def _compare(
-    wire: Wire, sent: Account, received: Account, settled: dict[tuple[int, str, str], Turn]
+    wire: Wire, sent: Account, received: Account, ends: dict[tuple[int, str, str], Turn]
 ) -> _Clash | None:
     """The first point at which both ends' accounts cannot both be true."""
     for count in sorted(sent.said.keys() & received.said.keys()):
@@ -124,8 +155,8 @@ def _compare(
         if one != other:
             text = f"of the first {count} records that {wire.shown}, the two commitments differ"
             return _Clash(wire, sender, receiver, text)
-    last_sender = settled.get((wire.sender, wire.group, wire.epoch))
-    last_receiver = settled.get((wire.receiver, wire.group, wire.epoch))
+    last_sender = ends.get((wire.sender, wire.group, wire.epoch))
+    last_receiver = ends.get((wire.receiver, wire.group, wire.epoch))
     if last_sender is None or last_receiver is None or not (sent.kept and received.kept):
         return None
     counts = sent.last[0] if sent.last else 0, received.last[0] if received.last else 0
@@ -138,7 +169,7 @@ def _compare(
     return None
 
 
-def _settled(records: Records) -> dict[tuple[int, str, str], Turn]:
+def settled(records: Records) -> dict[tuple[int, str, str], Turn]:
     """By (rank, group, epoch): the statement after which no more traffic of the group came.
 
     It is the last one that names the group, if the group was closed by then or the chain ends with

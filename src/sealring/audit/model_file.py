@@ -46,6 +46,10 @@ def check_model(
             )
             return Answer("model", Said.NO, text, (export.digest,)), []
         sources = [written[one.sha256] for one in export.content.inputs if one.sha256 in written]
+        others = [one.name for one in export.content.inputs if one.sha256 not in written]
+        if sources and others:
+            text = f"{path.name} was exported from {others[0]} too, which no rank of this run wrote"
+            return Answer("model", Said.NO, text, (export.digest,)), []
         if sources:
             node = graph.nodes[artefact(digest)]
             node.kind = NodeKind.MODEL

@@ -8,7 +8,7 @@ from typing import NoReturn
 import typer
 
 from sealring.cli import terminal
-from sealring.cli.terminal import errors
+from sealring.cli.terminal import errors, harmless
 from sealring.cli.verbs import VerbsOnDemand
 from sealring.errors import ConfigurationError, SealringError
 from sealring.version import __version__
@@ -53,5 +53,5 @@ def _end(error: Exception, advice: str) -> NoReturn:
     if terminal.debug:
         raise error
     errors.print(type(error).__name__, style="bold red", end=": ")
-    errors.print(f"{error}{advice}", markup=False, highlight=False, soft_wrap=True)
+    errors.print(f"{harmless(str(error))}{advice}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)

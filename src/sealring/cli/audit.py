@@ -148,7 +148,7 @@ def _seen(path: Path, logs: LogPolicy) -> SignedCheckpoint:
 
 def _show(result: AuditResult) -> None:
     if result.answers:
-        table = Table(title=f"Claims about {printable(result.run)}")
+        table = Table(title=Text(f"Claims about {printable(result.run)}"))
         for column in ("claim", "answer", "why, and where"):
             table.add_column(column)
         for answer in result.answers:

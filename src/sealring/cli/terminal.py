@@ -52,5 +52,9 @@ def say(text: str) -> None:
 
 def printable(text: str) -> str:
     """In one line. A file or a process may come from anybody: nothing in it steers the terminal."""
-    in_one_line = " ".join(text.split())
-    return "".join(char if char.isprintable() else "?" for char in in_one_line)
+    return harmless(" ".join(text.split()))
+
+
+def harmless(text: str) -> str:
+    """The same for text of several lines, such as an error that names a stranger's file."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -93,6 +94,10 @@ def replace_private(path: Path, content: bytes) -> None:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG((found := path.stat()).st_mode) and not stat.S_ISDIR(found.st_mode):
+            # A rename would put a file in the place of /dev/stdout, for every program.
+            raise ConfigurationError(f"{path} is not a regular file, and is not replaced")
     temporary = _write_temporary(path, content, mode)
     try:
         os.replace(temporary, path)

@@ -73,11 +73,17 @@ class Batch:
         self._make(self._waiting)
         waiting = self._waiting / secrets.token_hex(8)
         fd = os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with open(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(fd)
-        os.replace(waiting, path)
+        try:
+            with open(fd, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(fd)
+            os.replace(waiting, path)
+        except BaseException:
+            # On a full disk each attempt would leave a file, until there is no room for names.
+            with contextlib.suppress(OSError):
+                os.unlink(waiting)
+            raise
         self._changed.add(path.parent)
 
     def write_new(self, name: str, content: bytes) -> bool:

@@ -198,6 +198,18 @@ class Interval(Checked):
             raise ConfigurationError("the first statement of a chain has no previous one")
         if not self.run or len(self.run) > 255 or not self.run.isprintable():
             raise ConfigurationError("a run's name has 1 to 255 printable characters")
+        self._check_named_once()
+
+    def _check_named_once(self) -> None:
+        """Two accounts of one thing in one statement would let each reader take another."""
+        groups = {(one.name, one.epoch) for one in self.groups}
+        counts = {(one.group, one.epoch, one.kind) for one in self.collectives}
+        links = {(one.group, one.epoch, one.kind, one.peer) for one in self.links}
+        told = len(self.groups), len(self.collectives), len(self.links)
+        if (len(groups), len(counts), len(links)) != told:
+            raise ConfigurationError("a group, a kind of collective or a link is named twice")
+        if not {key[:2] for key in counts | links} <= groups:
+            raise ConfigurationError("collectives or links are of a group that is not named")
 
     @property
     def subjects(self) -> tuple[Named, ...]:

@@ -6,7 +6,8 @@ STATE/<...>.refused                 a checkpoint that the log signed with anothe
 
 A witness makes one promise: of one log, it never cosigns two checkpoints that contradict each
 other. So the check and the write are one step under a lock, and the write is durable before the
-cosignature leaves. A state that was read once does not go back while the process runs.
+cosignature leaves. A state that was read once does not go back while the process runs. Times do
+not go back either, whatever the clock does: a cosignature says that nothing larger was seen so far.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sealring.errors import (
 from sealring.provenance import tree
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.files import Batch, locked, read_limited
-from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Signer, verified, with_signatures
+from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Note, Signer, verified, with_signatures
 from sealring.provenance.policy import LogPolicy
 from sealring.provenance.submissions import parse_submission
 
@@ -65,6 +66,7 @@ class WitnessState:
         self._clock = clock
         self._lock = threading.Lock()
         self._last: dict[str, SignedCheckpoint] = {}
+        self._times: dict[str, int] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -119,12 +121,17 @@ class WitnessState:
 
     def _cosign(self, signed: SignedCheckpoint) -> bytes:
         # Only the log's own signatures are kept: others' are not ours to vouch for.
-        keys = self._policy.keys_of(signed.checkpoint.origin)
-        lines = tuple(line for line in signed.note.lines if any(key.signed(line) for key in keys))
-        line = self._signer.sign(signed.note.text, int(self._clock()))
-        note = with_signatures(type(signed.note)(signed.note.text, lines), [line])
-        self._write(_digest(signed.checkpoint.origin), note.encode())
-        self._last[signed.checkpoint.origin] = open_checkpoint(note.encode(), self._policy)
+        # Of each key one: anybody can send a checkpoint with the same signature many times.
+        origin, text = signed.checkpoint.origin, signed.note.text
+        keys = self._policy.keys_of(origin)
+        lines = [line for line in signed.note.lines if any(key.signed(line) for key in keys)]
+        time = max(int(self._clock()), self._times.get(origin, 0))
+        line = self._signer.sign(text, time)
+        note = with_signatures(Note(text, ()), [*lines, line]).encode()
+        # Before it is written: what cannot be read again would end the witness for all logs.
+        last = open_checkpoint(note, self._policy)
+        self._write(_digest(origin), note)
+        self._last[origin], self._times[origin] = last, time
         return line.encode().encode()
 
     def _keep_refused(self, signed: SignedCheckpoint) -> None:
@@ -159,7 +166,7 @@ class WitnessState:
             raise TamperedLog(f"{path} is not what this witness wrote: {problem}") from None
         if not own or signed.checkpoint.origin != origin:
             raise TamperedLog(f"{path} is not what this witness wrote: restore it from a copy")
-        self._last[origin] = signed
+        self._last[origin], self._times[origin] = signed, own[self._signer.verifier]
 
 
 def _digest(origin: str) -> str:
