@@ -33,7 +33,7 @@ from sealring.handshake.terms import (
     is_instance,
     is_name,
 )
-from sealring.identity.credentials import PrivateKey
+from sealring.identity.kept_key import PrivateKey
 from sealring.limits import KEY_BYTES
 
 MAX_STATEMENT_BYTES: Final = 64 << 10
