@@ -520,6 +520,8 @@ class SealedFileReader:
         """
     def verify(self, first: int, count: int) -> int:
         """Opens chunks and keeps nothing; returns the number of the next one."""
+    def close(self) -> None:
+        """Wipes the key, after the reads that are under way. Later ones are AlreadyClosed."""
     @property
     def chunks(self) -> int: ...
     @property

@@ -1,5 +1,6 @@
 """Data at rest: sealed files, the keys that open them, and checkpoints made of them.
 
+closing            what close() means: keys wiped, and an error for every later use
 files, sealed      what survives a crash; sealed files by the native core
 storage, disk, stores  where a vault lies: a directory, or a store that fsspec reaches
 keys, header       who opens a vault, and its list of grants
