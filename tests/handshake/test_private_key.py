@@ -59,7 +59,7 @@ def after_tls(own: Credentials) -> list[Any]:
         return [met.dialer, met.acceptor]
 
 
-def by_nobody(own: Credentials) -> list[Any]:
+def by_a_peer_that_goes(own: Credentials) -> list[Any]:
     """The peer goes in the middle of TLS."""
     errors = []
     for act in (dialing, accepting):
@@ -86,7 +86,7 @@ def accepting(sock: socket.socket, own: Credentials) -> None:
         (by_a_stranger, UnknownAuthority),
         (of_a_stranger, UnknownAuthority),
         (after_tls, WrongGroup),
-        (by_nobody, PeerUnreachable),
+        (by_a_peer_that_goes, PeerUnreachable),
     ],
 )
 def test_no_copy_stays_with_the_error_of_a_refused_connection(

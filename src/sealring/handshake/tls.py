@@ -137,10 +137,10 @@ class TlsConnection(Connection):
         return read
 
     def _drop(self) -> None:
-        """Frees OpenSSL's state and keys, whoever still refers to the Python objects.
+        """Frees OpenSSL's state and keys, also where the Python objects are still held.
 
-        The traceback of the error that ended the connection does. The last connection of a context
-        frees the context too, with the private key in it. OpenSSL does not overwrite the
+        The traceback of the error that ended the connection holds them. The last connection of a
+        context frees the context too, with the private key in it. OpenSSL does not overwrite the
         connection's secrets when it frees them. The descriptor is not its own.
         """
         tls: SSL.Connection | None = self.__dict__.pop("_tls", None)

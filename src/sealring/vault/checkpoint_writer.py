@@ -37,7 +37,7 @@ from sealring.errors import (
 from sealring.recording.hooks import note_checkpoint_out
 from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
-from sealring.vault import objects, signing
+from sealring.vault import freeing, objects, signing
 from sealring.vault.checkpoint_form import (
     KIND,
     check_entry,
@@ -138,6 +138,7 @@ class CheckpointWriter(Closable, StorageWriter):
         # The vault is held in each step and not between them: a save that fails elsewhere would
         # hold it for ever. If its keys change between two steps, the next one fails.
         self._remove(self._unfinished)
+        freeing.wait()  # the space of what the save before has removed is there
         with self._vault.held(alone=False):
             self._vault.refresh()
             self._draft = self._vault.new_version(self.checkpoint_id)
