@@ -2,8 +2,9 @@
 
 Each world of workers saves and loads the same tensors through the same process group; what differs
 is the storage. A case is the median of its blocks. `load` reads what the page cache holds, `load
-from disk` what the disk has. What an earlier save has left is removed before the clock starts. `sealing alone` and `opening alone` are what the cipher and the hash
-allow on all cores, without files and ranks: no save or load of this machine can be faster.
+from disk` what the disk has. What an earlier save has left is removed before the clock starts.
+`sealing alone` and `opening alone` are what the cipher and the hash allow on all cores, without
+files and ranks: no save or load of this machine can be faster.
 """
 
 from __future__ import annotations

@@ -169,6 +169,14 @@ def test_a_loader_that_is_closed_is_refused_by_name(tokens: Vault) -> None:
     assert threading.active_count() == before
 
 
+def test_a_loader_whose_dataset_is_closed_is_refused_by_name(tokens: Vault) -> None:
+    with cases.packed(tokens) as dataset, HostLoader(cases.stream(dataset), "cpu") as loader:
+        next(iter(loader))
+        dataset.close()
+        with pytest.raises(AlreadyClosed, match="the dataset 'data' was closed"):
+            next(iter(loader))
+
+
 def test_iterations_that_a_later_one_or_a_state_has_ended(tokens: Vault) -> None:
     with cases.packed(tokens) as dataset:
         loader, other = HostLoader(cases.stream(dataset), "cpu"), Loader(cases.stream(dataset))
