@@ -21,10 +21,11 @@ void bind_gpu_keys(nb::module_& m) {
       .def(
           "add_file",
           [](KeyMemory& self, const SealedFileReader& file) {
-            if (file.key().suite != Suite::chacha20_poly1305) {
+            const FileKey key = file.key();
+            if (key.suite != Suite::chacha20_poly1305) {
               throw nb::value_error("a GPU opens files of AEAD_CHACHA20_POLY1305 alone");
             }
-            self.add(file.key().key, file.key().base);
+            self.add(key.key, key.base);
           },
           "file"_a)
       .def("wipe", &KeyMemory::wipe, nb::call_guard<nb::gil_scoped_release>())

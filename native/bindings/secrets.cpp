@@ -60,6 +60,16 @@ SecretBytes from_hex(const nb::object& text) {
   return out;
 }
 
+// Bytes that a library gave as an object that cannot be changed: the object is overwritten all the same.
+// Nothing else may hold it. Python shares the objects of no byte and of one.
+SecretBytes moved(const nb::bytes& source) {
+  if (source.size() < 2) throw nb::value_error("no secret has less than two bytes");
+  SecretBytes out(source.size());
+  std::copy_n(reinterpret_cast<const uint8_t*>(source.c_str()), source.size(), out.data());
+  OPENSSL_cleanse(const_cast<char*>(source.c_str()), source.size());
+  return out;
+}
+
 void write_hex(const SecretBytes& secret, const nb::object& into) {
   const View view(into, true);
   if (view.size() != 2 * here(secret).size())
@@ -192,6 +202,7 @@ void bind_secrets(nb::module_& m) {
             return out;
           },
           "size"_a)
+      .def_static("moved", &moved, "source"_a)
       .def_static("from_hex", &from_hex, "text"_a)
       .def("write_hex", &write_hex, "into"_a)
       .def(

@@ -35,6 +35,8 @@ const char* error_name(FileProblem problem) {
       return "WrongKey";
     case FileProblem::tampered:
       return "TamperedChunk";
+    case FileProblem::closed:
+      return "AlreadyClosed";
     case FileProblem::too_long:
     case FileProblem::out_of_range:
       break;
@@ -283,6 +285,8 @@ void bind_vault(nb::module_& m) {
           "offsets"_a, "sizes"_a, "into"_a)
       .def("verify", &SealedFileReader::verify, "first"_a, "count"_a,
            nb::call_guard<nb::gil_scoped_release>())
+      // Without the GIL: a read that it waits for may call a Python function.
+      .def("close", &SealedFileReader::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("chunks", &SealedFileReader::chunks)
       .def_prop_ro("length", &SealedFileReader::length)
       .def_prop_ro("bytes_read", &SealedFileReader::bytes_read)

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include <unistd.h>
@@ -118,6 +120,29 @@ TEST(a_changed_chunk_leaves_nothing_where_it_was_opened) {
     CHECK(fails_as(FileProblem::tampered, [&] { reader.read({&run, 1}, seen); }));
     CHECK(std::all_of(out.begin() + kChunkBytes, out.end(), [](uint8_t one) { return one == 0; }));
   }
+}
+
+TEST(close_waits_for_reads_and_later_ones_are_refused) {
+  const auto plain = plain_of(200 * kChunkBytes);
+  const auto sealed = sealed_of(plain, Suite::aes_256_gcm, 1);
+  auto reader = reader_of(sealed, Suite::aes_256_gcm, 2);
+  std::vector<uint8_t> out(plain.size());
+  const WantedRun run{0, out.size(), out.data()};
+  std::atomic<bool> begun{false};
+  std::thread reading([&] {
+    // Until it is closed, each read gives all of the plaintext.
+    while (!fails_as(FileProblem::closed, [&] { reader.read({&run, 1}); })) {
+      CHECK(out == plain);
+      begun = true;
+    }
+  });
+  while (!begun) std::this_thread::yield();
+  reader.close();
+  reading.join();
+  CHECK(fails_as(FileProblem::closed, [&] { reader.verify(0, 1); }));
+  CHECK(fails_as(FileProblem::closed, [&] { reader.key(); }));
+  reader.close();
+  CHECK(reader.length() == plain.size());
 }
 
 TEST(work_that_throws_ends_the_rest) {

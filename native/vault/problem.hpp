@@ -11,7 +11,8 @@ enum class FileProblem {
   wrong_key,    // the commitment is not that of this key and this context
   tampered,     // a chunk's tag does not match
   too_long,     // more chunks than the format has numbers for
-  out_of_range  // the caller asked for bytes behind the end
+  out_of_range,  // the caller asked for bytes behind the end
+  closed        // the caller closed it before
 };
 
 struct SealedFileError : std::runtime_error {

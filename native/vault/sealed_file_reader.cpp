@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <system_error>
 #include <utility>
 
@@ -89,7 +90,29 @@ void SealedFileReader::expect(std::vector<uint8_t> digests) {
   expected_ = std::move(digests);
 }
 
+void SealedFileReader::close() {
+  // In a forked child the key is gone already, and a thread of the parent may have the lock.
+  if (!key_.key.process().here()) return;
+  const std::unique_lock<std::shared_mutex> alone(users_);
+  closed_ = true;
+  key_.key.wipe();
+  key_.base = {};
+}
+
+std::shared_lock<std::shared_mutex> SealedFileReader::in_use() const {
+  key_.key.process().require("this sealed file's key");
+  std::shared_lock<std::shared_mutex> used(users_);
+  if (closed_) throw SealedFileError(FileProblem::closed, name_ + " was closed: open it again");
+  return used;
+}
+
+FileKey SealedFileReader::key() const {
+  const auto used = in_use();
+  return key_;
+}
+
 void SealedFileReader::read(std::span<const WantedRun> runs, Seen seen) {
+  const auto used = in_use();
   std::vector<Piece> pieces;
   for (const WantedRun& run : runs) {
     if (run.offset > length_ || run.bytes > length_ - run.offset) {
@@ -138,6 +161,7 @@ void SealedFileReader::read(std::span<const WantedRun> runs, Seen seen) {
 }
 
 uint64_t SealedFileReader::verify(uint64_t first, uint64_t count) {
+  const auto used = in_use();
   const uint64_t end = first + std::min(count, chunks() - std::min(first, chunks()));
   const auto blocks = static_cast<size_t>((end - first + kBlockChunks - 1) / kBlockChunks);
   share_work(blocks, threads_, [&](size_t block) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,11 +48,14 @@ class SealedFileReader {
   // Opens all chunks from `first` on, at most `count`, and keeps nothing. Returns the next to check.
   uint64_t verify(uint64_t first, uint64_t count);
 
+  // Overwrites the key, once the reads that are under way have ended. Every later one is refused.
+  void close();
+
   uint64_t length() const { return length_; }
   uint64_t chunks() const { return length_ / kChunkBytes + 1; }
   const Commitment& commitment() const { return key_.commitment; }
   // For a device that opens chunks by itself.
-  const FileKey& key() const { return key_; }
+  FileKey key() const;
   // Bytes of the sealed file that were read, its header included.
   uint64_t bytes_read() const { return bytes_read_.load(); }
 
@@ -62,6 +66,8 @@ class SealedFileReader {
   // Where a chunk is to be opened; null for the room that its ciphertext is in.
   using Target = std::function<uint8_t*(uint64_t chunk)>;
 
+  // Keeps close() waiting.
+  std::shared_lock<std::shared_mutex> in_use() const;
   void fetch(uint64_t offset, uint8_t* into, size_t bytes);
   size_t chunk_bytes(uint64_t chunk) const;
   bool as_expected(uint64_t chunk, const uint8_t* plain, size_t bytes) const;
@@ -71,6 +77,8 @@ class SealedFileReader {
   uint64_t sealed_bytes_;
   uint64_t length_ = 0;
   FileKey key_;
+  mutable std::shared_mutex users_;
+  bool closed_ = false;
   std::string name_;
   size_t threads_;
   std::vector<uint8_t> expected_;  // digests of all chunks, or empty

@@ -147,6 +147,7 @@ void SealedFileWriter::finish() {
     Aead::Use use(aead);
     seal_chunk(use, sealed_chunks_, rest_.data(), rest_.size(), sealed);
   }
+  key_.key.wipe();
   put(chunk_offset(sealed_chunks_), sealed, rest_.size() + kTagBytes);
   state_ = State::finished;
 }

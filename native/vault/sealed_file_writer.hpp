@@ -29,7 +29,7 @@ class SealedFileWriter {
   // write: a chunk then holds what was there at some time during the call. Ciphertext is made in
   // private memory.
   void write(std::span<const Plain> pieces);
-  // Seals the last chunk. Nothing can be written after it.
+  // Seals the last chunk and overwrites the key. Nothing can be written after it.
   void finish();
 
   // The ciphertext since the last call; for kToMemory alone.

@@ -132,6 +132,9 @@ class Secret:
     @staticmethod
     def random(size: int) -> Secret: ...
     @staticmethod
+    def moved(source: bytes) -> Secret:
+        """A copy; the source is overwritten. It must be a new object that nothing else holds."""
+    @staticmethod
     def from_hex(text: Buffer) -> Secret: ...
     def write_hex(self, into: Buffer) -> None: ...
     def part(self, start: int, size: int) -> Secret: ...
@@ -519,6 +522,8 @@ class SealedFileReader:
         """
     def verify(self, first: int, count: int) -> int:
         """Opens chunks and keeps nothing; returns the number of the next one."""
+    def close(self) -> None:
+        """Wipes the key, after the reads that are under way. Later ones are AlreadyClosed."""
     @property
     def chunks(self) -> int: ...
     @property

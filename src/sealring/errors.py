@@ -96,7 +96,7 @@
     │   ├── SourceChanged             yours: a source was changed while it was sealed
     │   ├── StageFailed               yours: a function of a pipeline raised an error
     │   ├── WrongPosition             yours: a loader's state belongs to other data
-    │   ├── LoaderClosed              the script's: a loader was used after it was closed
+    │   ├── AlreadyClosed             the script's: a vault or a dataset was used after close()
     │   ├── UnadmittedSigner          an attacker's: signed by no worker of this job
     │   ├── MissingPart               a file that the manifest lists is not there
     │   ├── ForeignPart               an attacker's: another file lies in a part's place
@@ -566,8 +566,8 @@ class WrongPosition(VaultError):
     """The state of a loader belongs to other data, another order or another mixture."""
 
 
-class LoaderClosed(VaultError):
-    """A loader was used after close(), or an iteration of it after a later one had begun."""
+class AlreadyClosed(VaultError):
+    """A vault, dataset or loader was used after close(), or an iteration that a later one ended."""
 
 
 class UnadmittedSigner(VaultError):

@@ -33,6 +33,7 @@ from sealring.handshake import Terms, accept, dial
 from sealring.identity import Credentials, WorkerName
 from sealring.identity.attestation.admission import key_digest
 from sealring.identity.certificates import issue
+from sealring.identity.kept_key import KeptKey
 from tests.handshake import test_judging as judging
 from tests.handshake.meeting import soon, terms
 from tests.handshake.test_channel import foreign, read_message
@@ -135,7 +136,7 @@ def test_a_revoked_worker_gains_nothing_by_another_world_size() -> None:
         timedelta(hours=1),
         attestation=worker.claims,
     )
-    evicted = replace(evicted, certificate=certificate, private_key=worker.key)
+    evicted = replace(evicted, certificate=certificate, key=KeptKey.of(worker.key))
     with group_without(evicted) as mesh:
         larger = own_terms(evicted, world=5, members=tuple(range(5)))
         sock = socket.create_connection(mesh.store.address(0))

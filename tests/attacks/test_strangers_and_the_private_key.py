@@ -10,8 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sealring.handshake.resumption import FRAME
-from sealring.identity import credentials as module
+from sealring.identity import kept_key as module
 from sealring.identity.credentials import kept_for_later
+from sealring.identity.kept_key import KeptKey
 from tests.links.worlds import ISSUER, world
 
 
@@ -48,6 +49,6 @@ def test_an_rsa_key_is_not_checked_anew_for_each_connection(
 
     monkeypatch.setattr(module, "load_der_private_key", load)
     key = rsa.generate_private_key(65537, 2048)
-    later = kept_for_later(replace(ISSUER.credentials(0), private_key=key), 2)
+    later = kept_for_later(replace(ISSUER.credentials(0), key=KeptKey.of(key)), 2)
     assert later().private_key.private_numbers() == key.private_numbers()  # type: ignore[union-attr]
     assert [given["unsafe_skip_rsa_key_validation"] for given in options] == [True]

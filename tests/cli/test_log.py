@@ -61,6 +61,40 @@ def test_from_an_empty_log_to_a_proof(log: tuple[Path, str], tmp_path: Path) -> 
         run("verify-proof", proof, tmp_path / "lines", "--vkey", vkey)
 
 
+def test_the_verifier_key_lies_beside_the_key_and_is_not_overwritten(
+    log: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, vkey = log
+    public = tmp_path / "log.vkey"
+    assert public.read_text() == f"{vkey}\n"
+    assert public.stat().st_mode & 0o777 == 0o644
+    as_json("verify", folder, "--vkey", public.read_text().strip())
+    (tmp_path / "log.key").rename(tmp_path / "kept.key")
+    for there in ("written", "a broken link"):
+        if there == "a broken link":
+            public.unlink()
+            public.symlink_to(tmp_path / "nowhere")
+        with pytest.raises(ConfigurationError, match=r"log\.vkey is there already and will not be"):
+            run("init", folder, "--origin", "example.com/run")
+        assert not (tmp_path / "log.key").exists()
+    (tmp_path / "taken").touch(0o600)
+    with pytest.raises(ConfigurationError, match="taken is there already and will not be"):
+        run("init", tmp_path / "other", "--origin", "a.b/c", "--key", tmp_path / "taken")
+    assert not (tmp_path / "taken.vkey").exists()
+
+
+def test_a_witness_has_its_verifier_key_beside_its_key(tmp_path: Path) -> None:
+    key = tmp_path / "w1.key"
+    command = ["witness", "init", "--name", "example.org/w1", "--key", str(key)]
+    made = CliRunner().invoke(app, command)
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "w1.vkey").read_text().strip() == made.stdout.splitlines()[-1]
+    assert read_signer(key).verifier.encode() == made.stdout.splitlines()[-1]
+    key.unlink()
+    assert isinstance(CliRunner().invoke(app, command).exception, ConfigurationError)
+    assert not key.exists()
+
+
 def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path: Path) -> None:
     folder, vkey = log
     run("append", folder, "--lines", tmp_path / "lines")

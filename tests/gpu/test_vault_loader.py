@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sealring.engine.cuda.streams import new_stream
-from sealring.errors import LoaderClosed, TamperedChunk
+from sealring.errors import AlreadyClosed, TamperedChunk
 from sealring.vault import GpuLoader, Loader, Vault, keys
 from sealring.vault.sealed import CHACHA
 from tests.vault.datasets import gpu_cases as cases
@@ -82,6 +82,6 @@ def test_a_loader_that_is_closed_is_refused_by_name(tokens: Vault) -> None:
         batches = iter(loader)
         next(batches)
         loader.close()
-        with pytest.raises(LoaderClosed, match="was closed"):
+        with pytest.raises(AlreadyClosed, match="was closed"):
             next(batches)
     assert threading.active_count() == before

@@ -25,6 +25,7 @@ from sealring.identity.attestation.claims import claims_in, encode_claims, parse
 from sealring.identity.attestation.policy import KindRules
 from sealring.identity.attestation.simulated import Simulator
 from sealring.identity.certificates import issue
+from sealring.identity.kept_key import KeptKey
 from tests.handshake.meeting import meeting, terms
 from tests.identity.issuing import Issuer
 
@@ -75,7 +76,8 @@ def credentials(rank: int, worker: Worker, judging: Policy, **changes: Any) -> C
     )
     admission = Admission(judging, trust, evidence=worker.evidence)
     admission = replace(admission, **changes)
-    return Credentials("job", rank, certificate, (ISSUER.certificate,), worker.key, admission)
+    key = KeptKey.of(worker.key)
+    return Credentials("job", rank, certificate, (ISSUER.certificate,), key, admission)
 
 
 def end(rank: int, worker: Worker, judging: Policy, **changes: Any) -> Any:

@@ -28,6 +28,7 @@ from sealring.handshake import Hello, messages, peers
 from sealring.handshake.messages import encode_message, parse_message
 from sealring.handshake.refusals import error_of, refusal_of
 from sealring.identity import Credentials
+from sealring.identity.kept_key import KeptKey
 from tests.handshake.meeting import Met, meeting, terms
 from tests.identity.issuing import HOUR, NOW, Issuer
 
@@ -157,7 +158,7 @@ def odd_credentials(*extra: x509.ExtensionType, key_of: Credentials | None = Non
         *extra,
         key=key,
     )
-    return Credentials("job", 1, certificate, (ISSUER.certificate,), key)
+    return Credentials("job", 1, certificate, (ISSUER.certificate,), KeptKey.of(key))
 
 
 def test_a_certificate_for_servers_only_cannot_dial() -> None:

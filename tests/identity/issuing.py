@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.identity import Credentials, WorkerName
 from sealring.identity.certificates import issue, make_authority
+from sealring.identity.kept_key import KeptKey
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
@@ -42,7 +43,7 @@ class Issuer:
             now,
         )
         authorities = tuple(issuer.certificate for issuer in (self, *trusting))
-        return Credentials(job, rank, certificate, authorities, key)
+        return Credentials(job, rank, certificate, authorities, KeptKey.of(key))
 
     def odd_certificate(
         self, *extensions: x509.ExtensionType, key: Ed25519PrivateKey | None = None

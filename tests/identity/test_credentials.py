@@ -155,7 +155,8 @@ def test_one_identity_only(tmp_path: Path) -> None:
 def test_an_operators_files_are_read(tmp_path: Path) -> None:
     made = Issuer().credentials(1, job="j")
     loaded = load_credentials(1, 4, write(tmp_path, made) | {"SEALRING_JOB": "j"})
-    assert loaded == Credentials("j", 1, made.certificate, made.authorities, loaded.private_key)
+    assert loaded == Credentials("j", 1, made.certificate, made.authorities, made.key)
+    assert loaded.key.pkcs8 == made.key.pkcs8
 
 
 def test_a_certificate_for_something_else_is_refused(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from sealring.errors import (
 from sealring.identity.authority import create_authority, issue_from_directory, open_authority
 from sealring.identity.certificates import issue, make_authority
 from sealring.identity.credentials import Credentials
+from sealring.identity.kept_key import KeptKey
 from sealring.identity.names import WorkerName
 from sealring.identity.verification import VerifiedPeer
 from sealring.provenance.digests import Named
@@ -95,7 +96,7 @@ def worker(
     issuer = AUTHORITY if authority is AUTHORITY_KEY else authority_of(authority)
     name, hour = WorkerName("job", rank), timedelta(hours=1)
     certificate = issue(issuer, authority, key.public_key(), name, 2, hour, NOW)
-    return Credentials("job", rank, certificate, (issuer,), key)
+    return Credentials("job", rank, certificate, (issuer,), KeptKey.of(key))
 
 
 def interval(**changes: Any) -> Interval:
@@ -215,9 +216,10 @@ def resigned(credentials: Credentials, change: Callable[[Any], None]) -> bytes:
 def with_payload(credentials: Credentials, payload: bytes) -> bytes:
     envelope = json.loads(signed(credentials))
     encoded = b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(payload), payload)
-    assert isinstance(credentials.private_key, Ed25519PrivateKey)
+    key = credentials.private_key
+    assert isinstance(key, Ed25519PrivateKey)
     envelope["payload"] = base64.b64encode(payload).decode()
-    signature = credentials.private_key.sign(encoded)
+    signature = key.sign(encoded)
     envelope["signatures"][0]["sig"] = base64.b64encode(signature).decode()
     return json.dumps(envelope, separators=(",", ":")).encode()
 
@@ -280,7 +282,7 @@ def test_subjects_that_the_predicate_does_not_name() -> None:
 
 
 def test_the_authority_itself_is_no_worker() -> None:
-    credentials = Credentials("job", 0, AUTHORITY, (AUTHORITY,), AUTHORITY_KEY)
+    credentials = Credentials("job", 0, AUTHORITY, (AUTHORITY,), KeptKey.of(AUTHORITY_KEY))
     with pytest.raises(ForgedStatement, match="not a sealring worker's"):
         signed(credentials)
     payload = base64.b64decode(json.loads(signed())["payload"])
@@ -389,9 +391,8 @@ def test_what_cannot_be_signed() -> None:
     with pytest.raises(Unsupported, match="shorter interval"):
         signed(checkpoints_in=many)
     credentials = worker()
-    other = Credentials(
-        "job", 0, credentials.certificate, (AUTHORITY,), generate_private_key(SECP256R1())
-    )
+    key = KeptKey.of(generate_private_key(SECP256R1()))
+    other = Credentials("job", 0, credentials.certificate, (AUTHORITY,), key)
     with pytest.raises(Unsupported, match="Ed25519"):
         signed(other)
 

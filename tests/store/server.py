@@ -14,9 +14,35 @@ from sealring.store.values import StoreKeys
 KEYS = StoreKeys.derive(_native.Secret(bytes(range(32))), ["tests"])
 
 
+class Settled:
+    """A TCPStore whose `set` and `append` return when they are done.
+
+    torch's return at once, so that another connection may still find what was there before.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._beneath = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._beneath, name)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._beneath.set(key, value)
+        self._beneath.check([key])  # one connection's requests are answered in their order
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._beneath.append(key, value)
+        self._beneath.check([key])
+
+    def clone(self) -> Any:
+        return Settled(self._beneath.clone())
+
+
 def tcp_store() -> Any:
-    return dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    return Settled(
+        dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        )
     )
 
 
@@ -33,4 +59,3 @@ class Server:
 
     def put(self, key: str, raw: bytes, keys: StoreKeys = KEYS) -> None:
         self.store.set(keys.value_name(key), raw)
-        self.store.get(keys.value_name(key))  # a TCPStore's set does not wait until it is done

@@ -7,6 +7,7 @@ directory's list of names. All else is lost in a power cut: the most that a file
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,14 +31,15 @@ class Disk:
     @contextmanager
     def recording(self, after_each: Callable[[], None]) -> Iterator[None]:
         """Calls back after each fsync, when the durable state has changed."""
-        real = os.fsync
+        real, one_by_one = os.fsync, threading.Lock()
 
         def fsync(file: Any) -> None:
             real(file)
             path = Path(os.readlink(f"/proc/self/fd/{file}"))
             if path.is_relative_to(self._root):
-                self._keep_directory(path) if path.is_dir() else self._keep_file(path)
-                after_each()
+                with one_by_one:  # several threads sync at once
+                    self._keep_directory(path) if path.is_dir() else self._keep_file(path)
+                    after_each()
 
         setattr(os, "fsync", fsync)  # noqa: B010
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from sealring import _native
 from sealring.engine.cuda.chunks import CHUNK_BYTES
-from sealring.errors import ConfigurationError, KeysChanged, LoaderClosed, TamperedChunk
+from sealring.errors import AlreadyClosed, ConfigurationError, KeysChanged, TamperedChunk
 from sealring.vault.gpu_batches import Batch, GpuBatches
 from sealring.vault.gpu_plan import Sample, SealedPart, plan_of
 from tests.vault.host_opener import HostOpener
@@ -105,14 +105,14 @@ def test_a_later_iteration_ends_the_one_before_and_no_thread_is_left(tmp_path: P
         next(first)
         second = batches.opened([[Sample(0, 0, 1)]] * 100)
         next(second)
-        with pytest.raises(LoaderClosed, match="later one"):
+        with pytest.raises(AlreadyClosed, match="later one"):
             next(first)
         next(second)
         batches.close()
         batches.close()
-        with pytest.raises(LoaderClosed, match="was closed"):
+        with pytest.raises(AlreadyClosed, match="was closed"):
             next(second)
-        with pytest.raises(LoaderClosed, match="was closed"):
+        with pytest.raises(AlreadyClosed, match="was closed"):
             next(batches.opened([]))
     assert threading.active_count() == before
 
@@ -132,7 +132,7 @@ def test_close_wakes_a_thread_that_waits_for_a_batch(tmp_path: Path) -> None:
         closed = threads.submit(batches.close)
         closing.set()
         closed.result(60)
-        with pytest.raises(LoaderClosed, match="was closed"):
+        with pytest.raises(AlreadyClosed, match="was closed"):
             taken.result(60)
 
 

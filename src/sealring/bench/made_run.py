@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.identity.certificates import issue, make_authority
 from sealring.identity.credentials import Credentials
+from sealring.identity.kept_key import KeptKey
 from sealring.identity.names import WorkerName
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import (
@@ -68,7 +69,7 @@ class Authority:
             self.certificate, self.key, key.public_key(), WorkerName(job, rank), world,
             timedelta(hours=hours), now, attestation=attestation,
         )  # fmt: skip
-        return Credentials(job, rank, certificate, (self.certificate,), key)
+        return Credentials(job, rank, certificate, (self.certificate,), KeptKey.of(key))
 
 
 def commitment(sender: int, receiver: int, records: int) -> Commitment:

@@ -2,8 +2,9 @@
 
 Each world of workers saves and loads the same tensors through the same process group; what differs
 is the storage. A case is the median of its blocks. `load` reads what the page cache holds, `load
-from disk` what the disk has. `sealing alone` and `opening alone` are what the cipher and the hash
-allow on all cores, without files and ranks: no save or load of this machine can be faster.
+from disk` what the disk has. What an earlier save has left is removed before the clock starts.
+`sealing alone` and `opening alone` are what the cipher and the hash allow on all cores, without
+files and ranks: no save or load of this machine can be faster.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sealring import _native
 from sealring.bench.workers import Report, run_workers
-from sealring.vault import keys
+from sealring.vault import freeing, keys
 from sealring.vault.sealed import AES
 from sealring.vault.vault import Vault
 
@@ -167,29 +168,36 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
     def save_sealed() -> None:
         dcp.save(state, storage_writer=writer)
 
-    def save_plain() -> None:
-        # What was saved before is removed, as for the sealed one. torch would warn of it.
+    def remove_plain() -> None:
+        # torch would warn of what was saved before. A sealed save's clock stops when it returns.
         if rank == 0:
+            freeing.wait()
             shutil.rmtree(plain, ignore_errors=True)
-        dist.barrier()
+
+    def save_plain() -> None:
         dcp.save(state, storage_writer=FileSystemWriter(plain, overwrite=True))
 
-    def timed(action: Callable[[], None], cold: bool) -> float:
-        if cold and rank == 0:
-            _drop_from_page_cache(place)
+    def timed(action: Callable[[], None], before: Callable[[], None]) -> float:
+        before()
         dist.barrier()
         start = time.perf_counter()
         action()
         dist.barrier()
         return time.perf_counter() - start
 
+    def drop() -> None:
+        if rank == 0:
+            _drop_from_page_cache(place)
+
     def alternately(
-        sealed: Callable[[], None], plain: Callable[[], None], *, cold: bool = False
+        sealed: Callable[[], None],
+        plain: Callable[[], None],
+        before: Callable[[], None] = lambda: None,
     ) -> tuple[float, float]:
         # Once without a clock: files and memory are there then.
         sealed()
         plain()
-        pairs = [(timed(sealed, cold), timed(plain, cold)) for _ in range(task.blocks)]
+        pairs = [(timed(sealed, before), timed(plain, before)) for _ in range(task.blocks)]
         return median(one for one, _ in pairs), median(one for _, one in pairs)
 
     def case(what: str, times: tuple[float, float], read: int | None, needed: int | None) -> Any:
@@ -197,7 +205,7 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         return asdict(Case(what, world, sealed, plain, sealed / plain, read, needed))
 
     cases = []
-    saved = alternately(save_sealed, save_plain)
+    saved = alternately(save_sealed, save_plain, remove_plain)
     cases.append(case("save", saved, None, None))
     if task.loads is not None:
         last: list[CheckpointReader] = []
@@ -215,7 +223,7 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         read, needed = int(counts[0]), int(counts[1])
         cases.append(case("load", loaded, read, needed))
         if task.loads == task.label:
-            cold = alternately(load_sealed, load_plain, cold=True)
+            cold = alternately(load_sealed, load_plain, drop)
             cases.append(case("load from disk", cold, read, needed))
     dist.destroy_process_group()
     report(cases if rank == 0 else None)

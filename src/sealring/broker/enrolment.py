@@ -52,6 +52,7 @@ from sealring.identity.attestation.attesters import Attester
 from sealring.identity.attestation.files import read_policy, trust_in
 from sealring.identity.attestation.kinds import find_attester
 from sealring.identity.credentials import Credentials, read_authorities
+from sealring.identity.kept_key import KeptKey
 from sealring.identity.names import WorkerName, check_job
 from sealring.identity.process import shut_out_debuggers
 
@@ -139,7 +140,7 @@ class Enrolment:
             self._name.rank,
             joined.certificate,
             self._settings.authorities,
-            self._key,
+            KeptKey.of_seed(self._seed),
             admission,
         )
 

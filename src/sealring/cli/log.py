@@ -25,7 +25,7 @@ from sealring.provenance.policy import Log, LogPolicy, Witness, byzantine_policy
 from sealring.provenance.proofs import MAX_PROOF_BYTES, LogProof, check_proof, parse_proof
 from sealring.provenance.statements import verify_statement
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
-from sealring.provenance.writer import LogWriter, create_log, read_signer, write_signer
+from sealring.provenance.writer import LogWriter, create_log, read_signer, write_key_pair
 
 app = typer.Typer(help="Keep a log that cannot be rewritten unnoticed.", no_args_is_help=True)
 
@@ -56,12 +56,15 @@ def init(
     ],
     key: Key = None,
 ) -> None:
-    """Make an empty log and its key; print the verifier key that readers need."""
+    """Make an empty log and its keys; print the verifier key that readers need.
+
+    LOG.key is the signer key, and LOG.vkey the verifier key.
+    """
     signer = Signer.generate(origin, Kind.NOTE)
     path = _key_path(log, key)
-    write_signer(path, signer)
+    public = write_key_pair(path, signer)
     create_log(log, signer)
-    say(f"The key is {path}: keep it apart from the log. Readers need this verifier key:")
+    say(f"The key is {path}: keep it apart from the log. Readers need this verifier key, {public}:")
     say(signer.verifier.encode())
 
 

@@ -15,7 +15,7 @@ from sealring.cli.terminal import errors, say
 from sealring.errors import ConfigurationError
 from sealring.provenance.notes import Kind, Signer
 from sealring.provenance.policy import LogPolicy, read_policy
-from sealring.provenance.writer import read_signer, write_signer
+from sealring.provenance.writer import read_signer, write_key_pair
 
 app = typer.Typer(help="Cosign checkpoints of logs, and never two that contradict each other.")
 
@@ -52,10 +52,13 @@ def init(
     name: Annotated[str, typer.Option(help="The witness's name for ever, e.g. example.com/w1.")],
     key: Annotated[Path, typer.Option(help="The file to write.")] = Path("witness.key"),
 ) -> None:
-    """Make a witness's key; print the verifier key that goes into policies."""
+    """Make a witness's keys; print the verifier key that goes into policies.
+
+    It is also in a file beside the key: witness.vkey for witness.key.
+    """
     signer = Signer.generate(name, Kind.COSIGNATURE)
-    write_signer(key, signer)
-    say(f"The key is {key}. Policies need this verifier key:")
+    public = write_key_pair(key, signer)
+    say(f"The key is {key}. Policies need this verifier key, {public}:")
     say(signer.verifier.encode())
 
 

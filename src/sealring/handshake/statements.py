@@ -29,7 +29,7 @@ from sealring.handshake.terms import (
     integer_field,
     is_name,
 )
-from sealring.identity.credentials import PrivateKey
+from sealring.identity.kept_key import PrivateKey
 from sealring.identity.verification import SignedCertificate
 from sealring.limits import KEY_BYTES
 

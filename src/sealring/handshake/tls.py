@@ -22,11 +22,18 @@ from OpenSSL import SSL, crypto
 from OpenSSL._util import ffi, lib
 
 from sealring import _native
-from sealring.errors import MalformedSetup, PeerUnreachable, ProtocolMismatch, SuiteMismatch
+from sealring.errors import (
+    ConfigurationError,
+    MalformedSetup,
+    PeerUnreachable,
+    ProtocolMismatch,
+    SuiteMismatch,
+)
 from sealring.handshake.connection import Connection
 from sealring.handshake.refusals import from_alert, from_reason, from_verify_code
 from sealring.identity.certificates import claims_of
 from sealring.identity.credentials import Credentials
+from sealring.identity.kept_key import KeptKey
 from sealring.limits import KEY_EXCHANGE
 
 ALPN: Final = b"sealring"
@@ -130,13 +137,19 @@ class TlsConnection(Connection):
         return read
 
     def _drop(self) -> None:
-        """Frees OpenSSL's state and keys; the descriptor is not its own.
+        """Frees OpenSSL's state and keys, also where the Python objects are still held.
 
-        The last connection of a context frees the context too, with the private key in it.
-        OpenSSL does not overwrite the connection's secrets when it frees them.
+        The traceback of the error that ended the connection holds them. The last connection of a
+        context frees the context too, with the private key in it. OpenSSL does not overwrite the
+        connection's secrets when it frees them. The descriptor is not its own.
         """
+        tls: SSL.Connection | None = self.__dict__.pop("_tls", None)
+        if tls is None:
+            return
         overwritten = _native.FreedMemoryOverwritten()
-        self.__dict__.pop("_tls", None)
+        tls._reverse_mapping.pop(tls._ssl, None)  # the address may be another connection's soon
+        ffi.release(tls._ssl)
+        tls._ssl = tls._context = None  # type: ignore[assignment]
         del overwritten
 
     def _run(self, call: Callable[[], T]) -> T:
@@ -229,7 +242,7 @@ def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     # Every peer has the authority; what it needs is the worker's certificate alone.
     context.set_mode(_NO_AUTO_CHAIN)
     context.use_certificate(credentials.certificate)
-    context.use_privatekey(credentials.private_key)
+    _use_key(context, credentials.key)
     context.check_privatekey()
     store = context.get_cert_store()
     assert store is not None
@@ -246,6 +259,22 @@ def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     else:
         context.set_alpn_select_callback(_choose_protocol)
     return context
+
+
+def _use_key(context: SSL.Context, key: KeptKey) -> None:
+    """pyOpenSSL's own function for this leaves copies of the key in memory."""
+    encoded = key.enlarged()
+    overwritten = _native.FreedMemoryOverwritten()
+    with ffi.from_buffer(encoded) as memory:
+        source = ffi.gc(lib.BIO_new_mem_buf(memory, len(encoded)), lib.BIO_free)
+        loaded = ffi.gc(lib.d2i_PrivateKey_bio(source, ffi.NULL), lib.EVP_PKEY_free)
+        ffi.release(source)
+    del overwritten
+    try:
+        if lib.SSL_CTX_use_PrivateKey(context._context, loaded) != 1:
+            raise ConfigurationError("OpenSSL does not take this worker's private key")
+    finally:
+        ffi.release(loaded)
 
 
 def _on_certificate(

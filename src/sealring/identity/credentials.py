@@ -14,28 +14,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_der_private_key,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from sealring import _native
 from sealring.errors import BadCertificate, ConfigurationError, NoIdentity
 from sealring.identity.certificates import CertificateClaims, claims_of
+from sealring.identity.kept_key import KeptKey, PrivateKey
 from sealring.identity.names import WorkerName, check_job
 from sealring.identity.private_files import read_public, read_secret_file
 from sealring.identity.secret import derive_authority, read_secret
@@ -43,10 +34,6 @@ from sealring.identity.verification import fingerprint_of, is_issued_by
 
 if TYPE_CHECKING:  # its verifiers take long to import, and most workers need none
     from sealring.identity.attestation.admission import Admission
-
-PrivateKey: TypeAlias = (
-    Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
-)
 
 _RENEWAL = timedelta(hours=1)
 """A certificate that ends sooner is replaced before it is used again."""
@@ -61,7 +48,8 @@ class Credentials:
     rank: int
     certificate: x509.Certificate
     authorities: tuple[x509.Certificate, ...]
-    private_key: PrivateKey = field(repr=False)
+    key: KeptKey = field(repr=False, compare=False)
+    """Of the certificate."""
     admission: Admission | None = None
     """How peers are judged beyond their certificates; None where no broker vouched for them."""
 
@@ -73,37 +61,28 @@ class Credentials:
         return {"peer_evidence": int(self.admission.policy.peer_evidence)}
 
     @property
+    def private_key(self) -> PrivateKey:
+        """Loaded for one use: see `KeptKey.load`."""
+        return self.key.load()
+
+    @property
     def fingerprint(self) -> bytes:
         return fingerprint_of(self.certificate)
 
 
 def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credentials]:
-    """The same identity whenever it is needed while a group lives, with a certificate in date.
-
-    Between two uses the private key lies in the memory for keys, not in OpenSSL's.
-    """
-    der = credentials.private_key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
-    kept = _native.Secret(der)
-    job, rank, authorities = credentials.job, credentials.rank, credentials.authorities
-    certificate, admission = credentials.certificate, credentials.admission
+    """The same identity whenever it is needed while a group lives, with a certificate in date."""
+    kept = credentials
 
     def now() -> Credentials:
-        nonlocal certificate
-        # A stranger's connection can cause this. RSA's checks take a second, and the key was
-        # checked when it was first read.
-        key = load_der_private_key(
-            memoryview(kept), password=None, unsafe_skip_rsa_key_validation=True
-        )
-        assert isinstance(
-            key, Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
-        )
-        if datetime.now(UTC) > certificate.not_valid_after_utc - _RENEWAL:
+        nonlocal kept
+        if datetime.now(UTC) > kept.certificate.not_valid_after_utc - _RENEWAL:
             # Where that cannot be, the old one serves until the peers refuse it by its dates.
             with contextlib.suppress(ConfigurationError):
-                renewed = load_credentials(rank, world)
-                if renewed.certificate.public_key() == key.public_key():
-                    certificate = renewed.certificate
-        return Credentials(job, rank, certificate, authorities, key, admission)
+                renewed = load_credentials(kept.rank, world).certificate
+                if renewed.public_key() == kept.certificate.public_key():
+                    kept = replace(kept, certificate=renewed)
+        return kept
 
     return now
 
@@ -177,7 +156,7 @@ def _from_files(environ: Mapping[str, str], job: str | None, rank: int, world: i
             f"the certificate {certificate_path} was not issued by an authority in "
             f"{environ[_FILES[2]]}: its issuer itself must be in that file"
         )
-    return Credentials(claims.name.job, rank, certificate, authorities, key)
+    return Credentials(claims.name.job, rank, certificate, authorities, KeptKey.of(key))
 
 
 def _check_claims(
@@ -239,9 +218,7 @@ def _private_key(path: Path) -> PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # The parser's own words may quote the file; they are left out with intent.
         raise BadCertificate(f"the key {path} is not an unencrypted PEM private key") from None
-    if not isinstance(
-        key, Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
-    ):
+    if not isinstance(key, PrivateKey):
         raise BadCertificate(f"the key {path} is of a kind that TLS 1.3 cannot sign with")
     return key
 

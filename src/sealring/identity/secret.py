@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from sealring import _native
 from sealring.errors import BadSecret, ConfigurationError
 from sealring.identity.certificates import issue, make_authority
+from sealring.identity.kept_key import KeptKey
 from sealring.identity.names import WorkerName
 from sealring.identity.private_files import read_secret_file
 from sealring.identity.process import shut_out_debuggers
@@ -71,20 +72,18 @@ class JobAuthority:
 
     def issue_to_self(
         self, name: WorkerName, world: int, now: datetime | None = None
-    ) -> tuple[x509.Certificate, Ed25519PrivateKey]:
+    ) -> tuple[x509.Certificate, KeptKey]:
         """A certificate for the key that this process has as that worker, made within an hour."""
         now = now or datetime.now(UTC)
         own = self._own(name, world)
-        key = Ed25519PrivateKey.from_private_bytes(memoryview(own.seed))
         made, certificate = own.newest
         # A clock that was set back must not leave us with a certificate of the future.
         if certificate is None or not made <= now < made + _SHOWN_FOR:
             lifetime = timedelta(hours=CERTIFICATE_HOURS)
-            certificate = issue(
-                self.certificate, self.key, key.public_key(), name, world, lifetime, now
-            )
+            key = Ed25519PrivateKey.from_private_bytes(memoryview(own.seed)).public_key()
+            certificate = issue(self.certificate, self.key, key, name, world, lifetime, now)
             own.newest = (now, certificate)
-        return certificate, key
+        return certificate, KeptKey.of_seed(own.seed)
 
     def _own(self, name: WorkerName, world: int) -> _OwnIdentity:
         # A forked child is another worker, and finds zeros where its parent's seeds are.

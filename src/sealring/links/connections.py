@@ -73,7 +73,8 @@ class Connections:
         return self._credentials
 
     def forget_credentials(self) -> None:
-        self._credentials = None  # its private key is in OpenSSL's memory
+        """Those of `later` serve from here on: their certificate may be a newer one."""
+        self._credentials = None
 
     def decide(self, late: LateLinks | None) -> None:
         """The group exists and makes further links, or no link is to come any more."""

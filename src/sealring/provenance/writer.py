@@ -11,13 +11,19 @@ back to an older state is therefore not continued: that would sign two different
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
 from sealring.errors import ConfigurationError, TamperedLog
-from sealring.identity.private_files import read_private, replace_private, write_private
+from sealring.identity.private_files import (
+    read_private,
+    replace_private,
+    write_private,
+    write_public,
+)
 from sealring.provenance import tree
 from sealring.provenance.checkpoints import (
     Checkpoint,
@@ -55,6 +61,21 @@ def read_signer(path: Path) -> Signer:
 
 def write_signer(path: Path, signer: Signer) -> None:
     write_private(path, (signer.encode() + "\n").encode())
+
+
+def write_key_pair(path: Path, signer: Signer) -> Path:
+    """A new signer key and its verifier key beside it, whose path is returned: NAME.vkey.
+
+    Nothing is overwritten: only who could make the signer key writes the other one.
+    """
+    beside = path.with_name(f"{path.name.removesuffix('.key')}.vkey")
+    if os.path.lexists(beside):
+        raise ConfigurationError(
+            f"{beside} is there already and will not be overwritten: move it away first"
+        )
+    write_signer(path, signer)
+    write_public(beside, f"{signer.verifier.encode()}\n".encode())
+    return beside
 
 
 def create_log(folder: Path, signer: Signer) -> None:

@@ -1,6 +1,8 @@
 """Data at rest: sealed files, the keys that open them, and checkpoints made of them.
 
+closing            what close() means: keys wiped, and an error for every later use
 files, sealed      what survives a crash; sealed files by the native core
+freeing            the space of removed files, given back beside
 storage, disk, stores  where a vault lies: a directory, or a store that fsspec reaches
 keys, header       who opens a vault, and its list of grants
 opened             a header while a process has it open, and how its keys change

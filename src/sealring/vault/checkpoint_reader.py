@@ -25,6 +25,7 @@ from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
 from sealring.vault.checkpoint_check import Location
 from sealring.vault.checkpoint_form import KIND, check_entry, raw_bytes
+from sealring.vault.closing import Closable
 from sealring.vault.objects import Part
 from sealring.vault.storage import VaultPath
 from sealring.vault.vault import Stored, Vault
@@ -48,10 +49,11 @@ class _Refused(Metadata):
         return object.__getattribute__(self, name)
 
 
-class CheckpointReader(StorageReader):
+class CheckpointReader(Closable, StorageReader):
     """Loads the newest checkpoint of a name, or the one whose version is named.
 
-    `authorities` and `job`: whose workers may have signed it; else this worker's own.
+    `authorities` and `job`: whose workers may have signed it; else this worker's own. `close()`
+    leaves the vault open; what was loaded stays named.
     """
 
     def __init__(
@@ -76,6 +78,13 @@ class CheckpointReader(StorageReader):
         self.bytes_needed = 0
         """Of plaintext that was asked for."""
 
+    def _release(self) -> None:
+        if self._stored is not None:
+            self._stored.copy.place.key.wipe()
+
+    def _what(self) -> str:
+        return f"the reader of {self.checkpoint_id!r}"
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unsupported("a CheckpointReader holds keys and stays in its process")
 
@@ -91,6 +100,7 @@ class CheckpointReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         self._failure = None
         try:
+            self.require_open()
             self._vault.refresh()
             self._stored = self._vault.find(self.checkpoint_id, self._version)
             self._valid = self._open(self._stored)
@@ -143,6 +153,7 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        self.require_open()
         assert self._stored is not None
         by_part: dict[str, list[tuple[ReadItem, Location]]] = defaultdict(list)
         for item in plan.items:

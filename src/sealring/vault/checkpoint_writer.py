@@ -37,7 +37,7 @@ from sealring.errors import (
 from sealring.recording.hooks import note_checkpoint_out
 from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
-from sealring.vault import objects, signing
+from sealring.vault import freeing, objects, signing
 from sealring.vault.checkpoint_form import (
     KIND,
     check_entry,
@@ -45,6 +45,7 @@ from sealring.vault.checkpoint_form import (
     paths_document,
     paths_of_all,
 )
+from sealring.vault.closing import Closable
 from sealring.vault.objects import Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
 from sealring.vault.storage import VaultPath, storage_of
@@ -56,12 +57,12 @@ _DRAFT: Final = re.compile(
 )
 
 
-class CheckpointWriter(StorageWriter):
+class CheckpointWriter(Closable, StorageWriter):
     """Saves checkpoints as versions of one object of a vault.
 
     `helper=True` lets a process of its own do the sealing. It gets the key of this rank's part,
     and no key of the checkpoint, the vault or the rank. Give `dcp.async_save` a process group of
-    its own.
+    its own. `close()` leaves the vault open.
     """
 
     def __init__(
@@ -82,6 +83,15 @@ class CheckpointWriter(StorageWriter):
         self._used = ""
         self._claim = ExitStack()
 
+    def _release(self) -> None:
+        self._claim.close()
+        if self._draft is not None:
+            self._draft.place.key.wipe()
+        self._draft = None
+
+    def _what(self) -> str:
+        return f"the writer of {self.checkpoint_id!r}"
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unsupported(
             "a CheckpointWriter holds keys and does not travel to another process: instead of "
@@ -101,6 +111,7 @@ class CheckpointWriter(StorageWriter):
         return None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.require_open()
         if not kwargs.get("use_collectives", True):
             raise Unsupported(
                 "a checkpoint has one manifest for all ranks: leave use_collectives on"
@@ -115,6 +126,7 @@ class CheckpointWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Makes the place that all ranks write to. It is not a checkpoint before `finish`."""
+        self.require_open()
         if len(plans) != self._world:
             raise Unsupported(
                 f"{len(plans)} of {self._world} ranks save {self.checkpoint_id!r}, and every rank "
@@ -126,6 +138,7 @@ class CheckpointWriter(StorageWriter):
         # The vault is held in each step and not between them: a save that fails elsewhere would
         # hold it for ever. If its keys change between two steps, the next one fails.
         self._remove(self._unfinished)
+        freeing.wait()  # the space of what the save before has removed is there
         with self._vault.held(alone=False):
             self._vault.refresh()
             self._draft = self._vault.new_version(self.checkpoint_id)
@@ -141,6 +154,7 @@ class CheckpointWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self.require_open()
         assert self._draft is not None
         draft, self._draft = self._draft, None
         try:
@@ -154,6 +168,8 @@ class CheckpointWriter(StorageWriter):
             if not draft.complete:
                 objects.remove(draft.folder)
             raise
+        finally:
+            draft.place.key.wipe()
 
     def _commit(self, draft: Copy, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Makes the checkpoint, if a reader would accept it."""
@@ -178,6 +194,7 @@ class CheckpointWriter(StorageWriter):
         note_checkpoint_out(name, manifest, valid.content_digest)
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        self.require_open()
         draft = self._draft_of(plan)
         buffers = [_bytes_of(item, planner) for item in plan.items]
         name = checking.part_of(self._rank)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import MissingPart, NotAVault, UnsafePath
-from sealring.identity.private_files import sync_directory
 from sealring.vault import files
 from sealring.vault.files import NEW_FILE
 from sealring.vault.sealed import read_small
@@ -126,10 +125,7 @@ class Disk:
         return DiskFile(file)
 
     def settle(self, folder: Path, unsynced: str) -> None:
-        # All at once: a file system then writes them in one transaction.
-        files.sync_file(folder / unsynced)
-        for one in (folder, *folder.parents[:3]):
-            sync_directory(one)
+        files.sync_together([folder / unsynced, folder, *folder.parents[:3]])
 
     def remove(self, root: Path, folder: Path, first: str | None = None) -> None:
         files.remove_directory(root, folder, first)

@@ -10,12 +10,15 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from sealring.errors import OutputExists, UnsafePath, VaultBusy
 from sealring.identity.private_files import sync_directory
+from sealring.vault import freeing
+from sealring.vault.freeing import not_for_children
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
@@ -30,7 +33,13 @@ def write_new(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def sync_file(path: Path) -> None:
+def sync_together(paths: Sequence[Path]) -> None:
+    """Files and directories, all at once: a file system then writes them in one transaction."""
+    with ThreadPoolExecutor(len(paths), "sealring-sync") as threads:
+        list(threads.map(_sync, paths))
+
+
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
@@ -96,7 +105,8 @@ def _move_by_parts(finished: Path, target: Path) -> tuple[int, int]:
 def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
     """Removes a directory below `root`, if it is there. No symlink on the way to it is followed.
 
-    `first`: a file in it whose removal reaches the disk before anything else is removed.
+    `first`: a file in it whose removal reaches the disk before anything else is removed. The space
+    of large files is given back beside: see `freeing`.
     """
     *way, last = path.relative_to(root).parts
     with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
@@ -114,11 +124,15 @@ def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
         parent = step(root, None)
         for name in way:
             parent = step(name, parent)
+        directory = step(last, parent)
         if first is not None:
-            directory = step(last, parent)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(first, dir_fd=directory)
                 os.fsync(directory)
+        with freeing.later(directory):
+            shutil.rmtree(last, ignore_errors=True, dir_fd=parent)
+        os.stat(last, dir_fd=parent, follow_symlinks=False)  # FileNotFoundError: it is gone
+        freeing.wait()  # NFS keeps names of open files
         shutil.rmtree(last, ignore_errors=True, dir_fd=parent)
 
 
@@ -137,29 +151,16 @@ def check_inside(path: str) -> PurePosixPath:
     return pure
 
 
-_LOCKS: Final[set[int]] = set()
-"""Descriptors of this process that may hold a lock."""
-
-
-def _close_locks_of_parent() -> None:
-    """A forked child has copies of them, and would hold the locks if its parent were killed."""
-    while _LOCKS:
-        os.close(_LOCKS.pop())
-
-
-os.register_at_fork(after_in_child=_close_locks_of_parent)
-
-
 @contextlib.contextmanager
 def _lockable(path: Path, flags: int) -> Iterator[int]:
     """A descriptor whose lock ends with the context, also if forked children have copies of it."""
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    _LOCKS.add(descriptor)
+    not_for_children.add(descriptor)  # they would hold the lock if this process were killed
     try:
         yield descriptor
     finally:
-        if descriptor in _LOCKS:
-            _LOCKS.remove(descriptor)
+        if descriptor in not_for_children:
+            not_for_children.remove(descriptor)
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)

@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from sealring.engine.cuda.chunks import NO_FAILURE
-from sealring.errors import ConfigurationError, LoaderClosed, TamperedChunk
+from sealring.errors import AlreadyClosed, ConfigurationError, TamperedChunk
+from sealring.vault.closing import Closable
 from sealring.vault.gpu_opening import Opener, Slot
 from sealring.vault.gpu_plan import Plan, Read, Samples, SealedParts, plan_of
 
@@ -85,8 +86,10 @@ class Iteration:
                 self.ready.get_nowait()
 
 
-class GpuBatches:
+class GpuBatches(Closable):
     """Opens batches on a device, `ahead` of them before they are asked for."""
+
+    _instead = "make a new one"
 
     def __init__(self, opener: Opener, files: SealedParts, *, ahead: int = 2) -> None:
         if ahead < 1:
@@ -95,7 +98,6 @@ class GpuBatches:
         self._files = files
         self._ahead = ahead
         self.current: Iteration | None = None
-        self._closed = False
 
     def opened(self, batches: Iterable[Samples]) -> Generator[Batch]:
         """The batches in their order, and an error of a batch in its place.
@@ -120,14 +122,10 @@ class GpuBatches:
         finally:
             current.stop()
 
-    def require_open(self) -> None:
-        if self._closed:
-            raise LoaderClosed("the loader was closed: make a new one")
-
     def require_current(self, iteration: Iteration | None) -> None:
         self.require_open()
         if iteration is None or iteration.stopped.is_set():
-            raise LoaderClosed(
+            raise AlreadyClosed(
                 "this iteration was ended by a later one of the same loader, or by a state that "
                 "was loaded: iterate over the loader again"
             )
@@ -138,12 +136,13 @@ class GpuBatches:
             self.current.stop()
         self.current = None
 
-    def close(self) -> None:
-        """Overwrites the keys in the device's memory. The loader is not usable afterwards."""
-        if not self._closed:
-            self._closed = True
-            self.stop()
-            self._opener.close()
+    def _release(self) -> None:
+        """Overwrites the keys in the device's memory too."""
+        self.stop()
+        self._opener.close()
+
+    def _what(self) -> str:
+        return "the loader"
 
     def plan(self, samples: Samples) -> Plan:
         return plan_of(samples, self._files)

@@ -71,6 +71,10 @@ class KeyRing:
     def key(self) -> _native.Secret:
         return self.keys[self.newest]
 
+    def wipe(self) -> None:
+        for key in (*self.keys.values(), self.names):
+            key.wipe()
+
 
 def new_header(suite: str) -> tuple[Header, KeyRing]:
     """A vault without grants."""

@@ -186,11 +186,15 @@ class Copy:
     def opened(
         self, part: Part, whose: str, threads: int = 0
     ) -> Iterator[_native.SealedFileReader]:
-        """A part as the manifest lists it, or an error that names it."""
+        """A part as the manifest lists it, or an error that names it. It ends with the context."""
         name = f"part {part.name} of {whose}"
         file = open_part(self.folder / part.name, name, part.length, part.commitment)
         try:
-            yield self.place.reader(file.source, part.name, name, threads, file.size)
+            reader = self.place.reader(file.source, part.name, name, threads, file.size)
+            try:
+                yield reader
+            finally:
+                reader.close()
         finally:
             file.close()
 

@@ -19,6 +19,7 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.vault import header as headers
+from sealring.vault.closing import Closable
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
 from sealring.vault.ledger import Entry, Ledger
 from sealring.vault.ledgers import ledger_of
@@ -47,19 +48,38 @@ def tell_later(names: Sequence[str]) -> None:
     """For callers that look at KeyChange."""
 
 
-class OpenedHeader:
+class OpenedHeader(Closable):
     """The part of a vault that is not its objects."""
 
     def __init__(
         self, path: VaultPath, opener: Opener, expect: str | None = None, *, made_now: bool = False
     ) -> None:
         self.path = path
-        self._opener = opener
+        self._held_opener: Opener | None = opener
         self._seen = 0, 0
         self._id = expect
         self._ledger: Ledger | None = None
         self._told_of_ledger = False
         self.refresh(made_now=made_now)
+
+    def _release(self) -> None:
+        """What it was opened with stays the caller's, who may open other vaults with it."""
+        self._ring.wipe()
+        self._held_opener = None
+
+    def _what(self) -> str:
+        return f"the vault {self.path}"
+
+    @property
+    def _opener(self) -> Opener:
+        self.require_open()
+        assert self._held_opener is not None
+        return self._held_opener
+
+    @property
+    def ring(self) -> headers.KeyRing:
+        self.require_open()
+        return self._ring
 
     def _bind(self, made_now: bool) -> None:
         try:
@@ -78,6 +98,7 @@ class OpenedHeader:
 
         It is never an older one than this process or the ledger has seen.
         """
+        self.require_open()
         storage, path = storage_of(self.path), self.path / HEADER
         if not storage.exists(path):
             raise NotAVault(f"there is no vault in {self.path}: `sealring vault init` makes one")
@@ -95,7 +116,7 @@ class OpenedHeader:
             self._ledger = ledger_of(header.id, self.path)
             self._bind(made_now)
         self._require_as_new(header)
-        self.header, self.ring = header, ring
+        self.header, self._ring = header, ring
 
     def _require_as_new(self, header: headers.Header) -> None:
         # The key first: a holder of an older key can write a header of any generation.
@@ -127,6 +148,7 @@ class OpenedHeader:
 
     @property
     def ledger(self) -> Ledger:
+        self.require_open()
         assert self._ledger is not None, "refresh"
         return self._ledger
 
@@ -152,6 +174,7 @@ class OpenedHeader:
             )
 
     def held(self, *, alone: bool, wait: bool = True) -> AbstractContextManager[None]:
+        self.require_open()
         return storage_of(self.path).held(self.path, alone=alone, wait=wait)
 
     @contextmanager
@@ -190,7 +213,7 @@ class OpenedHeader:
         kept = {grant.name for grant in made.grants}
         dropped = [one.name for one in header.grants if one.name not in kept]
         tell(dropped)  # first: what follows can fail, or be stopped
-        self.ring = ring
+        self._ring = ring
         self._write(made)
         return KeyChange(0, dropped)
 
@@ -207,7 +230,7 @@ class OpenedHeader:
                 "object of this vault, and run `sealring vault rekey`: until then the vault "
                 "accepts objects under its older keys too)"
             )
-        header, self.ring = headers.without_older_keys(self.header, self.ring)
+        header, self._ring = headers.without_older_keys(self.header, self.ring)
         self._write(header)
 
     def _write(self, header: headers.Header) -> None:

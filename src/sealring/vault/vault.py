@@ -56,7 +56,10 @@ class Stored:
 
 
 class Vault(OpenedHeader):
-    """Use `Vault.create` or `Vault.open`."""
+    """Use `Vault.create` or `Vault.open`. `close()` wipes its keys.
+
+    A dataset that was opened from it has keys of its own and stays open.
+    """
 
     @classmethod
     def create(
@@ -153,6 +156,7 @@ class Vault(OpenedHeader):
     def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
                content: str) -> str:  # fmt: skip
         """Makes the copy complete and records it. The manifest's digest."""
+        self.require_open()
         manifest = copy.commit(kind, name, parts, content)
         if not storage_of(copy.folder).locks:
             # A change of keys may have missed what is complete only now.
@@ -245,6 +249,7 @@ class Vault(OpenedHeader):
             yield from collected(folder, VERSION, problems)
 
     def remove_version(self, version: VaultPath) -> None:
+        self.require_open()
         for copy in entries(version, COPY):
             objects.remove(copy)
         storage_of(version).remove(self.path, version)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sealring.errors import (
+    AlreadyClosed,
     ConfigurationError,
     KeysChanged,
-    LoaderClosed,
     TamperedChunk,
     Unsupported,
     WrongPosition,
@@ -163,10 +163,18 @@ def test_a_loader_that_is_closed_is_refused_by_name(tokens: Vault) -> None:
             lambda: next(iter(loader)),
             lambda: loader.load_state_dict(state),
         ):
-            with pytest.raises(LoaderClosed, match="was closed"):
+            with pytest.raises(AlreadyClosed, match="was closed"):
                 use()
         assert loader.state_dict() == state
     assert threading.active_count() == before
+
+
+def test_a_loader_whose_dataset_is_closed_is_refused_by_name(tokens: Vault) -> None:
+    with cases.packed(tokens) as dataset, HostLoader(cases.stream(dataset), "cpu") as loader:
+        next(iter(loader))
+        dataset.close()
+        with pytest.raises(AlreadyClosed, match="the dataset 'data' was closed"):
+            next(iter(loader))
 
 
 def test_iterations_that_a_later_one_or_a_state_has_ended(tokens: Vault) -> None:
@@ -177,11 +185,11 @@ def test_iterations_that_a_later_one_or_a_state_has_ended(tokens: Vault) -> None
         state = loader.state_dict()
         second = iter(loader)
         next(second)
-        with pytest.raises(LoaderClosed, match="later one"):
+        with pytest.raises(AlreadyClosed, match="later one"):
             next(first)
         next(second)
         loader.load_state_dict(state)
-        with pytest.raises(LoaderClosed, match="a state that was loaded"):
+        with pytest.raises(AlreadyClosed, match="a state that was loaded"):
             next(second)
         assert loader.state_dict() == state
         other.load_state_dict(state)

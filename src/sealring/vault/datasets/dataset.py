@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from sealring.errors import ConfigurationError, Unsupported, WrongPosition
 from sealring.provenance.intervals import Share
 from sealring.recording.hooks import note_data, note_opened
+from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
 from sealring.vault.datasets.reading import OpenDataset, Samples, View, Windows
@@ -29,12 +30,13 @@ _AHEAD_BYTES: Final = 32 << 20
 _STATE: Final = ("epoch", "position", "seed", "block", "data")
 
 
-class Dataset(TorchDataset[Any]):
+class Dataset(Closable, TorchDataset[Any]):
     """A dataset of a vault, by number.
 
     `length`: items are that many tokens, packed from the samples of a shard; the last of a shard is
     filled up with `pad`. `documents` adds which sample each token is of. `threads` open the chunks
-    of one read; 0: one for each CPU.
+    of one read; 0: one for each CPU. `close()` wipes the keys of its shards in this process; a
+    worker that a loader has started has its own until it ends.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Dataset(TorchDataset[Any]):
 
     def shard(self, number: int) -> ShardReader:
         """An open shard, which is closed with the dataset."""
+        self.require_open()
         return self._opened.reader(number)
 
     @property
@@ -83,10 +86,12 @@ class Dataset(TorchDataset[Any]):
 
     def new_reader(self, number: int) -> ShardReader:
         """A shard of the caller's own, which the caller closes: another thread may read it."""
+        self.require_open()
         return self._opened.new_reader(number)
 
     def require_tensors(self) -> None:
         """Unsupported if a GPU cannot make items from the shards' bytes."""
+        self.require_open()
         self._opened.require_suite_for_gpus()
         self._view.require_tensors()
         if self._transform is not None:
@@ -100,6 +105,7 @@ class Dataset(TorchDataset[Any]):
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """Several at once, which torch's DataLoader asks for: each chunk is opened once."""
+        self.require_open()
         wanted = np.asarray(numbers, dtype=np.int64)
         wanted = np.where(wanted < 0, wanted + len(self), wanted)
         if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < len(self)):
@@ -109,17 +115,22 @@ class Dataset(TorchDataset[Any]):
         return self.fetch(shards, inside)
 
     def fetch(self, shards: Numbers, inside: Numbers) -> list[Any]:
+        self.require_open()
         found = self._opened.items(self._view, shards, inside)
         return found if self._transform is None else [self._transform(one) for one in found]
 
     def fetch_rows(self, shards: Numbers, inside: Numbers) -> Rows | None:
         """The same items, from which batches are cut; None where they are not of one size."""
+        self.require_open()
         if not isinstance(self._view, Windows) or self._transform is not None:
             return None
         return read_rows(self._opened, self._view, shards, inside)
 
-    def close(self) -> None:
+    def _release(self) -> None:
         self._opened.close()
+
+    def _what(self) -> str:
+        return f"the dataset {self.name!r}"
 
 
 class Stream(IterableDataset[Any]):
@@ -147,6 +158,8 @@ class Stream(IterableDataset[Any]):
         self._datasets = [datasets] if isinstance(datasets, Dataset) else list(datasets)
         if not self._datasets:
             raise ConfigurationError("a stream has at least one dataset")
+        for dataset in self._datasets:
+            dataset.require_open()
         self._weights = [1.0] * len(self._datasets) if weights is None else list(weights)
         if len(self._weights) != len(self._datasets):
             raise ConfigurationError("there is one weight for each dataset")

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
+from sealring.vault.closing import Closable
 from sealring.vault.datasets.dataset import Dataset, Stream
 from sealring.vault.datasets.order import Numbers
 from sealring.vault.datasets.reading import OPEN_SHARDS, View
@@ -21,14 +22,17 @@ from sealring.vault.gpu_opening import CudaOpener, Opener
 from sealring.vault.gpu_plan import SAMPLE, Samples, SealedPart, SealedParts
 
 
-class GpuLoader:
+class GpuLoader(Closable):
     """A stream whose batches are opened on a GPU, while the ones before are computed with.
 
     Batches that lie in one block are read and opened together, up to 32 MiB; `ahead` says how many
     of these groups are under way. The batches are those of `Loader`, in the GPU's memory. The state
     is the same five numbers, after the batches that were taken out. A new iteration ends the one
-    before.
+    before. `close()` overwrites its keys, also those in the GPU's memory, and leaves the stream and
+    its datasets open.
     """
+
+    _instead = "make a new one"
 
     def __init__(
         self, stream: Stream, device: torch.device | str = "cuda", *, ahead: int = 2
@@ -68,14 +72,16 @@ class GpuLoader:
         return self._stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._batches.require_open()
+        self.require_open()
         self._batches.stop()
         self._stream.load_state_dict(state_dict)
 
-    def close(self) -> None:
-        """Overwrites the keys in the GPU's memory. The stream and its datasets stay open."""
+    def _release(self) -> None:
         self._batches.close()
         self._files.close()
+
+    def _what(self) -> str:
+        return "the loader"
 
     def _tensors(self, batch: Batch, beside: dict[str, Numbers]) -> Any:
         self._opener.give(batch.plain)
@@ -154,9 +160,10 @@ class _Shards:
         return self._dataset(number)[0].view
 
     def reader(self, number: int) -> ShardReader:
+        dataset, shard = self._dataset(number)
+        dataset.require_open()
         found = self._readers.pop(number, None)
         if found is None:
-            dataset, shard = self._dataset(number)
             found = dataset.new_reader(shard)
         self._readers[number] = found
         return found

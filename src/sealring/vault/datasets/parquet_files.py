@@ -26,6 +26,7 @@ from sealring.errors import (
 from sealring.identity.private_files import sync_directory
 from sealring.strict import strictly
 from sealring.vault import objects
+from sealring.vault.closing import Closable
 from sealring.vault.datasets.parquet_source import check_content, pyarrow, readable
 from sealring.vault.datasets.sources import SourceFile, Watched, source_files
 from sealring.vault.datasets.stages import canonical
@@ -114,7 +115,7 @@ def _encrypt(
     watched.check()
 
 
-class ParquetFiles:
+class ParquetFiles(Closable):
     """Encrypted Parquet files and their keys, for pyarrow and what reads through it."""
 
     def __init__(
@@ -127,7 +128,14 @@ class ParquetFiles:
             (part,) = stored.manifest.parts
             with stored.copy.opened(part, stored.whose) as reader:
                 reader.read_into(0, memoryview(self._secrets))
-        self._copy, self._folder = stored.copy, folder
+        self._copy, self._folder, self._name = stored.copy, folder, name
+
+    def _release(self) -> None:
+        self._secrets.wipe()
+        self._copy.place.key.wipe()
+
+    def _what(self) -> str:
+        return f"the Parquet files {self._name!r}"
 
     @property
     def files(self) -> list[str]:
@@ -135,6 +143,7 @@ class ParquetFiles:
 
     def decryption_properties(self, file: str) -> Any:
         """For `decryption_properties=` of pyarrow. pyarrow keeps the key in ordinary memory."""
+        self.require_open()
         if file not in self._content.files:
             raise ConfigurationError(f"{file!r} is none of the {len(self.files)} files")
         number = self._content.files.index(file)

@@ -204,7 +204,9 @@ class OpenDataset:
         parts = stored.manifest.parts
         self._places = [sealed_place(stored.copy, part.name) for part in parts]
         self._commitments = [part.commitment for part in parts]
-        self._keys = ReadingKeys([stored.copy.place.part_key(part.name) for part in parts])
+        self._keys = ReadingKeys(
+            f"the dataset {name!r}", [stored.copy.place.part_key(part.name) for part in parts]
+        )
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
         self._process = os.getpid()
 
@@ -213,7 +215,7 @@ class OpenDataset:
 
     def reader(self, number: int) -> ShardReader:
         if self._process != os.getpid():  # a fork: what was opened before has no keys here
-            self.close()
+            self._close_readers()
             self._process = os.getpid()
         found = self._open.pop(number, None)
         if found is None:
@@ -262,6 +264,11 @@ class OpenDataset:
             yield part, plain, sizes[part]
 
     def close(self) -> None:
+        """Wipes the keys of all shards: from then on there is no new reader either."""
+        self._keys.close()
+        self._close_readers()
+
+    def _close_readers(self) -> None:
         while self._open:
             self._open.popitem()[1].close()
 

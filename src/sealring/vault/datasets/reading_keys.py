@@ -21,15 +21,17 @@ from typing import Any, Final
 from sealring import _native
 from sealring.errors import ForkedProcess, Unsupported, WorkerFailed
 from sealring.vault.children import Door, connect_to_parent, fill, is_child
+from sealring.vault.closing import Closable
 from sealring.vault.keys import KEY_BYTES
 
 _FORKING: Final = "multiprocessing.popen_fork"
 
 
-class ReadingKeys:
+class ReadingKeys(Closable):
     """One key for each shard."""
 
-    def __init__(self, keys: Sequence[_native.Secret]) -> None:
+    def __init__(self, whose: str, keys: Sequence[_native.Secret]) -> None:
+        self._whose = whose
         self._keys: _native.Secret | None = _native.Secret.zeros(KEY_BYTES * max(1, len(keys)))
         with memoryview(self._keys) as room:
             for number, key in enumerate(keys):
@@ -39,9 +41,26 @@ class ReadingKeys:
     def _begin(self) -> None:
         self._offer: _Offer | None = None
         self._address: str | None = None
+        self._handing_over: list[_HandOver] = []
         _LIVING.add(self)
 
+    def _release(self) -> None:
+        """A worker that has not connected yet gets no keys; one that has them keeps its own."""
+        _LIVING.discard(self)
+        for one in self._handing_over:
+            one.stop()
+        if self._offer is not None:
+            self._offer.close()
+        if self._keys is not None:
+            self._keys.wipe()
+        self._keys = self._offer = self._address = None
+        self._handing_over = []
+
+    def _what(self) -> str:
+        return self._whose
+
     def key(self, number: int) -> _native.Secret:
+        self.require_open()
         if self._keys is None:
             self._keys = self._received()
         return self._keys.part(KEY_BYTES * number, KEY_BYTES)
@@ -64,6 +83,7 @@ class ReadingKeys:
     # ---- spawned workers -------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
+        self.require_open()
         if get_spawning_popen() is None:
             raise Unsupported(
                 "a dataset's keys are put into no pickle: give the dataset to a DataLoader, or "
@@ -71,14 +91,13 @@ class ReadingKeys:
             )
         keys = self._keys if self._keys is not None else self._received()
         self._keys = keys
-        door = Door()
-        threading.Thread(
-            target=_hand_over, args=(door, keys), name="sealring-dataset-keys", daemon=True
-        ).start()
-        return {"address": door.address, "size": len(keys)}
+        self._handing_over = [one for one in self._handing_over if one.is_alive()]
+        self._handing_over.append(_HandOver(keys))
+        address = self._handing_over[-1].address
+        return {"whose": self._whose, "address": address, "size": len(keys)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._keys = None
+        self._whose, self._keys = state["whose"], None
         self._begin()
         self._address = f"{state['size']} {state['address']}"
 
@@ -97,7 +116,9 @@ class ReadingKeys:
     def after_fork_in_child(self) -> None:
         if self._offer is not None:
             self._offer.close()  # it was meant for this process's parent
-        self._keys, self._address = None, None
+        for one in self._handing_over:
+            one.leave()
+        self._keys, self._address, self._handing_over = None, None, []
         self._offer, self._next = self._next, None
 
     _next: _Offer | None = None
@@ -134,15 +155,45 @@ class _Offer:
         self._child.close()
 
 
-def _hand_over(door: Door, keys: _native.Secret) -> None:
-    """To the first child of this process that connects, and to no other."""
-    with contextlib.suppress(OSError):
-        try:
-            here = door.accept(is_child)
-        finally:
-            door.close()
-        with here:
-            here.sendall(memoryview(keys))
+class _HandOver(threading.Thread):
+    """Gives the keys to the first child of this process that connects, and to no other."""
+
+    def __init__(self, keys: _native.Secret) -> None:
+        super().__init__(name="sealring-dataset-keys", daemon=True)
+        self._keys, self._door = keys, Door()
+        self._connection: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.address = self._door.address
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):  # the child has ended, or `stop` was called
+            try:
+                here = self._door.accept(is_child, lambda: 0 if self._stopped else None)
+            finally:
+                self._door.close()
+            with here:
+                with self._lock:
+                    self._connection = here
+                    if self._stopped:
+                        return
+                here.sendall(memoryview(self._keys))
+                with self._lock:
+                    self._connection = None
+
+    def stop(self) -> None:
+        """Returns when the thread has ended."""
+        with self._lock:
+            self._stopped = True
+            if self._connection is not None:  # the child may never read what is sent
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+        self.join()
+
+    def leave(self) -> None:
+        """In a forked child, where the thread does not run: the door is the parent's."""
+        self._door.close()
 
 
 def _connected(address: str) -> _native.Secret:

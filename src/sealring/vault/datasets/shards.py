@@ -22,6 +22,7 @@ from sealring.errors import (
     KeysChanged,
     MissingPart,
 )
+from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
 from sealring.vault.files import NEW_FILE
 from sealring.vault.objects import digest_of, open_part
@@ -109,7 +110,7 @@ def _room(size: int) -> memoryview:
     return _KEPT.memory[:size].data
 
 
-class ShardReader:
+class ShardReader(Closable):
     """An open shard: its key is in the native reader alone."""
 
     def __init__(
@@ -134,6 +135,7 @@ class ShardReader:
     @property
     def offsets(self) -> Offsets:
         """Where each sample begins, and the last ends."""
+        self.require_open()
         if self._offsets is None:
             table = np.empty(self.shard.samples + 1, dtype="<u8")
             self.sealed.read_into(self.shard.bytes, table.data)
@@ -169,8 +171,12 @@ class ShardReader:
                 yield view[int(offsets[number]) - start : int(offsets[number + 1]) - start]
             first = last
 
-    def close(self) -> None:
+    def _release(self) -> None:
+        self.sealed.close()  # first: it waits for reads, and the file's number may be used again
         self._file.close()
+
+    def _what(self) -> str:
+        return self.name
 
 
 def _opened(path: VaultPath, name: str, length: int, commitment: str) -> OpenFile:

@@ -1,0 +1,82 @@
+"""A worker's private key between two uses: in the memory for keys, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_der_private_key,
+)
+
+from sealring import _native
+from sealring.limits import KEY_BYTES
+
+PrivateKey: TypeAlias = (
+    Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
+)
+_ED25519: Final = bytes.fromhex("302e020100300506032b657004220420")
+"""What comes before the seed in PKCS #8 (RFC 8410, section 7)."""
+
+
+def _der(tag: int, content: bytes) -> bytes:
+    return bytes([tag, 0x82]) + len(content).to_bytes(2, "big") + content
+
+
+_FILLING: Final = _der(0x04, bytes(1100))
+_ATTRIBUTES: Final = _der(0xA0, _der(0x30, bytes.fromhex("06026901") + _der(0x31, _FILLING)))
+"""An attribute 2.25.1 of zeros, which PKCS #8 allows behind the key and no one reads."""
+
+
+class KeptKey:
+    """OpenSSL has the key only while an object that `load` made lives."""
+
+    __slots__ = ("pkcs8",)
+
+    def __init__(self, pkcs8: _native.Secret) -> None:
+        self.pkcs8 = pkcs8
+
+    @classmethod
+    def of(cls, key: PrivateKey) -> KeptKey:
+        encoded = (Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        return cls(_native.Secret.moved(key.private_bytes(*encoded)))
+
+    @classmethod
+    def of_seed(cls, seed: _native.Secret) -> KeptKey:
+        """Ed25519's, which OpenSSL has not had yet."""
+        pkcs8 = _native.Secret.zeros(len(_ED25519) + KEY_BYTES)
+        with memoryview(pkcs8) as room, memoryview(seed) as given:
+            room[: len(_ED25519)] = _ED25519
+            room[len(_ED25519) :] = given
+        return cls(pkcs8)
+
+    def enlarged(self) -> _native.Secret:
+        """PKCS #8 of more than 1 KiB.
+
+        OpenSSL frees what it has read as it is, and glibc overwrites larger blocks alone: see
+        `_native.FreedMemoryOverwritten`.
+        """
+        with memoryview(self.pkcs8) as whole:
+            start = 2 if whole[1] < 0x80 else 2 + (whole[1] & 0x7F)
+            size = len(whole) - start
+            header = _der(0x30, b"")[:2] + (size + len(_ATTRIBUTES)).to_bytes(2, "big")
+            made = _native.Secret.zeros(len(header) + size + len(_ATTRIBUTES))
+            with memoryview(made) as room:
+                room[:4], room[4 : 4 + size], room[4 + size :] = header, whole[start:], _ATTRIBUTES
+        return made
+
+    def load(self) -> PrivateKey:
+        """For one use. Who keeps it keeps the key in memory that nothing protects."""
+        # A stranger's connection can cause this. RSA's checks take a second, and the key was
+        # checked when it was first read.
+        key = load_der_private_key(
+            memoryview(self.pkcs8), password=None, unsafe_skip_rsa_key_validation=True
+        )
+        assert isinstance(key, PrivateKey)
+        return key

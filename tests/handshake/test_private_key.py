@@ -1,0 +1,111 @@
+"""Where the private key lies when a connection was refused and its error is still held."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sealring import _native
+from sealring.errors import (
+    PeerUnreachable,
+    SealringError,
+    UnknownAuthority,
+    WrongGroup,
+)
+from sealring.handshake import accept, dial
+from sealring.identity import Credentials, WorkerName
+from sealring.identity.certificates import issue
+from sealring.identity.kept_key import KeptKey
+from tests.attacks.key_search import masked
+from tests.handshake.meeting import connected, meeting, soon, terms
+from tests.handshake.test_contexts import contexts_of
+from tests.identity.issuing import HOUR, NOW, Issuer
+from tests.own_memory import places
+
+ISSUER, OTHER = Issuer(), Issuer()
+
+
+def identity(rank: int) -> tuple[Credentials, str]:
+    """As under a job secret, or from a broker; and the private key, masked."""
+    seed = _native.Secret.random(32)
+    public = Ed25519PrivateKey.from_private_bytes(memoryview(seed)).public_key()
+    name = WorkerName("job", rank)
+    certificate = issue(ISSUER.certificate, ISSUER.key, public, name, 4, HOUR, NOW)
+    key = KeptKey.of_seed(seed)
+    hidden = masked(seed)
+    seed.wipe()
+    return Credentials("job", rank, certificate, (ISSUER.certificate,), key), hidden
+
+
+def by_a_stranger(own: Credentials) -> list[Any]:
+    """The peer's authority is not known: TLS itself refuses it."""
+    with meeting((own, terms(1)), (OTHER.credentials(0), terms(0))) as met:
+        return [met.dialer, met.acceptor]
+
+
+def of_a_stranger(own: Credentials) -> list[Any]:
+    with meeting((OTHER.credentials(1), terms(1)), (replace(own, rank=0), terms(0))) as met:
+        return [met.acceptor, met.dialer]
+
+
+def after_tls(own: Credentials) -> list[Any]:
+    """The two disagree in what they say once TLS is up."""
+    with meeting((own, terms(1)), (ISSUER.credentials(0), terms(0, group="other"))) as met:
+        return [met.dialer, met.acceptor]
+
+
+def by_a_peer_that_goes(own: Credentials) -> list[Any]:
+    """The peer goes in the middle of TLS."""
+    errors = []
+    for act in (dialing, accepting):
+        near, far = connected()
+        far.close()
+        try:
+            act(near, own)
+        except SealringError as error:
+            errors.append(error)
+    return errors
+
+
+def dialing(sock: socket.socket, own: Credentials) -> None:
+    dial(sock, own, terms(1), 0, soon())
+
+
+def accepting(sock: socket.socket, own: Credentials) -> None:
+    accept(sock, own, terms(1), soon())
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [
+        (by_a_stranger, UnknownAuthority),
+        (of_a_stranger, UnknownAuthority),
+        (after_tls, WrongGroup),
+        (by_a_peer_that_goes, PeerUnreachable),
+    ],
+)
+def test_no_copy_stays_with_the_error_of_a_refused_connection(
+    refused: Callable[[Credentials], list[Any]], error: type[SealringError]
+) -> None:
+    own, key = identity(1)
+    (kept,) = places(key)
+    errors = refused(own)
+    assert isinstance(errors[0], error), errors
+    assert all(one.__traceback__ is not None for one in errors)
+    assert not contexts_of(own)
+    assert places(key) == [kept]
+
+
+def test_no_copy_stays_with_a_connection_that_was_used() -> None:
+    own, key = identity(1)
+    (kept,) = places(key)
+    with meeting((own, terms(1)), (ISSUER.credentials(0), terms(0))) as met:
+        dialer, _ = met.channels()
+        assert len(places(key)) > 1, "TLS has it"
+    assert places(key) == [kept]
+    assert dialer.peer.rank == 0
