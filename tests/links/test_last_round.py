@@ -18,7 +18,7 @@ from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, Team, team
 from tests.links.worlds import world
 
-UP, DOWN = 1, 2
+UP, AGREED = 1, 3
 
 
 class Death(BaseException):
@@ -45,8 +45,8 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
             kind = message[0]
             send(to, message)
             sent[kind, to] += 1
-            if (kind, to, sent[kind, to]) == (way, receiver, 3):
-                assert way == DOWN or agreed.wait(20.0)
+            if (kind, to, sent[kind, to]) == (way, receiver, 3 if way == UP else 1):
+                assert way == AGREED or agreed.wait(20.0)
                 raise Death
 
         make(self, members, rank, conversation, until_death if rank == dead else send)
@@ -83,8 +83,8 @@ def formed(one: Team, dead: int) -> tuple[list[int], set[type]]:
     ("dead", "way", "receiver", "without"),
     [
         (4, UP, 0, {5, 6, 7}),
-        (0, DOWN, 8, set()),
-        (4, DOWN, 5, {6, 7}),
+        (0, AGREED, 8, set()),
+        (4, AGREED, 5, {6, 7}),
     ],
     ids=["after its confirmation", "a root that passed all on", "between two that are below it"],
 )
@@ -128,15 +128,15 @@ def test_a_member_that_says_nothing_is_named_by_all(
     monkeypatch: pytest.MonkeyPatch, mute: int, size: int
 ) -> None:
     """The member next to it names it first, and the others pass that on."""
-    plain = settling.Settling.start
+    plain = settling.Settling.say_linked
 
-    def start(self: Any, links: Any, conversation: Any) -> None:
+    def say_linked(self: Any, links: Any) -> None:
         if self._terms.rank == mute:
             time.sleep(5.0)
             raise PeerUnreachable("it was mute")
-        plain(self, links, conversation)
+        plain(self, links)
 
-    monkeypatch.setattr(settling.Settling, "start", start)
+    monkeypatch.setattr(settling.Settling, "say_linked", say_linked)
     with world(size, timeout=2.0) as mesh:
         mesh.start_all()
         mesh.join()

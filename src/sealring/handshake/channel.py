@@ -26,12 +26,19 @@ class SecureChannel:
     """A verified peer at the other end of a connection, for set-up messages only."""
 
     def __init__(
-        self, connection: Connection, peer: VerifiedPeer, peer_hello: Hello, link_keys: LinkKeys
+        self,
+        connection: Connection,
+        peer: VerifiedPeer,
+        peer_hello: Hello,
+        link_keys: LinkKeys,
+        offer: object = None,
     ) -> None:
         self._connection = connection
         self.peer = peer
         self.peer_hello = peer_hello
         self.link_keys = link_keys
+        self.offer = offer
+        """What a dialer's Accept offered for the transport, as it stands."""
 
     def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
         self._connection.deadline = self._connection.deadline if deadline is None else deadline

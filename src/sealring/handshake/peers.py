@@ -6,7 +6,7 @@
       | -- Hello ----------------------------> |  check, admit
       | <---------------------------- Hello -- |
       |  check                                 |
-      | -- Accept ---------------------------> |
+      | -- Accept, with an offer ------------> |
       | -- evidence -------------------------> |  only where the policy has peers show it
       | <------------------------- evidence -- |
 
@@ -47,7 +47,9 @@ from sealring.handshake.judging import JudgedPeer, judge_peer
 from sealring.handshake.link_keys import export_link_keys, pair_context
 from sealring.handshake.messages import (
     Hello,
+    Message,
     encode_message,
+    exactly,
     parse_hello,
     parse_message,
     write_hello,
@@ -70,6 +72,10 @@ _ANSWER_SECONDS: Final = 10.0
 """How long a dialed server may take for TLS: one that is silent must not hold up the next try."""
 
 Admit = Callable[[Hello], None]
+Offer = Callable[[VerifiedPeer, Hello], Message | None]
+"""The dialer's last word on a checked hello: raises the error to refuse it with, or returns what
+its Accept offers for the transport."""
+_ACCEPT: Final = frozenset({"type", "shm"})
 
 
 def dial(
@@ -79,6 +85,7 @@ def dial(
     peer_rank: int,
     deadline: float,
     sessions: SessionTable | None = None,
+    offer: Offer = lambda *_: None,
 ) -> SecureChannel:
     """Set up the link to `peer_rank` on a connected socket, by `deadline` (time.monotonic()).
 
@@ -96,12 +103,13 @@ def dial(
         send_message(connection, own)
         theirs, hello = _receive_hello(connection, peer)
         check_hello(hello, terms, peer, connection.who)
-        send_message(connection, encode_message({"type": "accept"}))
+        offered = offer(peer, hello)
+        context = pair_context(connection, terms, peer, own, theirs, dialer=True)
+        keys = export_link_keys(connection, context, dialer=True)
+        send_message(connection, encode_message({"type": "accept", "shm": offered}))
         if judged is not None and judged.shows_evidence:
             send_message(connection, judged.admission.evidence)
             _check_evidence(connection, judged, peer)
-        context = pair_context(connection, terms, peer, own, theirs, dialer=True)
-        keys = export_link_keys(connection, context, dialer=True)
         if sessions is not None and isinstance(connection, TlsConnection):
             _keep_session(
                 sessions, connection, credentials, certificate, peer, context, dialer=True
@@ -267,8 +275,9 @@ class Incoming:
         own = write_hello(terms, peer.rank)
         send_message(connection, own)
         answer = understood(receive_message(connection), connection.who, peer.rank)
-        if answer != {"type": "accept"}:
+        if answer["type"] != "accept":
             raise MalformedSetup(f"{connection.who} did not answer with an accept")
+        exactly(answer, _ACCEPT)
         if judged is not None and judged.shows_evidence:
             _check_evidence(connection, judged, peer)
             send_message(connection, judged.admission.evidence)
@@ -284,7 +293,7 @@ class Incoming:
                 context,
                 dialer=False,
             )
-        return SecureChannel(connection, peer, hello, keys)
+        return SecureChannel(connection, peer, hello, keys, answer["shm"])
 
 
 def _dialed(

@@ -28,7 +28,7 @@ from sealring.handshake.sessions import SessionTable
 from sealring.handshake.terms import Terms
 from sealring.identity.credentials import Credentials
 from sealring.links.admitted import HandOver
-from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
+from sealring.links.agreement import DialersMemory, Transport, settle_as_acceptor
 from sealring.links.late import LateLinks
 from sealring.links.late_kind import LinksOfAKind
 from sealring.links.link import send_without_delay
@@ -83,9 +83,12 @@ class Connections:
     def dialed(self, sock: socket.socket, rank: int) -> HandOver:
         send_without_delay(sock)
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
-        channel = dial(sock, self.credentials, self._terms, rank, deadline, self._sessions)
-        with channel.refusing():
-            settled = settle_as_dialer(channel, self._transport, self._terms.host)
+        with DialersMemory(sock, self._transport, self._terms.host) as own:
+            channel = dial(
+                sock, self.credentials, self._terms, rank, deadline, self._sessions, own.offer
+            )
+            with channel.refusing():
+                settled = own.settle(channel)
         return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
 
     def begin(self, sock: socket.socket) -> Incoming:
