@@ -31,7 +31,7 @@ from sealring.handshake.statements import (
     parse_bundle,
     parse_statement,
 )
-from sealring.links import connections, forming, mesh, settling
+from sealring.links import connections, forming, mesh, settling, tree
 from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, team
 from tests.links.worlds import ISSUER, world
@@ -43,7 +43,7 @@ Entries = dict[int, bytearray]
 
 def lying(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, Entries], None]) -> None:
     """`change` sees the direction, the receiver and what the liar passes on, and may alter it."""
-    plain = forming.TreeExchange.__init__
+    plain = tree.TreeExchange.__init__
 
     def make(self: Any, members: Any, rank: int, conversation: Any, send: Any) -> None:
         def altered(receiver: int, message: bytearray) -> None:
@@ -54,7 +54,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, Entries],
 
         plain(self, members, rank, conversation, altered if rank == LIAR else send)
 
-    monkeypatch.setattr(forming.TreeExchange, "__init__", make)
+    monkeypatch.setattr(tree.TreeExchange, "__init__", make)
 
 
 def forged(entries: Entries, **changes: Any) -> None:
@@ -200,9 +200,7 @@ def test_a_confirmation_that_the_member_did_not_show(
         assert not one.groups
         one.groups = first
         del first
-        others = set(range(SIZE)) - {LIAR, VICTIM}
-        assert {made[rank][0] for rank in others} == {WrongGroup}
-        assert made[VICTIM][0] is MalformedSetup
+        assert {made[rank][0] for rank in set(range(SIZE)) - {LIAR}} == {WrongGroup}
 
 
 def test_a_confirmation_changed_for_the_members_below(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,14 +265,14 @@ def test_a_transcript_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_transcript_in_the_last_rounds_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those below the liar refuse it, and to the others the liar or one of them is lost."""
-    plain = forming.TreeExchange.pass_on
+    plain = tree.TreeExchange.pass_on
 
     def pass_on(self: Any, child: int) -> None:
         if self._rank == LIAR:
             self._passed_on = bytes([AGREED]) + bytes(32) + self._passed_on[33:]
         plain(self, child)
 
-    monkeypatch.setattr(forming.TreeExchange, "pass_on", pass_on)
+    monkeypatch.setattr(tree.TreeExchange, "pass_on", pass_on)
     with team(formed=False) as one:
         made = [None if isinstance(each, LightGroup) else each for each in one.form(20.0)]
         assert made[5:7] == [(WrongGroup, LIAR)] * 2
@@ -284,7 +282,7 @@ def test_another_transcript_in_the_last_rounds_message(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("before", ["all rounds", "the last round"])
 def test_the_last_rounds_message_out_of_turn(monkeypatch: pytest.MonkeyPatch, before: str) -> None:
     """A parent that calls an earlier round the last one, or the last one an earlier one."""
-    plain = forming.TreeExchange.__init__
+    plain = tree.TreeExchange.__init__
 
     def make(self: Any, members: Any, rank: int, conversation: Any, send: Any) -> None:
         def altered(receiver: int, message: bytearray) -> None:
@@ -296,9 +294,9 @@ def test_the_last_rounds_message_out_of_turn(monkeypatch: pytest.MonkeyPatch, be
 
         plain(self, members, rank, conversation, altered if rank == LIAR else send)
 
-    monkeypatch.setattr(forming.TreeExchange, "__init__", make)
+    monkeypatch.setattr(tree.TreeExchange, "__init__", make)
     with team(formed=False) as one:
-        made = one.form(timeout_s=20.0)
+        made = [None if isinstance(each, LightGroup) else each for each in one.form(20.0)]
         assert made[5] == made[6] == (MalformedSetup, LIAR)
 
 
@@ -350,10 +348,10 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
 ) -> None:
     """Rank 2 speaks for itself and rank 3 before rank 3 is linked with rank 0."""
     connected, plain = connections.Connections.dialed, forming._certificate
-    go_on, hear, early = forming.TreeExchange._go_on, settling.Settling.hear, threading.Event()
+    go_on, hear, early = tree.TreeExchange._go_on, settling.Settling.hear, threading.Event()
 
     def invent(self: Any) -> None:
-        if self._rank == 2 and self._started and self._awaited and not self._sent_up:
+        if self._rank == 2 and self.started and self._awaited and not self._sent_up:
             own = parse_statement(bytearray(self._collected[2]))
             said = Statement(
                 3, own.instance, own.host, b"", b"strange", own.commitment, own.contribution
@@ -373,11 +371,11 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
 
     def heard(self: Any, link: Any) -> None:
         hear(self, link)
-        if self._terms.rank == 0 and not self.exchange._started:
+        if self._terms.rank == 0 and not self.exchange.started:
             early.set()
 
     monkeypatch.setattr(settling.Settling, "hear", heard)
-    monkeypatch.setattr(forming.TreeExchange, "_go_on", invent)
+    monkeypatch.setattr(tree.TreeExchange, "_go_on", invent)
     monkeypatch.setattr(forming, "_certificate", certificate)
     monkeypatch.setattr(connections.Connections, "dialed", late)
     with world(4) as one:

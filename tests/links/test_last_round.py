@@ -12,7 +12,7 @@ import pytest
 
 from sealring.bench.light import LightGroup
 from sealring.errors import PeerLost, PeerUnreachable
-from sealring.links import forming, settling
+from sealring.links import settling, tree
 from sealring.links.mesh import _Mesh
 from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, Team, team
@@ -30,7 +30,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
 
     If that is its parent: when the root has agreed, for a death before that ends the attempt.
     """
-    make, abort, ready = forming.TreeExchange.__init__, _Mesh._abort, settling.Settling.say_ready
+    make, abort, ready = tree.TreeExchange.__init__, _Mesh._abort, settling.Settling.say_ready
     agreed = threading.Event()
 
     def say_ready(self: Any, links: Any) -> None:
@@ -59,7 +59,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
             link.channel.socket.close()
         self._stop()
 
-    monkeypatch.setattr(forming.TreeExchange, "__init__", patched)
+    monkeypatch.setattr(tree.TreeExchange, "__init__", patched)
     monkeypatch.setattr(_Mesh, "_abort", cut)
     monkeypatch.setattr(settling.Settling, "say_ready", say_ready)
 

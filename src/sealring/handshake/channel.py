@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -58,6 +58,12 @@ class SecureChannel:
             raw = receive_message(self._connection)
             return understood(raw, self._connection.who, self.peer.rank)
 
+    def awaited(self) -> Generator[None, None, Message]:
+        """The same without waiting: it yields while some of the message is missing."""
+        with Attributed(self._connection):
+            raw = yield from awaited_message(self._connection)
+            return understood(raw, self._connection.who, self.peer.rank)
+
     def receive_any(self, deadline: float, most: int) -> Message | bytearray:
         """The same, or a message that is no JSON: those begin with a byte below 0x20."""
         self._connection.deadline = deadline
@@ -66,6 +72,10 @@ class SecureChannel:
             if raw and raw[0] < 0x20:
                 return raw
             return understood(raw, self._connection.who, self.peer.rank)
+
+    def attributed(self) -> AbstractContextManager[None]:
+        """In it, whatever goes wrong is laid to this peer."""
+        return Attributed(self._connection)
 
     def refusing(self) -> AbstractContextManager[None]:
         """In it, whatever goes wrong is laid to this peer and told to it; the channel is closed."""
@@ -160,8 +170,30 @@ def send_message(connection: Connection, message: bytes | bytearray) -> None:
 
 
 def receive_message(connection: Connection, most: int = MAX_SETUP_BYTES) -> bytearray:
-    length = int.from_bytes(connection.receive(4), "big")
-    # Before a byte of it is read or room is made for it.
-    if length > most:
-        raise MalformedSetup(f"{connection.who} announced a set-up message of {length} bytes")
-    return connection.receive(length)
+    while (message := message_now(connection, most)) is None:
+        connection.wait_for_bytes()
+    return message
+
+
+def message_now(connection: Connection, most: int = MAX_SETUP_BYTES) -> bytearray | None:
+    """The peer's next message; None while some of it is missing."""
+    if connection.announced is None:
+        if (head := connection.receive_now(4)) is None:
+            return None
+        length = int.from_bytes(head, "big")
+        # Before a byte of it is read or room is made for it.
+        if length > most:
+            raise MalformedSetup(f"{connection.who} announced a set-up message of {length} bytes")
+        connection.announced = length
+    if (message := connection.receive_now(connection.announced)) is not None:
+        connection.announced = None
+    return message
+
+
+def awaited_message(
+    connection: Connection, most: int = MAX_SETUP_BYTES
+) -> Generator[None, None, bytearray]:
+    """The same for a conversation that does not wait: it yields while some of it is missing."""
+    while (message := message_now(connection, most)) is None:
+        yield
+    return message

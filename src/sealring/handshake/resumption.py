@@ -72,6 +72,8 @@ class SessionConnection(Connection):
         self._secret: _native.Secret | None = None
         self._sends: _Direction | None = None
         self._receives: _Direction | None = None
+        self._frame = b""
+        """What has come of the next frame."""
         self._plain = bytearray()
         """What the last frame held, and how much of it was taken."""
         self._taken = 0
@@ -200,27 +202,48 @@ class SessionConnection(Connection):
                     self._send_all(self._sends.seal(part))
 
     def _receive_some(self, into: memoryview) -> int:
-        if self._taken == len(self._plain):
-            self._receive_frame()
+        if self._taken == len(self._plain) and not self._receive_frame():
+            return 0
         count = min(len(into), len(self._plain) - self._taken)
         with memoryview(self._plain) as plain, plain[self._taken : self._taken + count] as part:
             into[:count] = part
         self._taken += count
         return count
 
-    def _receive_frame(self) -> None:
+    def _receive_frame(self) -> bool:
+        """Whether the whole frame has come."""
         assert self._receives is not None
-        header = bytes(self._receive_all(_HEADER_BYTES))
+        if not self._has_come(_HEADER_BYTES):
+            return False
+        header = self._frame[:_HEADER_BYTES]
         length = int.from_bytes(header[len(FRAME) :], "big")
         if header[: len(FRAME)] != FRAME or not TAG_BYTES < length <= _FRAME_BYTES + TAG_BYTES:
             raise MalformedSetup(f"{self.who} sent what is no frame: {header.hex()}")
-        plain = self._receives.open(header, bytes(self._receive_all(length)))
+        if not self._has_come(_HEADER_BYTES + length):
+            return False
+        plain = self._receives.open(header, self._frame[_HEADER_BYTES:])
         if plain is None:
             raise MalformedSetup(f"{self.who}: a set-up message was changed on its way")
         _native.erase(self._plain)
-        self._plain, self._taken = plain, 0
+        self._frame, self._plain, self._taken = b"", plain, 0
+        return True
+
+    def _has_come(self, count: int) -> bool:
+        """Whether so many bytes of the frame have. Not one more is taken from the socket."""
+        while (missing := count - len(self._frame)) > 0:
+            try:
+                chunk = self._socket.recv(missing)
+            except BlockingIOError:
+                return False
+            except OSError as problem:
+                raise self._closed() from problem
+            if not chunk:
+                raise self._closed()
+            self._frame += chunk
+        return True
 
     def _drop(self) -> None:
+        super()._drop()
         for secret in (self._secret, self._sends, self._receives):
             if secret is not None:
                 secret.wipe()

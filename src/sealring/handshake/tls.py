@@ -121,8 +121,11 @@ class TlsConnection(Connection):
                     at += self._run(functools.partial(self._tls.send, rest))
 
     def _receive_some(self, into: memoryview) -> int:
-        with ffi.from_buffer(into) as out:
-            return self._run(functools.partial(self._read, out, len(into)))
+        with ffi.from_buffer(into) as out, self._named_errors():
+            try:
+                return self._read(out, len(into))
+            except (SSL.WantReadError, SSL.WantWriteError):
+                return 0
 
     def _read(self, into: Any, count: int) -> int:
         read: int = lib.SSL_read(self._tls._ssl, into, count)
@@ -135,6 +138,7 @@ class TlsConnection(Connection):
         The last connection of a context frees the context too, with the private key in it.
         OpenSSL does not overwrite the connection's secrets when it frees them.
         """
+        super()._drop()
         overwritten = _native.FreedMemoryOverwritten()
         self.__dict__.pop("_tls", None)
         del overwritten

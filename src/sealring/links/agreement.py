@@ -17,7 +17,7 @@ of the two: the dialer does not before that.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
@@ -80,7 +80,7 @@ class DialersMemory:
             _send_transport(channel, memory)
         if bare_next:
             channel.say_no_more()
-        confirmed = _receive_transport(channel)
+        confirmed = _serves(channel, channel.receive())
         if confirmed and memory is None:
             raise _malformed(channel, "chose a transport that it was not offered")
         if memory is not None and not confirmed:
@@ -90,7 +90,7 @@ class DialersMemory:
         return Settled(memory)
 
     def _exchange(self, channel: SecureChannel, own: OwnMemory) -> SharedMemory | None:
-        offer = _receive_link(channel)
+        offer = _offered(channel, channel.receive())
         reason = _REFUSED
         if offer is not None:
             try:
@@ -106,8 +106,11 @@ class DialersMemory:
 
 def settle_as_acceptor(
     channel: SecureChannel, transport: Transport, reserve: Callable[[], None] = lambda: None
-) -> Settled:
-    """`reserve` is called before the last message; what it raises is told to the dialer."""
+) -> Generator[None, None, Settled]:
+    """`reserve` is called before the last message; what it raises is told to the dialer.
+
+    It yields while a message of the dialer is missing.
+    """
     rank, host = channel.peer.rank, channel.peer_hello.host
     offer = None if channel.offer is None else parse_offer(channel.offer)
     own = memory = None
@@ -126,7 +129,7 @@ def settle_as_acceptor(
             if not left and transport == "shm":
                 raise _no_shared_memory(rank, host, reason)
             _send_link(channel, own if left else None)
-            chosen = _receive_transport(channel)
+            chosen = _serves(channel, (yield from channel.awaited()))
             if chosen and not left:
                 raise _malformed(channel, "chose a transport that it was not offered")
             reason = _REFUSED
@@ -160,8 +163,8 @@ def _send_link(channel: SecureChannel, own: OwnMemory | None) -> None:
     channel.send({"type": "link", "shm": offer})
 
 
-def _receive_link(channel: SecureChannel) -> Address | None:
-    message = _receive(channel, "link", _LINK)
+def _offered(channel: SecureChannel, message: Message) -> Address | None:
+    _require(channel, message, "link", _LINK)
     return None if message["shm"] is None else parse_offer(message["shm"])
 
 
@@ -169,20 +172,18 @@ def _send_transport(channel: SecureChannel, memory: SharedMemory | None) -> None
     channel.send({"type": "transport", "transport": "tcp" if memory is None else "shm"})
 
 
-def _receive_transport(channel: SecureChannel) -> bool:
+def _serves(channel: SecureChannel, message: Message) -> bool:
     """Whether the peer says that shared memory serves."""
-    message = _receive(channel, "transport", _TRANSPORT)
+    _require(channel, message, "transport", _TRANSPORT)
     if message["transport"] not in ("tcp", "shm"):
         raise _malformed(channel, "chose a transport that it was not offered")
     return bool(message["transport"] == "shm")
 
 
-def _receive(channel: SecureChannel, kind: str, fields: frozenset[str]) -> Message:
-    message = channel.receive()
+def _require(channel: SecureChannel, message: Message, kind: str, fields: frozenset[str]) -> None:
     if message["type"] != kind:
         raise _malformed(channel, "did not say how to link")
     exactly(message, fields)
-    return message
 
 
 def _malformed(channel: SecureChannel, what: str) -> MalformedSetup:

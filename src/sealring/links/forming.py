@@ -5,9 +5,10 @@
     round 3   every member shows that it has verified all signatures of round 2
 
 In each round messages go up the tree and down again (tree.py). A member has at most log2(n) + 1
-neighbours in the tree, and exchanges two messages with each in a round. No member believes another about a third: each verifies every certificate and every
-signature itself. A group exists for a member after round 3, so a member that refuses in round 1 or
-2 keeps the group from existing for any member, also where its neighbours do not pass its error on.
+neighbours in the tree, and exchanges two messages with each in a round. No member believes another
+about a third: each verifies every certificate and every signature itself. A group exists for a
+member after round 3, so a member that refuses in round 1 or 2 keeps the group from existing for any
+member, also where its neighbours do not pass its error on.
 
 In round 3 a member shows the random value whose digest is in its statement. It is as good as a
 second signature over the transcript, and cheaper: a member signs one transcript in an attempt, so
@@ -47,6 +48,8 @@ MOST_LINKED_AT_ONCE: Final = 8
 """In a group of up to so many, all pairs are linked when it forms: later would cost more."""
 
 _NO_CONTRIBUTION: Final = _native.Secret.zeros(KEY_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class Proven:
     """What a member proved on its link with this worker."""

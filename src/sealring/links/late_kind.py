@@ -30,7 +30,7 @@ from sealring.handshake.messages import Hello, Message
 from sealring.handshake.peers import dial
 from sealring.handshake.terms import Terms
 from sealring.identity.verification import VerifiedPeer
-from sealring.links.admitted import HandOver
+from sealring.links.admitted import HandOver, Serving
 from sealring.links.agreement import DialersMemory, settle_as_acceptor
 from sealring.links.dialer import Dialer
 from sealring.links.formed import FormedGroup
@@ -148,7 +148,7 @@ class LinksOfAKind:
         if wanted:
             self.want([rank])
 
-    def take(self, channel: SecureChannel) -> HandOver:
+    def take(self, channel: SecureChannel) -> Serving:
         """Settle the link. Its place is taken before the dialer is told that the link is made.
 
         After that nothing may fail: the dialer would wait for records of a link that is not there.
@@ -167,20 +167,17 @@ class LinksOfAKind:
             reserved = True
 
         try:
-            with channel.refusing():
-                self._check_process(channel.peer, channel.peer_hello)
-                spare = self._prepared(channel.socket)
-                memory = settle_as_acceptor(channel, self.group.transport, reserve).memory
+            self._check_process(channel.peer, channel.peer_hello)
+            spare = self._prepared(channel.socket)
+            settled = yield from settle_as_acceptor(channel, self.group.transport, reserve)
         except BaseException:
             if reserved:
                 with self._lock:
                     self._linked.remove(rank)
             if spare is not None:
                 spare.close()
-            channel.link_keys.wipe()
-            channel.close(until=time.monotonic())
             raise
-        return functools.partial(self._add, channel, memory, spare, dialer=False)
+        return functools.partial(self._add, channel, settled.memory, spare, dialer=False)
 
     # ---- the end that dials ----------------------------------------------------------------------
 

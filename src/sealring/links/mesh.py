@@ -2,11 +2,10 @@
 
 Of each pair the higher rank dials. A link that has its keys waits until all of this worker's first
 links have; then the members agree along a tree over them (forming.py), and each end of a link says
-the transcript of that, when the group exists for it. If anything fails before, it is told over the links there are,
-and every worker that hears of it passes it on: so all fail with one error. After it nothing but
-records follows on a link, and a neighbour that is lost is lost to a group that exists. When all
-have said the same, or are lost, the bare sockets are handed out. Further links are made later
-(late.py).
+the transcript of that ("ready"). If anything fails before, it is told over the links there are, and
+every worker that hears of it passes it on: so all fail with one error. After it nothing but records
+follows on a link, and a neighbour that is lost is lost to a group that exists. When all have said
+the same, or are lost, the bare sockets are handed out. Further links are made later (late.py).
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ class _Mesh:
                 )
                 linked = [link.rank for link in links]
                 self._late = LateLinks(group, self._terms, linked, self._listener)
-            self._connections.decide(self._late)
+            self._decide()
             self._settling.say_ready(links)
             self._await_ready(links)
             made = [
@@ -190,7 +189,7 @@ class _Mesh:
             ]
             return Mesh(made, agreed, self._late)
         except BaseException as error:
-            self._connections.decide(self._late)
+            self._decide()
             self._abort(error)
             raise
         finally:
@@ -208,8 +207,12 @@ class _Mesh:
         while True:
             links = self._waiting.present()
             complete = len(links) == len(self._lower) + len(self._higher)
+            may_close = complete and self._settling.may_close
+            if may_close and (cut := [link for link in links if link.has_bytes() is None]):
+                self._lost(cut[0])
+                continue
             # Once this is said it holds: no link is replaced any more.
-            if complete and self._settling.may_close and self._waiting.close():
+            if may_close and self._waiting.close():
                 if self._objection is not None:
                     raise self._objection
                 links = self._waiting.present()
@@ -309,6 +312,10 @@ class _Mesh:
                 peer=link.rank,
                 proven=True,
             ) from problem
+
+    def _decide(self) -> None:
+        self._connections.decide(self._late)
+        self._listener.look_again()
 
     def _stop(self) -> None:
         self._waiting.close()

@@ -62,7 +62,8 @@ class Settling:
         In a tree that is its message of the first round, for which it needs those below it. Until
         then a link that is cut can be replaced, at both ends.
         """
-        return not self._sparse or self.exchange.has_heard_all_below
+        exchange = self.exchange
+        return not exchange.started and (not self._sparse or exchange.has_heard_all_below)
 
     def say_linked(self, links: list[WaitingLink]) -> None:
         """All first links are there. Tell neighbours which processes this worker is linked with.

@@ -75,7 +75,7 @@ class TreeExchange(Generic[Result]):
         self._send = send
         self._collected: dict[int, bytes | bytearray] = {}
         self._awaited = set(self._place.children)
-        self._started = False
+        self.started = False
         self._sent_up = False
         self._last: bytes | None = None
         """In the last round: its transcript."""
@@ -121,7 +121,7 @@ class TreeExchange(Generic[Result]):
 
     def start(self) -> None:
         """All first links of this member are there. Those below may have sent theirs before."""
-        self._started = True
+        self.started = True
         self._say(next(self._conversation))
 
     def take(self, sender: int, raw: bytearray) -> None:
@@ -160,7 +160,7 @@ class TreeExchange(Generic[Result]):
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._awaited or not self._started:
+        if self._awaited or not self.started:
             return
         if self._place.parent is None:
             everything = {rank: bytearray(entry) for rank, entry in self._collected.items()}

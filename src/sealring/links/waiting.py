@@ -123,6 +123,17 @@ class WaitingLinks:
             link.discard(until=time.monotonic() + FAREWELL_SECONDS)
         self._wake()
 
+    def require_open(self, rank: int) -> None:
+        """Raise why the link of this peer comes too late, if it does."""
+        with self._lock:
+            if not self._closed:
+                return
+            told = self._told
+        if told is None:
+            raise PeerUnreachable(f"the first links of rank {self._terms.rank} are there already")
+        self.mark_informed(rank)
+        raise type(told)(str(told))
+
     def remove(self, link: WaitingLink) -> bool:
         """Take out a link whose connection is cut; False if it is too late to do without it."""
         with self._lock:
