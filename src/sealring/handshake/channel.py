@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-from sealring.errors import HandshakeError, MalformedSetup, SealringError
+from sealring.errors import HandshakeError, SealringError
 from sealring.handshake.connection import LINGER_SECONDS, Connection
 from sealring.handshake.link_keys import LinkKeys
 from sealring.handshake.messages import Hello, Message, encode_message, parse_message
@@ -170,23 +170,8 @@ def send_message(connection: Connection, message: bytes | bytearray) -> None:
 
 
 def receive_message(connection: Connection, most: int = MAX_SETUP_BYTES) -> bytearray:
-    while (message := message_now(connection, most)) is None:
+    while (message := connection.message_now(most)) is None:
         connection.wait_for_bytes()
-    return message
-
-
-def message_now(connection: Connection, most: int = MAX_SETUP_BYTES) -> bytearray | None:
-    """The peer's next message; None while some of it is missing."""
-    if connection.announced is None:
-        if (head := connection.receive_now(4)) is None:
-            return None
-        length = int.from_bytes(head, "big")
-        # Before a byte of it is read or room is made for it.
-        if length > most:
-            raise MalformedSetup(f"{connection.who} announced a set-up message of {length} bytes")
-        connection.announced = length
-    if (message := connection.receive_now(connection.announced)) is not None:
-        connection.announced = None
     return message
 
 
@@ -194,6 +179,6 @@ def awaited_message(
     connection: Connection, most: int = MAX_SETUP_BYTES
 ) -> Generator[None, None, bytearray]:
     """The same for a conversation that does not wait: it yields while some of it is missing."""
-    while (message := message_now(connection, most)) is None:
+    while (message := connection.message_now(most)) is None:
         yield
     return message

@@ -16,7 +16,8 @@ from typing import Final
 from cryptography import x509
 
 from sealring import _native
-from sealring.errors import PeerUnreachable
+from sealring.errors import MalformedSetup, PeerUnreachable
+from sealring.limits import MAX_SETUP_BYTES
 
 LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 10
@@ -36,7 +37,7 @@ class Connection(ABC):
         self.established = False
         self.muted = False
         """No refusal is sent any more."""
-        self.announced: int | None = None
+        self._announced: int | None = None
         """The length of the message that is being received, once it is known."""
         self._socket = sock
         self._received = bytearray()
@@ -100,6 +101,22 @@ class Connection(ABC):
             raise
         received, self._received, self._at = self._received, bytearray(), 0
         return received
+
+    def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
+        """The peer's next message; None while some of it is missing."""
+        if self._announced is None:
+            if (head := self.receive_now(4)) is None:
+                return None
+            self._announced = self._allowed(int.from_bytes(head, "big"), most)
+        if (message := self.receive_now(self._announced)) is not None:
+            self._announced = None
+        return message
+
+    def _allowed(self, length: int, most: int) -> int:
+        """Before a byte of the message is read, or room is made for it."""
+        if length > most:
+            raise MalformedSetup(f"{self.who} announced a set-up message of {length} bytes")
+        return length
 
     def wait_for_bytes(self) -> None:
         self._wait(select.POLLIN)

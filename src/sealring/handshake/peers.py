@@ -44,7 +44,7 @@ from sealring.handshake.messages import (
     Hello,
     Message,
     encode_message,
-    parse_hello,
+    hello_of,
     parse_message,
     write_hello,
 )
@@ -235,7 +235,7 @@ def understood_hello(raw: bytes, connection: Connection, peer: VerifiedPeer) -> 
         message = parse_message(raw)
         if message["type"] == "refusal":
             raise error_of(message, connection.who, peer.rank)
-        hello = parse_hello(raw)
+        hello = hello_of(message)
     except (MalformedSetup, ProtocolMismatch) as error:
         # The parser knows no peers.
         raise type(error)(f"{connection.who}: {error}") from None

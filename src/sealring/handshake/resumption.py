@@ -32,7 +32,13 @@ from sealring import _native
 from sealring.errors import MalformedSetup, PeerUnreachable
 from sealring.handshake.connection import Connection
 from sealring.handshake.sessions import ID_BYTES, Chain, Session, SessionTable
-from sealring.limits import KEY_BYTES, PROTOCOL_VERSION, SESSION_FRAME, TAG_BYTES
+from sealring.limits import (
+    KEY_BYTES,
+    MAX_SETUP_BYTES,
+    PROTOCOL_VERSION,
+    SESSION_FRAME,
+    TAG_BYTES,
+)
 
 FRAME: Final = bytes([SESSION_FRAME, 0, PROTOCOL_VERSION])
 """How every frame begins: a content type that TLS has not assigned, and the version."""
@@ -201,6 +207,19 @@ class SessionConnection(Connection):
                 with left[at : at + _FRAME_BYTES] as part:
                     self._send_all(self._sends.seal(part))
 
+    def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
+        """Nearly always a frame is a message, and no further copy is made."""
+        if self._announced is None and not self._at and self._taken == len(self._plain):
+            if not self._receive_frame():
+                return None
+            plain = self._plain
+            if 4 + self._allowed(int.from_bytes(plain[:4], "big"), most) == len(plain):
+                message = plain[4:]
+                _native.erase(plain)
+                self._plain = bytearray()
+                return message
+        return super().message_now(most)
+
     def _receive_some(self, into: memoryview) -> int:
         if self._taken == len(self._plain) and not self._receive_frame():
             return 0
@@ -252,9 +271,9 @@ class SessionConnection(Connection):
     def _send_all(self, data: bytes) -> None:
         with memoryview(data) as left:
             at = 0
-            while at < len(left):
+            while at < len(data):
                 try:
-                    at += self._socket.send(left[at:])
+                    at += self._socket.send(left[at:] if at else data)
                 except BlockingIOError:
                     self._wait(select.POLLOUT)
                 except OSError as problem:

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sealring.errors import (
@@ -34,6 +34,7 @@ from sealring.links.admitted import HandOver, Serving
 from sealring.links.agreement import DialersMemory, settle_as_acceptor
 from sealring.links.dialer import Dialer
 from sealring.links.formed import FormedGroup
+from sealring.links.forming import Agreed
 from sealring.links.link import Link, link_of, prepare_socket, send_without_delay
 from sealring.links.memory import SharedMemory
 from sealring.links.rendezvous import Address
@@ -70,9 +71,9 @@ class LinksOfAKind:
         """With a second descriptor of each one's socket."""
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
-        members = group.agreed.members
-        book = _Book({rank: member.addresses for rank, member in members.items()})
-        self._dialer = Dialer(book, self._on_connected, self._on_failed, _CLOSED_SECONDS)
+        self._dialer = Dialer(
+            _Book(group.agreed), self._on_connected, self._on_failed, _CLOSED_SECONDS
+        )
 
     def attach(self, deliver: Deliver, fail: Fail) -> None:
         """Say where links go from now on; those that have come go there now."""
@@ -295,8 +296,8 @@ class LinksOfAKind:
 class _Book:
     """Addresses as the members themselves stated them."""
 
-    def __init__(self, addresses: Mapping[int, tuple[Address, ...]]) -> None:
-        self._addresses = addresses
+    def __init__(self, agreed: Agreed) -> None:
+        self._agreed = agreed
 
     def lookup(self, rank: int) -> tuple[Address, ...]:
-        return self._addresses[rank]
+        return self._agreed.members[rank].addresses
