@@ -24,7 +24,7 @@ from sealring.errors import (
     WrongRank,
     WrongWorldSize,
 )
-from sealring.handshake import Hello, messages, peers
+from sealring.handshake import Hello, incoming, messages, peers
 from sealring.handshake.messages import encode_message, parse_message
 from sealring.handshake.refusals import error_of, refusal_of
 from sealring.identity import Credentials
@@ -198,7 +198,8 @@ def test_other_hellos(
         hello = messages.write_hello(own, receiver)
         return encode_message(parse_message(hello) | changes) if own.rank == side else hello
 
-    monkeypatch.setattr(peers, "write_hello", altered)
+    for module in (peers, incoming):
+        monkeypatch.setattr(module, "write_hello", altered)
     with meeting((ONE, terms(1)), (ZERO, terms(0))) as met:
         assert_both(met, error)
 

@@ -78,8 +78,13 @@ def test_a_member_that_stops_half_way_can_come_again() -> None:
         own = mesh.terms(1)
         mesh.start(0)
         sock = socket.create_connection(mesh.store.address(0))
-        channel = dial(sock, ISSUER.credentials(1, world=2), own, 0, soon())
-        channel.close(until=0)
+
+        def vanish(*_: object) -> None:
+            sock.shutdown(socket.SHUT_RDWR)
+            raise PeerUnreachable("it stops before its accept")
+
+        with pytest.raises(PeerUnreachable, match="before its accept"):
+            dial(sock, ISSUER.credentials(1, world=2), own, 0, soon(), offer=vanish)
         mesh.start(1, own_terms=own)
         mesh.join()
         assert_linked(mesh)

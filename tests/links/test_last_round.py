@@ -12,13 +12,13 @@ import pytest
 
 from sealring.bench.light import LightGroup
 from sealring.errors import PeerLost, PeerUnreachable
-from sealring.links import forming, settling
+from sealring.links import settling, tree
 from sealring.links.mesh import _Mesh
 from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, Team, team
 from tests.links.worlds import world
 
-UP, DOWN = 1, 2
+UP, AGREED = 1, 3
 
 
 class Death(BaseException):
@@ -30,7 +30,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
 
     If that is its parent: when the root has agreed, for a death before that ends the attempt.
     """
-    make, abort, ready = forming.TreeExchange.__init__, _Mesh._abort, settling.Settling.say_ready
+    make, abort, ready = tree.TreeExchange.__init__, _Mesh._abort, settling.Settling.say_ready
     agreed = threading.Event()
 
     def say_ready(self: Any, links: Any) -> None:
@@ -45,8 +45,8 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
             kind = message[0]
             send(to, message)
             sent[kind, to] += 1
-            if (kind, to, sent[kind, to]) == (way, receiver, 3):
-                assert way == DOWN or agreed.wait(20.0)
+            if (kind, to, sent[kind, to]) == (way, receiver, 3 if way == UP else 1):
+                assert way == AGREED or agreed.wait(20.0)
                 raise Death
 
         make(self, members, rank, conversation, until_death if rank == dead else send)
@@ -59,7 +59,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
             link.channel.socket.close()
         self._stop()
 
-    monkeypatch.setattr(forming.TreeExchange, "__init__", patched)
+    monkeypatch.setattr(tree.TreeExchange, "__init__", patched)
     monkeypatch.setattr(_Mesh, "_abort", cut)
     monkeypatch.setattr(settling.Settling, "say_ready", say_ready)
 
@@ -83,8 +83,8 @@ def formed(one: Team, dead: int) -> tuple[list[int], set[type]]:
     ("dead", "way", "receiver", "without"),
     [
         (4, UP, 0, {5, 6, 7}),
-        (0, DOWN, 8, set()),
-        (4, DOWN, 5, {6, 7}),
+        (0, AGREED, 8, set()),
+        (4, AGREED, 5, {6, 7}),
     ],
     ids=["after its confirmation", "a root that passed all on", "between two that are below it"],
 )
@@ -128,15 +128,15 @@ def test_a_member_that_says_nothing_is_named_by_all(
     monkeypatch: pytest.MonkeyPatch, mute: int, size: int
 ) -> None:
     """The member next to it names it first, and the others pass that on."""
-    plain = settling.Settling.start
+    plain = settling.Settling.say_linked
 
-    def start(self: Any, links: Any, conversation: Any) -> None:
+    def say_linked(self: Any, links: Any) -> None:
         if self._terms.rank == mute:
             time.sleep(5.0)
             raise PeerUnreachable("it was mute")
-        plain(self, links, conversation)
+        plain(self, links)
 
-    monkeypatch.setattr(settling.Settling, "start", start)
+    monkeypatch.setattr(settling.Settling, "say_linked", say_linked)
     with world(size, timeout=2.0) as mesh:
         mesh.start_all()
         mesh.join()

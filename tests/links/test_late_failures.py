@@ -20,6 +20,7 @@ from sealring.handshake import peers
 from sealring.links import late_kind
 from sealring.links.dialer import Dialer
 from sealring.links.listener import Listener
+from sealring.links.unproven import Unproven
 from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, Team, team
 
@@ -49,20 +50,20 @@ def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPa
     """Its kernel takes connections, and the message has a longer timeout."""
     give_up_after(monkeypatch, 0.5)
     monkeypatch.setattr(peers, "_ANSWER_SECONDS", 0.2)
-    plain, back, held = Listener._advance_newest, threading.Event(), threading.Event()
+    plain, back, held = Listener._advance_soon, threading.Event(), threading.Event()
     with team() as one:
         late = one.groups[8].engine._late_links
         assert late is not None
         stopped = late._listener
         del late
 
-        def advance(self: Listener) -> None:
+        def advance(self: Listener, one: Unproven) -> None:
             if self is stopped:
                 held.set()
                 back.wait(20.0)
-            plain(self)
+            plain(self, one)
 
-        monkeypatch.setattr(Listener, "_advance_newest", advance)
+        monkeypatch.setattr(Listener, "_advance_soon", advance)
 
         def call(rank: int) -> int:
             if rank == 3:

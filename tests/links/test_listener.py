@@ -34,15 +34,21 @@ class _FirstThreadFails(ThreadPoolExecutor):
 def test_a_connection_without_a_thread_does_not_end_the_listener() -> None:
     begun, refused = threading.Semaphore(0), threading.Semaphore(0)
 
+    class Stranger:
+        is_session = False
+
+        def advance(self) -> bool:
+            begun.release()
+            raise MalformedSetup("not a worker")
+
     def begin(_: socket.socket) -> Any:
-        begun.release()
-        raise MalformedSetup("not a worker")
+        return Stranger()
 
     def refuse(_: SealringError) -> None:
         refused.release()
 
-    listener = Listener(["127.0.0.1"], begin, lambda _: None, refuse)
-    listener._tls_threads = _FirstThreadFails(1)
+    listener = Listener(["127.0.0.1"], begin, lambda _: None, refuse)  # type: ignore[arg-type, return-value]
+    listener._tls_threads._threads = _FirstThreadFails(1)
     listener.start()
     try:
         for _ in range(2):

@@ -26,6 +26,7 @@ from sealring.errors import (
 )
 from sealring.links import Link, Mesh, build_mesh
 from sealring.links.mesh import _Mesh
+from sealring.links.settling import Settling
 from tests.handshake.meeting import terms
 from tests.identity.issuing import HOUR, NOW, Issuer
 from tests.links.worlds import ISSUER, DictStore, World, address_key, world
@@ -337,9 +338,10 @@ def test_neighbours_that_come_later_are_told_why_there_is_no_group(
 
 def test_a_death_after_linked_ends_the_attempt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 4 lacks other links, and must not wait for rank 5 to come again."""
-    plain = _Mesh._abort
+    plain, say_linked = _Mesh._abort, Settling.say_linked
 
-    def conversation(self: _Mesh) -> Any:
+    def die(self: Settling, links: Any) -> None:
+        say_linked(self, links)
         raise MemoryError
 
     def abort(self: _Mesh, error: BaseException) -> None:
@@ -350,7 +352,7 @@ def test_a_death_after_linked_ends_the_attempt_at_once(monkeypatch: pytest.Monke
         else:
             plain(self, error)
 
-    monkeypatch.setattr(_Mesh, "_conversation", conversation)
+    monkeypatch.setattr(Settling, "say_linked", die)
     monkeypatch.setattr(_Mesh, "_abort", abort)
     with world(12, timeout=8.0) as mesh:
         mesh.start(4)

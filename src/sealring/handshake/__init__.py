@@ -9,13 +9,15 @@ sessions   what two processes keep of it for later connections
 resumption one connection under a session, without TLS
 link_keys  the keys that both ends derive from a connection
 channel    the channel between two verified workers
-peers      dial and accept: from a socket to a channel
+peers      dial: from a socket to a channel
+incoming   accept: the same for the other end
 """
 
 from sealring.handshake.channel import SecureChannel
+from sealring.handshake.incoming import Incoming, accept
 from sealring.handshake.link_keys import LinkKeys
 from sealring.handshake.messages import Hello, parse_hello, parse_message
-from sealring.handshake.peers import Incoming, accept, dial
+from sealring.handshake.peers import dial
 from sealring.handshake.sessions import SessionTable, process_sessions
 from sealring.handshake.terms import Terms, group_context
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-from sealring.errors import HandshakeError, MalformedSetup, SealringError
+from sealring.errors import HandshakeError, SealringError
 from sealring.handshake.connection import LINGER_SECONDS, Connection
 from sealring.handshake.link_keys import LinkKeys
 from sealring.handshake.messages import Hello, Message, encode_message, parse_message
@@ -26,12 +26,19 @@ class SecureChannel:
     """A verified peer at the other end of a connection, for set-up messages only."""
 
     def __init__(
-        self, connection: Connection, peer: VerifiedPeer, peer_hello: Hello, link_keys: LinkKeys
+        self,
+        connection: Connection,
+        peer: VerifiedPeer,
+        peer_hello: Hello,
+        link_keys: LinkKeys,
+        offer: object = None,
     ) -> None:
         self._connection = connection
         self.peer = peer
         self.peer_hello = peer_hello
         self.link_keys = link_keys
+        self.offer = offer
+        """What a dialer's Accept offered for the transport, as it stands."""
 
     def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
         self._connection.deadline = self._connection.deadline if deadline is None else deadline
@@ -51,6 +58,12 @@ class SecureChannel:
             raw = receive_message(self._connection)
             return understood(raw, self._connection.who, self.peer.rank)
 
+    def awaited(self) -> Generator[None, None, Message]:
+        """The same without waiting: it yields while some of the message is missing."""
+        with Attributed(self._connection):
+            raw = yield from awaited_message(self._connection)
+            return understood(raw, self._connection.who, self.peer.rank)
+
     def receive_any(self, deadline: float, most: int) -> Message | bytearray:
         """The same, or a message that is no JSON: those begin with a byte below 0x20."""
         self._connection.deadline = deadline
@@ -59,6 +72,10 @@ class SecureChannel:
             if raw and raw[0] < 0x20:
                 return raw
             return understood(raw, self._connection.who, self.peer.rank)
+
+    def attributed(self) -> AbstractContextManager[None]:
+        """In it, whatever goes wrong is laid to this peer."""
+        return Attributed(self._connection)
 
     def refusing(self) -> AbstractContextManager[None]:
         """In it, whatever goes wrong is laid to this peer and told to it; the channel is closed."""
@@ -153,8 +170,15 @@ def send_message(connection: Connection, message: bytes | bytearray) -> None:
 
 
 def receive_message(connection: Connection, most: int = MAX_SETUP_BYTES) -> bytearray:
-    length = int.from_bytes(connection.receive(4), "big")
-    # Before a byte of it is read or room is made for it.
-    if length > most:
-        raise MalformedSetup(f"{connection.who} announced a set-up message of {length} bytes")
-    return connection.receive(length)
+    while (message := connection.message_now(most)) is None:
+        connection.wait_for_bytes()
+    return message
+
+
+def awaited_message(
+    connection: Connection, most: int = MAX_SETUP_BYTES
+) -> Generator[None, None, bytearray]:
+    """The same for a conversation that does not wait: it yields while some of it is missing."""
+    while (message := connection.message_now(most)) is None:
+        yield
+    return message

@@ -16,7 +16,8 @@ from typing import Final
 from cryptography import x509
 
 from sealring import _native
-from sealring.errors import PeerUnreachable
+from sealring.errors import MalformedSetup, PeerUnreachable
+from sealring.limits import MAX_SETUP_BYTES
 
 LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 10
@@ -36,7 +37,12 @@ class Connection(ABC):
         self.established = False
         self.muted = False
         """No refusal is sent any more."""
+        self._announced: int | None = None
+        """The length of the message that is being received, once it is known."""
         self._socket = sock
+        self._received = bytearray()
+        self._at = 0
+        """How much of it has come."""
         sock.setblocking(False)
 
     @abstractmethod
@@ -61,32 +67,59 @@ class Connection(ABC):
 
     @abstractmethod
     def _receive_some(self, into: memoryview) -> int:
-        """At least one byte, as many as there are and as fit; returns how many."""
+        """As many bytes as have come and as fit; returns how many. Does not wait."""
 
     def receive(self, count: int) -> bytearray:
-        """Exactly `count` bytes, for the caller to overwrite if they are secret.
+        """Exactly `count` bytes, for the caller to overwrite if they are secret."""
+        while (received := self.receive_now(count)) is None:
+            self.wait_for_bytes()
+        return received
+
+    def receive_now(self, count: int) -> bytearray | None:
+        """The same without waiting; None while some are missing, which the next call goes on with.
 
         Room is made as they come, and not when a peer has announced them. What has come already is
         read at the deadline too: it may be why the peer ends. For more the deadline counts also
         where the peer never lets us wait.
         """
-        received = bytearray(min(count, _ROOM_BYTES))
-        at = 0
         try:
-            while at < count:
-                if at and time.monotonic() >= self.deadline:
+            while self._at < count:
+                if self._at == len(self._received):
+                    larger = bytearray(min(count, max(2 * self._at, _ROOM_BYTES)))
+                    larger[: self._at] = self._received
+                    _native.erase(self._received)
+                    self._received = larger
+                with memoryview(self._received) as view, view[self._at :] as rest:
+                    some = self._receive_some(rest)
+                if not some:
+                    return None
+                self._at += some
+                if self._at < count and time.monotonic() >= self.deadline:
                     raise self._too_late()
-                if at == len(received):
-                    larger = bytearray(min(count, 2 * at))
-                    larger[:at] = received
-                    _native.erase(received)
-                    received = larger
-                with memoryview(received) as view, view[at:] as rest:
-                    at += self._receive_some(rest)
         except BaseException:
-            _native.erase(received)
+            _native.erase(self._received)
             raise
+        received, self._received, self._at = self._received, bytearray(), 0
         return received
+
+    def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
+        """The peer's next message; None while some of it is missing."""
+        if self._announced is None:
+            if (head := self.receive_now(4)) is None:
+                return None
+            self._announced = self._allowed(int.from_bytes(head, "big"), most)
+        if (message := self.receive_now(self._announced)) is not None:
+            self._announced = None
+        return message
+
+    def _allowed(self, length: int, most: int) -> int:
+        """Before a byte of the message is read, or room is made for it."""
+        if length > most:
+            raise MalformedSetup(f"{self.who} announced a set-up message of {length} bytes")
+        return length
+
+    def wait_for_bytes(self) -> None:
+        self._wait(select.POLLIN)
 
     @abstractmethod
     def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
@@ -95,6 +128,7 @@ class Connection(ABC):
     @abstractmethod
     def _drop(self) -> None:
         """Overwrite and free the connection's secrets."""
+        _native.erase(self._received)
 
     def detach(self) -> socket.socket:
         """The socket, without a word to the peer: nothing may precede the records."""

@@ -90,7 +90,10 @@ def parse_message(raw: bytes | bytearray) -> Message:
 
 
 def parse_hello(raw: bytes) -> Hello:
-    message = parse_message(raw)
+    return hello_of(parse_message(raw))
+
+
+def hello_of(message: Message) -> Hello:
     if message["type"] != "hello":
         raise MalformedSetup("a hello was due, and another message came")
     version = integer(message, "version")

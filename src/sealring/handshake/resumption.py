@@ -32,7 +32,13 @@ from sealring import _native
 from sealring.errors import MalformedSetup, PeerUnreachable
 from sealring.handshake.connection import Connection
 from sealring.handshake.sessions import ID_BYTES, Chain, Session, SessionTable
-from sealring.limits import KEY_BYTES, PROTOCOL_VERSION, SESSION_FRAME, TAG_BYTES
+from sealring.limits import (
+    KEY_BYTES,
+    MAX_SETUP_BYTES,
+    PROTOCOL_VERSION,
+    SESSION_FRAME,
+    TAG_BYTES,
+)
 
 FRAME: Final = bytes([SESSION_FRAME, 0, PROTOCOL_VERSION])
 """How every frame begins: a content type that TLS has not assigned, and the version."""
@@ -72,6 +78,8 @@ class SessionConnection(Connection):
         self._secret: _native.Secret | None = None
         self._sends: _Direction | None = None
         self._receives: _Direction | None = None
+        self._frame = b""
+        """What has come of the next frame."""
         self._plain = bytearray()
         """What the last frame held, and how much of it was taken."""
         self._taken = 0
@@ -199,28 +207,62 @@ class SessionConnection(Connection):
                 with left[at : at + _FRAME_BYTES] as part:
                     self._send_all(self._sends.seal(part))
 
+    def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
+        """Nearly always a frame is a message, and no further copy is made."""
+        if self._announced is None and not self._at and self._taken == len(self._plain):
+            if not self._receive_frame():
+                return None
+            plain = self._plain
+            if 4 + self._allowed(int.from_bytes(plain[:4], "big"), most) == len(plain):
+                message = plain[4:]
+                _native.erase(plain)
+                self._plain = bytearray()
+                return message
+        return super().message_now(most)
+
     def _receive_some(self, into: memoryview) -> int:
-        if self._taken == len(self._plain):
-            self._receive_frame()
+        if self._taken == len(self._plain) and not self._receive_frame():
+            return 0
         count = min(len(into), len(self._plain) - self._taken)
         with memoryview(self._plain) as plain, plain[self._taken : self._taken + count] as part:
             into[:count] = part
         self._taken += count
         return count
 
-    def _receive_frame(self) -> None:
+    def _receive_frame(self) -> bool:
+        """Whether the whole frame has come."""
         assert self._receives is not None
-        header = bytes(self._receive_all(_HEADER_BYTES))
+        if not self._has_come(_HEADER_BYTES):
+            return False
+        header = self._frame[:_HEADER_BYTES]
         length = int.from_bytes(header[len(FRAME) :], "big")
         if header[: len(FRAME)] != FRAME or not TAG_BYTES < length <= _FRAME_BYTES + TAG_BYTES:
             raise MalformedSetup(f"{self.who} sent what is no frame: {header.hex()}")
-        plain = self._receives.open(header, bytes(self._receive_all(length)))
+        if not self._has_come(_HEADER_BYTES + length):
+            return False
+        plain = self._receives.open(header, self._frame[_HEADER_BYTES:])
         if plain is None:
             raise MalformedSetup(f"{self.who}: a set-up message was changed on its way")
         _native.erase(self._plain)
-        self._plain, self._taken = plain, 0
+        self._frame, self._plain, self._taken = b"", plain, 0
+        return True
+
+    def _has_come(self, count: int) -> bool:
+        """Whether so many bytes of the frame have. Not one more is taken from the socket."""
+        while (missing := count - len(self._frame)) > 0:
+            try:
+                chunk = self._socket.recv(missing)
+            except BlockingIOError:
+                return False
+            except OSError as problem:
+                raise self._closed() from problem
+            if not chunk:
+                raise self._closed()
+            self._frame += chunk
+        return True
 
     def _drop(self) -> None:
+        super()._drop()
         for secret in (self._secret, self._sends, self._receives):
             if secret is not None:
                 secret.wipe()
@@ -229,9 +271,9 @@ class SessionConnection(Connection):
     def _send_all(self, data: bytes) -> None:
         with memoryview(data) as left:
             at = 0
-            while at < len(left):
+            while at < len(data):
                 try:
-                    at += self._socket.send(left[at:])
+                    at += self._socket.send(left[at:] if at else data)
                 except BlockingIOError:
                     self._wait(select.POLLOUT)
                 except OSError as problem:

@@ -66,7 +66,8 @@ class Terms:
         if not 1 <= self.world <= MAX_WORLD:
             raise ConfigurationError(f"a world of {self.world} is not between 1 and {MAX_WORLD}")
         members = set(self.members)
-        if len(members) != len(self.members) or not members <= set(range(self.world)):
+        inside = not members or (min(members) >= 0 and max(members) < self.world)
+        if len(members) != len(self.members) or not inside:
             raise ConfigurationError(
                 f"the group's members are not different ranks of a world of {self.world}"
             )

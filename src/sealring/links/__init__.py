@@ -9,11 +9,13 @@ setting_up  the sockets on which links are being made, for those who look
 listening   a socket that listens
 unproven    connections whose peer is not admitted yet, and which of them give way
 shares      what the listeners of one process may hold together
+tls_threads threads that compute TLS for connections of others
 listener    takes connections from anybody, a bounded number at a time
-admitted    threads for those whose peer is admitted
+admitted    those whose peer is admitted, until each is a link
 dialer      reaches the lower ranks, and tries again
 waiting     links that have their keys and wait for the others; shared between threads
-forming     what all members agree on, along a tree
+tree        one round along a tree over the members
+forming     what all members agree on, in three rounds
 settling    what neighbours say until the group exists
 formed      what the late links of a group have in common
 late_kind   links that are made when they are first needed: of collectives, or of messages

@@ -1,62 +1,57 @@
-"""Threads for connections whose peer is admitted: one for each, until it is settled."""
+"""Connections whose peer is admitted, until each is a link: a conversation each, and no thread."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from sealring.handshake.peers import Incoming
+from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
+from sealring.handshake.incoming import Incoming
+from sealring.links.unproven import Unproven
 
 _LOG = logging.getLogger("sealring")
 
-_THREADS: Final = 64
+HandOver: TypeAlias = Callable[[], None]
+"""Called when the socket is no longer the listener's, or the dialer's."""
+Serving: TypeAlias = Generator[None, None, HandOver]
+"""What is said with an admitted peer until the link is made. It yields while bytes are missing."""
 
-HandOver = Callable[[], None]
-"""What a handler gives back when its socket is to outlive the listener."""
 
+@dataclass(eq=False, slots=True)
+class Admitted:
+    connection: Unproven
+    """As it was until its peer was admitted."""
+    incoming: Incoming
+    serving: Serving
 
-class AdmittedWorkers:
-    def __init__(self, handle: Callable[[Incoming], HandOver | None]) -> None:
-        self._handle = handle
-        self._lock = threading.Lock()
-        self._cuttable: set[socket.socket] = set()
-        self._threads = ThreadPoolExecutor(_THREADS, "sealring-worker")
+    def go_on(self) -> HandOver | SealringError | None:
+        """With the bytes that have come; None while some are missing.
 
-    def serve(self, incoming: Incoming, sock: socket.socket) -> None:
-        with self._lock:
-            self._cuttable.add(sock)
+        An error is told to the peer. The socket stays open, so that the peer can read that.
+        """
         try:
-            self._threads.submit(self._work, incoming, sock)
-        except RuntimeError as problem:
-            with self._lock:
-                self._cuttable.discard(sock)
-            sock.close()
-            _LOG.warning("sealring: a worker's connection cannot be served: %s", problem)
+            next(self.serving)
+            if time.monotonic() < self.incoming.deadline:
+                return None
+            self.serving.close()
+            raise PeerUnreachable(f"{self.incoming.who} did not finish the set-up in time")
+        except StopIteration as ended:
+            hand_over: HandOver = ended.value
+            return hand_over
+        except SealringError as error:
+            self.incoming.tell(error)
+            return error
+        except Exception as problem:
+            # Whatever this is, the peer may have caused it, so it must not end the job.
+            _LOG.exception("sealring: a connection was dropped")
+            who = self.incoming.who
+            return MalformedSetup(f"the connection of {who} was dropped: {problem!r}")
 
-    def stop(self) -> None:
-        """Cut what has not been handed over, and wait for the threads."""
-        with self._lock:
-            for sock in self._cuttable:
-                # Not close(): its thread may be waiting on the descriptor, and this wakes it.
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-        self._threads.shutdown()
-
-    def _work(self, incoming: Incoming, sock: socket.socket) -> None:
-        hand_over = None
+    def hand_over(self, call: HandOver) -> None:
         try:
-            try:
-                hand_over = self._handle(incoming)
-            finally:
-                with self._lock:
-                    self._cuttable.discard(sock)
-            # Only now that stop() will not cut it; but stop() still waits for this thread.
-            if hand_over is not None:
-                hand_over()
-        except Exception:  # the pool keeps it where nothing reads it
+            call()
+        except Exception:
             _LOG.exception("sealring: a worker's connection was not served to its end")

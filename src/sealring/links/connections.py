@@ -1,4 +1,4 @@
-"""What is done with an attempt's connections, on threads of their own.
+"""What is done with an attempt's connections, on the dialer's threads and the listener's.
 
 Strangers cannot make an attempt fail, nor can workers that are no longer admitted. What a
 connection does whose peer is not admitted is logged, and remembered only to explain what is missing
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -18,17 +17,17 @@ from typing import Final
 from sealring.errors import (
     GroupEnded,
     HandshakeError,
-    MalformedSetup,
     PeerUnreachable,
     SealringError,
 )
+from sealring.handshake.incoming import Incoming
 from sealring.handshake.messages import Hello
-from sealring.handshake.peers import Incoming, dial
+from sealring.handshake.peers import dial
 from sealring.handshake.sessions import SessionTable
 from sealring.handshake.terms import Terms
 from sealring.identity.credentials import Credentials
-from sealring.links.admitted import HandOver
-from sealring.links.agreement import Transport, settle_as_acceptor, settle_as_dialer
+from sealring.links.admitted import HandOver, Serving
+from sealring.links.agreement import DialersMemory, Transport, settle_as_acceptor
 from sealring.links.late import LateLinks
 from sealring.links.late_kind import LinksOfAKind
 from sealring.links.link import send_without_delay
@@ -64,7 +63,7 @@ class Connections:
         self._waiting = waiting
         self._deadline = deadline
         self._late: LateLinks | None = None
-        self._decided = threading.Event()
+        self._decided = False
         """It is decided whether the group exists."""
 
     @property
@@ -79,14 +78,17 @@ class Connections:
     def decide(self, late: LateLinks | None) -> None:
         """The group exists and makes further links, or no link is to come any more."""
         self._late = late
-        self._decided.set()
+        self._decided = True
 
     def dialed(self, sock: socket.socket, rank: int) -> HandOver:
         send_without_delay(sock)
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
-        channel = dial(sock, self.credentials, self._terms, rank, deadline, self._sessions)
-        with channel.refusing():
-            settled = settle_as_dialer(channel, self._transport, self._terms.host)
+        with DialersMemory(sock, self._transport, self._terms.host) as own:
+            channel = dial(
+                sock, self.credentials, self._terms, rank, deadline, self._sessions, own.offer
+            )
+            with channel.refusing():
+                settled = own.settle(channel)
         return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
 
     def begin(self, sock: socket.socket) -> Incoming:
@@ -94,22 +96,23 @@ class Connections:
         terms = self._terms if self._late is None else self._late.collectives.terms
         return Incoming(sock, credentials, terms, self._sessions, self._terms_for)
 
-    def _terms_for(self, hello: Hello) -> Terms:
+    def _terms_for(self, hello: Hello) -> Terms | None:
         """Of a link for the group's formation, or of one that is made later.
 
-        A member for which the group exists already may be a moment ahead of this one.
+        A member for which the group exists already may be a moment ahead of this one: None then.
         """
         if self._terms.transcript or not hello.transcript:
             return self._terms
-        self._decided.wait(_ACCEPT_SECONDS)
+        if not self._decided:
+            return None
         if self._late is None:
             raise PeerUnreachable(f"for rank {self._terms.rank} the group does not exist")
         return self._late.kind_of(hello).terms
 
-    def admitted(self, incoming: Incoming) -> HandOver | None:
+    def admitted(self, incoming: Incoming) -> Serving:
         # Not cut by the deadline of the group's formation: links are made long after it, and at the
         # end of an attempt that fails the listener cuts the connection.
-        deadline = time.monotonic() + _ACCEPT_SECONDS
+        incoming.allow_until(time.monotonic() + _ACCEPT_SECONDS)
         admitted: list[Hello] = []
         admitted_late: list[tuple[LinksOfAKind, Hello]] = []
 
@@ -126,34 +129,33 @@ class Connections:
             self._waiting.admit(hello)
             admitted.append(hello)
 
+        channel = None
         try:
-            channel = incoming.finish(deadline, admit)
-            for kind, _ in admitted_late:
-                return kind.take(channel)
-            with channel.refusing():
-                settled = settle_as_acceptor(channel, self._transport)
+            channel = yield from incoming.answering(admit)
+            with channel.attributed():
+                for kind, _ in admitted_late:
+                    return (yield from kind.take(channel))
+                settled = yield from settle_as_acceptor(channel, self._transport)
+            self._waiting.require_open(channel.peer.rank)
             return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=False))
-        except SealringError as error:
-            self.refused(error)
-        except Exception as problem:
-            # Whatever this is, the peer may have caused it, so it must not end the job.
-            _LOG.exception("sealring: a connection was dropped")
-            self._waiting.note_stranger(MalformedSetup(f"a connection was dropped: {problem!r}"))
+        except BaseException:
+            if channel is not None:
+                channel.link_keys.wipe()
+            for hello in admitted:
+                self._waiting.forget(hello)
+            raise
         finally:
             for kind, hello in admitted_late:
                 kind.settled(hello)
-        for hello in admitted:
-            self._waiting.forget(hello)
-        return None
 
     def refused(self, error: SealringError) -> None:
         """Only a disagreement with an admitted member ends the set-up."""
-        if self._decided.is_set() and isinstance(error, PeerUnreachable | GroupEnded):
+        if self._decided and isinstance(error, PeerUnreachable | GroupEnded):
             # Of two members that dial each other one gives up, perhaps before it proves anything;
             # and one that comes after the group has failed is told so.
             _LOG.debug("sealring: a member's connection is not the link: %s", str(error))
             return
-        harmless = self._decided.is_set() or (
+        harmless = self._decided or (
             isinstance(error, HandshakeError)
             and (not error.proven or isinstance(error, PeerUnreachable))
         )

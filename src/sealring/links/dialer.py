@@ -91,7 +91,7 @@ class Dialer:
         self._fail = fail
         self._lock = threading.Condition()
         self._live: set[socket.socket] = set()
-        self._stopping = threading.Event()
+        self._stopping = False
         self._jobs: list[tuple[float, int, int, Callable[[], None]]] = []
         """A heap: when it is due, a number that keeps the order, the rank, what to do."""
         self._numbers = itertools.count()
@@ -110,7 +110,7 @@ class Dialer:
 
     def _put(self, rank: int, job: Callable[[], None], pause: float = 0.0) -> None:
         with self._lock:
-            if self._stopping.is_set():
+            if self._stopping:
                 return  # stop() would not end a thread that is started now
             now = time.monotonic()
             heapq.heappush(self._jobs, (now + pause, next(self._numbers), rank, job))
@@ -135,9 +135,9 @@ class Dialer:
     def stop(self) -> None:
         """Break off what is under way, and wait for the threads."""
         with self._lock:
-            if self._stopping.is_set():
+            if self._stopping:
                 return
-            self._stopping.set()
+            self._stopping = True
             self._jobs.clear()
             self._lock.notify_all()
             for sock in self._live:
@@ -161,7 +161,7 @@ class Dialer:
 
     def _next(self) -> tuple[int, Callable[[], None]] | None:
         with self._lock:
-            while not self._stopping.is_set():
+            while not self._stopping:
                 left = self._jobs[0][0] - time.monotonic() if self._jobs else None
                 if left is not None and left <= 0:
                     _, _, rank, job = heapq.heappop(self._jobs)
@@ -196,7 +196,7 @@ class Dialer:
                 raise target.invalid
         self._check_closed(target, closed, now)
         self._put(rank, functools.partial(self._reach, target), target.pause)
-        target.pause = min(1.5 * target.pause, _LONGEST_PAUSE_SECONDS)
+        target.pause = min(2 * target.pause, _LONGEST_PAUSE_SECONDS)
 
     def _check_closed(self, target: _Target, closed: bool, began: float) -> None:
         if not closed:
@@ -232,7 +232,7 @@ class Dialer:
         with self._lock:
             self._live.add(sock)
         try:
-            if self._stopping.is_set():
+            if self._stopping:
                 sock.close()
                 return None
             if refused := _connect(sock, address, rank):

@@ -29,6 +29,9 @@ _LOG = logging.getLogger("sealring")
 
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.25
+_TOGETHER_SECONDS: Final = 0.008
+"""So long the lowest rank asks the store whether all have come, which is one request. From then on
+it looks at each that is missing."""
 _FIRST_AGAIN_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 1.0
 """How often, at most, a rank writes the same token again, and one that was answered is looked at.
@@ -67,8 +70,9 @@ def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
         try:
             # Again and again: another writer there must not make us wait for ever.
             if time.monotonic() >= next_write:
-                store.set(f"sealring/epoch/ask/{rank}", token)
+                store.set(_ask_key(rank), token)
                 next_write = time.monotonic() + _AGAIN_SECONDS
+            time.sleep(pause)
             epoch, _, answered = _read(store, f"sealring/epoch/answer/{rank}").partition(" ")
         except Exception as problem:
             raise PeerUnreachable(f"the rendezvous store cannot be used: {problem}") from problem
@@ -81,8 +85,7 @@ def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
                 "rendezvous",
                 peer=lowest,
             )
-        time.sleep(pause)
-        pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Event) -> None:
@@ -90,28 +93,35 @@ def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Ev
     pause, pause_of_answered = _FIRST_PAUSE_SECONDS, _FIRST_AGAIN_SECONDS
     next_look = time.monotonic() + pause_of_answered
     while not ended.wait(pause):
-        pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
         asking = [rank for rank in others if rank not in answered]
         if time.monotonic() >= next_look:
             # What was answered may have been the token of an earlier attempt.
             asking = list(others)
             pause_of_answered = min(2 * pause_of_answered, _AGAIN_SECONDS)
             next_look = time.monotonic() + pause_of_answered
-        for rank in asking:
-            try:
-                token = _read(store, f"sealring/epoch/ask/{rank}")
-                if is_instance(token) and answered.get(rank) != token:
-                    store.set(f"sealring/epoch/answer/{rank}", f"{epoch} {token}")
-                    answered[rank] = token
-                    pause = _FIRST_PAUSE_SECONDS
-            except Exception as problem:  # those who ask say so as well, and they fail by it
-                _LOG.warning("sealring: the rendezvous store cannot be used: %s", problem)
-                return
+        has_answered = False
+        try:
+            all_there = bool(asking) and store.check([_ask_key(rank) for rank in asking])
+            if all_there or pause >= _TOGETHER_SECONDS:
+                for rank in asking:
+                    token = _read(store, _ask_key(rank), is_there=all_there)
+                    if is_instance(token) and answered.get(rank) != token:
+                        store.set(f"sealring/epoch/answer/{rank}", f"{epoch} {token}")
+                        answered[rank], has_answered = token, True
+        except Exception as problem:  # those who ask say so as well, and they fail by it
+            _LOG.warning("sealring: the rendezvous store cannot be used: %s", problem)
+            return
+        if not has_answered:
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _read(store: Store, key: str) -> str:
+def _ask_key(rank: int) -> str:
+    return f"sealring/epoch/ask/{rank}"
+
+
+def _read(store: Store, key: str, *, is_there: bool = False) -> str:
     """What is there, if it can be something of ours; a key that is not there would block."""
-    if not store.check([key]):
+    if not is_there and not store.check([key]):
         return ""
     raw = bytes(store.get(key))
     return raw.decode("ascii", "replace") if len(raw) <= _MAX_VALUE_BYTES else ""

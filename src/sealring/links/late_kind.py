@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sealring.errors import (
@@ -26,13 +26,15 @@ from sealring.errors import (
     SealringError,
 )
 from sealring.handshake.channel import SecureChannel
-from sealring.handshake.messages import Hello
+from sealring.handshake.messages import Hello, Message
 from sealring.handshake.peers import dial
 from sealring.handshake.terms import Terms
-from sealring.links.admitted import HandOver
-from sealring.links.agreement import settle_as_acceptor, settle_as_dialer
+from sealring.identity.verification import VerifiedPeer
+from sealring.links.admitted import HandOver, Serving
+from sealring.links.agreement import DialersMemory, settle_as_acceptor
 from sealring.links.dialer import Dialer
 from sealring.links.formed import FormedGroup
+from sealring.links.forming import Agreed
 from sealring.links.link import Link, link_of, prepare_socket, send_without_delay
 from sealring.links.memory import SharedMemory
 from sealring.links.rendezvous import Address
@@ -69,9 +71,9 @@ class LinksOfAKind:
         """With a second descriptor of each one's socket."""
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
-        members = group.agreed.members
-        book = _Book({rank: member.addresses for rank, member in members.items()})
-        self._dialer = Dialer(book, self._on_connected, self._on_failed, _CLOSED_SECONDS)
+        self._dialer = Dialer(
+            _Book(group.agreed), self._on_connected, self._on_failed, _CLOSED_SECONDS
+        )
 
     def attach(self, deliver: Deliver, fail: Fail) -> None:
         """Say where links go from now on; those that have come go there now."""
@@ -147,7 +149,7 @@ class LinksOfAKind:
         if wanted:
             self.want([rank])
 
-    def take(self, channel: SecureChannel) -> HandOver:
+    def take(self, channel: SecureChannel) -> Serving:
         """Settle the link. Its place is taken before the dialer is told that the link is made.
 
         After that nothing may fail: the dialer would wait for records of a link that is not there.
@@ -166,20 +168,17 @@ class LinksOfAKind:
             reserved = True
 
         try:
-            with channel.refusing():
-                self._check_process(channel)
-                spare = self._prepared(channel)
-                memory = settle_as_acceptor(channel, self.group.transport, reserve).memory
+            self._check_process(channel.peer, channel.peer_hello)
+            spare = self._prepared(channel.socket)
+            settled = yield from settle_as_acceptor(channel, self.group.transport, reserve)
         except BaseException:
             if reserved:
                 with self._lock:
                     self._linked.remove(rank)
             if spare is not None:
                 spare.close()
-            channel.link_keys.wipe()
-            channel.close(until=time.monotonic())
             raise
-        return functools.partial(self._add, channel, memory, spare, dialer=False)
+        return functools.partial(self._add, channel, settled.memory, spare, dialer=False)
 
     # ---- the end that dials ----------------------------------------------------------------------
 
@@ -191,38 +190,47 @@ class LinksOfAKind:
         send_without_delay(sock)
         deadline = time.monotonic() + _DIAL_SECONDS
         own = self.group
-        channel = dial(sock, own.credentials(), self.terms, rank, deadline, own.sessions)
-        spare = None
-        try:
-            with channel.refusing():
-                self._check_process(channel)
-                spare = self._prepared(channel)
-                memory = settle_as_dialer(
-                    channel, own.transport, self.terms.host, bare_next=True
-                ).memory
-        except BaseException:
-            if spare is not None:
-                spare.close()
-            channel.link_keys.wipe()
-            raise
-        return functools.partial(self._add, channel, memory, spare, dialer=True)
+        spares: list[socket.socket] = []
 
-    def _prepared(self, channel: SecureChannel) -> socket.socket:
+        def offer(peer: VerifiedPeer, hello: Hello) -> Message | None:
+            """After its accept a dialer does nothing that may fail."""
+            self._check_process(peer, hello)
+            spares.append(self._prepared(sock))
+            return memory.offer(peer, hello)
+
+        with DialersMemory(sock, own.transport, self.terms.host) as memory:
+            try:
+                channel = dial(
+                    sock, own.credentials(), self.terms, rank, deadline, own.sessions, offer
+                )
+                try:
+                    with channel.refusing():
+                        settled = memory.settle(channel, bare_next=True)
+                except BaseException:
+                    channel.link_keys.wipe()
+                    raise
+            except BaseException:
+                for spare in spares:
+                    spare.close()
+                raise
+        return functools.partial(self._add, channel, settled.memory, spares[0], dialer=True)
+
+    def _prepared(self, sock: socket.socket) -> socket.socket:
         """The socket is fit for records; returns a second descriptor of it (keep_open)."""
         try:
-            prepare_socket(channel.socket)
-            return channel.socket.dup()
+            prepare_socket(sock)
+            return sock.dup()
         except OSError as problem:
             # Both ends try again: strangers who took all descriptors give them back.
             raise PeerUnreachable(
                 f"rank {self.terms.rank} cannot make a link now: {problem.strerror}"
             ) from problem
 
-    def _check_process(self, channel: SecureChannel) -> None:
+    def _check_process(self, peer: VerifiedPeer, hello: Hello) -> None:
         """That it is the process with which the group was formed, by the key that it proved."""
-        rank = channel.peer.rank
+        rank = peer.rank
         member = self.group.agreed.members[rank]
-        if (channel.peer.key, channel.peer_hello.instance) != (member.key, member.instance):
+        if (peer.key, hello.instance) != (member.key, member.instance):
             raise DuplicateRank(
                 f"another worker holds rank {rank} than the one with which the group was formed: "
                 "two workers were started with one RANK, or it was started again"
@@ -288,8 +296,8 @@ class LinksOfAKind:
 class _Book:
     """Addresses as the members themselves stated them."""
 
-    def __init__(self, addresses: Mapping[int, tuple[Address, ...]]) -> None:
-        self._addresses = addresses
+    def __init__(self, agreed: Agreed) -> None:
+        self._agreed = agreed
 
     def lookup(self, rank: int) -> tuple[Address, ...]:
-        return self._addresses[rank]
+        return self._agreed.members[rank].addresses

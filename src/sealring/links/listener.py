@@ -1,9 +1,8 @@
 """Takes connections from anybody and finds the workers among them.
 
-One thread waits for all connections whose peer is not admitted yet; a few others compute what TLS
-needs when bytes have come. None of them waits for a single peer, so a peer that is silent, slow or
-endless costs a descriptor and some memory for seconds, and gives way when there are too many. An
-admitted worker gets a thread of its own for the rest of the set-up.
+One thread waits for all connections, and goes on with one when bytes have come; a few others
+compute what TLS needs. None of them waits for a single peer, so a peer that is silent, slow or
+endless costs a descriptor and some memory for seconds, and gives way when there are too many.
 """
 
 from __future__ import annotations
@@ -13,22 +12,21 @@ import contextlib
 import errno
 import logging
 import os
-import queue
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
-from sealring.handshake.peers import Incoming
+from sealring.errors import PeerUnreachable, SealringError
+from sealring.handshake.incoming import Incoming
 from sealring.links import shares
-from sealring.links.admitted import AdmittedWorkers, HandOver
+from sealring.links.admitted import Admitted, Serving
 from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
 from sealring.links.rendezvous import Address
+from sealring.links.tls_threads import TlsThreads, advanced
 from sealring.links.unproven import (
     ALWAYS_FREE,
     LEAST_SECONDS,
@@ -42,7 +40,6 @@ from sealring.links.unproven import (
 
 _LOG = logging.getLogger("sealring")
 
-_TLS_THREADS: Final = 4
 _ACCEPTS_AT_ONCE: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _PAUSE_SECONDS: Final = 0.1
@@ -55,18 +52,19 @@ strangers who come again and again would displace workers before they are served
 class Listener:
     """Listens from the moment it is made; serves connections after `start`.
 
-    `begin` starts TLS on a connection whose first bytes have come. `handle` gets it once the peer
-    is admitted, on a thread of its own. `refuse` gets every error before that.
+    `begin` starts on a connection whose first bytes have come. `handle` serves it once the peer is
+    admitted. `refuse` gets every error.
     """
 
     def __init__(
         self,
         addresses: Sequence[str],
         begin: Callable[[socket.socket], Incoming],
-        handle: Callable[[Incoming], HandOver | None],
+        handle: Callable[[Incoming], Serving],
         refuse: Callable[[SealringError], None],
     ) -> None:
         self._begin = begin
+        self._handle = handle
         self._refuse = refuse
         self._most_silent = MOST_SILENT
         """Lower once this process had no descriptor left."""
@@ -74,15 +72,14 @@ class Listener:
         self.greeting = UnprovenConnections(MOST_GREETING)
         self._by_descriptor: dict[int, Unproven] = {}
         self._knocking: collections.deque[Unproven] = collections.deque()
-        self._due: collections.deque[Unproven] = collections.deque()
-        """To be advanced: one for each call that the TLS threads have before them."""
-        self._served: queue.SimpleQueue[tuple[Unproven, bool | SealringError]] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._resume = 0.0
         self._not_taken = 0
         self._thread: threading.Thread | None = None
-        self._tls_threads = ThreadPoolExecutor(_TLS_THREADS, "sealring-accept")
-        self._admitted = AdmittedWorkers(handle)
+        self._tls_threads = TlsThreads(self._wake_up)
+        self._admitted: dict[int, Admitted] = {}
+        """By descriptor."""
+        self._look_at_all = False
         self._sockets: list[socket.socket] = []
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -107,6 +104,8 @@ class Listener:
         return [sock.getsockname()[:2] for sock in self._sockets]
 
     def start(self) -> None:
+        if not self._sockets:
+            return
         self._thread = threading.Thread(target=self._run, name="sealring-listen", daemon=True)
         self._thread.start()
 
@@ -116,17 +115,28 @@ class Listener:
             return
         self._stopping.set()
         shares.leave(self)
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
         if self._thread is not None:
             self._thread.join()
-        self._tls_threads.shutdown()
+        self._tls_threads.stop()
         for one in self._by_descriptor.values():
             one.sock.close()
-        self._admitted.stop()
+        for served in self._admitted.values():
+            served.serving.close()
+            served.connection.sock.close()
         for sock in self._sockets:
             sock.close()
         self._epoll.close()
         os.close(self._wake)
+
+    def look_again(self) -> None:
+        """Go on with all admitted peers: what they waited for may be known now."""
+        self._look_at_all = True
+        if not self._stopping.is_set():
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        os.eventfd_write(self._wake, 1)
 
     # ---- the thread that waits for all of them ---------------------------------------------------
 
@@ -148,19 +158,25 @@ class Listener:
                     self._accept(listening[fd])
                 elif fd == self._wake:
                     os.eventfd_read(self._wake)
+                elif (served := self._admitted.get(fd)) is not None:
+                    self._serve(served)
                 elif (one := self._by_descriptor.get(fd)) is not None:
                     self._heard(one)
-            while not self._served.empty():
-                self._take(*self._served.get())
+            for one, outcome in self._tls_threads.done():
+                self._take(one, outcome)
             self._let_in()
-            if self._by_descriptor and time.monotonic() >= next_look:
+            if self._look_at_all:
+                self._look_at_all = False
+                for served in list(self._admitted.values()):
+                    self._serve(served)
+            if (self._by_descriptor or self._admitted) and time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
                 self._take_share()
                 self._drop_overdue()
 
     def _patience(self) -> float:
         """A listener without connections sleeps until one comes: it is there as long as a group."""
-        return _LOOK_SECONDS if self._by_descriptor else -1.0
+        return _LOOK_SECONDS if self._by_descriptor or self._admitted else -1.0
 
     def _take_share(self) -> None:
         """Of what all listeners of this process may hold; it shrinks when others hold more."""
@@ -244,34 +260,58 @@ class Listener:
             self._advance_soon(one)
 
     def _advance_soon(self, one: Unproven) -> None:
+        """Under a session at once, which takes little time; TLS on a thread of its own."""
         self.greeting.serve(one)
         one.more = False
-        self._due.append(one)
+        one.incoming = one.incoming or self._begin(one.sock)
+        if one.incoming.is_session is not False:
+            self._take(one, advanced(one))
+            return
         try:
-            self._tls_threads.submit(self._advance_newest)
+            self._tls_threads.serve(one)
         except RuntimeError as problem:  # no further thread can be started
             _LOG.warning("sealring: a connection cannot be served: %s", problem)
             self._drop(one, f"could not be served: {problem}")
 
     def _take(self, one: Unproven, outcome: bool | SealringError) -> None:
-        """What a TLS thread has done with a connection."""
+        """What was done with a connection."""
         if one not in self.greeting:
             return  # closed meanwhile: no thread could be started for it at first
         if isinstance(outcome, SealringError):
-            self._refuse(outcome)
-            one.refused = time.monotonic()
-            with contextlib.suppress(OSError):
-                one.sock.shutdown(socket.SHUT_WR)
-            self.greeting.wait_for(one, one.refused)
-            self._discard(one)
+            self._end(one, outcome)
         elif outcome:
-            self._forget(one)
             assert one.incoming is not None
-            self._admitted.serve(one.incoming, one.sock)
+            self.greeting.remove(one)
+            del self._by_descriptor[one.sock.fileno()]
+            served = Admitted(one, one.incoming, self._handle(one.incoming))
+            self._admitted[one.sock.fileno()] = served
+            self._serve(served)
         else:
             self.greeting.wait_for(one, time.monotonic())
             if one.more:
                 self._advance_soon(one)
+
+    def _serve(self, served: Admitted) -> None:
+        if (outcome := served.go_on()) is None:
+            return
+        one = served.connection
+        del self._admitted[one.sock.fileno()]
+        if isinstance(outcome, SealringError):
+            self._by_descriptor[one.sock.fileno()] = one
+            self.greeting.add(one, time.monotonic())
+            self._end(one, outcome)
+        else:
+            self._epoll.unregister(one.sock)
+            served.hand_over(outcome)
+
+    def _end(self, one: Unproven, error: SealringError) -> None:
+        """The peer is refused, and was told so if it could be."""
+        self._refuse(error)
+        one.refused = time.monotonic()
+        with contextlib.suppress(OSError):
+            one.sock.shutdown(socket.SHUT_WR)
+        self.greeting.wait_for(one, one.refused)
+        self._discard(one)
 
     def _discard(self, one: Unproven) -> None:
         """Read on until a refused peer closes: closing first could destroy the refusal."""
@@ -292,6 +332,9 @@ class Listener:
             if one.overdue(now):
                 said = "sent nothing" if one.incoming is None else "did not finish the set-up"
                 self._drop(one, f"{said} in time")
+        for served in list(self._admitted.values()):
+            if now >= served.incoming.deadline:
+                self._serve(served)
 
     def _drop(self, one: Unproven, why: str) -> None:
         self._close(one)
@@ -306,24 +349,6 @@ class Listener:
         self._epoll.unregister(one.sock)
         del self._by_descriptor[one.sock.fileno()]
         (self.greeting if one in self.greeting else self.silent).remove(one)
-
-    # ---- other threads ---------------------------------------------------------------------------
-
-    def _advance_newest(self) -> None:
-        """The newest first: in a flood a worker is served at once, and not after the flood."""
-        one = self._due.pop()
-        outcome: bool | SealringError
-        try:
-            one.incoming = one.incoming or self._begin(one.sock)
-            outcome = one.incoming.advance()
-        except SealringError as error:
-            outcome = error
-        except Exception as problem:
-            # Whatever this is, a stranger may have caused it, so it must not end the job.
-            _LOG.exception("sealring: a connection was dropped")
-            outcome = MalformedSetup(f"the peer at {one.address} was dropped: {problem!r}")
-        self._served.put((one, outcome))
-        os.eventfd_write(self._wake, 1)
 
 
 def _has_bytes(sock: socket.socket) -> bool:

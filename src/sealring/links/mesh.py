@@ -2,11 +2,10 @@
 
 Of each pair the higher rank dials. A link that has its keys waits until all of this worker's first
 links have; then the members agree along a tree over them (forming.py), and each end of a link says
-"ready" with the transcript of that. If anything fails before, it is told over the links there are,
-and every worker that hears of it passes it on: so all fail with one error. After it nothing but
-records follows on a link, and a neighbour that is lost is lost to a group that exists. When all
-have said the same, or are lost, the bare sockets are handed out. Further links are made later
-(late.py).
+the transcript of that ("ready"). If anything fails before, it is told over the links there are, and
+every worker that hears of it passes it on: so all fail with one error. After it nothing but records
+follows on a link, and a neighbour that is lost is lost to a group that exists. When all have said
+the same, or are lost, the bare sockets are handed out. Further links are made later (late.py).
 """
 
 from __future__ import annotations
@@ -136,13 +135,13 @@ class _Mesh:
         self._timeout = timeout
         self._transport: Transport = transport
         self._deadline = time.monotonic() + timeout
-        self._settling = Settling(terms, self._deadline)
         # Where peers show evidence, each member must see every other's.
         everybody = agreed is not None or bool(terms.settings.get("peer_evidence"))
         first = first_links(terms.members, terms.rank, everybody=everybody)
         self._lower = sorted(rank for rank in first if rank < terms.rank)
         self._higher = sorted(rank for rank in first if rank > terms.rank)
         self._sparse = len(first) < len(terms.members) - 1
+        self._settling = Settling(terms, self._deadline, sparse=self._sparse)
         self._agreed = agreed
         self._later = later
         self._late: LateLinks | None = None
@@ -181,7 +180,7 @@ class _Mesh:
                 )
                 linked = [link.rank for link in links]
                 self._late = LateLinks(group, self._terms, linked, self._listener)
-            self._connections.decide(self._late)
+            self._decide()
             self._settling.say_ready(links)
             self._await_ready(links)
             made = [
@@ -190,7 +189,7 @@ class _Mesh:
             ]
             return Mesh(made, agreed, self._late)
         except BaseException as error:
-            self._connections.decide(self._late)
+            self._decide()
             self._abort(error)
             raise
         finally:
@@ -204,19 +203,23 @@ class _Mesh:
             self._own_address.publish()
         for rank in self._lower:
             self._dialer.dial(rank)
+        self._settling.start(self._conversation())
         while True:
             links = self._waiting.present()
             complete = len(links) == len(self._lower) + len(self._higher)
+            may_close = complete and self._settling.may_close
+            if may_close and (cut := [link for link in links if link.has_bytes() is None]):
+                self._lost(cut[0])
+                continue
             # Once this is said it holds: no link is replaced any more.
-            if complete and self._waiting.close():
+            if may_close and self._waiting.close():
                 if self._objection is not None:
                     raise self._objection
                 links = self._waiting.present()
                 self._settling.say_linked(links)
-                self._settling.start(links, self._conversation())
             if (agreed := self._settling.agreed) is not None:
                 return links, agreed
-            until = self._deadline + self._longer()
+            until = self._deadline + (self._longer() if complete else 0.0)
             if time.monotonic() >= until:
                 raise self._time_is_up(links)
             for link in self._readable([link for link in links if not link.ready], until):
@@ -242,8 +245,7 @@ class _Mesh:
 
     def _longer(self) -> float:
         """A neighbour that is nearer to the one that all wait for names it first, and tells."""
-        exchange = self._settling.exchange
-        return 0.0 if exchange is None else _WITNESS_SECONDS * exchange.farness()
+        return _WITNESS_SECONDS * self._settling.exchange.farness()
 
     def _readable(self, links: list[WaitingLink], until: float) -> list[WaitingLink]:
         """Wait until a link has something to say, something changes, or some time has passed."""
@@ -277,8 +279,8 @@ class _Mesh:
         )
 
     def _lost(self, link: WaitingLink) -> None:
-        # A peer that has said which processes it is linked with makes no new link in this attempt.
-        if link.linked or not self._waiting.remove(link):
+        # A peer that has said that its links are there makes no new link in this attempt.
+        if link.closed or not self._waiting.remove(link):
             self._waiting.mark_informed(link.rank)  # there is no one left to tell
             raise PeerUnreachable(
                 f"rank {link.rank} on {link.channel.peer_hello.host} went away while the others "
@@ -294,7 +296,7 @@ class _Mesh:
         linked = {link.rank for link in links}
         return time_is_up(
             missing=[rank for rank in (*self._lower, *self._higher) if rank not in linked],
-            awaited=[] if self._settling.exchange is None else self._settling.exchange.awaited(),
+            awaited=self._settling.exchange.awaited(),
             timeout=self._timeout,
             own_addresses=self._listener.addresses,
             problems=self._dialer.problems,
@@ -310,6 +312,10 @@ class _Mesh:
                 peer=link.rank,
                 proven=True,
             ) from problem
+
+    def _decide(self) -> None:
+        self._connections.decide(self._late)
+        self._listener.look_again()
 
     def _stop(self) -> None:
         self._waiting.close()

@@ -1,12 +1,12 @@
 """What neighbours say when a member's first links are there: who is linked, the rounds, ready.
 
-linked   which processes this member is linked with
+linked   which processes this member is linked with, where neighbours have neighbours in common
 rounds   the members agree along the tree (forming.py), in three rounds
 ready    the transcript of that; records may follow it at once
 
-When the rounds are done the group exists for this member, and no error ends the set-up any more: a
-neighbour that is lost before its "ready" is lost to the group, which says so in its first
-collective.
+To those below it in the tree a member says "ready" by the last round's message. When the rounds are
+done the group exists for this member, and no error ends the set-up any more: a neighbour that is
+lost before its "ready" is lost to the group, which says so in its first collective.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from sealring.errors import DuplicateRank, MalformedSetup, SealringError, WrongGroup
+from sealring.errors import DuplicateRank, MalformedSetup, SealringError
 from sealring.handshake.messages import Message, digest, exactly, instances
 from sealring.handshake.terms import Terms
-from sealring.links.forming import Agreed, Conversation, Proven, TreeExchange, most_bytes
+from sealring.links.forming import Agreed, Conversation, Proven
+from sealring.links.tree import TreeExchange, most_bytes, other_transcript
 from sealring.links.waiting import WaitingLink
 
 _LOG = logging.getLogger("sealring")
@@ -32,45 +33,55 @@ _READY: Final = frozenset({"type", "transcript"})
 class Settling:
     """One attempt's. One thread uses it."""
 
-    def __init__(self, terms: Terms, deadline: float) -> None:
+    def __init__(self, terms: Terms, deadline: float, *, sparse: bool) -> None:
+        """`sparse`: the first links are those of the tree."""
         self._terms = terms
         self._deadline = deadline
+        self._sparse = sparse
         self.linked: dict[int, str] = {}
         """The instance of each member that this worker is linked with, once all first links are."""
         self.proven: dict[int, Proven] = {}
         """What each of them proved."""
-        self._exchange: TreeExchange | None = None
-        self._early: dict[int, bytearray] = {}
-        """Messages of neighbours whose links were complete before this worker's, by rank."""
+        self._by_rank: dict[int, WaitingLink] = {}
+        self._exchange: TreeExchange[Agreed] | None = None
+        self._heard_last: int | None = None
+
+    def start(self, conversation: Conversation) -> None:
+        """Take messages of neighbours; this worker sends its own after `say_linked`."""
+        self._exchange = TreeExchange(
+            self._terms.members, self._terms.rank, conversation, self._send
+        )
+
+    def _send(self, rank: int, message: bytearray) -> None:
+        self._by_rank[rank].channel.send_raw(message, self._deadline)
+
+    @property
+    def may_close(self) -> bool:
+        """Whether this worker's next message can tell its neighbours that its links are there.
+
+        In a tree that is its message of the first round, for which it needs those below it. Until
+        then a link that is cut can be replaced, at both ends.
+        """
+        exchange = self.exchange
+        return not exchange.started and (not self._sparse or exchange.has_heard_all_below)
 
     def say_linked(self, links: list[WaitingLink]) -> None:
-        """Tell every neighbour which processes this worker is linked with.
+        """All first links are there. Tell neighbours which processes this worker is linked with.
 
         Where two workers hold one rank and connections are cut, a rank can be linked to one of them
-        and the next rank to the other.
+        and the next rank to the other. In a tree no two neighbours have a neighbour in common.
         """
-        self.linked = {link.rank: link.channel.peer_hello.instance for link in links}
-        self.proven = {
-            link.rank: Proven(link.channel.peer_hello.instance, link.channel.peer.key)
-            for link in links
-        }
-        said = {str(rank): instance for rank, instance in self.linked.items()}
+        self._by_rank = {link.rank: link for link in links}
         for link in links:
+            hello = link.channel.peer_hello
+            self.linked[link.rank] = hello.instance
+            self.proven[link.rank] = Proven(hello.instance, link.channel.peer.key)
+        said = {str(rank): instance for rank, instance in self.linked.items()}
+        for link in [] if self._sparse else links:
             link.channel.send({"type": "linked", "instances": said}, self._deadline)
             self._check_linked(link)
-
-    def start(self, links: list[WaitingLink], conversation: Conversation) -> None:
-        by_rank = {link.rank: link for link in links}
-
-        def send(rank: int, message: bytearray) -> None:
-            by_rank[rank].channel.send_raw(message, self._deadline)
-
-        self._exchange = TreeExchange(self._terms.members, self._terms.rank, conversation, send)
-        self._exchange.start()
-        for rank, message in self._early.items():
-            with _laid_to(rank):
-                self._exchange.take(rank, message)
-        self._early.clear()
+        with _laid_to(self._heard_last):
+            self.exchange.start()
 
     @property
     def agreed(self) -> Agreed | None:
@@ -78,7 +89,8 @@ class Settling:
         return None if self._exchange is None else self._exchange.result
 
     @property
-    def exchange(self) -> TreeExchange | None:
+    def exchange(self) -> TreeExchange[Agreed]:
+        assert self._exchange is not None
         return self._exchange
 
     def hear(self, link: WaitingLink) -> None:
@@ -86,21 +98,18 @@ class Settling:
         most = most_bytes(len(self._terms.members))
         with _laid_to(link.rank):
             message = link.channel.receive_any(self._deadline, most)
-            if not isinstance(message, bytearray):
-                self._hear_words(link, message)
-            elif self._exchange is not None:
-                self._exchange.take(link.rank, message)
-            elif link.rank not in self._early:
-                self._early[link.rank] = message
+            if isinstance(message, bytearray):
+                link.closed, self._heard_last = True, link.rank
+                self.exchange.take(link.rank, message)
             else:
-                raise _out_of_step(link)
+                self._hear_words(link, message)
 
     def _hear_words(self, link: WaitingLink, message: Message) -> None:
-        if message["type"] == "linked" and not link.linked:
+        if message["type"] == "linked" and not (link.linked or self._sparse):
             exactly(message, _LINKED)
-            link.linked = instances(message, "instances")
+            link.closed, link.linked = True, instances(message, "instances")
             self._check_linked(link)
-        elif message["type"] == "ready" and link.linked and self._may_be_ready(link):
+        elif message["type"] == "ready" and link.closed and self._may_be_ready(link):
             exactly(message, _READY)
             link.ready = digest(message, "transcript")
         else:
@@ -108,14 +117,17 @@ class Settling:
 
     def _may_be_ready(self, link: WaitingLink) -> bool:
         """One that is not in the tree may hear the last confirmation before this worker does."""
-        return self._exchange is not None and (
-            self._exchange.result is not None or link.rank not in self._exchange.neighbours
-        )
+        if link.rank in self.exchange.neighbours:
+            return self.exchange.result is not None and link.rank != self.exchange.parent
+        return True
 
     def check_ready(self, links: list[WaitingLink]) -> None:
         """That neighbours which said so before this worker agreed on the same."""
+        assert self.agreed is not None
         for link in links:
-            if link.ready:
+            if link.rank == self.exchange.parent:
+                link.ready = self.agreed.transcript.hex()  # in the last round's message
+            elif link.ready:
                 self._check_transcript(link)
 
     def say_ready(self, links: list[WaitingLink]) -> None:
@@ -124,7 +136,10 @@ class Settling:
         transcript = self.agreed.transcript.hex()
         for link in links:
             try:
-                link.channel.send({"type": "ready", "transcript": transcript}, self._deadline)
+                if link.rank in self.exchange.children:
+                    self.exchange.pass_on(link.rank)
+                else:
+                    link.channel.send({"type": "ready", "transcript": transcript}, self._deadline)
             except SealringError as error:
                 self.lose(link, str(error))
             link.channel.say_no_more()
@@ -155,11 +170,7 @@ class Settling:
     def _check_transcript(self, link: WaitingLink) -> None:
         assert self.agreed is not None
         if link.ready != self.agreed.transcript.hex():
-            raise WrongGroup(
-                f"rank {link.rank} and rank {self._terms.rank} do not confirm the same transcript",
-                peer=link.rank,
-                proven=True,
-            )
+            raise other_transcript(link.rank, self._terms.rank)
 
     def _check_linked(self, link: WaitingLink) -> None:
         for rank, instance in link.linked.items():
@@ -174,7 +185,7 @@ class Settling:
 
 
 @contextmanager
-def _laid_to(rank: int) -> Iterator[None]:
+def _laid_to(rank: int | None) -> Iterator[None]:
     """In it, a message that cannot be taken is MalformedSetup about the neighbour that sent it.
 
     Certificates that other members made are parsed by libraries whose errors are many.

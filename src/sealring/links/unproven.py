@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sealring.handshake.peers import Incoming
+from sealring.handshake.incoming import Incoming
 
 MOST_SILENT: Final = 4096
 """Connections that have sent nothing: a descriptor each."""

@@ -31,13 +31,15 @@ class WaitingLink:
     channel: SecureChannel
     settled: Settled
     dialer: bool
+    closed: bool = False
+    """The peer has said that its first links are there: it replaces none any more."""
     linked: dict[int, str] = field(default_factory=dict)
     """The instances that the peer said it is linked with, by rank."""
     ready: str = ""
-    """The transcript in the peer's "ready": for it the group exists. Its next bytes are records, so
-    the channel must not be read again."""
+    """The transcript with which the peer said that the group exists for it. Its next bytes are
+    records, so the channel must not be read again."""
     lost: bool = False
-    """The group exists here, and the peer's "ready" does not come."""
+    """The group exists here, and the peer does not say so."""
 
     @property
     def rank(self) -> int:
@@ -120,6 +122,17 @@ class WaitingLinks:
             self.tell(link)
             link.discard(until=time.monotonic() + FAREWELL_SECONDS)
         self._wake()
+
+    def require_open(self, rank: int) -> None:
+        """Raise why the link of this peer comes too late, if it does."""
+        with self._lock:
+            if not self._closed:
+                return
+            told = self._told
+        if told is None:
+            raise PeerUnreachable(f"the first links of rank {self._terms.rank} are there already")
+        self.mark_informed(rank)
+        raise type(told)(str(told))
 
     def remove(self, link: WaitingLink) -> bool:
         """Take out a link whose connection is cut; False if it is too late to do without it."""
