@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sealring.group.cores import MOST_THREADS, threads_by_default, usable_cores
+from sealring.engine.lanes import MOST_THREADS, threads_by_default
+from sealring.group.cores import usable_cores
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_sixteen_thousand_ranks_have_an_answer() -> None:
     asked = question("gpt2-xl", ranks=16384)
     ring = Setting(asked.profile, "sealed", asked.network, asked.cluster, Algorithm.RING)
     assert found.algorithms[0].algorithm == "tree"
-    assert ring.takes(Operation.ALL_REDUCE, 4096)[0] > 100 * found.algorithms[0].seconds
+    assert ring.takes(Operation.ALL_REDUCE, 4096).seconds > 100 * found.algorithms[0].seconds
 
 
 def test_more_ranks_take_no_less_time_for_a_sealed_step() -> None:

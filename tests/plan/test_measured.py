@@ -16,7 +16,7 @@ SIZE = 1 << 20
 
 def chosen(algorithms: str) -> Algorithm:
     results = dataclasses.replace(results_of(imagined()), algorithms=algorithms)
-    return setting_of(results, imagined(), "sealed", 4).takes(Operation.ALL_REDUCE, SIZE)[2]
+    return setting_of(results, imagined(), "sealed", 4).takes(Operation.ALL_REDUCE, SIZE).algorithm
 
 
 def test_the_table_is_the_one_of_the_file() -> None:
@@ -34,7 +34,7 @@ def test_sockets_of_one_host_cost_more_and_change_no_algorithm() -> None:
     )
     results = results_of(imagined())
     shm, tcp = (setting_of(results, profile, "sealed", 4, each) for each in ("shm", "tcp"))
-    taken = {each.takes(Operation.ALL_REDUCE, SIZE)[2] for each in (shm, tcp)}
+    taken = {each.takes(Operation.ALL_REDUCE, SIZE).algorithm for each in (shm, tcp)}
     assert len(taken) == 1
     assert alone(tcp, Operation.ALL_REDUCE, SIZE) > 1.5 * alone(shm, Operation.ALL_REDUCE, SIZE)
     plain = [setting_of(results, profile, "plain", 4, each) for each in ("shm", "tcp")]

@@ -48,7 +48,7 @@ def test_the_published_path_is_slower_than_none_and_than_the_kernels() -> None:
     assert profile.cc.seal_bytes_per_s.value < profile.sealed.seal_bytes_per_s.value
     costs = costs_of(profile.cc, load_network("ndr400"))
     assert costs.seal == pytest.approx(1 / 3.03e9)
-    assert cutting_of(profile, "cc").segments(1 << 30, 4) == 1
+    assert cutting_of(profile, "cc", 4).segments(1 << 30, 4) == 1
 
 
 @pytest.mark.parametrize(

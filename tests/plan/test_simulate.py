@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
+from sealring._native import STRIPE_SEGMENTS
+from sealring.engine.lanes import LANED_BYTES, MAX_LANED_WORLD
 from sealring.engine.simulate import Costs, Hop, Outcome, simulate
 from sealring.errors import ScheduleError
-from sealring.plan.collectives import Cluster, Cutting, _longest_slot, collective
+from sealring.plan.collectives import Cluster, Cutting, collective, longest_slot
 from sealring.schedule import Algorithm, Operation, Topology, program_for
 
 ALL_REDUCE = Operation.ALL_REDUCE
@@ -25,13 +27,14 @@ CPU = Costs(
 )  # fmt: skip
 CROWD = dataclasses.replace(CPU, turn_s=3e-5)
 RECORDS = Cutting(124 << 10, by_world=True)
+FOUR_THREADS = Cutting(124 << 10, by_world=True, threads=4)
 
 
 def whole(
     algorithm: Algorithm, cluster: Cluster, nbytes: int, costs: Costs, cutting: Cutting = RECORDS
 ) -> Outcome:
     """Every rank and every segment."""
-    slot = _longest_slot(ALL_REDUCE, algorithm, cluster, nbytes)
+    slot = longest_slot(ALL_REDUCE, algorithm, cluster, nbytes)
     hosts = cluster.host_of()
     topology = Topology(hosts) if algorithm is Algorithm.HIERARCHICAL else None
     programs = [
@@ -177,3 +180,18 @@ def test_programs_that_wait_for_each_other_are_noticed() -> None:
     ]
     with pytest.raises(ScheduleError, match="wait for each other in a circle"):
         simulate(broken, 1024.0, 1, CPU, [0, 0])
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.PARAMETER_SERVER])
+def test_threads_share_a_large_tensor_in_a_small_world(algorithm: Algorithm) -> None:
+    def takes(ranks: int, nbytes: int, cutting: Cutting) -> float:
+        cluster = Cluster(ranks, ranks)
+        return collective(ALL_REDUCE, algorithm, cluster, nbytes, CPU, cutting).seconds
+
+    large, small = 256 << 20, 2 * LANED_BYTES - 128
+    assert takes(2, large, FOUR_THREADS) == pytest.approx(takes(2, large, RECORDS) / 4, rel=0.02)
+    for ranks, nbytes in ((2, small), (MAX_LANED_WORLD + 1, large)):
+        assert takes(ranks, nbytes, FOUR_THREADS) == takes(ranks, nbytes, RECORDS)
+    # One stripe more than four threads have: one of them has two.
+    stripes = 5 * STRIPE_SEGMENTS * (124 << 10)
+    assert takes(2, 2 * stripes, FOUR_THREADS) > 0.3 * takes(2, 2 * stripes, RECORDS)

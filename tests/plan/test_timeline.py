@@ -83,3 +83,13 @@ def test_ranks_that_have_not_settled_may_share_one_core_of_several(
     assert Sharing(cores, ranks, yields=True, settled=False).on_a_core == busiest
     assert Sharing(cores, ranks, yields=True).on_a_core == -(-ranks // cores)
     assert Sharing(cores, ranks, settled=False).on_a_core == max(1.0, ranks / cores)
+
+
+def test_threads_that_share_an_exchange_need_a_core_each() -> None:
+    shared = [Exchange(0.5, 0.5, 0.5, threads=4)]
+    alone = run_step(Compute(0.0, 0.0, 0.0), shared, ROOMY)
+    assert alone.seconds == pytest.approx(0.5)
+    assert run_step(COMPUTE, shared, Sharing(cores=10, ranks=2)).slowed_s == pytest.approx(0.0)
+    # Four cores for four engines and for computing: all five run at four fifths of their speed.
+    step = run_step(COMPUTE, shared, ROOMY)
+    assert step.slowed_s == pytest.approx(0.5 / 0.8 * 0.2)

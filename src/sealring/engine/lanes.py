@@ -30,6 +30,19 @@ MAX_LANED_WORLD: Final = MOST_LINKED_AT_ONCE
 """A larger group has one lane: its ranks are not all linked to each other."""
 LANED_BYTES: Final = 2 * _native.STRIPE_SEGMENTS * limits.RECORD_BYTES
 """Of a slot: what is shorter has segments for one lane, or hardly for two."""
+MOST_THREADS: Final = 8
+"""Of a large collective, unless set otherwise: more move no more bytes, the memory is busy then."""
+
+
+def threads_by_default(cores: int, local_ranks: int) -> int:
+    """Each of the ranks that share the cores gets its part of them."""
+    return max(1, min(MOST_THREADS, cores // max(1, local_ranks)))
+
+
+def lanes_for(longest_slot_bytes: float, world: int, threads: int) -> int:
+    """The lanes that share a collective, where every rank may use so many threads."""
+    large = longest_slot_bytes >= LANED_BYTES and world <= MAX_LANED_WORLD
+    return min(threads, _native.MAX_LANES) if large else 1
 
 
 class GroupLanes:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
-
-MOST_THREADS: Final = 8
-"""Of a large collective, unless set otherwise: more move no more bytes, the memory is busy then."""
 
 
 def usable_cores(root: Path = Path("/")) -> int:
     """At least 1. `root` has proc and sys in it."""
     allowed = len(os.sched_getaffinity(0))
     return max(1, min([allowed, *_limits(root)]))
-
-
-def threads_by_default(cores: int, local_ranks: int) -> int:
-    """Each of the ranks that share the cores gets its part of them."""
-    return max(1, min(MOST_THREADS, cores // max(1, local_ranks)))
 
 
 def _limits(root: Path) -> list[int]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from sealring import _native
 from sealring.engine.engine import CollectiveEngine
+from sealring.engine.lanes import threads_by_default
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import SealringError, Unsupported
 from sealring.group.backward import restore_errors_in_backward
-from sealring.group.cores import threads_by_default, usable_cores
+from sealring.group.cores import usable_cores
 from sealring.group.gpu import GpuCalls, in_use
 from sealring.group.gpu_setup import GpuSetup
 from sealring.group.interrupts import interrupt_on_signal

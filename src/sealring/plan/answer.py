@@ -321,8 +321,8 @@ def _algorithms(question: Question) -> list[SizeAnswer]:
 def _fastest(profile: Profile, network: Network, cluster: Cluster, nbytes: int) -> SizeAnswer:
     def timed(algorithm: Algorithm | None) -> tuple[float, Algorithm]:
         setting = Setting(profile, "sealed", network, cluster, algorithm)
-        seconds, _, taken = setting.takes(Operation.ALL_REDUCE, nbytes, waits=True)
-        return seconds, taken
+        taken = setting.takes(Operation.ALL_REDUCE, nbytes, waits=True)
+        return taken.seconds, taken.algorithm
 
     default_seconds, default = timed(None)
     # Direct opens world - 1 whole tensors: where that is too many to be a choice, it is none.

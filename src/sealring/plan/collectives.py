@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from sealring._native import STRIPE_SEGMENTS
 from sealring.engine.engine import largest_segment
+from sealring.engine.lanes import lanes_for
 from sealring.engine.simulate import WINDOW, Costs, Outcome, simulate
 from sealring.schedule import (
     Algorithm,
@@ -62,6 +64,8 @@ class Cutting:
     """The most in one record; 0: every slot travels whole, whatever its length."""
     by_world: bool
     """True: as the CPU engine does, into equal parts and smaller ones in large worlds."""
+    threads: int = 1
+    """That a rank may use for a large tensor."""
 
     def segments(self, slot_bytes: float, world: int) -> int:
         if not self.by_world:
@@ -69,6 +73,10 @@ class Cutting:
         largest = min(self.record_bytes, largest_segment(world))
         size = segment_bytes(max(1, math.ceil(slot_bytes)), largest)
         return max(1, math.ceil(slot_bytes / size))
+
+    def lanes(self, slot_bytes: float, world: int) -> int:
+        """Threads that share a tensor with such slots, a stripe of segments each in turn."""
+        return lanes_for(slot_bytes, world, self.threads)
 
 
 @lru_cache(maxsize=4096)
@@ -81,7 +89,7 @@ def collective(
     cutting: Cutting,
 ) -> Outcome:
     """Of a tensor of `nbytes` bytes: the whole one in an all-reduce or a broadcast, one rank's part
-    in an all-gather or a reduce-scatter."""
+    in an all-gather or a reduce-scatter. Where lanes share it: of the first lane."""
     if cluster.ranks == 1:
         return Outcome(0.0, 0.0, 0.0)
     ringless = algorithm is not Algorithm.RING
@@ -93,9 +101,12 @@ def collective(
             for size in grid
         ]
         return _line(ends, nbytes)
-    slot = _longest_slot(operation, algorithm, cluster, nbytes)
+    slot = longest_slot(operation, algorithm, cluster, nbytes)
     segments = cutting.segments(slot, cluster.ranks)
     size = slot / segments
+    # The first lane has the most. Each is an engine of its own, with pipes of its own.
+    rounds, rest = divmod(segments, STRIPE_SEGMENTS * cutting.lanes(slot, cluster.ranks))
+    segments = rounds * STRIPE_SEGMENTS + min(STRIPE_SEGMENTS, rest)
 
     def at(world: Cluster, count: int) -> Outcome:
         return _run(operation, algorithm, world, size * count, count, costs)
@@ -132,7 +143,7 @@ def _neighbours(nbytes: int) -> tuple[int, int] | None:
     return None if below == nbytes or nbytes < 1024 else (below, 2 * below)
 
 
-def _longest_slot(
+def longest_slot(
     operation: Operation, algorithm: Algorithm, cluster: Cluster, nbytes: int
 ) -> float:
     if not cuts_into_chunks(operation, algorithm):

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from sealring import limits
+from sealring.engine.lanes import lanes_for, threads_by_default
 from sealring.errors import ConfigurationError
 from sealring.plan.crowd import with_shares
 from sealring.plan.lines import Point, lines
@@ -156,7 +157,10 @@ def _socket_rate(results: Results, copy: Figure) -> Figure:
     if not pairs:
         return Figure(copy.value, f"assumed as fast as copying: {copy.source}")
     longest, beside = max(pairs, key=lambda pair: pair[0].bytes * pair[0].messages)
-    more = median_of(longest.seconds) - median_of(beside.seconds)
+    threads = threads_by_default(results.machine.cores, 2)
+    # Threads that share it carry their parts at the same time.
+    lanes = lanes_for(longest.bytes, 2, threads)
+    more = (median_of(longest.seconds) - median_of(beside.seconds)) * lanes
     carried = longest.bytes * longest.messages
     # Each byte is written and read by one rank; shared memory copies it once on the way in.
     per_byte = max(0.0, more / carried) / 2 + 0.5 / copy.value
@@ -209,7 +213,7 @@ def _with_overheads(profile: Profile, results: Results) -> Profile:
 
     def takes(nbytes: int, record_s: float) -> float:
         tried = with_figures(profile, "sealed", "", send_s=record_s / 2, receive_s=record_s / 2)
-        return setting_of(results, tried, "sealed", 2).takes(Operation.ALL_REDUCE, nbytes)[0]
+        return setting_of(results, tried, "sealed", 2).takes(Operation.ALL_REDUCE, nbytes).seconds
 
     probe = 1e-6
     short: list[Point] = []

@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from sealring import limits
 from sealring.plan.buckets import Bucket
-from sealring.plan.collectives import Cluster, collective
+from sealring.plan.collectives import Cluster, collective, longest_slot
 from sealring.plan.memory import ITEMSIZE, Precision
 from sealring.plan.model import Model
 from sealring.plan.profiles import Network, Profile, Route, Way, costs_of, cutting_of
@@ -29,6 +29,17 @@ _NCCL: Final = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
 """It takes what is faster. Between hosts its rings use every GPU's own port, as here the
 hierarchical algorithm does."""
 _INSIDE: Final = (Algorithm.RING, Algorithm.TREE)
+
+
+class Taken(NamedTuple):
+    """What one collective takes of each rank."""
+
+    seconds: float
+    engine_s: float
+    """Of these, what an engine works."""
+    algorithm: Algorithm
+    threads: int
+    """Engines that share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +72,9 @@ class Setting:
         yields = self.way == "sealed" and device.kind == "cpu"
         return Sharing(device.cores_per_host.value, ranks, yields, self.settled)
 
-    def takes(
-        self, operation: Operation, nbytes: int, *, waits: bool = False
-    ) -> tuple[float, float, Algorithm]:
-        """(seconds, of these the engine's, algorithm) of one collective; with `waits`, of one whose
-        caller waits for it and has made such a call before."""
+    def takes(self, operation: Operation, nbytes: int, *, waits: bool = False) -> Taken:
+        """One collective; with `waits`, one whose caller waits for it and has made such a call
+        before."""
         route = self.route
         if self.way == "sealed":
             select = _selection(self.cluster, self.algorithm, self.table)
@@ -79,7 +88,7 @@ class Setting:
                 if each in ALGORITHMS[operation] and (several or each in _INSIDE)
             ]
         costs = costs_of(route, self.network, self.sharing().turns)
-        cutting = cutting_of(self.profile, self.way)
+        cutting = cutting_of(self.profile, self.way, self.sharing().ranks)
         timed = [
             (collective(operation, each, self.cluster, nbytes, costs, cutting), each)
             for each in candidates
@@ -90,13 +99,16 @@ class Setting:
         if waits and nbytes <= limits.PREPARED_BYTES:
             call -= route.prepared_s.value
         busy = call if self.profile.device.kind == "cpu" else 0.0
-        return outcome.seconds + call, outcome.engine_s + busy, algorithm
+        slot = longest_slot(operation, algorithm, self.cluster, nbytes)
+        lanes = cutting.lanes(slot, self.cluster.ranks)
+        return Taken(outcome.seconds + call, outcome.engine_s + busy, algorithm, lanes)
 
     def exchange(
         self, operation: Operation, nbytes: int, ready: float = 1.0, *, waits: bool = False
     ) -> Exchange:
-        seconds, busy, _ = self.takes(operation, nbytes, waits=waits)
-        return Exchange(ready, seconds, busy * self.route.core_share.value)
+        taken = self.takes(operation, nbytes, waits=waits)
+        busy = taken.engine_s * self.route.core_share.value
+        return Exchange(ready, taken.seconds, busy, taken.threads)
 
 
 @lru_cache(maxsize=256)
@@ -160,7 +172,10 @@ def fsdp_step(setting: Setting, model: Model, compute: Compute, precision: Preci
     parts = [max(1, -(-unit * size // ranks)) for unit in units]
     gather = [setting.exchange(Operation.ALL_GATHER, part) for part in parts]
     scatter = [setting.exchange(Operation.REDUCE_SCATTER, part) for part in parts]
-    busy = sum(2 * g.busy_s + s.busy_s for g, s in zip(gather, scatter, strict=True))
+    busy = sum(
+        2 * g.busy_s * g.threads + s.busy_s * s.threads
+        for g, s in zip(gather, scatter, strict=True)
+    )
     talking = sum(2 * g.seconds + s.seconds for g, s in zip(gather, scatter, strict=True))
     sharing = setting.sharing()
     # Engines that share the cores slow computing by what they take of them.

@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from sealring.engine.lanes import threads_by_default
 from sealring.engine.simulate import Costs, Hop
 from sealring.errors import ConfigurationError
 from sealring.plan.collectives import Cutting
@@ -150,11 +151,14 @@ def costs_of(path: Route, network: Network, turns: float = 0.0) -> Costs:
     )
 
 
-def cutting_of(profile: Profile, way: Way) -> Cutting:
+def cutting_of(profile: Profile, way: Way, on_a_host: int) -> Cutting:
+    """For so many ranks on each host."""
     route = profile.way(way)
     assert route is not None
     own_engine = way == "sealed" and profile.device.kind == "cpu"
-    return Cutting(int(route.record_bytes.value), by_world=own_engine)
+    cores = int(profile.device.cores_per_host.value)
+    threads = threads_by_default(cores, on_a_host) if own_engine else 1
+    return Cutting(int(route.record_bytes.value), own_engine, threads)
 
 
 def _inverse(rate: Figure) -> float:

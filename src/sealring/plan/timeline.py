@@ -39,6 +39,8 @@ class Exchange:
     """By itself, with a core for every engine."""
     busy_s: float
     """Of these, what needs the core."""
+    threads: int = 1
+    """That share it: so many cores are needed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +74,20 @@ class Sharing:
         further = self.on_a_core - 1.0
         return min(further, 1.0) if self.yields else further
 
-    def speed(self, computing: bool, part: float) -> float:
-        """Of every thread, where each rank's engine would be at work `part` of its time if it had
-        a core for itself. An engine that is slowed is at work for longer, and waits no longer."""
+    def speed(self, computing: bool, part: float, threads: int = 1) -> float:
+        """Of every thread, where each rank's engines would be at work `part` of their time if each
+        had a core for itself. One that is slowed is at work for longer, and waits no longer."""
         if part <= 0.0:
             return min(1.0, self.cores / self.ranks) if computing else 1.0
-        # Computing goes on for so long that it is moved from core to core.
-        cores = self.cores / self.ranks if computing else 1.0 / self.on_a_core
+        # Of a rank. Computing goes on for so long that it is moved from core to core.
+        cores = self.cores / self.ranks
+        if not computing and self.on_a_core > 1.0:
+            cores = 1.0 / self.on_a_core
         slow, fast = 0.0, 1.0
         for _ in range(40):
             middle = (slow + fast) / 2
             at_work = part / (part + (1.0 - part) * middle)
-            if middle * (float(computing) + at_work) > cores:
+            if middle * (float(computing) + threads * at_work) > cores:
                 fast = middle
             else:
                 slow = middle
@@ -135,7 +139,7 @@ def run_step(
         left = exchange.seconds
         while left > 0:
             computing = progress < compute.backward_s
-            speed = sharing.speed(computing, part)
+            speed = sharing.speed(computing, part, exchange.threads)
             # Only what needs the core is slowed; waiting for a link takes as long as before.
             stretch = part / speed + (1.0 - part)
             took = left * stretch
