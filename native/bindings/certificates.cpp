@@ -34,12 +34,13 @@ std::vector<der::Bytes> views_of(const nb::tuple& tuple) {
 
 nb::list read_certificates(const nb::tuple& certificates, const nb::tuple& authorities) {
   const std::vector<der::Bytes> views = views_of(certificates);
-  std::vector<const Authority*> issuers;
-  for (const nb::handle each : authorities) issuers.push_back(nb::cast<const Authority*>(each));
+  std::vector<const Authority*> believed;
+  for (const nb::handle each : authorities) believed.push_back(nb::cast<const Authority*>(each));
   std::vector<ReadCertificate> found;
   found.reserve(views.size());
   {
     const nb::gil_scoped_release released;
+    Issuers issuers(believed);
     for (const der::Bytes each : views) found.push_back(read_signed(each, issuers));
   }
   nb::list out;
@@ -62,8 +63,9 @@ nb::list wrong_signatures(const nb::tuple& certificates, const nb::tuple& signat
   {
     const der::Bytes text = span_of(message);
     const nb::gil_scoped_release released;
+    MessageSignatures messages;
     for (size_t i = 0; i < views.size(); ++i) {
-      if (!signers[i]->has_signed(views[i], text)) wrong.push_back(i);
+      if (!messages.verify(signers[i]->key, views[i], text)) wrong.push_back(i);
     }
   }
   nb::list out;

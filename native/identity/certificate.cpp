@@ -128,16 +128,19 @@ Authority::Authority(Bytes certificate) {
   key_ = read_public_key(fields.key);
 }
 
-bool Authority::signed_this(const CertificateFields& certificate) const {
-  return key_ != nullptr && certificate.one_algorithm &&
-         std::ranges::equal(certificate.issuer, name_) &&
-         signed_certificate(key_.get(), certificate.algorithm, certificate.content,
-                            certificate.signature);
+Issuers::Issuers(std::span<const Authority* const> authorities) {
+  for (const Authority* each : authorities) {
+    if (each->key() != nullptr)
+      issuers_.push_back({each->name(), CertificateSignatures(each->key())});
+  }
 }
 
-bool ReadCertificate::has_signed(Bytes signature, Bytes message) const {
-  const PublicKey public_key = read_public_key(key);
-  return public_key != nullptr && signed_message(public_key.get(), signature, message);
+bool Issuers::signed_this(const CertificateFields& certificate) {
+  return certificate.one_algorithm && std::ranges::any_of(issuers_, [&](Issuer& each) {
+           return std::ranges::equal(certificate.issuer, each.name) &&
+                  each.signatures.verify(certificate.algorithm, certificate.content,
+                                         certificate.signature);
+         });
 }
 
 namespace {
@@ -169,11 +172,9 @@ ReadCertificate read_any(Bytes bytes) {
   return read_if(bytes, true, [](const CertificateFields&) { return false; });
 }
 
-ReadCertificate read_signed(Bytes bytes, std::span<const Authority* const> authorities) {
-  return read_if(bytes, false, [&](const CertificateFields& fields) {
-    return std::ranges::any_of(authorities,
-                               [&](const Authority* each) { return each->signed_this(fields); });
-  });
+ReadCertificate read_signed(Bytes bytes, Issuers& issuers) {
+  return read_if(bytes, false,
+                 [&](const CertificateFields& fields) { return issuers.signed_this(fields); });
 }
 
 }  // namespace sealring

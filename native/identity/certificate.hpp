@@ -42,12 +42,27 @@ class Authority {
  public:
   // Throws der::NotDer where these bytes are no certificate. One whose key cannot be read has signed nothing.
   explicit Authority(der::Bytes certificate);
-  // Whether it signed this very certificate, with no other in between.
-  bool signed_this(const CertificateFields& certificate) const;
+  der::Bytes name() const { return name_; }
+  EVP_PKEY* key() const { return key_.get(); }
 
  private:
   std::vector<uint8_t> name_;
   PublicKey key_;
+};
+
+// Authorities while certificates are read. One thread uses it; the authorities must outlive it.
+class Issuers {
+ public:
+  explicit Issuers(std::span<const Authority* const> authorities);
+  // Whether one of them signed this very certificate, with no other in between.
+  bool signed_this(const CertificateFields& certificate);
+
+ private:
+  struct Issuer {
+    der::Bytes name;
+    CertificateSignatures signatures;
+  };
+  std::vector<Issuer> issuers_;
 };
 
 // What a certificate says of its holder. Not proof of anything.
@@ -75,15 +90,12 @@ struct ReadCertificate {
   Claims claims;
   std::vector<uint8_t> key;  // SubjectPublicKeyInfo
   std::vector<uint8_t> foreign;  // all of it, if it has foreign parts
-
-  // As workers sign messages: signed_message().
-  bool has_signed(der::Bytes signature, der::Bytes message) const;
 };
 
 // Of any signer.
 ReadCertificate read_any(der::Bytes bytes);
 
-// What it claims is read only if one of these authorities has signed it.
-ReadCertificate read_signed(der::Bytes bytes, std::span<const Authority* const> authorities);
+// What it claims is read only if one of these has signed it.
+ReadCertificate read_signed(der::Bytes bytes, Issuers& issuers);
 
 }  // namespace sealring

@@ -4,6 +4,7 @@
 #include <openssl/core_names.h>
 #include <openssl/err.h>
 #include <openssl/objects.h>
+#include <openssl/params.h>
 #include <openssl/rsa.h>
 #include <openssl/x509.h>
 
@@ -16,6 +17,7 @@ namespace {
 
 using der::Bytes;
 
+constexpr uint8_t kEd25519Algorithm[] = {0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70};
 constexpr uint8_t kEd25519[] = {0x30, 0x2a, 0x30, 0x05, 0x06, 0x03,
                                 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00};
 constexpr size_t kEd25519Bytes = 32;
@@ -124,8 +126,19 @@ std::optional<Digest> public_key_digest(Bytes info) {
   return digest;
 }
 
-bool signed_certificate(EVP_PKEY* key, Bytes algorithm, Bytes content, Bytes signature) {
+CertificateSignatures::CertificateSignatures(EVP_PKEY* key) : key_(key) {
+  if (EVP_PKEY_is_a(key, "ED25519")) ed25519_.reset(EVP_MD_CTX_new());
+}
+
+bool CertificateSignatures::verify(Bytes algorithm, Bytes content, Bytes signature) {
   const Quiet quiet;
+  if (ed25519_ != nullptr) {
+    return std::ranges::equal(algorithm, kEd25519Algorithm) &&
+           EVP_DigestVerifyInit_ex(ed25519_.get(), nullptr, nullptr, nullptr, nullptr, key_,
+                                   nullptr) == 1 &&
+           EVP_DigestVerify(ed25519_.get(), signature.data(), signature.size(), content.data(),
+                            content.size()) == 1;
+  }
   const unsigned char* at = algorithm.data();
   const Owned<X509_ALGOR, X509_ALGOR_free> identifier(
       d2i_X509_ALGOR(nullptr, &at, static_cast<long>(algorithm.size())));
@@ -138,14 +151,35 @@ bool signed_certificate(EVP_PKEY* key, Bytes algorithm, Bytes content, Bytes sig
     return false;
   }
   return ASN1_item_verify(ASN1_ITEM_rptr(ASN1_SEQUENCE), identifier.get(), bits.get(), text.get(),
-                          key) == 1;
+                          key_) == 1;
 }
 
-bool signed_message(EVP_PKEY* key, Bytes signature, Bytes message) {
+MessageSignatures::MessageSignatures()
+    : ed25519_(EVP_PKEY_CTX_new_from_name(nullptr, "ED25519", nullptr)) {}
+
+PublicKey MessageSignatures::read(Bytes key) {
+  if (!is_ed25519_key(key) || EVP_PKEY_fromdata_init(ed25519_.get()) != 1) {
+    return read_public_key(key);
+  }
+  // The parameters' constructors take pointers to non-const; the key is only read.
+  OSSL_PARAM params[] = {OSSL_PARAM_construct_octet_string(
+                             OSSL_PKEY_PARAM_PUB_KEY,
+                             const_cast<uint8_t*>(key.data() + sizeof kEd25519), kEd25519Bytes),
+                         OSSL_PARAM_construct_end()};
+  EVP_PKEY* made = nullptr;
+  if (EVP_PKEY_fromdata(ed25519_.get(), &made, EVP_PKEY_PUBLIC_KEY, params) != 1) return {};
+  return PublicKey(made);
+}
+
+bool MessageSignatures::verify(Bytes info, Bytes signature, Bytes message) {
   const Quiet quiet;
+  const PublicKey owned = read(info);
+  EVP_PKEY* const key = owned.get();
+  if (key == nullptr) return false;
   const Owned<EVP_MD_CTX, EVP_MD_CTX_free> context(EVP_MD_CTX_new());
-  const bool rsa = EVP_PKEY_is_a(key, "RSA");
-  const char* const digest = rsa || EVP_PKEY_is_a(key, "EC") ? "SHA256" : nullptr;
+  const bool ours = is_ed25519_key(info);
+  const bool rsa = !ours && EVP_PKEY_is_a(key, "RSA");
+  const char* const digest = rsa || (!ours && EVP_PKEY_is_a(key, "EC")) ? "SHA256" : nullptr;
   EVP_PKEY_CTX* settings = nullptr;
   if (context == nullptr || EVP_DigestVerifyInit_ex(context.get(), &settings, digest, nullptr,
                                                     nullptr, key, nullptr) != 1) {

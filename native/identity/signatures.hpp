@@ -30,13 +30,36 @@ PublicKey read_public_key(der::Bytes info);
 // a point of a curve is not compressed. Nothing where there is no such key.
 std::optional<Digest> public_key_digest(der::Bytes info);
 
-// Whether `key` has signed a certificate's content: `algorithm` is the AlgorithmIdentifier in it. MD5 and SHA-1
-// sign nothing.
-bool signed_certificate(EVP_PKEY* key, der::Bytes algorithm, der::Bytes content,
-                        der::Bytes signature);
+// Verifies what one key has signed of certificates. One thread uses it; the key must outlive it.
+class CertificateSignatures {
+ public:
+  explicit CertificateSignatures(EVP_PKEY* key);
+  // Of a certificate's content: `algorithm` is the AlgorithmIdentifier in it. MD5 and SHA-1 sign nothing.
+  bool verify(der::Bytes algorithm, der::Bytes content, der::Bytes signature);
 
-// Whether `key` has signed a message as workers do: Ed25519, Ed448, ECDSA with SHA-256, or RSA-PSS with SHA-256
-// and a salt of 32 bytes.
-bool signed_message(EVP_PKEY* key, der::Bytes signature, der::Bytes message);
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  EVP_PKEY* key_;
+  std::unique_ptr<EVP_MD_CTX, Free> ed25519_;  // for such a key: kept, because a new one takes 4 us
+};
+
+// Verifies messages that workers sign: with Ed25519, Ed448, ECDSA with SHA-256, or RSA-PSS with SHA-256 and a salt
+// of 32 bytes. One thread uses it.
+class MessageSignatures {
+ public:
+  MessageSignatures();
+  // `key` is a SubjectPublicKeyInfo.
+  bool verify(der::Bytes key, der::Bytes signature, der::Bytes message);
+
+ private:
+  struct Free {
+    void operator()(EVP_PKEY_CTX* context) const { EVP_PKEY_CTX_free(context); }
+  };
+  PublicKey read(der::Bytes key);
+
+  std::unique_ptr<EVP_PKEY_CTX, Free> ed25519_;  // reads such keys; a new one takes 3 us
+};
 
 }  // namespace sealring

@@ -10,10 +10,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -34,8 +33,7 @@ CLOCK_SKEW: Final = timedelta(minutes=5)
 """A fresh certificate starts this long ago, for peers whose clocks are behind ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateClaims:
+class CertificateClaims(NamedTuple):
     """What a certificate says of its holder. Not proof of anything."""
 
     name: WorkerName

@@ -59,6 +59,9 @@ class WorkerName:
     @classmethod
     def parse(cls, uri: str) -> WorkerName | None:
         match = _URI.fullmatch(uri)
-        if match is None or not is_job(match[1]) or int(match[2]) >= MAX_WORLD:
+        if match is None:
             return None
-        return cls(match[1], int(match[2]))
+        try:
+            return cls(match[1], int(match[2]))
+        except ConfigurationError:
+            return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -55,8 +55,7 @@ class VerifiedPeer:
         raise TypeError("a VerifiedPeer cannot be copied or unpickled: verify the peer instead")
 
 
-@dataclass(frozen=True, slots=True)
-class SignedCertificate:
+class SignedCertificate(NamedTuple):
     """What never changes about a worker's certificate that one of the authorities signed."""
 
     claims: CertificateClaims
