@@ -128,11 +128,10 @@ class Connection(ABC):
     @abstractmethod
     def _drop(self) -> None:
         """Overwrite and free the connection's secrets."""
-        _native.erase(self._received)
 
     def detach(self) -> socket.socket:
         """The socket, without a word to the peer: nothing may precede the records."""
-        self._drop()
+        self._forget()
         return self._socket
 
     @property
@@ -155,6 +154,10 @@ class Connection(ABC):
                     break
                 budget -= len(chunk)
         self._socket.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        _native.erase(self._received)
         self._drop()
 
     def _wait(self, event: int) -> None:

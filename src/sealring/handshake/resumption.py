@@ -262,7 +262,6 @@ class SessionConnection(Connection):
         return True
 
     def _drop(self) -> None:
-        super()._drop()
         for secret in (self._secret, self._sends, self._receives):
             if secret is not None:
                 secret.wipe()

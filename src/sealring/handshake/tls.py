@@ -63,7 +63,7 @@ class TlsConnection(Connection):
         self._alert: int | None = None
         self._verify_code: int | None = None
         self._claimed_rank: int | None = None
-        self._tls = SSL.Connection(_context_for(credentials), sock)
+        self._tls = SSL.Connection(_context_for(credentials, dialer=dialer), sock)
         self._tls.set_app_data(self)
         self._tls.set_info_callback(self._on_info)
         if dialer:
@@ -146,7 +146,6 @@ class TlsConnection(Connection):
         context frees the context too, with the private key in it. OpenSSL does not overwrite the
         connection's secrets when it frees them. The descriptor is not its own.
         """
-        super()._drop()
         tls: SSL.Connection | None = self.__dict__.pop("_tls", None)
         if tls is None:
             return
@@ -207,7 +206,7 @@ class TlsConnection(Connection):
 
 
 _contexts: Final[WeakValueDictionary[tuple[Any, ...], SSL.Context]] = WeakValueDictionary()
-"""By all that is in them: certificate (and so private key), and authorities."""
+"""By all that is in them: certificate (and so private key), authorities, and the end."""
 _contexts_lock = threading.Lock()
 
 
@@ -221,21 +220,21 @@ def _forget_contexts() -> None:
 os.register_at_fork(after_in_child=_forget_contexts)
 
 
-def _context_for(credentials: Credentials) -> SSL.Context:
+def _context_for(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     """The connections that a worker has under way at once share one: making one takes 0.8 ms.
 
     It ends with the last of them, so that the private key lies in OpenSSL's memory no longer than
     connections are set up. No TLS session can be resumed: tickets and the cache are off.
     """
-    whose = (credentials.certificate, credentials.authorities)
+    whose = (credentials.certificate, credentials.authorities, dialer)
     with _contexts_lock:
         context = _contexts.get(whose)
         if context is None:
-            context = _contexts[whose] = _new_context(credentials)
+            context = _contexts[whose] = _new_context(credentials, dialer=dialer)
         return context
 
 
-def _new_context(credentials: Credentials) -> SSL.Context:
+def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     context = SSL.Context(SSL.TLS_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_max_proto_version(SSL.TLS1_3_VERSION)
@@ -258,9 +257,10 @@ def _new_context(credentials: Credentials) -> SSL.Context:
     # `identity.verify` allows nothing between a worker and its authority. Here one step more is
     # allowed, because at 0 OpenSSL answers "too long" where "unknown issuer" is meant.
     context.set_verify_depth(1)
-    # The first for connections that this worker dials, the second for those that it accepts.
-    context.set_alpn_protos([ALPN])
-    context.set_alpn_select_callback(_choose_protocol)
+    if dialer:
+        context.set_alpn_protos([ALPN])
+    else:
+        context.set_alpn_select_callback(_choose_protocol)
     return context
 
 

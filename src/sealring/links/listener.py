@@ -243,7 +243,7 @@ class Listener:
                 one.more = True
             else:
                 self._advance_soon(one)
-        elif _has_bytes(one.sock):
+        elif one.has_bytes():
             self._knocking.append(one)
 
     def _let_in(self) -> None:
@@ -349,14 +349,3 @@ class Listener:
         self._epoll.unregister(one.sock)
         del self._by_descriptor[one.sock.fileno()]
         (self.greeting if one in self.greeting else self.silent).remove(one)
-
-
-def _has_bytes(sock: socket.socket) -> bool:
-    """Whether the peer has sent something, closed the connection, or reset it."""
-    try:
-        sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True

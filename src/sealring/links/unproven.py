@@ -56,6 +56,16 @@ class Unproven:
     waiting_since: float | None = None
     """Since when we wait for the peer; None while it is being served."""
 
+    def has_bytes(self) -> bool:
+        """Whether the peer has sent something, closed the connection, or reset it."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
     def overdue(self, now: float) -> bool:
         if self.waiting_since is None:
             return False
