@@ -59,10 +59,10 @@ def _same_content(records: Records) -> Iterator[Finding]:
     for sha256, named in said.items():
         sides = split({party: content for party, (_, content) in named.items()})
         if sides is not None:
-            (one, mine), (_, other) = named[sides.blamed[0]], named[sides.against[0]]
+            (blamed, mine), (_, other) = named[sides.blamed[0]], named[sides.against[0]]
             yield sides.finding(
                 Fault.CHECKPOINT,
-                f"{one.where} names the content {mine[:12]} of the manifest {sha256[:12]}, and "
+                f"{blamed.where} names the content {mine[:12]} of the manifest {sha256[:12]}, and "
                 f"{sides.against[0]} {other[:12]}",
                 {party: turn.digest for party, (turn, _) in named.items()},
             )
