@@ -11,16 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from sealring.audit import hostile
+from sealring.audit import data, hostile
 from sealring.audit.audit import Question, audit
 from sealring.audit.claims import Claims, Stage
-from sealring.audit.findings import Fault
+from sealring.audit.findings import MAX_AGAINST, Fault
 from sealring.audit.page import page
 from sealring.audit.result import Said, Status
 from sealring.errors import MalformedRun
+from sealring.provenance.checkpoints import open_checkpoint
 from sealring.provenance.digests import Named
+from sealring.provenance.folder import read_checkpoint
+from sealring.provenance.intervals import CheckpointRef, Share
+from sealring.provenance.notes import Kind, Signer
+from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.runs import RunFolder
 from tests.audit.made_runs import CLEANER, CORPUS, MadeRun, sha, stage
+from tests.audit.stated_lies import data_of
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>\u202e</script><!--'
 
@@ -204,3 +210,91 @@ def test_half_a_character_is_no_text(made: MadeRun, tmp_path: Path) -> None:
     result = audit(made.write(tmp_path / "run").path, made.trust)
     assert {one.fault for one in result.findings} == {Fault.UNREADABLE}
     page(result).encode()
+
+
+def test_very_many_names_of_checkpoints_name_few_records_each(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    """Every name is written and read in another version: all of them contradict each other."""
+    for rank, sequence in made.turns:
+        end = made.turns[rank, sequence].end_step
+        refs = [
+            CheckpointRef("x", end, sha(f"{rank} {sequence} {number}"), None)
+            for number in range(120)
+        ]
+        made.change(rank, sequence, checkpoints_out=refs[:60], checkpoints_in=refs[60:])
+    result = audit(made.write(tmp_path / "run").path, made.trust)
+    assert len(result.findings) >= 240
+    assert max(len(one.against) for one in result.findings) == MAX_AGAINST
+
+
+def test_spans_that_are_listed_one_by_one_are_counted(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ranks' shares fit, and have periods that begin at different places."""
+    monkeypatch.setattr(data, "_MAX_COMPARED", 20_000)
+    one = made.turns[0, 0].data[0]
+    share = Share(2, 0, 1)
+    made.change(0, 0, data=[replace(one, first=0, end=40_002, share=share)])
+    pieces = [
+        replace(one, first=1 + at, end=4_001 + at, share=share) for at in range(0, 40_000, 4_000)
+    ]
+    made.change(1, 0, data=pieces)
+    found = audit(made.write(tmp_path / "run").path, made.trust).findings
+    assert "the ranges of corpus overlap in too many ways to be compared" in [
+        one.text for one in found
+    ]
+
+
+def test_very_long_ways_through_stages_are_not_held(made: MadeRun, tmp_path: Path) -> None:
+    made.made = []
+    last = Named("raw", sha("raw"))
+    for number in range(9):  # twice as many ways with each
+        one, other, both = (Named(f"{x}{number}", sha(f"{x}{number}")) for x in "abc")
+        made.made += [
+            stage("one", "stage", [last], [one], CLEANER),
+            stage("other", "stage", [last], [other], CLEANER),
+            stage("both", "stage", [one, other], [both], CLEANER),
+        ]
+        last = both
+    for number in range(150):
+        following = Named(f"d{number}", sha(f"d{number}"))
+        made.made.append(stage("more", "stage", [last], [following], CLEANER))
+        last = following
+    made.made.append(stage("end", "stage", [last], [CORPUS], CLEANER))
+    claims = Claims(stages=(Stage("clean", None),))
+    (answer,) = audit(made.write(tmp_path / "run").path, made.trust, Question(claims)).answers
+    assert answer.said is Said.NOT_SHOWN
+    assert "too many ways" in answer.text
+
+
+def test_a_log_with_more_entries_than_an_audit_reads(
+    made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.audit.log_check.MAX_FILES", 6)
+    (finding,) = audit(run.path, made.trust).findings
+    assert finding.fault is Fault.LOG_REFUSED
+    assert "the log has 7 entries, and an audit reads 6" in finding.text
+
+
+def test_a_checkpoint_of_another_log_is_not_passed_over(made: MadeRun, run: RunFolder) -> None:
+    """The auditor has kept it to compare it; the owner shows another log of theirs."""
+    other = MadeRun(signer=Signer.generate("example.com/first", Kind.NOTE), world=2, count=2)
+    first = other.write(run.path.with_name("first"))
+    logs = LogPolicy((Log(made.signer.verifier), Log(other.signer.verifier)))
+    seen = open_checkpoint(read_checkpoint(first.log), logs)
+    (finding,) = audit(run.path, replace(made.trust, log=logs, seen=[seen])).findings
+    assert (finding.fault, finding.parties) == (Fault.LOG_REFUSED, ("the log's owner",))
+    assert finding.text.startswith("WrongLog: ")
+
+
+def test_the_outputs_of_one_stage_are_told_apart(made: MadeRun, tmp_path: Path) -> None:
+    """All ranks train on what the stage made to test with."""
+    split = [CORPUS, Named("held-out", sha("held-out"))]
+    made.made[1] = replace(made.made[1], outputs=split)
+    for rank in range(2):
+        made.each(rank, lambda one: data_of(one, sha256=sha("held-out")))
+    found = audit(made.write(tmp_path / "run").path, made.trust).findings
+    assert [(one.fault, one.parties) for one in found] == [
+        (Fault.TRANSFORMATION, (f"rank {rank}", "the disk")) for rank in range(2)
+    ]

@@ -15,17 +15,18 @@ from sealring.audit import spot_checks
 from sealring.audit.audit import Question, audit
 from sealring.audit.findings import Fault
 from sealring.audit.page import page
-from sealring.audit.result import AuditResult, Said, Status
+from sealring.audit.result import Answer, AuditResult, Said, Status
 from sealring.audit.spot_checks import Repetition
 from sealring.audit.trust import AuditTrust
 from sealring.provenance.checkpoints import open_checkpoint
 from sealring.provenance.folder import read_checkpoint
+from sealring.provenance.intervals import CheckpointRef
 from sealring.provenance.notes import Kind, Signer, parse_note
 from sealring.provenance.replay import Difference, Outcome, Stretch, Verdict
 from sealring.provenance.runs import RunFolder
 from sealring.provenance.writer import LogWriter
 from tests.audit.folder_lies import WITNESSES, changed_entry, witnessed
-from tests.audit.made_runs import NOW, MadeRun
+from tests.audit.made_runs import NOW, MadeRun, checkpoint, sha
 
 
 def ask(
@@ -139,3 +140,69 @@ def test_without_a_believed_log_nothing_is_repeated(
     changed_entry(made, run)
     result, repeated = ask(made, run.path, "equal", monkeypatch)
     assert (result.answers[0].said, repeated) == (Said.NOT_SHOWN, [])
+
+
+def ends(made: MadeRun, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Answer, list[str]]:
+    result, repeated = ask(made, made.write(path).path, "equal", monkeypatch, count=99)
+    (answer,) = result.answers
+    starts = ["" if one.start is None else one.start.name for one in repeated]
+    return answer, [f"{one}>{part.end.name}" for one, part in zip(starts, repeated, strict=True)]
+
+
+def test_a_content_that_is_not_named_does_not_hide_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeRun(world=2, count=4)
+    for rank in range(2):
+        made.change(rank, 1, checkpoints_out=[replace(checkpoint(20), content=None)])
+    answer, parts = ends(made, tmp_path / "run", monkeypatch)
+    assert answer.said is Said.YES
+    assert parts == [">model@10", "model@10>model@30", "model@30>model@40"]
+
+
+def test_a_last_content_that_is_not_named_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeRun(world=2, count=2)
+    for rank in range(2):
+        made.change(rank, 1, checkpoints_out=[replace(checkpoint(20), content=None)])
+    answer, parts = ends(made, tmp_path / "run", monkeypatch)
+    assert (answer.said, parts) == (Said.NOT_SHOWN, [">model@10"])
+    assert "To model@20 (step 20) no part leads" in answer.text
+
+
+def test_a_run_that_went_back_is_repeated_from_where_it_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dishonest part, done again after a recovery that nobody needed."""
+    made = MadeRun(world=2, count=4)
+    other = CheckpointRef("model@31", 20, sha("other"), sha("other content"))
+    for rank in range(2):
+        made.change(
+            rank, 2, first_step=10, end_step=20, checkpoints_in=[checkpoint(10)],
+            checkpoints_out=[other],
+        )  # fmt: skip
+        made.change(rank, 3, first_step=20, end_step=30, checkpoints_out=[checkpoint(30)])
+    _, parts = ends(made, tmp_path / "run", monkeypatch)
+    assert parts == [">model@10", "model@10>model@20", "model@10>model@31", "model@31>model@30"]
+
+
+def test_a_second_checkpoint_of_a_step_is_repeated_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeRun(world=2, count=2)
+    swapped = CheckpointRef("model@99", 20, sha("swapped"), sha("swapped content"))
+    made.change(0, 1, checkpoints_out=[checkpoint(20), swapped])
+    _, parts = ends(made, tmp_path / "run", monkeypatch)
+    assert sorted(parts) == [">model@10", "model@10>model@20", "model@10>model@99"]
+
+
+def test_a_rank_that_states_more_checkpoints_hides_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeRun(world=2, count=3)
+    for sequence in range(2):
+        made.change(1, sequence, checkpoints_out=[checkpoint(10 * sequence + 10)] * 5)
+    made.change(1, 2, checkpoints_out=[])
+    _, parts = ends(made, tmp_path / "run", monkeypatch)
+    assert parts == [">model@10", "model@10>model@20", "model@20>model@30"]

@@ -26,6 +26,7 @@ from sealring.papers.card import model_card
 from sealring.papers.facts import facts_of
 from sealring.papers.write import digest_of, files_of, write_papers
 from sealring.provenance.digests import Named
+from sealring.provenance.intervals import Privacy
 from sealring.provenance.runs import RunFolder, create_run
 from sealring.provenance.statements import sign_statement, verify_statement
 from sealring.provenance.transformations import Transformation, parameters_of
@@ -142,6 +143,42 @@ def test_names_of_strangers_are_plain_text_in_the_card(run: RunFolder, model: Pa
     assert "<script>" not in card.replace("\\<", "")
     assert "\n# z" not in card
     assert "\\[x\\]\\(javascript:1\\) \\| \\`y\\`" in card
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("https://example.com/x", r"https\://example.com/x"),
+        ("see WWW.example.com", r"see WWW\.example.com"),
+        ("- item", r"\- item"),
+        ("1. item", r"1\. item"),
+        ("    code", "code"),
+        ("===", r"\==="),
+        ("model-2@30, 2026-11-01T12:00:00Z", "model-2@30, 2026-11-01T12:00:00Z"),
+    ],
+)
+def test_a_name_begins_no_list_and_becomes_no_link(
+    name: str, text: str, run: RunFolder, model: Path
+) -> None:
+    facts = facts_of(run, [AUTHORITY], [OWNER.public_key()])
+    spent = replace(facts, privacy=Privacy(name, "1", "0", "{}"))
+    card = model_card(spent, facts.transformations[0], files_of(model))
+    assert f"\n{text}: epsilon 1, delta 0" in card
+
+
+def test_files_of_two_exports_get_no_papers_together(
+    run: RunFolder, model_key: Path, tmp_path: Path
+) -> None:
+    """The papers would name the checkpoint of one of them."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for number in range(2):
+        path = folder / f"{number}.safetensors"
+        path.write_bytes(b"weights %d" % number)
+        record_transformation(run.path, export_of(path), OWNER)
+    with pytest.raises(ConfigurationError, match="are of several exports"):
+        write_papers(folder, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers")
+    assert not (tmp_path / "papers").exists()
 
 
 def test_what_gets_no_papers(run: RunFolder, model: Path, model_key: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from sealring.provenance.commands import execute
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import CheckpointRef, Interval
 from sealring.provenance.replay import (
+    Compare,
     Difference,
     Outcome,
     Repeated,
@@ -94,6 +95,8 @@ class Again:
     lie: Outcome
     records: Path
     """Of the honest part."""
+    compare: Compare
+    """In the vault that they were saved to."""
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def again(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Again:
             )
             for part in stretches(intervals(recorded, 0))[1:]
         ]  # fmt: skip
-    return Again(honest, lie, place / "2" / "run")
+    return Again(honest, lie, place / "2" / "run", compare)
 
 
 def known_secret(patch: pytest.MonkeyPatch) -> None:
@@ -182,6 +185,19 @@ LIES: dict[str, tuple[Any, str]] = {
     "more samples than were stated": (other_samples, "rank 1 read other data"),
     "no data stated": (no_data, "rank 1 read other data"),
 }
+
+
+def test_the_right_content_of_another_manifest_shows_nothing(
+    recorded: Path, again: Again, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank names the content that the steps lead to, and the manifest of what it wrote."""
+    shown_again(again, tmp_path / "work", monkeypatch)
+    part = stretches(intervals(recorded, 0))[1]
+    outcome = replay(
+        replace(part, end=replace(part.end, sha256="00" * 32)), open_run(recorded / "run"),
+        stated(recorded), AUTHORITIES, tmp_path / "work", compare=again.compare,
+    )  # fmt: skip
+    assert (outcome.verdict, outcome.said.partition(":")[0]) == ("failed", "ForeignPart")
 
 
 @pytest.mark.parametrize("name", LIES)

@@ -118,9 +118,11 @@ def test_a_checkpoint_too_large_to_be_cosigned_does_not_end_the_witness(tmp_path
     text, _ = first("x")
     room = MAX_NOTE_BYTES - len(Note(text, (LOG.sign(text),)).encode())
     _, body = first("x" * room)
-    with WitnessState(tmp_path, KEY, POLICY) as state:
-        with pytest.raises(MalformedNote, match="at most 131072 bytes"):
-            state.add_checkpoint(body)
+    with (
+        WitnessState(tmp_path, KEY, POLICY) as state,
+        pytest.raises(MalformedNote, match="at most 131072 bytes"),
+    ):
+        state.add_checkpoint(body)
     with WitnessState(tmp_path, KEY, POLICY) as state:
         assert dict(state.logs)[LOG.name] == 0
         state.add_checkpoint(submission(0, 3))
@@ -137,9 +139,7 @@ def test_a_clock_that_goes_back_takes_no_cosignature_back(tmp_path: Path) -> Non
     assert times == [1000, 1000, 1000, 1001]
 
 
-def test_a_full_disk_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 

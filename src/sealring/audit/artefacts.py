@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sealring.audit.findings import Fault, Finding, split
+from sealring.audit.findings import MAX_AGAINST, Fault, Finding, split
 from sealring.audit.records import Made, Records, Turn
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import CheckpointRef
@@ -59,10 +59,10 @@ def _same_content(records: Records) -> Iterator[Finding]:
     for sha256, named in said.items():
         sides = split({party: content for party, (_, content) in named.items()})
         if sides is not None:
-            (one, mine), (_, other) = named[sides.blamed[0]], named[sides.against[0]]
+            (blamed, mine), (_, other) = named[sides.blamed[0]], named[sides.against[0]]
             yield sides.finding(
                 Fault.CHECKPOINT,
-                f"{one.where} names the content {mine[:12]} of the manifest {sha256[:12]}, and "
+                f"{blamed.where} names the content {mine[:12]} of the manifest {sha256[:12]}, and "
                 f"{sides.against[0]} {other[:12]}",
                 {party: turn.digest for party, (turn, _) in named.items()},
             )
@@ -126,8 +126,10 @@ def _no_dataset(records: Records) -> Iterator[Finding]:
 def _read_as_written(records: Records) -> Iterator[Finding]:
     """What is read under the name of a checkpoint of this run is what was written under it."""
     written: dict[str, list[tuple[Turn, CheckpointRef]]] = {}
+    known: set[tuple[str, str]] = set()
     for turn in records.turns:
         for one in turn.interval.checkpoints_out:
+            known.add((one.name, one.sha256))
             written.setdefault(one.name, []).append((turn, one))
     used: list[tuple[str, str, str, CheckpointRef | Named]] = [
         (turn.party, f"{turn.where} read", turn.digest, one)
@@ -140,19 +142,20 @@ def _read_as_written(records: Records) -> Iterator[Finding]:
         for one in made.content.inputs
     ]
     for party, who, digest, ref in used:
-        writers = written.get(ref.name, [])
-        if writers and all(made.sha256 != ref.sha256 for _, made in writers):
+        writers = written.get(ref.name)
+        if writers and (ref.name, ref.sha256) not in known:
             yield Finding(
                 Fault.CHECKPOINT, (party, "the disk"),
                 f"{who} {ref.name} with the manifest {ref.sha256[:12]}, and "
                 f"{writers[0][0].party} wrote it with {writers[0][1].sha256[:12]}",
-                (digest,), tuple(writer.digest for writer, _ in writers),
+                (digest,), tuple(writer.digest for writer, _ in writers[:MAX_AGAINST]),
             )  # fmt: skip
 
 
 def _read_at_its_step(records: Records) -> Iterator[Finding]:
     """A rank that goes on from a checkpoint of this run does so at the step that it was of."""
     steps: dict[str, set[int]] = {}
+    writers = _writers(records)
     for turn in records.turns:
         for one in turn.interval.checkpoints_out:
             steps.setdefault(one.sha256, set()).add(one.step)
@@ -164,13 +167,14 @@ def _read_at_its_step(records: Records) -> Iterator[Finding]:
                     Fault.CHECKPOINT, (turn.party, "the disk"),
                     f"{turn.where} goes on from {one.name}, which was written at step "
                     f"{min(known)}: an older or newer checkpoint was put in its place",
-                    (turn.digest,), _writers(records, one),
+                    (turn.digest,), writers.get(one.sha256, ()),
                 )  # fmt: skip
 
 
 def _starts(records: Records) -> Iterator[Finding]:
     """A run goes on from the checkpoint that it read first, and all ranks read the same one."""
     reads: dict[int, dict[str, tuple[Turn, CheckpointRef]]] = {}
+    writers = _writers(records)
     for turn in records.turns:
         for one in turn.interval.checkpoints_in[:1] if turn.interval.sequence == 0 else ():
             reads.setdefault(turn.interval.sequence, {}).setdefault(turn.party, (turn, one))
@@ -179,7 +183,7 @@ def _starts(records: Records) -> Iterator[Finding]:
                     Fault.CHECKPOINT, (turn.party, "the disk"),
                     f"{turn.where} read {one.name}, which is of step {one.step}: an older or newer "
                     "checkpoint was put in its place, or steps were left out",
-                    (turn.digest,), _writers(records, one),
+                    (turn.digest,), writers.get(one.sha256, ()),
                 )  # fmt: skip
     for named in reads.values():
         sides = split({party: one.sha256 for party, (_, one) in named.items()})
@@ -194,20 +198,25 @@ def _starts(records: Records) -> Iterator[Finding]:
             )
 
 
-def _writers(records: Records, one: CheckpointRef) -> tuple[str, ...]:
-    return tuple(
-        turn.digest
-        for turn in records.turns
-        if any(made.sha256 == one.sha256 for made in turn.interval.checkpoints_out)
-    )
+def _writers(records: Records) -> dict[str, tuple[str, ...]]:
+    """Of each manifest the statements that say who wrote it, not more than a finding names."""
+    found: dict[str, dict[str, None]] = {}
+    for turn in records.turns:
+        for made in turn.interval.checkpoints_out:
+            digests = found.setdefault(made.sha256, {})
+            if len(digests) < MAX_AGAINST:
+                digests[turn.digest] = None
+    return {sha256: tuple(digests) for sha256, digests in found.items()}
 
 
 def _datasets(records: Records) -> Iterator[Finding]:
     """What was read under the name of a stage's output is that output."""
     made: dict[str, list[Made]] = {}
+    known: set[tuple[str, str]] = set()
     for one in records.made:
         for output in one.content.outputs:
             made.setdefault(output.name, []).append(one)
+            known.add((output.name, output.sha256))
     told: set[tuple[str, str]] = set()
     used = [
         (turn.party, turn.where, turn.digest, data.name, data.sha256)
@@ -219,15 +228,14 @@ def _datasets(records: Records) -> Iterator[Finding]:
         for named in one.content.inputs
     ]
     for party, where, digest, name, sha256 in used:
-        makers = made.get(name, [])
-        outputs = {one.sha256 for maker in makers for one in maker.content.outputs}
-        if makers and sha256 not in outputs and (party, name) not in told:
+        makers = made.get(name)
+        if makers and (name, sha256) not in known and (party, name) not in told:
             told.add((party, name))
             yield Finding(
                 Fault.TRANSFORMATION, (party, "the disk"),
                 f"{where} used {name} with the digest {sha256[:12]}, and "
                 f"{makers[0].content.name} made something else under that name",
-                (digest,), tuple(maker.digest for maker in makers),
+                (digest,), tuple(maker.digest for maker in makers[:MAX_AGAINST]),
             )  # fmt: skip
 
 

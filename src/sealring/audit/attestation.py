@@ -39,11 +39,11 @@ def check_machines(
 ) -> Machines:
     """Without a policy, only that the evidence in the folder is what certificates name."""
     found = Machines()
+    signed: dict[str, list[str]] = {}
+    for turn in records.turns:
+        signed.setdefault(turn.worker.certificate, []).append(turn.digest)
     for fingerprint, certificate in records.certificates.items():
-        signed = tuple(
-            turn.digest for turn in records.turns if turn.worker.certificate == fingerprint
-        )
-        _check(found, certificate, signed, run, policy, trust)
+        _check(found, certificate, tuple(signed.get(fingerprint, ())), run, policy, trust)
     return found
 
 

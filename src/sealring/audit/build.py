@@ -45,19 +45,19 @@ def mark_faults(graph: Graph, findings: list[Finding]) -> None:
 
     A record that contradicts another is at fault only if its rank is one of those that may be.
     """
-    blamed = {record for finding in findings for record in finding.records}
-    suspects = {
-        (party, record)
-        for finding in findings
-        for record in finding.against
-        for party in finding.parties
-    }
+    behind: dict[str, list[Node]] = {}
     for node in graph.nodes.values():
         if node.kind is not NodeKind.CHECKPOINT:
-            party = f"rank {node.rank}"
-            node.faulty = any(
-                record in blamed or (party, record) in suspects for record in node.records
-            )
+            for record in node.records:
+                behind.setdefault(record, []).append(node)
+    for finding in findings:
+        parties = set(finding.parties)
+        for record in finding.records:
+            for node in behind.get(record, ()):
+                node.faulty = True
+        for record in finding.against:
+            for node in behind.get(record, ()):
+                node.faulty |= f"rank {node.rank}" in parties
 
 
 def _key(turn: Turn) -> str:

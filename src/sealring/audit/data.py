@@ -22,7 +22,20 @@ _MAX_LISTED = 1 << 16
 _MAX_FOUND = 1000
 """Pieces of a dataset in which something is wrong: more of them tell nothing new."""
 _MAX_COMPARED = 1 << 21
-"""Ranges that cover a piece, summed over all pieces: a hostile worker could state any number."""
+"""Ranges that cover a piece, and their spans in it, summed over all pieces of all datasets."""
+_COMPARED_EACH = 64
+"""As many more for each range: a hostile worker could state ranges that overlap in any way."""
+
+
+class _Budget:
+    """What may still be compared; one for the whole audit."""
+
+    def __init__(self, ranges: int) -> None:
+        self._left = _MAX_COMPARED + _COMPARED_EACH * ranges
+
+    def spend(self, count: int) -> bool:
+        self._left -= count
+        return self._left >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +76,18 @@ def check_data(records: Records) -> list[Finding]:
         left_out |= bool(others)
         for read in [] if others else together:
             reads.setdefault((read.data.sha256, read.data.epoch), []).append(read)
+    places: _Places = {}
+    for turn in records.turns:
+        places.setdefault(turn.interval.sequence, []).append(turn)
+    budget = _Budget(sum(map(len, reads.values())))
     for same in reads.values():
         found += _seeds(same)
-        found += _coverage(same, records, left_out)
+        found += _coverage(same, places, left_out, budget)
     return found
+
+
+_Places = dict[int, list[Turn]]
+"""Statements by their number in a chain."""
 
 
 def _not_undone(chain: Sequence[Turn]) -> tuple[list[Turn], bool]:
@@ -89,11 +110,10 @@ def _not_undone(chain: Sequence[Turn]) -> tuple[list[Turn], bool]:
 def _other_datasets(reads: Sequence[_Read]) -> Iterator[Finding]:
     """Of one interval: ranks that share ranges share the datasets."""
     turns = {read.turn.party: read.turn for read in reads}
-    said = {
-        party: frozenset((read.data.sha256, read.data.epoch) for read in reads if read.turn is turn)
-        for party, turn in turns.items()
-    }
-    sides = split(said)
+    said: dict[str, set[tuple[str, int]]] = {}
+    for read in reads:
+        said.setdefault(read.turn.party, set()).add((read.data.sha256, read.data.epoch))
+    sides = split({party: frozenset(named) for party, named in said.items()})
     if sides is not None:
         one, other = turns[sides.blamed[0]], turns[sides.against[0]]
         yield sides.finding(
@@ -130,7 +150,9 @@ def _seeds(reads: Sequence[_Read]) -> Iterator[Finding]:
         )
 
 
-def _coverage(reads: Sequence[_Read], records: Records, left_out: bool) -> Iterator[Finding]:
+def _coverage(
+    reads: Sequence[_Read], places: _Places, left_out: bool, budget: _Budget
+) -> Iterator[Finding]:
     """`left_out`: not all intervals are compared, so what none of these reads may be theirs."""
     edges = sorted({edge for read in reads for edge in (read.data.first, read.data.end)})
     starting: dict[int, list[_Read]] = {}
@@ -138,19 +160,18 @@ def _coverage(reads: Sequence[_Read], records: Records, left_out: bool) -> Itera
         starting.setdefault(read.data.first, []).append(read)
     open_reads: list[_Read] = []
     told: set[tuple[str, ...]] = set()
-    compared = found = 0
+    found = 0
     for first, end in pairwise(edges):
         open_reads = [read for read in open_reads if read.data.end > first]
         open_reads += starting.get(first, [])
-        compared += 1 + len(open_reads)
-        if compared > _MAX_COMPARED:
+        if not budget.spend(1 + len(open_reads) + _spans_at_most(first, end, open_reads)):
             parties = tuple(dict.fromkeys(read.turn.party for read in reads))
             text = f"the ranges of {reads[0].data.name} overlap in too many ways to be compared"
             yield Finding(Fault.DATA, parties, text)
             return
         if left_out and not open_reads:
             continue
-        for finding in _piece(first, end, open_reads, reads, records):
+        for finding in _piece(first, end, open_reads, reads, places):
             if finding.parties not in told:  # the first one about the same ranks
                 told.add(finding.parties)
                 yield finding
@@ -160,7 +181,7 @@ def _coverage(reads: Sequence[_Read], records: Records, left_out: bool) -> Itera
 
 
 def _piece(
-    first: int, end: int, reads: Sequence[_Read], everything: Sequence[_Read], records: Records
+    first: int, end: int, reads: Sequence[_Read], everything: Sequence[_Read], places: _Places
 ) -> Iterator[Finding]:
     """`reads` all cover the whole piece."""
     name = everything[0].data.name
@@ -174,8 +195,7 @@ def _piece(
     reads = _one_of_each(reads)
     period = _common_period(first, reads)
     length = end - first
-    spans_at_most = sum(1 + length // read.share.period for read in reads)
-    if period is None and spans_at_most > _MAX_LISTED:
+    if _spans_at_most(first, end, reads) > _MAX_LISTED:
         parties = tuple(dict.fromkeys(read.turn.party for read in reads))
         text = f"the shares of samples {first} to {end} of {name} have different periods"
         yield Finding(Fault.DATA, parties, text, tuple(read.turn.digest for read in reads))
@@ -185,7 +205,7 @@ def _piece(
         period = length
     else:
         spans = [span for read in reads for span in _in_period(first, period, read)]
-    yield from _tiles(first, min(period, length), spans, reads, records)
+    yield from _tiles(first, min(period, length), spans, reads, places)
 
 
 def _one_of_each(reads: Sequence[_Read]) -> Sequence[_Read]:
@@ -194,6 +214,13 @@ def _one_of_each(reads: Sequence[_Read]) -> Sequence[_Read]:
     if len(set(counts.values())) > 1:
         return reads
     return list({(read.data.first, read.share): read for read in reads}.values())
+
+
+def _spans_at_most(first: int, end: int, reads: Sequence[_Read]) -> int:
+    """That are listed one by one, because the shares of a piece have different periods."""
+    if not reads or _common_period(first, reads) is not None:
+        return 0
+    return sum(1 + (end - first) // read.share.period for read in reads)
 
 
 def _common_period(first: int, reads: Sequence[_Read]) -> int | None:
@@ -221,7 +248,7 @@ def _listed(first: int, end: int, read: _Read) -> Iterator[_Span]:
 
 
 def _tiles(
-    first: int, length: int, spans: Sequence[_Span], reads: Sequence[_Read], records: Records
+    first: int, length: int, spans: Sequence[_Span], reads: Sequence[_Read], places: _Places
 ) -> Iterator[Finding]:
     at = 0
     before: _Span | None = None
@@ -240,16 +267,16 @@ def _tiles(
                 (one.digest,), (other.digest,),
             )  # fmt: skip
         if span.first > at:
-            unread.append(_unread(first + at, first + span.first, reads, records))
+            unread.append(_unread(first + at, first + span.first, reads, places))
         if span.end >= at:
             at, before = span.end, span
     if at < length:
-        unread.append(_unread(first + at, first + length, reads, records))
+        unread.append(_unread(first + at, first + length, reads, places))
     if not twice:  # else one rank read another's samples in place of its own
         yield from unread
 
 
-def _unread(first: int, end: int, reads: Sequence[_Read], records: Records) -> Finding:
+def _unread(first: int, end: int, reads: Sequence[_Read], places: _Places) -> Finding:
     """At fault: ranks that read nothing of the piece; else those with other shares than most."""
     readers = {read.turn.party: read for read in reads}
     sequence, world = reads[0].turn.interval.sequence, reads[0].turn.interval.world
@@ -257,11 +284,7 @@ def _unread(first: int, end: int, reads: Sequence[_Read], records: Records) -> F
     if not blamed:
         sides = split({party: read.share.length for party, read in readers.items()})
         blamed = tuple(readers) if sides is None else sides.parties
-    stated = [
-        turn
-        for turn in records.turns
-        if turn.party in blamed and turn.interval.sequence == sequence
-    ]
+    stated = [turn for turn in places.get(sequence, []) if turn.party in blamed]
     return Finding(
         Fault.DATA, blamed,
         f"samples {first} to {end} of {reads[0].data.name} were read by no rank, and their "

@@ -61,6 +61,10 @@ WAYS: Final = {
 """All others are found by contradiction."""
 
 
+MAX_AGAINST: Final = 64
+"""Records that a finding names as contradicting it. A stranger could have any number of each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     fault: Fault
@@ -70,7 +74,10 @@ class Finding:
     records: tuple[str, ...] = ()
     """Digests of the statements it is about; the name of the file where none could be read."""
     against: tuple[str, ...] = ()
-    """Digests of the statements that contradict them."""
+    """Digests of statements that contradict them, the first `MAX_AGAINST`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "against", self.against[:MAX_AGAINST])
 
     @property
     def way(self) -> Way:

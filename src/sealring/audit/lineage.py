@@ -7,6 +7,8 @@ from sealring.audit.graph import Graph, NodeKind
 from sealring.audit.records import Made, Records
 
 _MAX_WAYS = 1000
+_MAX_STAGES = 1 << 20
+"""On all ways to all datasets together: they would take a stranger little to write."""
 
 
 def unlisted_sources(graph: Graph, listed: frozenset[str]) -> list[str]:
@@ -38,6 +40,7 @@ class Ways:
                 for output in made.content.outputs:
                     self._makers.setdefault(output.sha256, []).append(made)
         self._found: dict[str, frozenset[tuple[str, ...]] | None] = {}
+        self._stages = 0
 
     def of(self, sha256: str) -> frozenset[tuple[str, ...]] | None:
         """Digests of the stages' statements. None: too many or too long ways, or a cycle.
@@ -60,6 +63,10 @@ class Ways:
             for before in sources:
                 if before is None or len(ways) + len(before) > _MAX_WAYS:
                     return None
-                ways |= {(*way, made.digest) for way in before}
+                longer = {(*way, made.digest) for way in before}
+                self._stages += sum(map(len, longer))
+                if self._stages > _MAX_STAGES:
+                    return None
+                ways |= longer
         self._found[sha256] = frozenset(ways)
         return self._found[sha256]

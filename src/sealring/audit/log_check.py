@@ -7,9 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sealring.audit.findings import Fault, Finding
+from sealring.audit.hostile import MAX_FILES
 from sealring.audit.result import LogSeen
 from sealring.audit.trust import AuditTrust
-from sealring.errors import ForkedLog, LogError, NoQuorum, TamperedLog, TruncatedLog
+from sealring.errors import (
+    ForkedLog,
+    LogError,
+    NoQuorum,
+    NotALog,
+    TamperedLog,
+    TruncatedLog,
+    WrongLog,
+)
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.statements import statement_digest
@@ -48,6 +57,8 @@ def check_log(
     """
     try:
         signed = open_checkpoint(read_checkpoint(folder), trust.log)
+        if signed.size > MAX_FILES:
+            raise NotALog(f"the log has {signed.size} entries, and an audit reads {MAX_FILES}")
         stored = StoredTree(folder, signed.size)
         logged = Logged(stored, signed.root)
         stored.check_all(
@@ -58,9 +69,12 @@ def check_log(
         return None, None, [_refused(problem)]
     findings = []
     for earlier in trust.seen:
-        if earlier.checkpoint.origin != signed.checkpoint.origin:
-            continue
         try:
+            if earlier.checkpoint.origin != signed.checkpoint.origin:
+                raise WrongLog(
+                    f"the run's log is {signed.checkpoint.origin}, and a checkpoint that was seen "
+                    f"elsewhere is of {earlier.checkpoint.origin}: it cannot be compared"
+                )
             stored.check_contains(signed.root, earlier.checkpoint, "a checkpoint seen elsewhere")
         except LogError as problem:
             findings.append(_refused(problem))

@@ -7,6 +7,7 @@ one cell, so that the page opens quickly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Final
@@ -81,14 +82,14 @@ def draw(graph: Graph) -> Picture:
         for n in graph.nodes.values()
         if n.kind in (NodeKind.EXPORT, NodeKind.EVALUATION, NodeKind.MODEL)
     ]
-    columns = sorted({depths[node.key] for node in left})
     x = float(_MARGIN)
-    for place, depth in enumerate(columns):
-        _column(picture, [node for node in left if depths[node.key] == depth], x, place)
+    columns = _by_depth(left, depths)
+    for place, nodes in enumerate(columns):
+        _column(picture, nodes, x, place)
         x += _COLUMN
     x, column = _grid(picture, graph, x, len(columns))
-    for place, depth in enumerate(sorted({depths[node.key] for node in right})):
-        _column(picture, [node for node in right if depths[node.key] == depth], x, column + place)
+    for place, nodes in enumerate(_by_depth(right, depths)):
+        _column(picture, nodes, x, column + place)
         x += _COLUMN
     for (source, target), label in graph.edges.items():
         ends = picture.number[source], picture.number[target]
@@ -152,22 +153,29 @@ def _depths(graph: Graph) -> dict[str, int]:
             before.setdefault(target, []).append(source)
 
     for start in graph.nodes:
-        waiting = [start]
+        waiting = {start: None}  # in the order in which they came
         while waiting:
-            key = waiting[-1]
+            key = next(reversed(waiting))
             if key in depths:
-                waiting.pop()
+                waiting.popitem()
                 continue
             outside = graph.nodes[key].kind in _GRID_KINDS
             needed = [] if outside else [one for one in before.get(key, []) if one not in depths]
             needed = [one for one in needed if one not in waiting]  # a cycle: draw it somehow
             if needed:
-                waiting += needed
+                waiting |= dict.fromkeys(needed)
                 continue
             found = [] if outside else [depths.get(one, 0) for one in before.get(key, [])]
             depths[key] = 0 if outside else 1 + max(found, default=-1)
-            waiting.pop()
+            waiting.popitem()
     return depths
+
+
+def _by_depth(nodes: Sequence[Node], depths: dict[str, int]) -> list[list[Node]]:
+    found: dict[int, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(depths[node.key], []).append(node)
+    return [found[depth] for depth in sorted(found)]
 
 
 def _column(picture: Picture, nodes: list[Node], x: float, column: int) -> None:
@@ -188,8 +196,9 @@ def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float,
     together = -(-(last + 1) * max(1, len(ranks)) // MAX_CELLS)
     x += _LABEL
     cells: dict[tuple[int, int], list[Node]] = {}
+    rows_of = {rank: row for row, rank in enumerate(ranks)}
     for node in sorted(intervals, key=lambda node: node.sequence):
-        cells.setdefault((ranks.index(node.rank), node.sequence // together), []).append(node)
+        cells.setdefault((rows_of[node.rank], node.sequence // together), []).append(node)
     for (row, place), nodes in sorted(cells.items()):
         left = x + (place + 1) * _PITCH
         at = (column + 1 + place, row)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sealring.audit.findings import Fault, Finding
-from sealring.audit.records import Records, Turn
+from sealring.audit.records import Records
 from sealring.audit.result import Answer, LogSeen, Repetitions, Said
 from sealring.audit.trust import AuditTrust
 from sealring.errors import SealringError
+from sealring.provenance.intervals import CheckpointRef, Interval
 from sealring.provenance.replay import (
     Compare,
     Outcome,
@@ -22,6 +23,7 @@ from sealring.provenance.replay import (
     replay,
     seed_of,
     stretches,
+    unrepeatable,
 )
 from sealring.provenance.runs import RunFolder
 
@@ -53,7 +55,8 @@ def spot_check(
     if log is None:
         text = "the log is not believed, so that nothing says which parts to repeat"
         return Answer(NAME, Said.NOT_SHOWN, text), [], None
-    parts = stretches(turn.interval for turn in _saving_chain(records))
+    chains = [[turn.interval for turn in chain] for chain in records.chains.values()]
+    parts = _parts(chains)
     drawn = draw(parts, wanted.count, seed_of(log.signed, wanted.seed))
     if not drawn:
         text = "no checkpoint of the run names its content, so that no part can be compared"
@@ -65,7 +68,8 @@ def spot_check(
             outcomes.append(_repeat(part, wanted, records, run, trust, Path(folder) / str(number)))
     seen = Repetitions(wanted.seed.hex(), wanted.tolerance, len(parts), tuple(outcomes))
     findings = [_finding(one, records, wanted) for one in outcomes if one.verdict == "different"]
-    return _answer(outcomes, len(parts), wanted), findings, seen
+    left = [one for chain in chains for one in unrepeatable(chain)]
+    return _answer(outcomes, len(parts), left, wanted), findings, seen
 
 
 def _repeat(
@@ -84,16 +88,18 @@ def _repeat(
         return Outcome(part, "failed", None, None, f"{type(problem).__name__}: {problem}")
 
 
-def _saving_chain(records: Records) -> list[Turn]:
-    """Of the rank that completes the checkpoints' manifests."""
-    return max(
-        records.chains.values(),
-        key=lambda chain: sum(len(turn.interval.checkpoints_out) for turn in chain),
-        default=[],
-    )
+def _parts(chains: Sequence[Sequence[Interval]]) -> list[Stretch]:
+    """Of all ranks that say that they saved, so that none of them chooses what can be drawn."""
+    found: dict[tuple[object, ...], Stretch] = {}
+    for part in (part for chain in chains for part in stretches(chain)):
+        start = None if part.start is None else part.start.content
+        found.setdefault((part.first_step, start, part.end.step, part.end.content), part)
+    return sorted(found.values(), key=lambda part: (part.end.step, part.first_step))
 
 
-def _answer(outcomes: Sequence[Outcome], parts: int, wanted: Repetition) -> Answer:
+def _answer(
+    outcomes: Sequence[Outcome], parts: int, left: Sequence[CheckpointRef], wanted: Repetition
+) -> Answer:
     wrong = [one for one in outcomes if one.verdict == "different"]
     if wrong:
         text = f"{_words(wrong[0].stretch)} do not lead to {wrong[0].stretch.end.name}"
@@ -108,6 +114,12 @@ def _answer(outcomes: Sequence[Outcome], parts: int, wanted: Repetition) -> Answ
     if near:
         far = max(near, key=lambda one: one.difference.size if one.difference else 0.0)
         text += f", but for {len(near)} of them{_apart(far, wanted)}"
+    if left:
+        text += (
+            f". To {left[0].name} (step {left[0].step}) no part leads: its content, or that of "
+            "what the run went on from, is not named"
+        )
+        return Answer(NAME, Said.NOT_SHOWN, text)
     return Answer(NAME, Said.YES, text)
 
 

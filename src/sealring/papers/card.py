@@ -79,5 +79,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _text(value: str) -> str:
     """No Markdown and no HTML comes out of a name."""
-    plain = "".join(one if one.isprintable() else " " for one in value[:500])
-    return re.sub(r"([\\`*_{}\[\]()<>#+!|&~^])", r"\\\1", plain)
+    plain = "".join(one if one.isprintable() else " " for one in value[:500]).strip()
+    escaped = re.sub(r"([\\`*_{}\[\]()<>#+!|&~^])", r"\\\1", plain)
+    # Where a line begins: lists and underlines. Anywhere: what readers make links of by themselves.
+    escaped = re.sub(r"^([0-9]+)(?=\.)|^(?=[-=])", r"\1\\", escaped)
+    return re.sub(r"(?i)(?<=www)(?=\.)|(?=://)", r"\\", escaped)

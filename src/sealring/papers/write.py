@@ -39,7 +39,11 @@ def write_papers(
     """The files written. `model` is a file that an export of the run wrote, or a folder of such."""
     files = files_of(model)
     facts = facts_of(run, authorities, [owner.public_key()])
-    (export, envelope), *_ = [facts.export_of(one.sha256) for one in files]
+    (export, envelope), *others = [facts.export_of(one.sha256) for one in files]
+    if any(other != envelope for _, other in others):
+        raise ConfigurationError(
+            f"the files of {model} are of several exports, and papers are of one: write them apart"
+        )
     try:
         out.mkdir(parents=True)
     except FileExistsError:

@@ -14,7 +14,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -126,20 +126,64 @@ Recorded = Mapping[int, Sequence[Interval]]
 
 
 def stretches(intervals: Iterable[Interval]) -> list[Stretch]:
-    """All parts that can be repeated. `intervals` are those of the rank that saved, in order."""
-    found: list[Stretch] = []
-    start: CheckpointRef | None = None
-    began = False
-    for interval in intervals:
-        if not began:
-            start = interval.checkpoints_in[-1] if interval.checkpoints_in else None
-            began = True
-        for end in interval.checkpoints_out:
-            known = end.content is not None and (start is None or start.content is not None)
-            if known and end.step > (0 if start is None else start.step):
-                found.append(Stretch(interval.world, interval.code.script, start, end))
-            start = end
-    return found
+    """All parts that can be repeated. `intervals` are those of a rank that saved, in order.
+
+    The run has no say in which these are. A checkpoint whose content is not named ends no part, and
+    the part goes on to the next one. A run that went back goes on from what it read.
+    """
+    return _Parts(intervals).found
+
+
+def unrepeatable(intervals: Iterable[Interval]) -> list[CheckpointRef]:
+    """Checkpoints of the rank that no part leads to."""
+    return _Parts(intervals).left
+
+
+class _Parts:
+    """A rank's chain, cut at its checkpoints. To each of them a part leads, or it is left."""
+
+    def __init__(self, intervals: Iterable[Interval]) -> None:
+        self.found: list[Stretch] = []
+        self.left: list[CheckpointRef] = []
+        self._last: CheckpointRef | None = None
+        """What the run goes on from; None: from its beginning."""
+        self._before: CheckpointRef | None = None
+        """What the part began from that led to it."""
+        self._led = False
+        contents: dict[str, str] = {}
+        waiting: list[CheckpointRef] = []
+        for number, interval in enumerate(intervals):
+            begun = [
+                replace(one, content=one.content or contents.get(one.sha256))
+                for one in interval.checkpoints_in
+                if number == 0 or one.step == interval.first_step
+            ]
+            if begun:
+                self.left += waiting
+                waiting, self._last, self._led = [], begun[-1], False
+            for end in (one for one in interval.checkpoints_out if one.step):
+                if end.content is None:
+                    waiting.append(end)
+                    continue
+                contents[end.sha256] = end.content
+                self._add(interval, end)
+                waiting = [one for one in waiting if one.step > end.step]
+        self.left += waiting
+
+    def _add(self, interval: Interval, end: CheckpointRef) -> None:
+        last = self._last
+        if last is None or end.step > last.step:
+            self._before, self._led = last, True
+        elif last.content == end.content:
+            return  # saved again
+        elif end.step < last.step or not self._led:
+            self.left.append(end)
+            return
+        self._last = end
+        if self._before is not None and self._before.content is None:
+            self.left.append(end)
+        else:
+            self.found.append(Stretch(interval.world, interval.code.script, self._before, end))
 
 
 def seed_of(checkpoint: SignedCheckpoint, drawn: bytes) -> bytes:
@@ -217,6 +261,8 @@ def replay(
         if problem := _of_something_else(stretch, recorded, intervals):
             return Outcome(stretch, "failed", repeated.checkpoint.content, None, problem)
         if repeated.checkpoint.content == stretch.end.content:
+            if compare is not None:  # whether the recorded manifest has this content is checked too
+                compare(stretch.end, repeated)
             return Outcome(stretch, "equal", repeated.checkpoint.content, None, "")
         difference = None if compare is None else compare(stretch.end, repeated)
     except SealringError as problem:
@@ -243,7 +289,11 @@ def _own_records(
         if isinstance(statement.content, Interval) and statement.worker is not None:
             intervals.setdefault(statement.worker.rank, []).append(statement.content)
             for saved in statement.content.checkpoints_out:
-                found = saved if saved.step == stretch.end.step else found
+                done = found is not None and found.content == stretch.end.content
+                if saved.step == stretch.end.step and not done:
+                    found = (
+                        saved  # of several at this step, the one that was asked for, or the last
+                    )
     return None if found is None else (Repeated(found, own.authorities, own.job), intervals)
 
 

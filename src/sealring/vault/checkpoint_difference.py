@@ -61,7 +61,7 @@ def _state(
         for error, _ in getattr(problem, "failures", {}).values():
             raise error from None
         raise
-    if reader.content_digest != named.content:
+    if (reader.loaded[1], reader.content_digest) != (named.sha256, named.content):
         raise ForeignPart(
             f"{named.name} in {vault.path} is not the checkpoint that the records name: give a "
             "copy of the run's own vault"
