@@ -53,7 +53,6 @@ MOST_LINKED_AT_ONCE: Final = 8
 """In a group of up to so many, all pairs are linked when it forms: later would cost more."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class Proven:
     """What a member proved on its link with this worker."""
