@@ -207,7 +207,7 @@ LIES: dict[str, Lie] = {
         against=[],
         refuted=("aggregation",),
     ),
-    "names a group that nobody else knows": Lie(
+    "names a group that no other rank knows": Lie(
         "a worker",
         [(Fault.GROUP, (RANK_1,))],
         stated.unknown_group,

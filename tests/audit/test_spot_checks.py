@@ -174,7 +174,7 @@ def test_a_last_content_that_is_not_named_is_not_shown(
 def test_a_run_that_went_back_is_repeated_from_where_it_went_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dishonest part, done again after a recovery that nobody needed."""
+    """A dishonest part, done again after a recovery that was not needed."""
     made = MadeRun(world=2, count=4)
     other = CheckpointRef("model@31", 20, sha("other"), sha("other content"))
     for rank in range(2):
