@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -427,6 +428,32 @@ def test_the_deadline_counts_where_the_peer_never_pauses() -> None:
         with pytest.raises(PeerUnreachable, match="in time"):
             receiver.receive(4 << 14)
         assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    "cuts", [[], [1], [3, 4, 5], [9], [13, 14], [9, 13]], ids=lambda cuts: f"cut at {cuts}"
+)
+def test_messages_are_found_however_frames_cut_them(cuts: list[int]) -> None:
+    """Of 5, 0 and 300 bytes, in frames of their own, in one, or across several."""
+    messages = [b"hello", b"", b"x" * 300]
+    whole = b"".join(len(each).to_bytes(4, "big") + each for each in messages)
+    near, far = socket.socketpair()
+    key = bytes(_native.Secret.random(32))
+    receiver = resumption.SessionConnection(
+        far, SessionTable(), session=None, who="x", deadline=soon()
+    )
+    sealing = resumption._Direction(_native.Secret(key))
+    receiver._receives = resumption._Direction(_native.Secret(key))
+    with near, far:
+        sealed = b""
+        for start, end in itertools.pairwise([0, *cuts, len(whole)]):
+            sealed += sealing.seal(memoryview(whole[start:end]))
+        found = []
+        for byte in range(len(sealed)):  # one at a time: no call may lose what has come
+            near.sendall(sealed[byte : byte + 1])
+            while (message := receiver.message_now()) is not None:
+                found.append(bytes(message))
+        assert found == messages
 
 
 def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sealring.errors import PeerUnreachable
+from sealring.errors import MalformedSetup, PeerUnreachable
 from sealring.handshake import dial
 from tests.handshake.meeting import soon
 from tests.links.test_mesh import assert_linked
@@ -88,6 +88,21 @@ def test_a_member_that_stops_half_way_can_come_again() -> None:
         mesh.start(1, own_terms=own)
         mesh.join()
         assert_linked(mesh)
+
+
+@pytest.mark.parametrize("offer", [{}, {"socket": "0" * 64}, {"socket": "0" * 64, "token": 1}])
+def test_a_member_whose_accept_offers_what_is_no_memory(offer: dict[str, object]) -> None:
+    with world(2) as mesh:
+        mesh.start(0)
+        sock = socket.create_connection(mesh.store.address(0))
+        own = mesh.terms(1)
+        channel = dial(sock, ISSUER.credentials(1, world=2), own, 0, soon(), offer=lambda *_: offer)
+        with pytest.raises(MalformedSetup):
+            channel.receive(soon())
+        channel.close(until=0)
+        mesh.join()
+        assert isinstance(mesh.outcomes[0], MalformedSetup)
+        assert mesh.outcomes[0].peer == 1
 
 
 @pytest.mark.parametrize(
