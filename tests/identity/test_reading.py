@@ -288,7 +288,7 @@ def test_a_certificate_that_is_not_signed_claims_nothing() -> None:
 
 @pytest.mark.parametrize(("hashed", "believed"), [("SHA256", True), ("SHA1", False)])
 def test_an_authority_that_signs_with_sha_1_is_not_believed(hashed: str, believed: bool) -> None:
-    """TLS does not believe it either, at OpenSSL's security level 1."""
+    """Nor does `cryptography`, nor TLS at OpenSSL's security level 1."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "old")])
     builder = (
         x509.CertificateBuilder()
