@@ -284,3 +284,26 @@ def test_a_certificate_that_is_not_signed_claims_nothing() -> None:
     (read,) = _native.read_certificates((der_of(Issuer().credentials(1).certificate),), ())
     assert (read.signed, read.uri, read.key) == (False, "", "00" * 32)
     assert _native.wrong_signatures((read,), (b"",), b"") == [0]
+
+
+@pytest.mark.parametrize(("hashed", "believed"), [("SHA256", True), ("SHA1", False)])
+def test_an_authority_that_signs_with_sha_1_is_not_believed(hashed: str, believed: bool) -> None:
+    """Nor does `cryptography`, nor TLS at OpenSSL's security level 1."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "old")])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(RSA_KEY.public_key())
+        .serial_number(1)
+        .not_valid_before(NOW - HOUR)
+        .not_valid_after(NOW + HOUR)
+    )
+    authority = builder.sign(RSA_KEY, hashes.SHA256())
+    family = bytes.fromhex("2a864886f70d0101")  # PKCS #1's
+    names = {"SHA256": family + b"\x0b", "SHA1": family + b"\x05"}
+    content = authority.tbs_certificate_bytes.replace(names["SHA256"], names[hashed])
+    algorithm = Node(0x30, Node(6, names[hashed]).encode() + b"\5\0")
+    signature = RSA_KEY.sign(content, padding.PKCS1v15(), getattr(hashes, hashed)())
+    der = Node(0x30, content + algorithm.encode() + Node(3, b"\0" + signature).encode()).encode()
+    assert is_issued_by(x509.load_der_x509_certificate(der), (authority,)) is believed
