@@ -3,64 +3,127 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import resource
 import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from sealring.errors import MalformedSetup, SealringError
+from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
+from sealring.handshake import tls
+from sealring.handshake.incoming import Incoming
+from sealring.links.admitted import MOST_OF_A_WORKER
 from sealring.links.listener import Listener
 from sealring.links.shares import share_of
+from sealring.links.waiting import WaitingLinks
+from tests.handshake.meeting import soon, terms
+from tests.identity.issuing import Issuer
+
+ISSUER = Issuer()
 
 
-class _FirstThreadFails(ThreadPoolExecutor):
-    """Keeps the work that it could not start a thread for, as ThreadPoolExecutor does."""
-
-    failed = False
-
-    def submit(self, *work: Any, **options: Any) -> Future[Any]:
-        future = super().submit(*work, **options)
-        if not self.failed:
-            self.failed = True
-            raise RuntimeError("can't start new thread")
-        return future
-
-
-def test_a_connection_without_a_thread_does_not_end_the_listener() -> None:
-    begun, refused = threading.Semaphore(0), threading.Semaphore(0)
+def test_a_connection_without_a_thread_does_not_end_the_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At first no thread can be started; then one can; then no other, and that one is enough."""
+    may_start = [False, True, False]
+    begun: list[Any] = []
+    refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
+    start = threading.Thread.start
 
     class Stranger:
         is_session = False
 
         def advance(self) -> bool:
-            begun.release()
+            begun.append(self)
             raise MalformedSetup("not a worker")
+
+        def forget(self) -> None:
+            pass
+
+    def start_if_it_may(self: threading.Thread) -> None:
+        if self.name.startswith("sealring-accept") and not (may_start and may_start.pop(0)):
+            raise RuntimeError("can't start new thread")
+        start(self)
 
     def begin(_: socket.socket) -> Any:
         return Stranger()
 
-    def refuse(_: SealringError) -> None:
-        refused.release()
-
-    listener = Listener(["127.0.0.1"], begin, lambda _: None, refuse)  # type: ignore[arg-type, return-value]
-    listener._tls_threads._threads = _FirstThreadFails(1)
+    listener = Listener(["127.0.0.1"], begin, lambda _: None, refused.put)  # type: ignore[arg-type, return-value]
     listener.start()
+    monkeypatch.setattr(threading.Thread, "start", start_if_it_may)
     try:
-        for _ in range(2):
+        for count, expected in enumerate((PeerUnreachable, MalformedSetup, MalformedSetup)):
             with socket.create_connection(listener.addresses[0]) as stranger:
                 stranger.sendall(b"x")
-                assert refused.acquire(timeout=20)
-                assert begun.acquire(timeout=20)
+                assert type(refused.get(timeout=20)) is expected
+                assert len(begun) == count
                 # Only the listener's own thread closes connections, so it still runs.
                 stranger.settimeout(20)
                 with contextlib.suppress(ConnectionResetError):
                     assert stranger.recv(1) == b""
     finally:
+        listener.stop()
+
+
+def test_what_strangers_caused_keeps_no_private_key() -> None:
+    """A group of more than eight has its listener, and what it refused, as long as it lives."""
+    one = ISSUER.credentials(0)
+    links = WaitingLinks(terms(0))
+    listener = Listener(
+        ["127.0.0.1"],
+        lambda sock: Incoming(sock, one, terms(0)),
+        lambda _: None,  # type: ignore[arg-type, return-value]
+        links.note_stranger,
+    )
+    listener.start()
+    try:
+        for _ in range(3):
+            with socket.create_connection(listener.addresses[0]) as stranger:
+                stranger.sendall(b"\x16\x03\x01\x00\x05hello")
+                stranger.settimeout(20)
+                while stranger.recv(4096):
+                    pass
+        assert [type(each) for each in links.strangers()] == 3 * [MalformedSetup]
+        assert not [c for (whose, *_), c in tls._contexts.items() if whose == one.certificate]
+    finally:
+        listener.stop()
+        links.release()
+
+
+def test_a_worker_that_opens_ever_more_connections_loses_its_oldest() -> None:
+    one, zero = ISSUER.credentials(1), ISSUER.credentials(0)
+    refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
+
+    def begin(sock: socket.socket) -> Incoming:
+        return Incoming(sock, zero, terms(0))
+
+    def handle(incoming: Incoming) -> Any:
+        incoming.allow_until(soon())
+        while True:
+            yield
+
+    listener = Listener(["127.0.0.1"], begin, handle, refused.put)
+    listener.start()
+    opened: list[tls.TlsConnection] = []
+    try:
+        for _ in range(MOST_OF_A_WORKER + 2):
+            sock = socket.create_connection(listener.addresses[0])
+            opened.append(tls.TlsConnection(sock, one, dialer=True, who="rank 0", deadline=soon()))
+            opened[-1].handshake()
+        for _ in range(2):
+            error = refused.get(timeout=20)
+            assert type(error) is PeerUnreachable
+            assert error.peer == 1
+            assert "gave way to newer connections of its own" in str(error)
+        assert refused.empty()
+    finally:
+        for each in opened:
+            each.close(until=0.0)
         listener.stop()
 
 

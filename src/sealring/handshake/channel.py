@@ -153,25 +153,38 @@ def understood(raw: bytes | bytearray, who: str, peer: int) -> Message:
 
 
 def tell(connection: Connection, error: SealringError, seconds: float = LINGER_SECONDS) -> None:
-    if not connection.established or connection.muted:
-        return  # the handshake itself failed, and TLS has sent its alert; or records follow
+    if not connection.established or connection.muted or connection.half_sent:
+        # The handshake itself failed, and TLS has sent its alert; or it is not the time for it.
+        return
     connection.deadline = time.monotonic() + seconds
     with suppress(SealringError):
         send_message(connection, encode_message(refusal_of(error)))
 
 
 def send_message(connection: Connection, message: bytes | bytearray) -> None:
-    # One piece, so that one TLS record or frame carries it.
+    with Erased(_framed(message)) as whole:
+        connection.send(whole)
+
+
+def sending_message(
+    connection: Connection, message: bytes | bytearray
+) -> Generator[None, None, None]:
+    """The same for a conversation that does not wait: it yields while the peer takes no more."""
+    with Erased(_framed(message)) as whole:
+        yield from connection.sending(whole)
+
+
+def _framed(message: bytes | bytearray) -> bytearray:
+    """One piece, so that one TLS record or frame carries it."""
     whole = bytearray(4 + len(message))
     whole[:4] = len(message).to_bytes(4, "big")
     whole[4:] = message
-    with Erased(whole):
-        connection.send(whole)
+    return whole
 
 
 def receive_message(connection: Connection, most: int = MAX_SETUP_BYTES) -> bytearray:
     while (message := connection.message_now(most)) is None:
-        connection.wait_for_bytes()
+        connection.wait()
     return message
 
 

@@ -11,6 +11,7 @@ import select
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from typing import Final
 
 from cryptography import x509
@@ -39,6 +40,8 @@ class Connection(ABC):
         """No refusal is sent any more."""
         self._announced: int | None = None
         """The length of the message that is being received, once it is known."""
+        self.half_sent = False
+        """The peer has some of a message and takes no more now. Nothing else may be sent."""
         self._socket = sock
         self._received = bytearray()
         self._at = 0
@@ -63,7 +66,19 @@ class Connection(ABC):
         """Refuse what the handshake would have agreed to and we do not."""
 
     @abstractmethod
-    def send(self, data: bytes | bytearray) -> None: ...
+    def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
+        """Sends it; yields while the peer takes no more."""
+
+    def sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
+        """The same. `wait` says when to go on."""
+        for _ in self._sending(data):
+            self.half_sent = True
+            yield
+            self.half_sent = False
+
+    def send(self, data: bytes | bytearray) -> None:
+        for _ in self.sending(data):
+            self.wait()
 
     @abstractmethod
     def _receive_some(self, into: memoryview) -> int:
@@ -72,7 +87,7 @@ class Connection(ABC):
     def receive(self, count: int) -> bytearray:
         """Exactly `count` bytes, for the caller to overwrite if they are secret."""
         while (received := self.receive_now(count)) is None:
-            self.wait_for_bytes()
+            self.wait()
         return received
 
     def receive_now(self, count: int) -> bytearray | None:
@@ -118,8 +133,9 @@ class Connection(ABC):
             raise MalformedSetup(f"{self.who} announced a set-up message of {length} bytes")
         return length
 
-    def wait_for_bytes(self) -> None:
-        self._wait(select.POLLIN)
+    def wait(self) -> None:
+        """Until the peer has sent something or, while something is sent to it, takes more."""
+        self._wait(select.POLLOUT if self.half_sent else select.POLLIN)
 
     @abstractmethod
     def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
@@ -131,7 +147,7 @@ class Connection(ABC):
 
     def detach(self) -> socket.socket:
         """The socket, without a word to the peer: nothing may precede the records."""
-        self._forget()
+        self.forget()
         return self._socket
 
     @property
@@ -154,9 +170,10 @@ class Connection(ABC):
                     break
                 budget -= len(chunk)
         self._socket.close()
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Overwrite what was received, and all secrets. The socket stays open."""
         _native.erase(self._received)
         self._drop()
 

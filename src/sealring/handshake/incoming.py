@@ -19,7 +19,7 @@ from sealring.handshake.channel import (
     address_of,
     awaited_message,
     refusing,
-    send_message,
+    sending_message,
     tell,
     understood,
 )
@@ -159,6 +159,11 @@ class Incoming:
         else:
             self._connection.close()
 
+    def forget(self) -> None:
+        """Nothing is said any more: overwrite its secrets. The socket stays open."""
+        if self._connection is not None:
+            self._connection.forget()
+
     def finish(self, deadline: float, admit: Admit | None = None) -> SecureChannel:
         """All of `answering`, waiting for the peer. What goes wrong is told to it."""
         assert self._connection is not None
@@ -171,7 +176,7 @@ class Incoming:
                 except StopIteration as ended:
                     channel: SecureChannel = ended.value
                     return channel
-                self._connection.wait_for_bytes()
+                self._connection.wait()
 
     def tell(self, error: SealringError) -> None:
         """Tell the peer why it is refused, if that takes no waiting."""
@@ -181,6 +186,11 @@ class Incoming:
     @property
     def who(self) -> str:
         return self._who if self._connection is None else self._connection.who
+
+    @property
+    def rank(self) -> int | None:
+        """Of an admitted peer."""
+        return None if self._connection is None else self._connection.admitted_rank
 
     @property
     def deadline(self) -> float:
@@ -229,7 +239,8 @@ class Incoming:
     def answering(self, admit: Admit | None = None) -> Generator[None, None, SecureChannel]:
         """The rest of `accept`, after `advance` has returned True.
 
-        It never waits: it yields while a message of the peer, or the terms, are missing.
+        It never waits: it yields while a message of the peer or the terms are missing, or while
+        the peer takes nothing.
         """
         assert self._connection is not None
         with Attributed(self._connection):
@@ -252,7 +263,7 @@ class Incoming:
         if admit is not None:
             admit(hello)
         own = write_hello(terms, peer.rank)
-        send_message(connection, own)
+        yield from sending_message(connection, own)
         raw = yield from awaited_message(connection)
         answer = understood(raw, connection.who, peer.rank)
         if answer["type"] != "accept":
@@ -261,7 +272,7 @@ class Incoming:
         if judged is not None and judged.shows_evidence:
             shown = yield from awaited_message(connection, judged.admission.evidence_limit)
             check_evidence(bytes(shown), connection, judged, peer)
-            send_message(connection, judged.admission.evidence)
+            yield from sending_message(connection, judged.admission.evidence)
         context = pair_context(connection, terms, peer, own, theirs, dialer=False)
         keys = export_link_keys(connection, context, dialer=False)
         if self._sessions is not None and isinstance(connection, TlsConnection):

@@ -23,7 +23,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Final
 
 from cryptography import x509
@@ -200,12 +200,12 @@ class SessionConnection(Connection):
         info = _EXPORTER + len(label).to_bytes(4, "big") + label + context
         return self._secret.derive(b"", info, length)
 
-    def send(self, data: bytes | bytearray) -> None:
+    def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
         assert self._sends is not None
-        with memoryview(data) as left:
-            for at in range(0, len(left), _FRAME_BYTES):
-                with left[at : at + _FRAME_BYTES] as part:
-                    self._send_all(self._sends.seal(part))
+        for at in range(0, len(data), _FRAME_BYTES):
+            with memoryview(data) as left, left[at : at + _FRAME_BYTES] as part:
+                sealed = self._sends.seal(part)
+            yield from self._sending_all(sealed)
 
     def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
         """Nearly always a frame is a message, and no further copy is made."""
@@ -268,15 +268,20 @@ class SessionConnection(Connection):
         _native.erase(self._plain)
 
     def _send_all(self, data: bytes) -> None:
-        with memoryview(data) as left:
-            at = 0
-            while at < len(data):
-                try:
-                    at += self._socket.send(left[at:] if at else data)
-                except BlockingIOError:
-                    self._wait(select.POLLOUT)
-                except OSError as problem:
-                    raise self._closed() from problem
+        for _ in self._sending_all(data):
+            self._wait(select.POLLOUT)
+
+    def _sending_all(self, data: bytes) -> Generator[None, None, None]:
+        at = 0
+        while at < len(data):
+            try:
+                at += self._socket.send(data[at:] if at else data)
+                continue
+            except BlockingIOError:
+                pass
+            except OSError as problem:
+                raise self._closed() from problem
+            yield
 
     def _receive_all(self, count: int) -> bytearray:
         received = bytearray(count)

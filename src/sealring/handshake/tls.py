@@ -8,12 +8,11 @@ is off, which is its default; test_raw_bytes_after_detach holds it to that.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
@@ -44,6 +43,8 @@ _DATES: Final = (
 )
 _NO_AUTO_CHAIN: Final = 0x8  # SSL_MODE_NO_AUTO_CHAIN, which pyOpenSSL does not name
 _CLEANSE_PLAINTEXT: Final = 0x2  # SSL_OP_CLEANSE_PLAINTEXT: what was read is overwritten
+_MOST_LATE: Final = 16
+"""An acceptor's OpenSSL sends two tickets, of which no use is made. More is no set-up."""
 
 T = TypeVar("T")
 
@@ -63,9 +64,14 @@ class TlsConnection(Connection):
         self._alert: int | None = None
         self._verify_code: int | None = None
         self._claimed_rank: int | None = None
+        self._late = 0
+        """Turns of TLS's own state after its handshake: two for each ticket or new key."""
         self._tls = SSL.Connection(_context_for(credentials, dialer=dialer), sock)
         self._tls.set_app_data(self)
         self._tls.set_info_callback(self._on_info)
+        # With this mode, which pyOpenSSL sets, one call reads on for as long as the peer sends
+        # messages of TLS itself, and no deadline counts.
+        lib.SSL_clear_mode(self._tls._ssl, lib.SSL_MODE_AUTO_RETRY)
         if dialer:
             self._tls.set_connect_state()
         else:
@@ -120,19 +126,27 @@ class TlsConnection(Connection):
                 raise MalformedSetup(f"{self.who}: TLS could not derive the link's keys")
         return secret
 
-    def send(self, data: bytes | bytearray) -> None:
-        with memoryview(data) as left:
-            at = 0
-            while at < len(left):
-                with left[at:] as rest:
-                    at += self._run(functools.partial(self._tls.send, rest))
+    def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
+        at = 0
+        while at < len(data):
+            with memoryview(data) as left, left[at:] as rest, self._named_errors():
+                try:
+                    at += self._tls.send(rest)
+                    continue
+                except SSL.WantWriteError:
+                    pass
+            yield
 
     def _receive_some(self, into: memoryview) -> int:
-        with ffi.from_buffer(into) as out, self._named_errors():
-            try:
-                return self._read(out, len(into))
-            except (SSL.WantReadError, SSL.WantWriteError):
-                return 0
+        while self._late <= _MOST_LATE:
+            before = self._late
+            with ffi.from_buffer(into) as out, self._named_errors():
+                try:
+                    return self._read(out, len(into))
+                except (SSL.WantReadError, SSL.WantWriteError):
+                    if self._late == before:
+                        return 0
+        raise MalformedSetup(f"{self.who} goes on with TLS's handshake after its end")
 
     def _read(self, into: Any, count: int) -> int:
         read: int = lib.SSL_read(self._tls._ssl, into, count)
@@ -203,6 +217,8 @@ class TlsConnection(Connection):
         # The low byte is the alert; 0 is close_notify, which is no failure.
         if where == SSL.SSL_CB_READ_ALERT and value & 0xFF:
             self._alert = value & 0xFF
+        elif self.established and where in (SSL.SSL_CB_ACCEPT_LOOP, SSL.SSL_CB_CONNECT_LOOP):
+            self._late += 1
 
 
 _contexts: Final[WeakValueDictionary[tuple[Any, ...], SSL.Context]] = WeakValueDictionary()

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake.incoming import Incoming
@@ -18,6 +18,8 @@ HandOver: TypeAlias = Callable[[], None]
 """Called when the socket is no longer the listener's, or the dialer's."""
 Serving: TypeAlias = Generator[None, None, HandOver]
 """What is said with an admitted peer until the link is made. It yields while bytes are missing."""
+MOST_OF_A_WORKER: Final = 4
+"""Connections of one worker that are being set up at once: two kinds of links, and again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,8 +38,7 @@ class Admitted:
             next(self.serving)
             if time.monotonic() < self.incoming.deadline:
                 return None
-            self.serving.close()
-            raise PeerUnreachable(f"{self.incoming.who} did not finish the set-up in time")
+            return self.give_up("did not finish the set-up in time")
         except StopIteration as ended:
             hand_over: HandOver = ended.value
             return hand_over
@@ -49,6 +50,17 @@ class Admitted:
             _LOG.exception("sealring: a connection was dropped")
             who = self.incoming.who
             return MalformedSetup(f"the connection of {who} was dropped: {problem!r}")
+
+    def give_up(self, why: str) -> SealringError:
+        """The error of a link that is not to be made."""
+        self.serving.close()
+        error = PeerUnreachable(f"{self.incoming.who} {why}", peer=self.incoming.rank, proven=True)
+        self.incoming.tell(error)
+        return error
+
+    def close(self) -> None:
+        self.serving.close()
+        self.connection.close()
 
     def hand_over(self, call: HandOver) -> None:
         try:

@@ -22,7 +22,7 @@ from typing import Final
 from sealring.errors import PeerUnreachable, SealringError
 from sealring.handshake.incoming import Incoming
 from sealring.links import shares
-from sealring.links.admitted import Admitted, Serving
+from sealring.links.admitted import MOST_OF_A_WORKER, Admitted, HandOver, Serving
 from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
 from sealring.links.rendezvous import Address
@@ -120,10 +120,9 @@ class Listener:
             self._thread.join()
         self._tls_threads.stop()
         for one in self._by_descriptor.values():
-            one.sock.close()
+            one.close()
         for served in self._admitted.values():
-            served.serving.close()
-            served.connection.sock.close()
+            served.close()
         for sock in self._sockets:
             sock.close()
         self._epoll.close()
@@ -243,7 +242,8 @@ class Listener:
                 one.more = True
             else:
                 self._advance_soon(one)
-        elif one.has_bytes():
+        elif not one.knocking and one.has_bytes():
+            one.knocking = True
             self._knocking.append(one)
 
     def _let_in(self) -> None:
@@ -267,16 +267,12 @@ class Listener:
         if one.incoming.is_session is not False:
             self._take(one, advanced(one))
             return
-        try:
-            self._tls_threads.serve(one)
-        except RuntimeError as problem:  # no further thread can be started
+        if (problem := self._tls_threads.serve(one)) is not None:
             _LOG.warning("sealring: a connection cannot be served: %s", problem)
             self._drop(one, f"could not be served: {problem}")
 
     def _take(self, one: Unproven, outcome: bool | SealringError) -> None:
         """What was done with a connection."""
-        if one not in self.greeting:
-            return  # closed meanwhile: no thread could be started for it at first
         if isinstance(outcome, SealringError):
             self._end(one, outcome)
         elif outcome:
@@ -285,15 +281,24 @@ class Listener:
             del self._by_descriptor[one.sock.fileno()]
             served = Admitted(one, one.incoming, self._handle(one.incoming))
             self._admitted[one.sock.fileno()] = served
+            self._limit(served.incoming.rank)
             self._serve(served)
         else:
             self.greeting.wait_for(one, time.monotonic())
             if one.more:
                 self._advance_soon(one)
 
+    def _limit(self, rank: int | None) -> None:
+        """A worker that opens ever more connections loses its oldest, and displaces no other."""
+        its = [served for served in self._admitted.values() if served.incoming.rank == rank]
+        if len(its) > MOST_OF_A_WORKER:
+            self._done_with(its[0], its[0].give_up("gave way to newer connections of its own"))
+
     def _serve(self, served: Admitted) -> None:
-        if (outcome := served.go_on()) is None:
-            return
+        if (outcome := served.go_on()) is not None:
+            self._done_with(served, outcome)
+
+    def _done_with(self, served: Admitted, outcome: HandOver | SealringError) -> None:
         one = served.connection
         del self._admitted[one.sock.fileno()]
         if isinstance(outcome, SealringError):
@@ -310,6 +315,7 @@ class Listener:
         one.refused = time.monotonic()
         with contextlib.suppress(OSError):
             one.sock.shutdown(socket.SHUT_WR)
+        one.forget()
         self.greeting.wait_for(one, one.refused)
         self._discard(one)
 
@@ -343,7 +349,7 @@ class Listener:
 
     def _close(self, one: Unproven) -> None:
         self._forget(one)
-        one.sock.close()
+        one.close()
 
     def _forget(self, one: Unproven) -> None:
         self._epoll.unregister(one.sock)

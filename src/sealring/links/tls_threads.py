@@ -41,13 +41,26 @@ class TlsThreads:
         """To be advanced: one for each call that the threads have before them."""
         self._done: queue.SimpleQueue[tuple[Unproven, Outcome]] = queue.SimpleQueue()
         self._threads: ThreadPoolExecutor | None = None
+        self._started = False
+        """At least one of them runs."""
 
-    def serve(self, one: Unproven) -> None:
-        """RuntimeError where no thread can be started."""
+    def serve(self, one: Unproven) -> RuntimeError | None:
+        """The error where no thread can be started for it, and there is none."""
         self._due.append(one)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS, "sealring-accept")
-        self._threads.submit(self._advance_newest)
+        try:
+            self._threads.submit(self._advance_newest)
+        except RuntimeError as problem:
+            # The call is queued all the same: a thread that there is takes it.
+            if self._started:
+                return None
+            self._due.remove(one)
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+            return problem
+        self._started = True
+        return None
 
     def done(self) -> Iterator[tuple[Unproven, Outcome]]:
         while not self._done.empty():

@@ -56,6 +56,18 @@ class Unproven:
     waiting_since: float | None = None
     """Since when we wait for the peer; None while it is being served."""
 
+    knocking: bool = False
+    """It has sent its first bytes, and waits until it is its turn."""
+
+    def forget(self) -> None:
+        """Its secrets; and what it keeps of a private key. No thread may be serving it."""
+        if self.incoming is not None:
+            self.incoming.forget()
+
+    def close(self) -> None:
+        self.forget()
+        self.sock.close()
+
     def has_bytes(self) -> bool:
         """Whether the peer has sent something, closed the connection, or reset it."""
         try:

@@ -172,6 +172,8 @@ class WaitingLinks:
                 os.eventfd_write(self.wake, 1)
 
     def note_stranger(self, error: SealringError) -> None:
+        # It is kept as long as the group. Its traceback would keep the connection as well.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         with self._lock:
             if isinstance(error, HandshakeError):
                 self._strangers.append(error)
