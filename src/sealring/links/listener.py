@@ -313,9 +313,9 @@ class Listener:
         """The peer is refused, and was told so if it could be."""
         self._refuse(error)
         one.refused = time.monotonic()
+        one.forget()
         with contextlib.suppress(OSError):
             one.sock.shutdown(socket.SHUT_WR)
-        one.forget()
         self.greeting.wait_for(one, one.refused)
         self._discard(one)
 
