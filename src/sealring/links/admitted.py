@@ -52,7 +52,7 @@ class Admitted:
             return MalformedSetup(f"the connection of {who} was dropped: {problem!r}")
 
     def give_up(self, why: str) -> SealringError:
-        """The error of a link that is not to be made."""
+        """The error of a link that is not made."""
         self.serving.close()
         error = PeerUnreachable(f"{self.incoming.who} {why}", peer=self.incoming.rank, proven=True)
         self.incoming.tell(error)
