@@ -14,11 +14,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -138,9 +139,21 @@ class Pod:
             start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
+            while network is None and process.poll() is None and _network_of(process.pid) == _OWN:
+                time.sleep(0.01)  # else another pod that shall share its network would enter ours
             yield process
         finally:
             end(process)
+
+
+def _network_of(process: int | str) -> str:
+    try:
+        return os.readlink(f"/proc/{process}/ns/net")
+    except OSError:
+        return ""  # it has ended
+
+
+_OWN: Final = _network_of("self")
 
 
 def _overlaid(folder: str) -> list[str]:

@@ -242,8 +242,8 @@ class _Asked:
         timer.start()
         try:
             connection.request(method, url.path.rstrip("/") + path, body or None)
-            response = connection.getresponse()
-            answer = response.read(MAX_NOTE_BYTES + 1)
+            with connection.getresponse() as response:
+                answer = response.read(MAX_NOTE_BYTES + 1)
         finally:
             timer.cancel()
             connection.close()
