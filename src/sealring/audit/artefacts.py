@@ -69,7 +69,7 @@ def _same_content(records: Records) -> Iterator[Finding]:
 
 
 def _in_its_steps(records: Records) -> Iterator[Finding]:
-    """A checkpoint is written in the steps that it is of, and is read when they are over.
+    """A checkpoint is written in the steps that it is of, and is read after them.
 
     One step more, at the end: a script may save in a step that fails.
     """

@@ -240,7 +240,8 @@ def _context_for(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     """The connections that a worker has under way at once share one: making one takes 0.8 ms.
 
     It ends with the last of them, so that the private key lies in OpenSSL's memory no longer than
-    connections are set up. No TLS session can be resumed: tickets and the cache are off.
+    connections are set up. No TLS session can be resumed: OpenSSL's tickets
+    name sessions of a cache that is off.
     """
     whose = (credentials.certificate, credentials.authorities, dialer)
     with _contexts_lock:

@@ -120,7 +120,9 @@ class WaitingLinks:
                 self._links[link.rank] = link
         if closed:
             self.tell(link)
-            link.discard(until=time.monotonic() + FAREWELL_SECONDS)
+            # The listener's thread may be here: it waits for the peer only if that was told why.
+            patience = 0.0 if self._told is None else FAREWELL_SECONDS
+            link.discard(until=time.monotonic() + patience)
         self._wake()
 
     def require_open(self, rank: int) -> None:
