@@ -190,6 +190,24 @@ std::vector<WantedRun> packed_runs(const View& offsets, const View& sizes, const
   return runs;
 }
 
+// Rows of four uint64 each: the place of the file in `files`, offset, size, and where in `into`.
+std::vector<SealedRun> sealed_runs(const std::vector<SealedFileReader*>& files, const View& rows,
+                                   const View& into) {
+  constexpr size_t kRow = 4 * sizeof(uint64_t);
+  if (rows.size() % kRow != 0) throw nb::value_error("a run is four numbers of 64 bits");
+  std::vector<SealedRun> runs(rows.size() / kRow);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    uint64_t row[4];
+    std::memcpy(row, rows.data() + i * kRow, kRow);
+    if (row[0] >= files.size()) throw nb::value_error("a run names no file of the list");
+    if (row[3] > into.size() || row[2] > into.size() - row[3]) {
+      throw nb::value_error("a run reaches out of the buffer");
+    }
+    runs[i] = {files[row[0]], row[1], static_cast<size_t>(row[2]), into.data() + row[3]};
+  }
+  return runs;
+}
+
 }  // namespace
 
 void bind_vault(nb::module_& m) {
@@ -293,6 +311,17 @@ void bind_vault(nb::module_& m) {
       .def_prop_ro("commitment",
                    [](const SealedFileReader& self) { return array_bytes(self.commitment()); });
 
+  m.def(
+      "copy_sealed",
+      [](const std::vector<SealedFileReader*>& files, const nb::object& runs,
+         const nb::object& into, int threads) {
+        const View rows(runs, false);
+        const View room(into, true);
+        const auto wanted = sealed_runs(files, rows, room);
+        const nb::gil_scoped_release released;
+        copy_sealed(wanted, thread_count(threads));
+      },
+      "files"_a, "runs"_a, "into"_a, "threads"_a);
   m.def(
       "wrap_key",
       [](const SecretBytes& wrapping, const SecretBytes& key) {

@@ -18,6 +18,8 @@ namespace {
 
 constexpr size_t kBlockChunks = 16;  // as the writer's
 constexpr uint8_t kNoAssociatedData = 0;
+// Enough pieces to share out, and few requests to a store.
+constexpr size_t kCopiedAtOnce = size_t{2} << 20;
 
 }  // namespace
 
@@ -160,6 +162,17 @@ void SealedFileReader::read(std::span<const WantedRun> runs, Seen seen) {
   });
 }
 
+void SealedFileReader::copy_sealed(uint64_t offset, uint8_t* into, size_t bytes) {
+  const auto used = in_use();
+  if (offset > sealed_bytes_ || bytes > sealed_bytes_ - offset) {
+    throw SealedFileError(FileProblem::out_of_range,
+                          name_ + " has " + std::to_string(sealed_bytes_) + " bytes, and " +
+                              std::to_string(bytes) + " from " + std::to_string(offset) +
+                              " on were asked for");
+  }
+  fetch(offset, into, bytes);
+}
+
 uint64_t SealedFileReader::verify(uint64_t first, uint64_t count) {
   const auto used = in_use();
   const uint64_t end = first + std::min(count, chunks() - std::min(first, chunks()));
@@ -230,6 +243,20 @@ void SealedFileReader::open_chunks(uint64_t first, size_t count, const Target& t
       name_ + ": chunk " + std::to_string(failed) + " of " + std::to_string(chunks()) +
           (failed + 1 == chunks() ? " (the last: the file may have been cut or extended)" : "") +
           " is not authentic: it was changed or exchanged. Restore the file from a copy");
+}
+
+void copy_sealed(std::span<const SealedRun> runs, size_t threads) {
+  std::vector<SealedRun> pieces;
+  for (const SealedRun& run : runs) {
+    for (size_t done = 0; done < run.bytes; done += kCopiedAtOnce) {
+      pieces.push_back({run.file, run.offset + done, std::min(kCopiedAtOnce, run.bytes - done),
+                        run.into + done});
+    }
+  }
+  share_work(pieces.size(), threads, [&](size_t number) {
+    const SealedRun& piece = pieces[number];
+    piece.file->copy_sealed(piece.offset, piece.into, piece.bytes);
+  });
 }
 
 }  // namespace sealring

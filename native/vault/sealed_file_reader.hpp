@@ -45,6 +45,9 @@ class SealedFileReader {
   // wanted of it. Runs may overlap. If it throws, some runs may have been filled; never with bytes that
   // are not authentic: what was opened in its place and failed is overwritten.
   void read(std::span<const WantedRun> runs, Seen seen = Seen::by_others);
+  // Copies bytes of the sealed file as they are, for a device that opens them itself. May be called by
+  // several threads.
+  void copy_sealed(uint64_t offset, uint8_t* into, size_t bytes);
   // Opens all chunks from `first` on, at most `count`, and keeps nothing. Returns the next to check.
   uint64_t verify(uint64_t first, uint64_t count);
 
@@ -84,5 +87,17 @@ class SealedFileReader {
   std::vector<uint8_t> expected_;  // digests of all chunks, or empty
   std::atomic<uint64_t> bytes_read_{0};
 };
+
+// Bytes of a sealed file as they are, and where they are wanted.
+struct SealedRun {
+  SealedFileReader* file;
+  uint64_t offset;
+  size_t bytes;
+  uint8_t* into;
+};
+
+// Copies all of them, by at most `threads` threads: one alone copies from the page cache slower than a
+// GPU takes it. If it throws, some may have been copied.
+void copy_sealed(std::span<const SealedRun> runs, size_t threads);
 
 }  // namespace sealring

@@ -533,6 +533,14 @@ class SealedFileReader:
     @property
     def commitment(self) -> bytes: ...
 
+def copy_sealed(
+    files: Sequence[SealedFileReader], runs: Buffer, into: Buffer, threads: int
+) -> None:
+    """Copies bytes of sealed files as they are, for a device that opens them itself.
+
+    `runs` has rows of four uint64: the file's place in `files`, offset, size, place in `into`.
+    """
+
 def sealed_length(plain: int) -> int:
     """The length of a sealed file that holds so many bytes."""
 

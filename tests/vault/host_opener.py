@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from sealring import _native
 from sealring.engine.cuda.chunks import NO_FAILURE
 from sealring.vault.datasets.gpu_loader import GpuLoader
+from sealring.vault.gpu_opening import Opened
 from sealring.vault.gpu_plan import Plan, SealedPart, SealedParts
 
 SALT_BYTES = 24
@@ -45,8 +46,8 @@ class HostSlot:
         self._plan = plan
         self._opener.add_keys(plan)
 
-    def finish(self) -> tuple[torch.Tensor, int]:
-        self._opener.require_working()
+    def finish(self) -> Opened:
+        assert not self._opener.closed
         plan, self._plan = self._plan, None
         assert plan is not None
         plain, failed = bytearray(plan.plain_bytes), NO_FAILURE
@@ -60,12 +61,13 @@ class HostSlot:
             else:
                 plain[to : to + size] = opened
         self._opener.opened_bytes += plan.sealed_bytes
-        return torch.from_numpy(np.frombuffer(plain, np.uint8).copy()), failed
+        rows = torch.from_numpy(plan.rows.view(np.int64).reshape(-1, 4).copy())
+        return Opened(torch.from_numpy(np.frombuffer(plain, np.uint8).copy()), rows, failed)
 
 
 class HostOpener:
-    def __init__(self, files: SealedParts, key_of: KeyOf) -> None:
-        self._files, self._key_of = files, key_of
+    def __init__(self, key_of: KeyOf) -> None:
+        self._key_of = key_of
         self._keys: dict[int, tuple[ChaCha20Poly1305, int]] = {}
         self._thread: int | None = None
         self.opened_bytes = 0
@@ -88,16 +90,28 @@ class HostOpener:
         return HostSlot(self)
 
     def add_keys(self, plan: Plan) -> None:
-        for file in np.unique(plan.chunks["file"]).tolist():
+        for file, part in plan.files.items():
             if file not in self._keys:
-                self._keys[file] = chunk_key(self._files[file], *self._key_of(file))
+                self._keys[file] = chunk_key(part, *self._key_of(file))
 
     def open(self, file: int, number: int, sealed: bytearray) -> bytes:
         key, base = self._keys[file]
         return key.decrypt((base ^ number).to_bytes(12, "big"), bytes(sealed), None)
 
-    def give(self, plain: torch.Tensor) -> None:
+    def give(self, plain: torch.Tensor, rows: torch.Tensor) -> None:
         assert not self.closed
+
+    def take(
+        self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        made = np.empty((len(rows), length * dtype.itemsize), np.uint8)
+        for number, (start, size, item, pad) in enumerate(rows.tolist()):
+            kind = np.dtype(f"<{'i' if item < 0 else 'u'}{abs(item)}")
+            found = np.frombuffer(plain.numpy()[start : start + size].tobytes(), kind)
+            row = np.full(length, pad, np.int64)
+            row[: len(found)] = found.astype(np.int64)  # the same bits, for 8 bytes without a sign
+            made[number] = row.view(np.uint8).reshape(length, 8)[:, : dtype.itemsize].reshape(-1)
+        return torch.from_numpy(made.reshape(-1)).view(dtype).view(len(rows), length)
 
     def close(self) -> None:
         assert self._thread is None
@@ -110,7 +124,8 @@ def chunk_key(
 ) -> tuple[ChaCha20Poly1305, int]:
     """The key and the base nonce, by the standard's text."""
     salt = bytearray(SALT_BYTES)
-    part.read_into(0, memoryview(salt))
+    run = np.array([0, 0, SALT_BYTES, 0], np.uint64)
+    _native.copy_sealed([part.reader], run.data, salt, 1)
     info = b"c2sp.org/chunked-encryption@v1+AEAD_CHACHA20_POLY1305\0" + bytes(salt) + context
     derived = HKDFExpand(SHA512(), 76, info).derive(bytes(memoryview(secret)))
     return ChaCha20Poly1305(derived[:32]), int.from_bytes(derived[32:44], "big")
@@ -125,7 +140,7 @@ class HostLoader(GpuLoader):
             opened = dataset._opened
             return opened._keys.key(shard), bytes.fromhex(opened._places[shard].context)
 
-        return HostOpener(files, key_of)
+        return HostOpener(key_of)
 
     @property
     def opener(self) -> HostOpener:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sealring import _native
@@ -19,15 +18,10 @@ def place() -> Place:
 @contextmanager
 def sealed_parts(folder: Path, contents: list[bytes]) -> Iterator[list[SealedPart]]:
     opened: list[SealedPart] = []
-    try:
+    with ExitStack() as files:
         for number, plain in enumerate(contents):
             path, part = folder / f"{number}.sealed", f"shard {number}"
             path.write_bytes(place().seal(part, plain))
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            reader = place().reader(descriptor, part, path.name)
-            opened.append(SealedPart(descriptor, reader, path.name))
+            descriptor = files.enter_context(path.open("rb")).fileno()
+            opened.append(SealedPart(place().reader(descriptor, part, path.name), path.name))
         yield opened
-    finally:
-        for one in opened:
-            assert isinstance(one.source, int)
-            os.close(one.source)

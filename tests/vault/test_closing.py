@@ -75,7 +75,7 @@ def uses(dataset: Dataset) -> list[Callable[[], Any]]:
         lambda: dataset.__getitems__([0, 1]),
         lambda: dataset.shard(0),
         lambda: dataset.new_reader(0),
-        lambda: dataset.require_tensors(),
+        lambda: dataset.form(),
         lambda: dataset.__enter__(),
         lambda: Stream(dataset),
         lambda: next(iter(stream)),

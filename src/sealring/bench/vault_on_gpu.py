@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 FILE_BYTES: Final = 1 << 30
 BATCH_BYTES: Final = 64 << 20
 _BUFFERS: Final = 3
+_READERS: Final = 8
+_PIECE_BYTES: Final = 2 << 20
+"""As the loader's, for reading the plain file."""
 
 
 def measure_on_gpu(
@@ -64,7 +68,6 @@ def _worker(rank: int, report: Report, place: Place, folder: str, blocks: int) -
             report(what)
             report(_case(what, *measured(device, part, plain_file, blocks)))
     finally:
-        os.close(_descriptor(part))
         os.close(plain_file)
     report("sealing a dataset")
     vault, tokens = token_dataset(Path(folder))
@@ -98,23 +101,16 @@ def _files(folder: Path) -> tuple[SealedPart, int]:
         writer.write([tokens])
         writer.finish()
     plain.write_bytes(tokens)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # open until the worker ends
     reader = place.reader(descriptor, "tokens", path.name)
-    return (
-        SealedPart(descriptor, reader, path.name),
-        os.open(plain, os.O_RDONLY | os.O_CLOEXEC),
-    )
-
-
-def _descriptor(part: SealedPart) -> int:
-    assert isinstance(part.source, int)
-    return part.source
+    return SealedPart(reader, path.name), os.open(plain, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _from_pinned_memory(
     device: torch.device, part: SealedPart, plain_file: int, blocks: int
 ) -> tuple[int, dict[str, float]]:
     """Copies that are opened while the next one comes, against copies alone."""
+    import numpy as np
     import torch
 
     from sealring.engine.cuda.chunks import ChunkKernels
@@ -124,7 +120,7 @@ def _from_pinned_memory(
     plan = plan_of([Sample(0, 0, BATCH_BYTES)], [part])
     size = plan.sealed_bytes
     pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    part.read_into(plan.reads[0].offset, pinned.numpy().data)
+    _native.copy_sealed([part.reader], plan.reads.view(np.uint8).data, pinned.numpy().data, 1)
     kernels = ChunkKernels(device, 1)
     assert kernels.add(part.reader) == 0
     sealed = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
@@ -135,7 +131,6 @@ def _from_pinned_memory(
     batches = 16
 
     def copy_and_open() -> None:
-        kept = []
         for number in range(batches):
             at = number % _BUFFERS
             copies.wait_event(opened[at])  # what lies there is opened
@@ -143,7 +138,7 @@ def _from_pinned_memory(
                 sealed[at].copy_(pinned, non_blocking=True)
             opens.wait_stream(copies)
             with torch.cuda.stream(opens):
-                kept.append(kernels.open(sealed[at], plan.chunks, plain[number % 2], failed))
+                kernels.open(sealed[at], plan.chunks, plain[number % 2], failed)
                 opened[at].record(opens)
         torch.cuda.synchronize(device)
 
@@ -186,28 +181,42 @@ def _plain_batches(device: torch.device, part: SealedPart, plain_file: int) -> G
     """The same loader without cryptography: reads the plain file, and copies instead of opening."""
     import numpy as np
 
-    from sealring.engine.cuda.chunks import CHUNK
+    from sealring.engine.cuda.chunks import CHUNK, ROW
     from sealring.vault.gpu_batches import GpuBatches
     from sealring.vault.gpu_opening import CudaOpener, CudaSlot
-    from sealring.vault.gpu_plan import SAMPLE, Plan, Read, Samples, SealedPart
+    from sealring.vault.gpu_plan import READ, SAMPLE, Plan, Samples
 
     class PlainOpener(CudaOpener):
-        def open(self, plan: Plan, slot: CudaSlot) -> list[torch.Tensor]:
+        def open(self, plan: Plan, slot: CudaSlot) -> torch.Tensor:
             slot.plain.copy_(slot.sealed[: plan.sealed_bytes])
-            return []
+            return slot.failed
 
     class PlainBatches(GpuBatches):
         def plan(self, samples: Samples) -> Plan:
             listed = np.asarray(samples, SAMPLE)
-            reads, at = [], 0
-            for file, offset, size in listed.tolist():
-                reads.append(Read(file, offset, size, at))
-                at += -(-size // 16) * 16
-            starts = np.array([one.to for one in reads], dtype=np.int64)
-            return Plan(listed, reads, np.empty(0, CHUNK), starts, at, at)
+            reads, rows = np.zeros(len(listed), READ), np.zeros(len(listed), ROW)
+            for name in ("offset", "bytes"):
+                reads[name] = listed[name]
+            reads["to"] = np.cumsum(listed["bytes"]) - listed["bytes"]
+            rows["from"], rows["bytes"] = reads["to"], listed["bytes"]
+            size = int(listed["bytes"].sum())
+            return Plan(listed, {}, reads, np.empty(0, CHUNK), rows, size, size)
 
-    files = [SealedPart(plain_file, part.reader, "tokens")]
-    return PlainBatches(PlainOpener(device, files), files)
+        def read(self, plan: Plan, memory: memoryview) -> None:
+            def copy(piece: tuple[int, int, int]) -> None:
+                offset, size, to = piece
+                assert os.preadv(plain_file, [memory[to : to + size]], offset) == size
+
+            list(readers.map(copy, _pieces(plan.reads[["offset", "bytes", "to"]].tolist())))
+
+    readers = ThreadPoolExecutor(_READERS)
+    return PlainBatches(PlainOpener(device, [part]), [part])
+
+
+def _pieces(reads: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    for offset, size, to in reads:
+        for at in range(0, size, _PIECE_BYTES):
+            yield offset + at, min(_PIECE_BYTES, size - at), to + at
 
 
 def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]]:
@@ -221,10 +230,16 @@ def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]
         """Copies as they are."""
 
         def park(self, tensor: torch.Tensor) -> Parked:
-            return self.send(tensor.detach().view(-1).view(torch.uint8), tensor, self.header(0))
+            memory = tensor.detach().view(-1).view(torch.uint8)
+            parked = self.place_for(tensor, memory.nbytes)
+            self.send(memory, parked.host)
+            return self.sent(parked)
 
-        def bring(self, parked: Parked, came: torch.Tensor) -> torch.Tensor:
-            return came.view(parked.dtype).view(parked.shape)
+        def bring(self, parked: Parked) -> torch.Tensor:
+            with torch.cuda.stream(self._in):
+                tensor = parked.room(self.device)
+            self.receive(parked.host, tensor.view(-1).view(torch.uint8))
+            return tensor
 
     def adam(groups: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=1e-5, fused=True)

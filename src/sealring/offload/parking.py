@@ -1,21 +1,37 @@
-"""Where tensors are parked: sealed by the GPU, kept in pinned host memory, opened by the GPU."""
+"""Where tensors are parked: sealed by the GPU, kept in pinned host memory, opened by the GPU.
+
+A large tensor travels in parts. While one part is on the bus, the next is sealed or the one before
+opened: what the bus waits for is the cryptography of one part, and not of the whole tensor.
+"""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from sealring import _native
-from sealring.engine.cuda.kernels import Header, RecordKernels, record_count, wire_bytes
+from sealring.engine.cuda.kernels import (
+    RECORD_OVERHEAD,
+    Header,
+    RecordKernels,
+    record_count,
+    wire_bytes,
+)
 from sealring.engine.cuda.streams import new_event, new_stream, reached
 from sealring.errors import ConfigurationError
 
 RECORD_BYTES: Final = 256 << 10
+_ON_WIRE: Final = RECORD_BYTES + RECORD_OVERHEAD
+PART_RECORDS: Final = 128
+"""Records that travel together: 32 MiB, which the bus carries in less than a millisecond."""
+_CLUSTER: Final = 4
+"""Blocks of threads for each record, so that so few records occupy the GPU."""
 _DATA: Final = 1
 """The kind of record, as in docs/spec.md, section 7."""
 
@@ -45,6 +61,10 @@ class Parked:
         self.used = new_event()
         """Recorded behind the last copy from or to the host memory."""
         self.coming: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def room(self, device: torch.device) -> torch.Tensor:
+        """Memory of the GPU for the tensor, in the current stream."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
 class _HostMemory:
@@ -101,9 +121,12 @@ class Parking:
             torch.cuda.current_stream()  # the context exists from now on
             self._key = _Key(ordinal)
             self._kernels = RecordKernels(
-                self.device, bytes(memoryview(_native.Secret.random(32))), RECORD_BYTES
+                self.device,
+                bytes(memoryview(_native.Secret.random(32))),
+                RECORD_BYTES,
+                parts=_CLUSTER,
             )
-            # Copies in and opening have a stream each: the next copy does not wait for the opening.
+            # Copies in and opening have a stream each.
             self._out, self._in, self._opens, self._checks = (
                 new_stream(self.device) for _ in range(4)
             )
@@ -117,29 +140,26 @@ class Parking:
         The tensor may be changed or freed at once.
         """
         tensor = _dense(tensor.detach())
-        header = self.header(tensor.nbytes)
-        sealed_bytes = wire_bytes(tensor.nbytes, RECORD_BYTES)
+        plain = _memory(tensor)
+        parked = self.place_for(tensor, wire_bytes(plain.nbytes, RECORD_BYTES))
         # In the current stream, because what comes next in it may change the tensor.
-        sealed = torch.empty(sealed_bytes, dtype=torch.uint8, device=self.device)
-        self._kernels.seal(_in_memory_order(tensor), self._key, header, sealed)
-        return self.send(sealed, tensor, header)
+        sealed = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
+        for part in parts_of(plain.nbytes):
+            header = parked.header.record(part.first)
+            self._kernels.seal(plain[part.plain], self._key, header, sealed[part.sealed])
+            self.send(sealed[part.sealed], parked.host[part.sealed])
+        return self.sent(parked)
 
     def prefetch(self, parked: Parked) -> None:
         """Begins to bring it back, beside what the current stream computes."""
         if parked.coming is not None:
             return
         self._in.wait_event(parked.used)
-        with torch.cuda.stream(self._in):
-            came = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
-            came.copy_(parked.host, non_blocking=True)
-            parked.used.record(self._in)
-        self._opens.wait_event(parked.used)
-        came.record_stream(self._opens)
-        with torch.cuda.stream(self._opens):
-            plain = self.bring(parked, came)
-            opened = new_event()
-            opened.record(self._opens)
-        parked.coming = plain, opened
+        tensor = self.bring(parked)
+        parked.used.record(self._in)
+        opened = new_event()
+        opened.record(self._opens)
+        parked.coming = tensor, opened
 
     def fetch(self, parked: Parked) -> torch.Tensor:
         """The tensor, authenticated. Raises TamperedRecord if host memory was changed."""
@@ -162,24 +182,63 @@ class Parking:
             reduction=0, algorithm=0, message=0, segment=0, total=size, count=count,
         )  # fmt: skip
 
-    def send(self, memory: torch.Tensor, tensor: torch.Tensor, header: Header) -> Parked:
+    def place_for(self, tensor: torch.Tensor, size: int) -> Parked:
+        """Host memory of this size for the tensor."""
+        return Parked(tensor, self.header(tensor.nbytes), self._memory.take(size))
+
+    def send(self, memory: torch.Tensor, host: torch.Tensor) -> None:
         """Copies the memory out, after what the current stream has still to do."""
-        parked = Parked(tensor, header, self._memory.take(memory.nbytes))
         self._out.wait_stream(torch.cuda.current_stream(self.device))
         memory.record_stream(self._out)
         with torch.cuda.stream(self._out):
-            parked.host.copy_(memory, non_blocking=True)
+            host.copy_(memory, non_blocking=True)
+
+    def sent(self, parked: Parked) -> Parked:
+        """All of it is on its way."""
         parked.used.record(self._out)
         weakref.finalize(parked, self._memory.give_back, parked.host, parked.used)
         return parked
 
-    def bring(self, parked: Parked, came: torch.Tensor) -> torch.Tensor:
-        """Opens what came, on the current stream."""
-        plain = torch.empty_strided(
-            parked.shape, parked.strides, dtype=parked.dtype, device=self.device
+    def bring(self, parked: Parked) -> torch.Tensor:
+        """Copies it in and opens it."""
+        with torch.cuda.stream(self._in):
+            came = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
+        came.record_stream(self._opens)
+        with torch.cuda.stream(self._opens):
+            tensor = parked.room(self.device)
+        plain = _memory(tensor)
+        for part in parts_of(plain.nbytes):
+            self.receive(parked.host[part.sealed], came[part.sealed])
+            header = parked.header.record(part.first)
+            with torch.cuda.stream(self._opens):
+                self._kernels.open(came[part.sealed], self._key, header, plain[part.plain])
+        return tensor
+
+    def receive(self, host: torch.Tensor, memory: torch.Tensor) -> None:
+        """Copies into the memory. Opening waits for it, and the next copy does not for opening."""
+        with torch.cuda.stream(self._in):
+            memory.copy_(host, non_blocking=True)
+        self._opens.wait_stream(self._in)
+
+
+class Part(NamedTuple):
+    """Records of a tensor that travel together, from the record `first` on."""
+
+    first: int
+    plain: slice
+    sealed: slice
+
+
+def parts_of(size: int) -> Iterator[Part]:
+    """Those of a tensor of so many bytes, at least one."""
+    records, end = record_count(size, RECORD_BYTES), wire_bytes(size, RECORD_BYTES)
+    for first in range(0, records, PART_RECORDS):
+        last = first + PART_RECORDS
+        yield Part(
+            first,
+            slice(first * RECORD_BYTES, min(last * RECORD_BYTES, size)),
+            slice(first * _ON_WIRE, min(last * _ON_WIRE, end)),
         )
-        self._kernels.open(came, self._key, parked.header, _in_memory_order(plain))
-        return plain
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -197,5 +256,6 @@ def _has_no_gaps(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,))
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes as they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -8,26 +8,27 @@ next batches while the current one is computed with.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sealring import _native
 from sealring.engine.cuda.chunks import NO_FAILURE
 from sealring.errors import AlreadyClosed, ConfigurationError, TamperedChunk
 from sealring.vault.closing import Closable
 from sealring.vault.gpu_opening import Opener, Slot
-from sealring.vault.gpu_plan import Plan, Read, Samples, SealedParts, plan_of
+from sealring.vault.gpu_plan import Plan, Samples, SealedParts, plan_of
 
-_PIECE_BYTES: Final = 4 << 20
-_READERS: Final = 4
+_READERS: Final = 8
+"""Threads that copy ciphertext, at most: more than this do not make a host's memory faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +36,88 @@ class Batch:
     """Opened samples in the GPU's memory."""
 
     plain: torch.Tensor
-    starts: NDArray[np.int64]
-    """Where each sample begins in `plain`."""
     samples: NDArray[np.void]
+    table: NDArray[np.void]
+    """Where each sample is in `plain`, as a plan says it."""
+    on_device: torch.Tensor
+    """The same table in the GPU's memory."""
+    opener: Opener
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        start = int(self.starts[index])
-        return self.plain[start : start + int(self.samples["bytes"][index])]
+        start = int(self.table["from"][index])
+        return self.plain[start : start + int(self.table["bytes"][index])]
 
     def part(self, first: int, end: int) -> Batch:
-        return Batch(self.plain, self.starts[first:end], self.samples[first:end])
+        samples, table = self.samples[first:end], self.table[first:end]
+        return Batch(self.plain, samples, table, self.on_device[first:end], self.opener)
+
+    def give(self) -> None:
+        """Called by the thread that will compute with it, before it does."""
+        self.opener.give(self.plain, self.on_device)
 
     def rows(self, dtype: torch.dtype) -> torch.Tensor:
         """All samples as the rows of one tensor. They have the same length."""
-        widths = np.unique(self.samples["bytes"]).tolist()
+        widths = np.unique(self.table["bytes"]).tolist()
         if len(widths) != 1:
             raise ConfigurationError("samples of different lengths do not form rows: take each")
         if widths[0] % dtype.itemsize:
             raise ConfigurationError(f"samples of {widths[0]} bytes do not hold whole {dtype}")
-        return torch.stack([self[index] for index in range(len(self))]).view(dtype)
+        return self.take(widths[0], torch.uint8).view(dtype)
+
+    def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """The samples' numbers (`Sample.item`), `length` in each row, filled up with their pad."""
+        return self.opener.take(self.plain, self.on_device, length, dtype)
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Where the time of an iteration went, in seconds of the clock."""
+
+    order: float = 0.0
+    """Of the thread that reads ahead: which samples come next."""
+    plan: float = 0.0
+    """Which chunks hold them."""
+    room: float = 0.0
+    """It waited for the memory of a batch that was not taken yet."""
+    read: float = 0.0
+    start: float = 0.0
+    """It gave the GPU the chunks, and a list of them."""
+    ready: float = 0.0
+    """Of the thread that takes the batches: it waited for the one that reads ahead."""
+    finish: float = 0.0
+    """It waited for the GPU, and for what the GPU has found."""
+
+
+Step = Literal["order", "plan", "room", "read", "start", "ready", "finish"]
+
+
+class _Clock:
+    """Adds the time since the last mark to a step. Each thread has a clock and steps of its own."""
+
+    def __init__(self, seconds: Seconds) -> None:
+        self._seconds = seconds
+        self._last = time.perf_counter()
+
+    def restart(self) -> None:
+        self._last = time.perf_counter()
+
+    def mark(self, step: Step) -> None:
+        now = time.perf_counter()
+        setattr(self._seconds, step, getattr(self._seconds, step) + now - self._last)
+        self._last = now
 
 
 class Iteration:
-    """Batches from one start on: a thread opens them, another one takes them."""
+    """Batches from one start on: a thread starts them, another one takes them."""
 
-    def __init__(self, ahead: int) -> None:
-        self.ready: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
+    def __init__(self) -> None:
+        self.started: queue.SimpleQueue[tuple[Slot, Plan] | BaseException | None] = (
+            queue.SimpleQueue()
+        )
+        self.free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self.stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -74,16 +128,13 @@ class Iteration:
     def stop(self) -> None:
         """Returns when the thread has ended. Batches that were not taken are dropped."""
         self.stopped.set()
-        while self._thread is not None and self._thread.is_alive():
-            self._empty()  # it may wait for room in the queue
-            self._thread.join(0.01)
-        self._empty()
-        self.ready.put(None)  # a thread may wait for the next batch
-
-    def _empty(self) -> None:
+        self.free.put(None)  # it may wait for room
+        if self._thread is not None:
+            self._thread.join()
         with contextlib.suppress(queue.Empty):
             while True:
-                self.ready.get_nowait()
+                self.started.get_nowait()
+        self.started.put(None)  # a thread may wait for the next batch
 
 
 class GpuBatches(Closable):
@@ -97,7 +148,10 @@ class GpuBatches(Closable):
         self._opener = opener
         self._files = files
         self._ahead = ahead
+        self._threads = min(_READERS, len(os.sched_getaffinity(0)))
         self.current: Iteration | None = None
+        self.seconds = Seconds()
+        """Of all iterations."""
 
     def opened(self, batches: Iterable[Samples]) -> Generator[Batch]:
         """The batches in their order, and an error of a batch in its place.
@@ -106,21 +160,39 @@ class GpuBatches(Closable):
         """
         self.require_open()
         self.stop()
-        current = self.current = Iteration(self._ahead)
+        current = self.current = Iteration()
         current.start(lambda: self._run(current, batches))
+        clock = _Clock(self.seconds)
         try:
             while True:
                 self.require_current(current)
-                batch = current.ready.get()
+                clock.restart()
+                came = current.started.get()
+                clock.mark("ready")
                 self.require_current(current)
-                if batch is None:
+                if came is None:
                     return
-                if isinstance(batch, BaseException):
-                    raise batch
-                self._opener.give(batch.plain)
+                if isinstance(came, BaseException):
+                    raise came
+                batch = self._finished(*came)
+                current.free.put(came[0])
+                clock.mark("finish")
+                self.require_current(current)
+                batch.give()
                 yield batch
         finally:
             current.stop()
+
+    def _finished(self, slot: Slot, plan: Plan) -> Batch:
+        """The batch, after the check of all its chunks."""
+        plain, on_device, failed = slot.finish()
+        if failed != NO_FAILURE:
+            chunk = plan.chunks[failed]
+            raise TamperedChunk(
+                f"chunk {int(chunk['number'])} of {plan.files[int(chunk['file'])].name} is not "
+                "what was sealed there: it was changed. Restore the file from a copy"
+            )
+        return Batch(plain, plan.samples, plan.rows, on_device, self._opener)
 
     def require_current(self, iteration: Iteration | None) -> None:
         self.require_open()
@@ -147,82 +219,36 @@ class GpuBatches(Closable):
     def plan(self, samples: Samples) -> Plan:
         return plan_of(samples, self._files)
 
+    def read(self, plan: Plan, memory: memoryview) -> None:
+        """In one call without the interpreter, whose lock the caller's thread may hold for long."""
+        readers = [part.reader for part in plan.files.values()]
+        _native.copy_sealed(readers, plan.reads.view(np.uint8).data, memory, self._threads)
+
     # ---- in the thread
 
     def _run(self, current: Iteration, batches: Iterable[Samples]) -> None:
         try:
-            with self._opener.working(), ThreadPoolExecutor(_READERS, "sealring-read") as readers:
-                self._open_all(current, batches, readers)
-            current.ready.put(None)
+            with self._opener.working():
+                self._start_all(current, batches)
+            current.started.put(None)
         except BaseException as problem:
-            current.ready.put(problem)
+            current.started.put(problem)
 
-    def _open_all(
-        self,
-        current: Iteration,
-        batches: Iterable[Samples],
-        readers: ThreadPoolExecutor,
-    ) -> None:
+    def _start_all(self, current: Iteration, batches: Iterable[Samples]) -> None:
         # One more than are under way, so that one can be filled from the disk meanwhile.
-        free = deque(self._opener.slot() for _ in range(self._ahead + 1))
-        started = self._started(batches, free, readers)
-        under_way: deque[tuple[Slot, Plan]] = deque()
-        failure: BaseException | None = None
-        while not current.stopped.is_set():
-            try:
-                under_way.append(next(started))
-            except StopIteration:
-                break
-            except BaseException as problem:
-                failure = problem  # the batches before it come first
-                break
-            if len(under_way) > self._ahead:
-                self._hand_over(current, under_way, free)
-        while under_way and not current.stopped.is_set():
-            self._hand_over(current, under_way, free)
-        if failure is not None:
-            raise failure
-
-    def _started(
-        self,
-        batches: Iterable[Samples],
-        free: deque[Slot],
-        readers: ThreadPoolExecutor,
-    ) -> Iterator[tuple[Slot, Plan]]:
+        for _ in range(self._ahead + 1):
+            current.free.put(self._opener.slot())
+        clock = _Clock(self.seconds)
         for samples in batches:
-            slot, plan = free.popleft(), self.plan(samples)
-            self._read(plan, slot.room(plan.sealed_bytes), readers)
+            clock.mark("order")
+            plan = self.plan(samples)
+            clock.mark("plan")
+            slot = current.free.get()
+            clock.mark("room")
+            if slot is None or current.stopped.is_set():
+                return
+            self.read(plan, slot.room(plan.sealed_bytes))
+            clock.mark("read")
             slot.start(plan)
-            yield slot, plan
-
-    def _hand_over(
-        self, current: Iteration, under_way: deque[tuple[Slot, Plan]], free: deque[Slot]
-    ) -> None:
-        slot, plan = under_way.popleft()
-        plain, failed = slot.finish()
-        if failed != NO_FAILURE:
-            chunk = plan.chunks[failed]
-            raise TamperedChunk(
-                f"chunk {int(chunk['number'])} of {self._files[int(chunk['file'])].name} is not "
-                "what was sealed there: it was changed. Restore the file from a copy"
-            )
-        free.append(slot)
-        current.ready.put(Batch(plain, plan.starts, plan.samples))
-
-    def _read(self, plan: Plan, memory: memoryview, readers: ThreadPoolExecutor) -> None:
-        """By several threads: one alone copies from the page cache slower than the GPU takes it."""
-        pieces = [
-            Read(one.file, one.offset + at, min(_PIECE_BYTES, one.bytes - at), one.to + at)
-            for one in plan.reads
-            for at in range(0, one.bytes, _PIECE_BYTES)
-        ]
-        parts = {one.file: self._files[one.file] for one in plan.reads}
-
-        def read(piece: Read) -> None:
-            into = memory[piece.to : piece.to + piece.bytes]
-            parts[piece.file].read_into(piece.offset, into)
-
-        if len(pieces) == 1:
-            read(pieces[0])
-        else:
-            list(readers.map(read, pieces))
+            current.started.put((slot, plan))
+            clock.mark("start")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +17,16 @@ _SMALLEST_BUFFER: Final = 1 << 20
 _NO_KEY: Final = -1
 
 
+class Opened(NamedTuple):
+    """What a device has made of a batch."""
+
+    plain: torch.Tensor
+    rows: torch.Tensor
+    """The plan's rows, in the device's memory."""
+    failed: int
+    """The place of a chunk that is not authentic, or NO_FAILURE."""
+
+
 class Slot(Protocol):
     """The memory of one batch under way."""
 
@@ -27,27 +36,31 @@ class Slot(Protocol):
     def start(self, plan: Plan) -> None:
         """Begins to open what lies in the room. It may return before that is done."""
 
-    def finish(self) -> tuple[torch.Tensor, int]:
-        """Waits. The opened bytes, and the place of a chunk that is not authentic or NO_FAILURE."""
+    def finish(self) -> Opened:
+        """Waits until it is opened. Any thread may call it."""
 
 
 class Opener(Protocol):
     """A device that opens batches."""
 
     def working(self) -> AbstractContextManager[None]:
-        """Around all use of slots, in one thread. At its end nothing is under way."""
+        """In the one thread that makes slots and starts them. At its end nothing is under way."""
 
     def slot(self) -> Slot: ...
 
-    def give(self, plain: torch.Tensor) -> None:
-        """Called by the thread that will compute with these bytes."""
+    def give(self, plain: torch.Tensor, rows: torch.Tensor) -> None:
+        """Called by the thread that will compute with these, before it does."""
+
+    def take(
+        self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A new tensor of these rows, `length` numbers each."""
 
     def close(self) -> None:
         """Overwrites the keys. No slot is in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Streams:
+class _Streams(NamedTuple):
     copies: torch.cuda.Stream
     opens: torch.cuda.Stream
     checks: torch.cuda.Stream
@@ -64,9 +77,8 @@ class CudaSlot:
         # In the stream that uses it: in another one, what is there before could still be written.
         with torch.cuda.stream(self._streams.opens):
             self.failed = torch.full((1,), NO_FAILURE, dtype=torch.int64, device=opener.device)
-        self.plain = self.failed
+        self.plain = self.rows = self.failed
         self._opened = new_event()
-        self._kept: list[torch.Tensor] = []
 
     def room(self, size: int) -> memoryview:
         if self.pinned.nbytes < size:
@@ -86,15 +98,16 @@ class CudaSlot:
             self.plain = torch.empty(
                 plan.plain_bytes, dtype=torch.uint8, device=self._opener.device
             )
-            self._kept = self._opener.open(plan, self)
+            self.rows = self._opener.open(plan, self)
             self._opened.record(opens)
 
-    def finish(self) -> tuple[torch.Tensor, int]:
+    def finish(self) -> Opened:
         self._opened.synchronize()
         with torch.cuda.stream(self._streams.checks):
             failed = int(self.failed.item())
-        plain, self.plain, self._kept = self.plain, self.failed, []
-        return plain, failed
+        made = Opened(self.plain, self.rows, failed)
+        self.plain = self.rows = self.failed
+        return made
 
 
 class CudaOpener:
@@ -104,37 +117,43 @@ class CudaOpener:
         self.device = torch.device(device)
         if self.device.index is None:  # the current one of the thread that works is another
             self.device = torch.device(self.device.type, torch.cuda.current_device())
-        self._files = files
         self._kernels = ChunkKernels(self.device, len(files))
+        # Of all iterations: torch keeps freed memory of the GPU for the stream that it was used in.
+        self.streams = _Streams(*(new_stream(self.device) for _ in range(3)))
         self._entries = np.full(len(files), _NO_KEY, dtype=np.int64)
         """The place of each file's key in the GPU's memory."""
 
     @contextmanager
     def working(self) -> Iterator[None]:
         with torch.cuda.device(self.device):
-            self.streams = _Streams(*(new_stream(self.device) for _ in range(3)))
             try:
                 yield
             finally:
-                torch.cuda.synchronize(self.device)  # nothing under way uses what is freed now
+                for stream in self.streams:
+                    stream.synchronize()  # nothing under way uses what is freed now
 
     def slot(self) -> CudaSlot:
         return CudaSlot(self)
 
-    def open(self, plan: Plan, slot: CudaSlot) -> list[torch.Tensor]:
-        """On the current stream. What is returned is kept until the stream has passed this."""
-        for file in np.unique(plan.chunks["file"]).tolist():
+    def open(self, plan: Plan, slot: CudaSlot) -> torch.Tensor:
+        """On the current stream. Returns the plan's rows."""
+        for file, part in plan.files.items():
             if self._entries[file] == _NO_KEY:
-                self._entries[file] = self._kernels.add(self._files[file].reader)
+                self._entries[file] = self._kernels.add(part.reader)
         listed = plan.chunks.copy()
         listed["file"] = self._entries[plan.chunks["file"]]
-        # The list too: where the GPU reads the host's memory itself, the copy may come later.
-        host = torch.from_numpy(listed.view(np.uint8))
-        return [host, self._kernels.open(slot.sealed, listed, slot.plain, slot.failed)]
+        return self._kernels.open(slot.sealed, listed, slot.plain, slot.failed, plan.rows)
 
-    def give(self, plain: torch.Tensor) -> None:
-        # It was opened on another stream: it is not given back before this one is done.
-        plain.record_stream(torch.cuda.current_stream(self.device))
+    def give(self, plain: torch.Tensor, rows: torch.Tensor) -> None:
+        # They were made on other streams: they are not given back before this one is done.
+        stream = torch.cuda.current_stream(self.device)
+        plain.record_stream(stream)
+        rows.record_stream(stream)
+
+    def take(
+        self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        return self._kernels.take(plain, rows, length, dtype)
 
     def close(self) -> None:
         torch.cuda.synchronize(self.device)

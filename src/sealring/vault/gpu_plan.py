@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -11,8 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealring import _native
-from sealring.engine.cuda.chunks import CHUNK, CHUNK_BYTES, FIRST_CHUNK_AT, SEALED_CHUNK_BYTES
-from sealring.errors import ConfigurationError, TruncatedFile
+from sealring.engine.cuda.chunks import (
+    CHUNK,
+    CHUNK_BYTES,
+    FIRST_CHUNK_AT,
+    ROW,
+    SEALED_CHUNK_BYTES,
+)
+from sealring.errors import ConfigurationError
 
 _FILE_SHIFT: Final = 40
 """A chunk's key is the file's number above these bits, and the chunk's number below."""
@@ -24,25 +29,8 @@ _ALIGNED: Final = 16
 class SealedPart:
     """A sealed file with its key: AEAD_CHACHA20_POLY1305, the suite for GPUs."""
 
-    source: int | Callable[[int, int], bytes]
-    """A descriptor, or a function of offset and size that reads ranges of a store."""
     reader: _native.SealedFileReader
     name: str
-
-    def read_into(self, offset: int, memory: memoryview) -> None:
-        done, size = 0, len(memory)
-        while done < size:
-            if isinstance(self.source, int):
-                got = os.preadv(self.source, [memory[done:]], offset + done)
-            else:
-                came = self.source(offset + done, size - done)
-                got = len(came)
-                memory[done : done + got] = came
-            if got == 0:
-                raise TruncatedFile(
-                    f"{self.name} became shorter while it was read: restore it from a copy"
-                )
-            done += got
 
 
 class SealedParts(Protocol):
@@ -59,31 +47,30 @@ class Sample(NamedTuple):
     file: int
     offset: int
     bytes: int
+    item: int = 1
+    """The size of one of the numbers that they are, negative for signed ones."""
+    pad: int = 0
+    """What a row of more numbers is filled up with."""
 
 
-SAMPLE: Final = np.dtype([("file", "<i8"), ("offset", "<i8"), ("bytes", "<i8")])
+SAMPLE: Final = np.dtype([(name, "<i8") for name in Sample._fields])
 Samples = Sequence[Sample] | NDArray[np.void]
 """As they are written, or as an array of SAMPLE, which costs less for many of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A run of bytes of a sealed file, and its place in the ciphertext of the batch."""
-
-    file: int
-    offset: int
-    bytes: int
-    to: int
+READ: Final = np.dtype([(name, "<u8") for name in ("file", "offset", "bytes", "to")])
+"""A run of bytes of a sealed file, by its place in a list, and its place in the ciphertext."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     samples: NDArray[np.void]
-    reads: list[Read]
+    files: dict[int, SealedPart]
+    """Those that are read, in the order of their numbers."""
+    reads: NDArray[np.void]
+    """In the form of READ, by places in `files`."""
     chunks: NDArray[np.void]
     """What the kernel is given: each chunk once, in the order of files and chunks."""
-    starts: NDArray[np.int64]
-    """Where each sample begins in the plaintext."""
+    rows: NDArray[np.void]
+    """Where each sample is in the plaintext, and what numbers it holds, in the form of ROW."""
     sealed_bytes: int
     plain_bytes: int
 
@@ -92,14 +79,17 @@ def plan_of(samples: Samples, files: SealedParts) -> Plan:
     """Chunks that are neighbours in a file are neighbours in the batch: a sample is one run."""
     listed = np.asarray(samples, SAMPLE)
     file, offset, size = listed["file"], listed["offset"], listed["bytes"]
-    used, where = np.unique(file, return_inverse=True)
-    lengths = np.array([files[one].reader.length for one in used.tolist()], dtype=np.int64)
-    wrong = np.flatnonzero((offset < 0) | (size < 0) | (offset + size > lengths[where]))
+    used = np.flatnonzero(np.bincount(file))
+    parts = {one: files[one] for one in used.tolist()}
+    lengths = np.zeros(max(parts, default=0) + 1, dtype=np.int64)
+    for one, part in parts.items():
+        lengths[one] = part.reader.length
+    wrong = np.flatnonzero((offset < 0) | (size < 0) | (offset + size > lengths[file]))
     if len(wrong):
-        one = Sample(*listed[wrong[0]].tolist())
+        sample = Sample(*listed[wrong[0]].tolist())
         raise ConfigurationError(
-            f"{files[one.file].name} holds {files[one.file].reader.length} bytes, and {one.bytes} "
-            f"from {one.offset} on were asked for"
+            f"{parts[sample.file].name} holds {lengths[sample.file]} bytes, and {sample.bytes} "
+            f"from {sample.offset} on were asked for"
         )
     first = offset // CHUNK_BYTES
     counts = np.where(size > 0, -(-(offset + size) // CHUNK_BYTES) - first, 0)
@@ -107,31 +97,26 @@ def plan_of(samples: Samples, files: SealedParts) -> Plan:
     before = np.cumsum(counts) - counts
     keys = np.unique(np.repeat(first_keys - before, counts) + np.arange(int(counts.sum())))
 
-    chunks = np.zeros(len(keys), CHUNK)
-    chunks["file"] = keys >> _FILE_SHIFT
-    chunks["number"] = keys & ((1 << _FILE_SHIFT) - 1)
-    number = chunks["number"].astype(np.int64)
-    length = lengths[np.searchsorted(used, keys >> _FILE_SHIFT)]
-    plain = np.minimum(CHUNK_BYTES, length - number * CHUNK_BYTES)
+    of_file, number = keys >> _FILE_SHIFT, keys & ((1 << _FILE_SHIFT) - 1)
+    plain = np.minimum(CHUNK_BYTES, lengths[of_file] - number * CHUNK_BYTES)
     sealed = plain + (SEALED_CHUNK_BYTES - CHUNK_BYTES)
     room = -(-sealed // _ALIGNED) * _ALIGNED
+    chunks = np.empty(len(keys), CHUNK)
+    chunks["file"], chunks["number"], chunks["bytes"] = of_file, number, plain
     chunks["from"] = np.cumsum(room) - room
     chunks["to"] = np.arange(len(keys)) * CHUNK_BYTES
-    chunks["bytes"] = plain
 
     # Only the last chunk of a file is shorter, so a run of neighbours has no gaps.
     firsts = np.flatnonzero(np.diff(keys, prepend=-2) != 1)
-    ends = np.append(firsts, len(keys))[1:]
-    totals = np.append(0, np.cumsum(sealed))
-    reads = [
-        Read(
-            int(chunks["file"][start]),
-            FIRST_CHUNK_AT + int(number[start]) * SEALED_CHUNK_BYTES,
-            int(totals[end] - totals[start]),
-            int(chunks["from"][start]),
-        )
-        for start, end in zip(firsts.tolist(), ends.tolist(), strict=True)
-    ]
+    reads = np.empty(len(firsts), READ)
+    reads["file"] = np.searchsorted(used, of_file[firsts])
+    reads["offset"] = FIRST_CHUNK_AT + number[firsts] * SEALED_CHUNK_BYTES
+    reads["bytes"] = np.add.reduceat(sealed, firsts) if len(firsts) else 0
+    reads["to"] = chunks["from"][firsts]
+
+    rows = np.empty(len(listed), ROW)
     places = np.searchsorted(keys, first_keys)
-    starts = np.where(size > 0, places * CHUNK_BYTES + offset - first * CHUNK_BYTES, 0)
-    return Plan(listed, reads, chunks, starts, int(room.sum()), len(keys) * CHUNK_BYTES)
+    rows["from"] = np.where(size > 0, places * CHUNK_BYTES + offset - first * CHUNK_BYTES, 0)
+    for name in ("bytes", "item", "pad"):
+        rows[name] = listed[name]
+    return Plan(listed, parts, reads, chunks, rows, int(room.sum()), len(keys) * CHUNK_BYTES)

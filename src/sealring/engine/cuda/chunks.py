@@ -1,4 +1,4 @@
-"""Opens chunks of sealed files in a GPU's memory: many chunks a launch.
+"""Opens chunks of sealed files in a GPU's memory, many a launch, and makes tensors of them.
 
 The GPU holds the files' keys. Ciphertext comes to it as it lies on the disk; a chunk is
 authenticated before anything of it is written.
@@ -29,7 +29,12 @@ CHUNK: Final = np.dtype(
 )
 _OPENING: Final = struct.Struct("<QQQQQII")
 _THREADS: Final = 128
+# The structs of take_rows.cu.
+ROW: Final = np.dtype([("from", "<u8"), ("bytes", "<u8"), ("item", "<i8"), ("pad", "<i8")])
+_TAKING: Final = struct.Struct("<QQQQII")
+_NUMBERS_OF_BLOCK: Final = 4096
 NO_FAILURE: Final = -1
+_NO_ROWS: Final = np.empty(0, ROW)
 
 
 class ChunkKernels:
@@ -38,10 +43,14 @@ class ChunkKernels:
     def __init__(self, device: torch.device, files: int) -> None:
         ordinal = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", ordinal)
-        code = compiler.code_for(ordinal, (), compiler.kernel_text(compiler.CHUNKS))
+        opening, taking = (
+            compiler.code_for(ordinal, (), compiler.kernel_text(main))
+            for main in (compiler.CHUNKS, compiler.ROWS)
+        )
         with torch.cuda.device(self._device):
             torch.cuda.current_stream()  # the context exists from now on
-            self._kernel = Kernel(code, "open_chunks")
+            self._open = Kernel(opening, "open_chunks")
+            self._take = Kernel(taking, "take_rows")
             self._lists = new_stream(self._device)
             self._keys = _native.GpuKeys(ordinal, max(1, files))
         self._added = 0
@@ -58,18 +67,19 @@ class ChunkKernels:
         chunks: NDArray[np.void],
         plain: torch.Tensor,
         failed: torch.Tensor,
+        rows: NDArray[np.void] = _NO_ROWS,
     ) -> torch.Tensor:
-        """Opens into `plain` on the current stream.
+        """Opens into `plain` on the current stream. Returns `rows` as `take` wants them.
 
         `failed` gets the place of a chunk that is not authentic; it holds NO_FAILURE before.
-        What is returned must live until the stream has passed this.
         """
         # From memory that is not pinned: where the GPU is confidential, the driver encrypts it. It
         # says which key opens what, so no other process may write it. CUDA waits for the stream of
         # such a copy, so it has one of its own, where nothing else is queued.
         stream = torch.cuda.current_stream(self._device)
+        tables = torch.from_numpy(np.concatenate([chunks.view(np.uint8), rows.view(np.uint8)]))
         with torch.cuda.stream(self._lists):
-            listed = torch.from_numpy(chunks.view(np.uint8)).to(self._device, non_blocking=True)
+            listed = tables.to(self._device)
         stream.wait_stream(self._lists)
         listed.record_stream(stream)
         argument = _OPENING.pack(
@@ -77,8 +87,25 @@ class ChunkKernels:
             failed.data_ptr(), 1, 0,
         )  # fmt: skip
         if len(chunks):
-            self._kernel.launch(len(chunks), _THREADS, 1, argument, stream.cuda_stream)
-        return listed
+            self._open.launch(len(chunks), _THREADS, 1, argument, stream.cuda_stream)
+        return listed[chunks.nbytes :].view(torch.int64).view(len(rows), 4)
+
+    def take(
+        self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Each row's numbers, `length` of them in the type `dtype`, on the current stream.
+
+        A number's bits become those of `dtype`: where the sizes differ, both are of integers.
+        """
+        made = torch.empty((len(rows), length), dtype=dtype, device=self._device)
+        blocks = -(-length // _NUMBERS_OF_BLOCK)
+        argument = _TAKING.pack(
+            plain.data_ptr(), rows.data_ptr(), made.data_ptr(), length, dtype.itemsize, blocks
+        )
+        if made.numel():
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+            self._take.launch(len(rows) * blocks, _THREADS, 1, argument, stream)
+        return made
 
     def wipe(self) -> None:
         """Overwrites the keys. Wait for launches that use them first."""

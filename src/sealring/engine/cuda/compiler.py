@@ -31,6 +31,7 @@ _HEADERS: Final = (
 )
 RECORDS: Final = "kernels.cu"
 CHUNKS: Final = "open_chunks.cu"
+ROWS: Final = "take_rows.cu"
 _OPTIONS: Final = ("--std=c++20", "--fmad=false", "--ftz=false", "--prec-div=true")
 _DIGEST_BYTES: Final = 32
 _MAX_CODE_BYTES: Final = 16 << 20

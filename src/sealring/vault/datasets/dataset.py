@@ -19,14 +19,15 @@ from sealring.recording.hooks import note_data, note_opened
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
-from sealring.vault.datasets.reading import OpenDataset, Samples, View, Windows
+from sealring.vault.datasets.reading import Form, OpenDataset, Samples, View, Windows
 from sealring.vault.datasets.rows import Rows, read_rows
 from sealring.vault.datasets.shards import ShardReader
 from sealring.vault.vault import Vault
 
 BLOCK: Final = 1 << 14
 """Samples that are shuffled among each other."""
-_AHEAD_BYTES: Final = 32 << 20
+_AHEAD_BYTES: Final = 64 << 20
+"""A whole block of windows of 1,024 tokens, so that its chunks are read once."""
 _STATE: Final = ("epoch", "position", "seed", "block", "data")
 
 
@@ -89,13 +90,14 @@ class Dataset(Closable, TorchDataset[Any]):
         self.require_open()
         return self._opened.new_reader(number)
 
-    def require_tensors(self) -> None:
-        """Unsupported if a GPU cannot make items from the shards' bytes."""
+    def form(self) -> Form:
+        """How a GPU makes items from the shards' bytes. Unsupported if it cannot."""
         self.require_open()
         self._opened.require_suite_for_gpus()
-        self._view.require_tensors()
+        found = self._view.form()
         if self._transform is not None:
             raise Unsupported("transform= is called by the CPU: apply it to the opened batches")
+        return found
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -215,12 +217,18 @@ class Stream(IterableDataset[Any]):
         """Whether a step gives a batch, and not one item."""
         return self._collate is not None
 
-    def require_tensors(self) -> None:
-        """Unsupported if a GPU cannot make the batches."""
-        for dataset in self._datasets:
-            dataset.require_tensors()
+    def forms(self) -> list[Form]:
+        """How a GPU makes the batches, of each dataset. Unsupported if it cannot."""
+        found = [dataset.form() for dataset in self._datasets]
         if self._own_collate:
             raise Unsupported("collate= is called by the CPU: apply it to the opened batches")
+        if len({(one.name, one.dtype, one.length) for one in found}) != 1:
+            raise Unsupported(
+                "a GPU makes batches of datasets whose items have one name, type and length: "
+                + ", ".join(f"{one.name} ({one.dtype}, length={one.length})" for one in found)
+                + ". Read them with Loader"
+            )
+        return found
 
     @property
     def step(self) -> int:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
 
+from sealring.errors import ConfigurationError
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.dataset import Dataset, Stream
 from sealring.vault.datasets.order import Numbers
 from sealring.vault.datasets.reading import OPEN_SHARDS, View
 from sealring.vault.datasets.shards import ShardReader
-from sealring.vault.gpu_batches import Batch, GpuBatches
+from sealring.vault.gpu_batches import Batch, GpuBatches, Seconds
 from sealring.vault.gpu_opening import CudaOpener, Opener
 from sealring.vault.gpu_plan import SAMPLE, Samples, SealedPart, SealedParts
 
@@ -25,7 +25,7 @@ from sealring.vault.gpu_plan import SAMPLE, Samples, SealedPart, SealedParts
 class GpuLoader(Closable):
     """A stream whose batches are opened on a GPU, while the ones before are computed with.
 
-    Batches that lie in one block are read and opened together, up to 32 MiB; `ahead` says how many
+    Batches that lie in one block are read and opened together, up to 64 MiB; `ahead` says how many
     of these groups are under way. The batches are those of `Loader`, in the GPU's memory. The state
     is the same five numbers, after the batches that were taken out. A new iteration ends the one
     before. `close()` overwrites its keys, also those in the GPU's memory, and leaves the stream and
@@ -37,8 +37,13 @@ class GpuLoader(Closable):
     def __init__(
         self, stream: Stream, device: torch.device | str = "cuda", *, ahead: int = 2
     ) -> None:
-        stream.require_tensors()
+        forms = stream.forms()
         self._stream = stream
+        self._name, self._length = forms[0].name, forms[0].length
+        self._dtype: torch.dtype = getattr(torch, forms[0].dtype)
+        self._items, self._pads = (
+            np.array([getattr(one, what) for one in forms]) for what in ("item", "pad")
+        )
         self._files = _Shards(stream.datasets)
         self._opener = self.make_opener(torch.device(device), self._files)
         self._batches = GpuBatches(self._opener, self._files, ahead=ahead)
@@ -83,14 +88,27 @@ class GpuLoader(Closable):
     def _what(self) -> str:
         return "the loader"
 
+    @property
+    def seconds(self) -> Seconds:
+        """Where the time of its iterations went."""
+        return self._batches.seconds
+
     def _tensors(self, batch: Batch, beside: dict[str, Numbers]) -> Any:
-        self._opener.give(batch.plain)
-        items = [batch[index] for index in range(len(batch))]
-        views = [self._files.view(file) for file in batch.samples["file"].tolist()]
-        made = views[0].tensors(items) if len(set(views)) == 1 else _mixed(views, items)
+        batch.give()
+        length = self._common_length(batch) if self._length is None else self._length
+        made = {self._name: batch.take(length, self._dtype)}
         for name, rows in beside.items():
             made[name] = torch.from_numpy(rows).to(batch.plain.device)
         return made if self._stream.batched else {name: rows[0] for name, rows in made.items()}
+
+    def _common_length(self, batch: Batch) -> int:
+        sizes = batch.samples["bytes"]
+        if not bool((sizes == sizes[0]).all()):
+            raise ConfigurationError(
+                f"the arrays {self._name!r} of a batch have different lengths, and do not form a "
+                "tensor: pack them with length=, or use batch_size=None"
+            )
+        return int(sizes[0]) // self._dtype.itemsize
 
     # ---- in the thread that reads ahead
 
@@ -113,6 +131,7 @@ class GpuLoader(Closable):
         files = self._files.numbers(sources, shards)
         samples = np.empty(len(files), SAMPLE)
         samples["file"] = files
+        samples["item"], samples["pad"] = self._items[sources], self._pads[sources]
         rows: dict[str, Numbers] = {}
         for file in np.unique(files).tolist():
             chosen = np.flatnonzero(files == file)
@@ -122,18 +141,6 @@ class GpuLoader(Closable):
                 room = rows.setdefault(name, np.empty((len(files), values.shape[1]), np.int64))
                 room[chosen] = values
         return samples, rows
-
-
-def _mixed(views: Sequence[View], items: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Items of several datasets, each made by its own view."""
-    found: list[Any] = [None] * len(items)
-    for view in set(views):
-        chosen = [place for place, one in enumerate(views) if one is view]
-        made = view.tensors([items[place] for place in chosen])
-        for row, place in enumerate(chosen):
-            found[place] = {name: rows[row] for name, rows in made.items()}
-    mixed: dict[str, torch.Tensor] = default_collate(found)
-    return mixed
 
 
 class _Shards:
@@ -149,7 +156,7 @@ class _Shards:
 
     def __getitem__(self, number: int) -> SealedPart:
         reader = self.reader(number)
-        return SealedPart(reader.source, reader.sealed, reader.name)
+        return SealedPart(reader.sealed, reader.name)
 
     def numbers(self, sources: Numbers, shards: Numbers) -> Numbers:
         before = np.append(0, self._ends[:-1])

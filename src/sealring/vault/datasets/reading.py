@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,13 +19,23 @@ from sealring.vault.datasets.shards import Offsets, ShardReader
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
 
-if TYPE_CHECKING:
-    import torch
-
 OPEN_SHARDS: Final = 64
 """Shards that are open at the same time."""
 _READ_BYTES: Final = 64 << 20
 _DOCUMENT: Final = "document"
+
+
+class Form(NamedTuple):
+    """What a batch of items is as one tensor, which has a row for each."""
+
+    name: str
+    dtype: str
+    """Of the tensor: numpy's and torch's name."""
+    length: int | None
+    """Numbers of each row, or None where the items say it."""
+    item: int
+    """The size of one number of an item, negative where it is signed and the tensor's is larger."""
+    pad: int
 
 
 class View(Protocol):
@@ -41,11 +51,8 @@ class View(Protocol):
         self, reader: ShardReader, numbers: Numbers, plain: memoryview, sizes: Offsets
     ) -> Iterator[Any]: ...
 
-    def require_tensors(self) -> None:
-        """Unsupported if items' bytes are not those of a tensor."""
-
-    def tensors(self, items: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A batch, of items' bytes on a device: what torch's collate makes of `items`."""
+    def form(self) -> Form:
+        """How a device makes a tensor of items' bytes. Unsupported if they are none of a tensor."""
 
     def beside(self, reader: ShardReader, numbers: Numbers) -> dict[str, Numbers]:
         """What a batch holds beside the items' bytes, a row for each item."""
@@ -76,23 +83,15 @@ class Samples:
             yield self._decode(plain[at : at + size])
             at += size
 
-    def require_tensors(self) -> None:
-        if len(self._fields) != 1 or self._fields[0].dtype is None:
+    def form(self) -> Form:
+        dtype = self._fields[0].dtype if len(self._fields) == 1 else None
+        if dtype is None:
             raise Unsupported(
                 "a GPU opens samples of one field that is an array of numbers: "
                 f"{', '.join(f'{one.name} ({one.kind})' for one in self._fields)} is decoded by "
                 "the CPU. Read it with Loader, or make an array of it with a stage"
             )
-
-    def tensors(self, items: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        name, dtype = self._fields[0].name, self._fields[0].dtype
-        assert dtype is not None, "require_tensors"
-        if len({item.nbytes for item in items}) != 1:
-            raise ConfigurationError(
-                f"the arrays {name!r} of a batch have different lengths, and do not form a tensor: "
-                "pack them with length=, or use batch_size=None"
-            )
-        return {name: _rows(items, dtype.name)}
+        return Form(self._fields[0].name, dtype.name, None, dtype.itemsize, 0)
 
     def beside(self, reader: ShardReader, numbers: Numbers) -> dict[str, Numbers]:
         return {}
@@ -152,26 +151,9 @@ class Windows:
                 item[_DOCUMENT] = torch.from_numpy(self._document(reader, int(numbers[row])))
             yield item
 
-    def require_tensors(self) -> None:
-        """They always are."""
-
-    def tensors(self, items: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        import torch
-
-        missing = [self._bytes - item.nbytes for item in items]
-        whole = [
-            torch.nn.functional.pad(item, (0, less)) if less else item
-            for item, less in zip(items, missing, strict=True)
-        ]
-        size, unsigned = self.dtype.itemsize, self.dtype.kind == "u"
-        # By the signed type, because torch does little with uint16 and uint32.
-        tokens = _rows(whole, f"int{8 * size}").to(torch.int64)
-        if unsigned and size < 8:
-            tokens &= (1 << 8 * size) - 1
-        for row, less in enumerate(missing):
-            if less:
-                tokens[row, self.length - less // size :] = self.pad
-        return {self.name: tokens}
+    def form(self) -> Form:
+        item = self.dtype.itemsize if self.dtype.kind == "u" else -self.dtype.itemsize
+        return Form(self.name, "int64", self.length, item, self.pad)
 
     def beside(self, reader: ShardReader, numbers: Numbers) -> dict[str, Numbers]:
         if not self._documents:
@@ -271,14 +253,6 @@ class OpenDataset:
     def _close_readers(self) -> None:
         while self._open:
             self._open.popitem()[1].close()
-
-
-def _rows(items: Sequence[torch.Tensor], kind: str) -> torch.Tensor:
-    """Bytes of equal number, as the rows of a tensor of this type."""
-    import torch
-
-    dtype: torch.dtype = getattr(torch, kind)
-    return torch.cat(list(items)).view(dtype).view(len(items), items[0].nbytes // dtype.itemsize)
 
 
 def _groups(sizes: Offsets) -> Iterator[slice]:
