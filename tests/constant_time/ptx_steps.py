@@ -50,6 +50,7 @@ _ARITHMETIC: Final[dict[str, Callable[..., int]]] = {
     "prmt": _permuted,
     "shf.l.wrap": lambda low, high, n: ((high << 32 | low) << (n & 31)) >> 32,
     "shf.r.wrap": lambda low, high, n: (high << 32 | low) >> (n & 31),
+    "abs": abs,
     "max": max,
     "min": min,
     "div": lambda a, b: a // b,
@@ -306,7 +307,7 @@ def _function_of(opcode: str) -> Callable[..., int]:
         to_mask = (1 << to_bits) - 1
         return (lambda a: _signed(a, bits) & to_mask) if signed else lambda a: a & mask & to_mask
     plain = _ARITHMETIC[name]
-    if name in ("max", "min", "div", "rem"):
+    if name in ("abs", "max", "min", "div", "rem"):
         if signed:
             return lambda *given: plain(*(_signed(each, bits) for each in given)) & mask
         return lambda *given: plain(*(each & mask for each in given)) & mask

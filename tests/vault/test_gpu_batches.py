@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sealring import _native
 from sealring.engine.cuda.chunks import CHUNK_BYTES
-from sealring.errors import AlreadyClosed, ConfigurationError, KeysChanged, TamperedChunk
+from sealring.errors import (
+    AlreadyClosed,
+    ConfigurationError,
+    KeysChanged,
+    TamperedChunk,
+    TruncatedFile,
+)
 from sealring.vault.gpu_batches import Batch, GpuBatches
 from sealring.vault.gpu_plan import Sample, SealedPart, plan_of
 from tests.vault.host_opener import HostOpener
@@ -143,3 +150,45 @@ def test_a_sample_that_is_not_there(tmp_path: Path, sample: Sample) -> None:
         pytest.raises(ConfigurationError, match=r"0\.sealed holds 100 bytes"),
     ):
         plan_of([sample], files)
+
+
+def test_ciphertext_is_copied_as_it_is_by_any_number_of_threads(tmp_path: Path) -> None:
+    contents = [random.Random(size).randbytes(size) for size in (5 << 20, 100)]
+    with sealed_parts(tmp_path, contents) as files:
+        readers = [part.reader for part in files]
+        sealed = [(tmp_path / part.name).read_bytes() for part in files]
+        runs = np.array([[0, 3, 3 << 20, 10], [1, 8, 5, 0], [0, 7, 1, 5]], np.uint64)
+        for threads in (1, 3):
+            room = bytearray(10 + (3 << 20))
+            _native.copy_sealed(readers, runs.data, room, threads)
+            assert room[10:] == sealed[0][3 : 3 + (3 << 20)]
+            assert room[:6] == sealed[1][8:13] + sealed[0][7:8]
+
+
+@pytest.mark.parametrize(
+    ("run", "about"),
+    [
+        ([1, 0, 1, 0], "names no file"),
+        ([0, 0, 11, 0], "reaches out of the buffer"),
+        ([0, 0, 1, 11], "reaches out of the buffer"),
+        ([0, 0, 2, 2**64 - 1], "reaches out of the buffer"),
+        ([0, 170, 3, 0], r"0\.sealed has 172 bytes, and 3 from 170 on"),
+        ([0, 2**64 - 1, 2, 0], r"0\.sealed has 172 bytes"),
+        ([0, 0, 1], "four numbers"),
+    ],
+)
+def test_ciphertext_that_is_not_there(tmp_path: Path, run: list[int], about: str) -> None:
+    with sealed_parts(tmp_path, [bytes(100)]) as files, pytest.raises(ValueError, match=about):
+        _native.copy_sealed([files[0].reader], np.array(run, np.uint64).data, bytearray(10), 1)
+
+
+def test_ciphertext_of_a_file_that_was_cut_or_closed(tmp_path: Path) -> None:
+    run = np.array([0, 0, 172, 0], np.uint64).data
+    with sealed_parts(tmp_path, [bytes(100)]) as files:
+        with (tmp_path / "0.sealed").open("r+b") as file:
+            file.truncate(100)
+        with pytest.raises(TruncatedFile, match="became shorter"):
+            _native.copy_sealed([files[0].reader], run, bytearray(172), 1)
+        files[0].reader.close()
+        with pytest.raises(AlreadyClosed, match=r"0\.sealed was closed"):
+            _native.copy_sealed([files[0].reader], run, bytearray(172), 1)

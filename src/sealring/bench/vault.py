@@ -46,6 +46,8 @@ class Case:
     bytes_read: int | None
     """Of sealed files, by all ranks; None for a save."""
     bytes_needed: int | None
+    steps: dict[str, float] | None = None
+    """Seconds of the steps of a loader's two threads, in the last pass (`GpuLoader.seconds`)."""
 
 
 @dataclass(frozen=True, slots=True)

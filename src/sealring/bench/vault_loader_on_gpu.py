@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,8 +68,11 @@ def token_dataset(folder: Path) -> tuple[Vault, torch.Tensor]:
 
 def shuffled(
     device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
-) -> tuple[int, dict[str, float]]:
-    """Batches in the order of a stream, against rows of a tensor in memory, pinned and copied."""
+) -> tuple[int, dict[str, float], dict[str, float]]:
+    """Batches in the order of a stream, against rows of a tensor in memory, pinned and copied.
+
+    The last value is where the loader's time went, in the last pass.
+    """
     import torch
 
     from sealring.vault import Dataset, GpuLoader, Stream
@@ -78,14 +82,17 @@ def shuffled(
     loader = GpuLoader(stream, device)
     steps = len(tokens) // SHUFFLED_WINDOWS
     sums: dict[str, int] = {}
+    spent: dict[str, float] = {}
 
     def from_vault() -> None:
+        before = asdict(loader.seconds)
         start = dict(stream.state_dict(), epoch=0, position=0)
         loader.load_state_dict(start)
         total = torch.zeros((), dtype=torch.int64, device=device)
         for _, batch in zip(range(steps), loader, strict=False):
             total += batch["tokens"][:, 0].sum()
         sums["sealed"] = int(total)
+        spent.update({step: now - before[step] for step, now in asdict(loader.seconds).items()})
 
     def from_memory() -> None:
         order = torch.randperm(len(tokens))
@@ -100,7 +107,7 @@ def shuffled(
     assert all(total > 0 for total in sums.values())
     loader.close()
     dataset.close()
-    return steps * SHUFFLED_WINDOWS * WINDOW * 2, times
+    return steps * SHUFFLED_WINDOWS * WINDOW * 2, times, spent
 
 
 def training(

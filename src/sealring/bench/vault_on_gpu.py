@@ -71,20 +71,22 @@ def _worker(rank: int, report: Report, place: Place, folder: str, blocks: int) -
         os.close(plain_file)
     report("sealing a dataset")
     vault, tokens = token_dataset(Path(folder))
-    for what, from_vault in (
-        ("shuffled batches of a vault to the GPU", shuffled),
-        (f"training {MODEL} from a vault", training),
-    ):
-        report(what)
-        report(_case(what, *from_vault(device, vault, tokens, blocks)))
+    what = "shuffled batches of a vault to the GPU"
+    report(what)
+    report(_case(what, *shuffled(device, vault, tokens, blocks)))
+    what = f"training {MODEL} from a vault"
+    report(what)
+    report(_case(what, *training(device, vault, tokens, blocks)))
     what = f"optimizer of {MODEL} in host memory"
     report(what)
     report(_case(what, *_optimizer(device, blocks)))
 
 
-def _case(what: str, size: int, seconds: dict[str, float]) -> dict[str, Any]:
+def _case(
+    what: str, size: int, seconds: dict[str, float], steps: dict[str, float] | None = None
+) -> dict[str, Any]:
     sealed, plain = (size / seconds[one] / 1e9 for one in ("sealed", "plain"))
-    return asdict(Case(what, 1, sealed, plain, sealed / plain, None, None))
+    return asdict(Case(what, 1, sealed, plain, sealed / plain, None, None, steps))
 
 
 def _files(folder: Path) -> tuple[SealedPart, int]:

@@ -95,7 +95,8 @@ def plan_of(samples: Samples, files: SealedParts) -> Plan:
     counts = np.where(size > 0, -(-(offset + size) // CHUNK_BYTES) - first, 0)
     first_keys = (file << _FILE_SHIFT) + first
     before = np.cumsum(counts) - counts
-    keys = np.unique(np.repeat(first_keys - before, counts) + np.arange(int(counts.sum())))
+    keys = np.sort(np.repeat(first_keys - before, counts) + np.arange(int(counts.sum())))
+    keys = keys[np.diff(keys, prepend=-1) != 0]
 
     of_file, number = keys >> _FILE_SHIFT, keys & ((1 << _FILE_SHIFT) - 1)
     plain = np.minimum(CHUNK_BYTES, lengths[of_file] - number * CHUNK_BYTES)

@@ -80,6 +80,11 @@ def test_what_only_a_cpu_can_make_is_refused(
     with cases.packed(tokens) as dataset:
         with pytest.raises(Unsupported, match="collate="):
             HostLoader(cases.stream(dataset, collate=list), "cpu")
+        with (
+            cases.packed(tokens, length=7) as other,
+            pytest.raises(Unsupported, match=r"one name, type and length: .*length=7\)"),
+        ):
+            HostLoader(cases.stream([dataset, other]), "cpu")
         with pytest.raises(ConfigurationError, match="ahead=1"):
             HostLoader(cases.stream(dataset), "cpu", ahead=0)
     ragged = HostLoader(cases.stream(Dataset(gpu_vault, "ragged")), "cpu")

@@ -133,7 +133,7 @@ class GpuLoader(Closable):
         samples["file"] = files
         samples["item"], samples["pad"] = self._items[sources], self._pads[sources]
         rows: dict[str, Numbers] = {}
-        for file in np.unique(files).tolist():
+        for file in np.flatnonzero(np.bincount(files)).tolist():
             chosen = np.flatnonzero(files == file)
             reader, view = self._files.reader(file), self._files.view(file)
             samples["offset"][chosen], samples["bytes"][chosen] = view.runs(reader, inside[chosen])

@@ -30,6 +30,13 @@ def permutation(count: int, *what: int | str) -> Numbers:
     return np.argsort(drawn, kind="stable").astype(np.int64)
 
 
+def _distinct(numbers: Numbers) -> list[int]:
+    """Of numbers that come in runs of equal ones: only the first of each run is sorted."""
+    firsts = np.flatnonzero(np.diff(numbers)) + 1
+    found: list[int] = np.unique(np.append(numbers[:1], numbers[firsts])).tolist()
+    return found
+
+
 class ShardOrder:
     """The order of one dataset: shards are permuted, then samples within blocks of them.
 
@@ -49,7 +56,7 @@ class ShardOrder:
         """For positions of all epochs, one behind the other: the shard, and the number in it."""
         shards, numbers = np.empty_like(positions), np.empty_like(positions)
         epochs = positions // self.length
-        for epoch in np.unique(epochs).tolist():
+        for epoch in _distinct(epochs):
             chosen = epochs == epoch
             shards[chosen], numbers[chosen] = self._in_epoch(epoch, positions[chosen] % self.length)
         return shards, numbers
@@ -59,7 +66,7 @@ class ShardOrder:
         if self._block:
             places = np.empty_like(positions)
             blocks = positions // self._block
-            for block in np.unique(blocks).tolist():
+            for block in _distinct(blocks):
                 chosen = blocks == block
                 first = block * self._block
                 places[chosen] = first + self._within(epoch, block)[positions[chosen] - first]
@@ -99,7 +106,7 @@ class Mixture:
             return np.zeros_like(positions), *self.orders[0].locate(positions)
         sources, inside = np.empty_like(positions), np.empty_like(positions)
         blocks = positions // MIXED
-        for block in np.unique(blocks).tolist():
+        for block in _distinct(blocks):
             chosen = blocks == block
             slots = positions[chosen] - block * MIXED
             owners, ranks = self._slots(block)
