@@ -179,7 +179,8 @@ integrations: $(VENV)/.installed ## frameworks on Gloo and sealed: what they com
 	@test -d $(INTEGRATIONS) || { $(PYTHON) -m venv $(INTEGRATIONS) && \
 	  echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(ls $(VENV)/lib)/site-packages')" \
 	    >$(INTEGRATIONS)/lib/$$(ls $(INTEGRATIONS)/lib)/site-packages/sealring-venv.pth; }
-	@# DeepSpeed is built here, and looks for torch meanwhile.
+	@# DeepSpeed is built here with these tools, and looks for torch meanwhile.
+	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
 	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  --requirement tests/integrations/requirements.txt
 	@$(INTEGRATIONS)/bin/python -m tests.integrations $(ONLY)

@@ -1,0 +1,33 @@
+"""For torchtitan, which asks an accelerator how much memory is in use, where there is none."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+class Cpu:
+    """`torch.cpu` with the functions that `torch.cuda` has besides."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_name(self, device: object) -> str:
+        return "CPU"
+
+    def get_device_properties(self, device: object) -> SimpleNamespace:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return SimpleNamespace(total_memory=memory)
+
+    def memory_stats(self, device: object) -> dict[str, int]:
+        return {}
+
+    def reset_peak_memory_stats(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
