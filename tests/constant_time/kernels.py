@@ -16,6 +16,7 @@ from tests.constant_time.ptx_state import Leak
 KEY, CONTEXT = bytes(range(32)), bytes(range(100, 132))
 COUNT, LANE = 5, 1
 _KEY, _LOCAL, _FAILED = 0x1000, 0x2000, 0x7F000
+_NOTHING: Final = (1 << 64) - 1
 _RECEIVED, _SEALED, _RESULT = 0x80000, 0x100000, 0x180000
 INT32_SUM: Final = ("-DSEALRING_REDUCES=1", "-DSEALRING_DTYPE=7", "-DSEALRING_KIND=1")
 PLAIN: Final = ("-DSEALRING_REDUCES=0",)
@@ -91,7 +92,12 @@ class Run:
         self._put(_RECEIVED, record, secret=True)
         self._launch("open", result=_RESULT + self.shape.misaligned)
         plain = self._get(_RESULT + self.shape.misaligned, self.shape.bytes)
-        return plain if self._get(_FAILED, 8) == b"\xff" * 8 else None
+        return plain if self.forged == _NOTHING else None
+
+    @property
+    def forged(self) -> int:
+        """What the kernel says about a record that is not authentic."""
+        return int.from_bytes(self._get(_FAILED, 8), "little")
 
     def hop(self, record: bytes) -> bytes:
         """Opens, reduces with the local tensor and seals."""

@@ -101,6 +101,7 @@ def test_the_gpus_code_with_a_forged_record(ptx: str, at: int) -> None:
     record[at] ^= 1
     opening = Run(ptx, Shape(200))
     assert opening.open(bytes(record)) is None
+    assert opening.forged == COUNT, "a launch's own number would name several records"
     assert not opening.leaks
 
 

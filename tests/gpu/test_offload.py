@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from sealring.engine.cuda.kernels import RECORD_OVERHEAD
 from sealring.errors import ConfigurationError, TamperedRecord
 from sealring.offload import OffloadedOptimizer, Parking, offload_saved_tensors
+from sealring.offload.parking import PART_RECORDS, RECORD_BYTES
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (1 << 16,), (1 << 20,), (777, 1023)])
@@ -34,13 +36,27 @@ def test_host_memory_has_no_plaintext() -> None:
     assert not torch.equal(one.host[80:], other.host[80:]), "a nonce was used twice"
 
 
-def test_changed_host_memory_is_refused() -> None:
+@pytest.mark.parametrize("record", [0, 3, PART_RECORDS, 2 * PART_RECORDS + 1])
+def test_changed_host_memory_is_refused(record: int) -> None:
+    """The error names the record within the tensor, in whatever part it travels."""
     parking = Parking("cuda")
-    parked = parking.park(torch.ones(1 << 20, device="cuda"))
+    before, parked = (
+        parking.park(torch.ones((2 * PART_RECORDS + 2) * RECORD_BYTES // 4, device="cuda"))
+        for _ in range(2)
+    )
     torch.cuda.synchronize()
-    parked.host[300_000] ^= 1
-    with pytest.raises(TamperedRecord, match="not what its sender sealed"):
+    parked.host[record * (RECORD_BYTES + RECORD_OVERHEAD) + 300] ^= 1
+    parking.fetch(before)
+    with pytest.raises(TamperedRecord, match=f"^record {record} of this tensor is not what"):
         parking.fetch(parked)
+    with pytest.raises(TamperedRecord, match=r"one of another tensor, is not what"):
+        parking.fetch(before)
+
+
+def test_a_conjugate_comes_back() -> None:
+    parking = Parking("cuda")
+    tensor = torch.randn(5, 3, dtype=torch.complex64, device="cuda").conj()
+    assert torch.equal(parking.fetch(parking.park(tensor)), tensor)
 
 
 def test_an_older_content_is_refused() -> None:

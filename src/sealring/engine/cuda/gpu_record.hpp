@@ -27,7 +27,7 @@ struct Launch {
   const u8* local;  // sealed, or reduced with what comes in
   u8* result;  // where the plaintext goes, if anywhere
   u64 bytes;
-  u64* failed;  // gets the number of a record that is not authentic
+  u64* failed;  // gets the count of a record that is not authentic
   u32 context[8];
   u32 record_bytes;
   u32 log_turns;
@@ -290,7 +290,7 @@ __device__ __forceinline__ bool authentic(const Launch& launch, const RecordPart
     const Tag tag = finish_tag(launch, at, side, shared);
     const bool same_tag = verdict(same(tag, tag_on_wire(record + kPayloadAt + at.bytes)));
     const bool good = same_tag && shared.header_good;
-    if (!good) *launch.failed = at.record;
+    if (!good) *launch.failed = count_of(launch.in, at);
     shared.proceed = good;
   }
   meet();

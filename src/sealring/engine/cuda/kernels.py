@@ -24,6 +24,7 @@ RECORD_OVERHEAD: Final = HEADER_BYTES + 2 * TAG_BYTES
 CONTEXT_BYTES: Final = 32
 _LOG_THREADS: Final = 7
 _BLOCK_BYTES: Final = 64
+_NOTHING: Final = -1
 # The structs of gpu_record.hpp.
 _WIRE: Final = struct.Struct("<QQ64s")
 _LAUNCH: Final = struct.Struct("<80s80sQQQQ32sIIII")
@@ -154,7 +155,7 @@ class RecordKernels:
         self._parts = parts
         self._defines = defines
         self._log_turns = log_turns(record_bytes, parts)
-        self._failed = torch.full((1,), -1, dtype=torch.int64, device=device)
+        self._failed = torch.full((1,), _NOTHING, dtype=torch.int64, device=device)
         self._kernels: dict[tuple[str, int, int], Kernel] = {}
 
     def seal(self, plain: torch.Tensor, key: KeyOnGpu, header: Header, wire: torch.Tensor) -> None:
@@ -194,13 +195,21 @@ class RecordKernels:
         self._check_wire(out[0], local)
         self._prepared("hop", reduction, local, local=local, incoming=incoming, out=out)()
 
+    def forged(self) -> int | None:
+        """Waits for the GPU. The count of one of the records so far that were not authentic.
+
+        Not its place in the launch: several launches may be under way when this is asked.
+        """
+        count = int(self._failed.item())
+        return None if count == _NOTHING else count
+
     def check(self) -> None:
         """Waits for the GPU; raises if any record so far was not authentic."""
-        record = int(self._failed.item())
-        if record != -1:
+        count = self.forged()
+        if count is not None:
             raise TamperedRecord(
-                f"record {record} of this launch is not what its sender sealed: it was changed on "
-                "the way. Nothing of it was used."
+                f"the record with the count {count} is not what its sender sealed: it was changed "
+                "on the way. Nothing of it was used."
             )
 
     def kernel(self, name: str, reduction: Reduction | None = None) -> Kernel:
