@@ -199,7 +199,8 @@ std::vector<SealedRun> sealed_runs(const std::vector<SealedFileReader*>& files, 
   for (size_t i = 0; i < runs.size(); ++i) {
     uint64_t row[4];
     std::memcpy(row, rows.data() + i * kRow, kRow);
-    if (row[0] >= files.size()) throw nb::value_error("a run names no file of the list");
+    if (row[0] >= files.size() || files[row[0]] == nullptr)
+      throw nb::value_error("a run names no file of the list");
     if (row[3] > into.size() || row[2] > into.size() - row[3]) {
       throw nb::value_error("a run reaches out of the buffer");
     }

@@ -64,3 +64,24 @@ def test_numbers_of_the_same_size_keep_their_bits(ptx: str, size: int) -> None:
 def test_a_short_row_is_filled_up(ptx: str) -> None:
     row = (10, 6, 2, -7)
     assert taken(ptx, row, 140, "int64") == expected(row, 140, "int64")
+
+
+def test_a_sample_of_more_numbers_than_the_row_is_cut(ptx: str) -> None:
+    assert taken(ptx, (0, 40, 2, 0), 3, "int64") == expected((0, 6, 2, 0), 3, "int64")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int64"])
+def test_long_rows_have_several_blocks(ptx: str, dtype: str) -> None:
+    """The last block of each row is not full, and the last row ends with the tensor."""
+    length, size = 4096 + 5, np.dtype(dtype).itemsize
+    rows: list[Row] = [(1, 4001, 1, 9), (3, 0, 1, -1)]
+    machine = Machine(ptx, 2 * len(rows))
+    table, total = np.array(rows, ROW).tobytes(), len(rows) * length * size
+    for at, data in ((_PLAIN, CONTENT), (_ROWS, table), (_OUT, b"\xaa" * (total + 16))):
+        machine.memory.bytes[at : at + len(data)] = data
+    machine.launch("take_rows", struct.pack("<QQQQII", _PLAIN, _ROWS, _OUT, length, size, 2))
+    found = bytes(machine.memory.bytes[_OUT : _OUT + total + 16])
+    assert found[total:] == b"\xaa" * 16, "written past the last row"
+    wanted = [number for row in rows for number in expected(row, length, "int64")]
+    made = np.frombuffer(found[:total], dtype)
+    assert made.tolist() == np.array(wanted, np.int64).astype(dtype).tolist()

@@ -109,7 +109,7 @@ class HostOpener:
             kind = np.dtype(f"<{'i' if item < 0 else 'u'}{abs(item)}")
             found = np.frombuffer(plain.numpy()[start : start + size].tobytes(), kind)
             row = np.full(length, pad, np.int64)
-            row[: len(found)] = found.astype(np.int64)  # the same bits, for 8 bytes without a sign
+            row[: len(found)] = found.astype(np.int64)[:length]  # of uint64 the bits
             made[number] = row.view(np.uint8).reshape(length, 8)[:, : dtype.itemsize].reshape(-1)
         return torch.from_numpy(made.reshape(-1)).view(dtype).view(len(rows), length)
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sealring import _native
 from sealring.engine.cuda.chunks import CHUNK_BYTES
 from sealring.errors import (
     AlreadyClosed,
     ConfigurationError,
+    ForkedProcess,
     KeysChanged,
     TamperedChunk,
     TruncatedFile,
+    Unsupported,
 )
 from sealring.vault.gpu_batches import Batch, GpuBatches
 from sealring.vault.gpu_plan import Sample, SealedPart, plan_of
@@ -104,6 +109,34 @@ def test_batches_behind_a_changed_one_are_not_given_out(tmp_path: Path) -> None:
             next(found)
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "about"),
+    [
+        (lambda path: os.truncate(path, 56 + 16400 + 9), TruncatedFile, "became shorter"),
+        (
+            lambda path: path.write_bytes((path.parent / "1.sealed").read_bytes()),
+            TamperedChunk,
+            r"chunk 1 of 0\.sealed",
+        ),
+    ],
+)
+def test_a_file_that_is_cut_or_exchanged_while_it_is_read(
+    tmp_path: Path, change: Callable[[Path], None], error: type[Exception], about: str
+) -> None:
+    def wanted() -> Iterator[list[Sample]]:
+        yield [Sample(0, 0, 1)]
+        change(tmp_path / "0.sealed")
+        yield [Sample(0, CHUNK_BYTES, 1)]
+
+    before = threading.active_count()
+    with sealed_parts(tmp_path, [bytes(2 * CHUNK_BYTES)] * 2) as files:
+        found = batches_of(files).opened(wanted())
+        assert contents_of(next(found)) == [b"\0"]
+        with pytest.raises(error, match=about):
+            next(found)
+        assert threading.active_count() == before
+
+
 def test_a_later_iteration_ends_the_one_before_and_no_thread_is_left(tmp_path: Path) -> None:
     before = threading.active_count()
     with sealed_parts(tmp_path, [b"a"]) as files:
@@ -143,13 +176,92 @@ def test_close_wakes_a_thread_that_waits_for_a_batch(tmp_path: Path) -> None:
             taken.result(60)
 
 
-@pytest.mark.parametrize("sample", [Sample(0, 90, 11), Sample(0, -1, 5), Sample(0, 3, -1)])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        Sample(0, 90, 11),
+        Sample(0, -1, 5),
+        Sample(0, 3, -1),
+        Sample(0, 2**63 - 1, 1),
+        Sample(0, 1, 2**63 - 1),
+    ],
+)
 def test_a_sample_that_is_not_there(tmp_path: Path, sample: Sample) -> None:
     with (
         sealed_parts(tmp_path, [bytes(100)]) as files,
         pytest.raises(ConfigurationError, match=r"0\.sealed holds 100 bytes"),
     ):
         plan_of([sample], files)
+
+
+@pytest.mark.parametrize("item", [0, 9, -9, 3, -(2**63)])
+def test_numbers_that_no_gpu_makes(tmp_path: Path, item: int) -> None:
+    with (
+        sealed_parts(tmp_path, [bytes(100)]) as files,
+        pytest.raises(ConfigurationError, match=rf"not whole numbers of item={item}: "),
+    ):
+        plan_of([Sample(0, 0, 2), Sample(0, 0, 8, item)], files)
+
+
+def test_rows_are_of_bytes_and_numbers_are_taken(tmp_path: Path) -> None:
+    with sealed_parts(tmp_path, [b"abcdefgh"]) as files:
+        wide = [Sample(0, 0, 4, -2), Sample(0, 4, 4, -2)]
+        batches = batches_of(files)
+        for batch in batches.opened([wide]):
+            with pytest.raises(ConfigurationError, match=r"do not form rows of bytes: take\(\)"):
+                batch.rows(torch.int16)
+            with pytest.raises(Unsupported, match="1, 2, 4 or 8 bytes, and not"):
+                batch.take(2, torch.complex128)
+            taken = batch.take(2, torch.int16)
+            assert taken.numpy().tobytes() == b"abcdefgh"
+            assert batch.take(1, torch.int64).tolist() == [[0x6261], [0x6665]]
+        batches.close()
+
+
+def test_an_iteration_that_its_own_thread_ends(tmp_path: Path) -> None:
+    """As a garbage collection there does, of an iterator that no other thread holds."""
+
+    def wanted() -> Iterator[list[Sample]]:
+        yield [Sample(0, 0, 1)]
+        batches.stop()
+        ended.set()
+        yield [Sample(0, 0, 1)]
+
+    ended = threading.Event()
+    before = threading.active_count()
+    with sealed_parts(tmp_path, [b"a"]) as files:
+        batches = batches_of(files)
+        with pytest.raises(AlreadyClosed, match="later one"):
+            list(batches.opened(wanted()))
+        batches.close()
+    assert ended.is_set(), "the thread waited for itself"
+    assert threading.active_count() == before
+
+
+def test_a_forked_child_takes_no_batches(tmp_path: Path) -> None:
+    """It has no thread that reads them: it would wait for ever."""
+    with sealed_parts(tmp_path, [b"a"]) as files:
+        batches = batches_of(files)
+        found = batches.opened([[Sample(0, 0, 1)]] * 3)
+        next(found)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                next(found)
+            except ForkedProcess:
+                os._exit(17)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+        assert len(list(found)) == 2
+        batches.close()
+
+
+def test_ciphertext_of_no_file(tmp_path: Path) -> None:
+    run = np.array([0, 0, 1, 0], np.uint64)
+    with pytest.raises(ValueError, match="names no file"):
+        _native.copy_sealed([None], run.data, bytearray(1), 1)  # type: ignore[list-item]
 
 
 def test_ciphertext_is_copied_as_it_is_by_any_number_of_threads(tmp_path: Path) -> None:

@@ -22,13 +22,20 @@ from numpy.typing import NDArray
 
 from sealring import _native
 from sealring.engine.cuda.chunks import NO_FAILURE
-from sealring.errors import AlreadyClosed, ConfigurationError, TamperedChunk
+from sealring.errors import (
+    AlreadyClosed,
+    ConfigurationError,
+    ForkedProcess,
+    TamperedChunk,
+    Unsupported,
+)
 from sealring.vault.closing import Closable
 from sealring.vault.gpu_opening import Opener, Slot
 from sealring.vault.gpu_plan import Plan, Samples, SealedParts, plan_of
 
 _READERS: Final = 8
 """Threads that copy ciphertext, at most: more than this do not make a host's memory faster."""
+_ITEM_SIZES: Final = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,9 @@ class Batch:
         self.opener.give(self.plain, self.on_device)
 
     def rows(self, dtype: torch.dtype) -> torch.Tensor:
-        """All samples as the rows of one tensor. They have the same length."""
+        """All samples' bytes as the rows of one tensor. They have the same length."""
+        if bool((self.table["item"] != 1).any()):
+            raise ConfigurationError("samples of numbers (item=) do not form rows of bytes: take()")
         widths = np.unique(self.table["bytes"]).tolist()
         if len(widths) != 1:
             raise ConfigurationError("samples of different lengths do not form rows: take each")
@@ -68,7 +77,12 @@ class Batch:
         return self.take(widths[0], torch.uint8).view(dtype)
 
     def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """The samples' numbers (`Sample.item`), `length` in each row, filled up with their pad."""
+        """The samples' numbers (`Sample.item`), `length` in each row, filled up with their pad.
+
+        Of a sample that has more, the first ones.
+        """
+        if dtype.itemsize not in _ITEM_SIZES:
+            raise Unsupported(f"a GPU makes numbers of 1, 2, 4 or 8 bytes, and not {dtype}")
         return self.opener.take(self.plain, self.on_device, length, dtype)
 
 
@@ -119,6 +133,7 @@ class Iteration:
         )
         self.free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self.stopped = threading.Event()
+        self.process = os.getpid()
         self._thread: threading.Thread | None = None
 
     def start(self, run: Callable[[], None]) -> None:
@@ -126,10 +141,13 @@ class Iteration:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread has ended. Batches that were not taken are dropped."""
+        """Returns when the thread has ended. Batches that were not taken are dropped.
+
+        A garbage collection in the thread itself may call it: the thread then ends by itself.
+        """
         self.stopped.set()
         self.free.put(None)  # it may wait for room
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -196,6 +214,11 @@ class GpuBatches(Closable):
 
     def require_current(self, iteration: Iteration | None) -> None:
         self.require_open()
+        if iteration is not None and iteration.process != os.getpid():
+            raise ForkedProcess(
+                "this process was forked from the one that reads the batches: a GPU's batches are "
+                "taken in the process that made the loader"
+            )
         if iteration is None or iteration.stopped.is_set():
             raise AlreadyClosed(
                 "this iteration was ended by a later one of the same loader, or by a state that "

@@ -153,6 +153,7 @@ class CudaOpener:
     def take(
         self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
     ) -> torch.Tensor:
+        self.give(plain, rows)  # the current stream may be another than that of the batch before
         return self._kernels.take(plain, rows, length, dtype)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from sealring.errors import ConfigurationError
 
 _FILE_SHIFT: Final = 40
 """A chunk's key is the file's number above these bits, and the chunk's number below."""
+_LARGEST_ITEM: Final = 8
 _ALIGNED: Final = 16
 """Where ciphertext of a chunk may begin in the GPU's memory."""
 
@@ -84,12 +85,21 @@ def plan_of(samples: Samples, files: SealedParts) -> Plan:
     lengths = np.zeros(max(parts, default=0) + 1, dtype=np.int64)
     for one, part in parts.items():
         lengths[one] = part.reader.length
-    wrong = np.flatnonzero((offset < 0) | (size < 0) | (offset + size > lengths[file]))
+    # Not their sum, which may be more than 64 bits hold.
+    wrong = np.flatnonzero((offset < 0) | (size < 0) | (size > lengths[file] - offset))
     if len(wrong):
         sample = Sample(*listed[wrong[0]].tolist())
         raise ConfigurationError(
             f"{parts[sample.file].name} holds {lengths[sample.file]} bytes, and {sample.bytes} "
             f"from {sample.offset} on were asked for"
+        )
+    item = np.abs(listed["item"])
+    odd = np.flatnonzero((item < 1) | (item > _LARGEST_ITEM) | (size % np.maximum(item, 1) != 0))
+    if len(odd):
+        sample = Sample(*listed[odd[0]].tolist())
+        raise ConfigurationError(
+            f"{sample.bytes} bytes of {parts[sample.file].name} are not whole numbers of "
+            f"item={sample.item}: it is 1 to {_LARGEST_ITEM} bytes, negative for signed numbers"
         )
     first = offset // CHUNK_BYTES
     counts = np.where(size > 0, -(-(offset + size) // CHUNK_BYTES) - first, 0)

@@ -80,11 +80,15 @@ def test_what_only_a_cpu_can_make_is_refused(
     with cases.packed(tokens) as dataset:
         with pytest.raises(Unsupported, match="collate="):
             HostLoader(cases.stream(dataset, collate=list), "cpu")
-        with (
-            cases.packed(tokens, length=7) as other,
-            pytest.raises(Unsupported, match=r"one name, type and length: .*length=7\)"),
+        for option, about in (
+            ({"length": 7}, r"one name, type and length, .*length=7, documents=False\)\. Read"),
+            ({"documents": True}, r"documents=False\), tokens \(.*documents=True\)\. Read"),
         ):
-            HostLoader(cases.stream([dataset, other]), "cpu")
+            with (
+                cases.packed(tokens, **option) as other,
+                pytest.raises(Unsupported, match=about),
+            ):
+                HostLoader(cases.stream([dataset, other]), "cpu")
         with pytest.raises(ConfigurationError, match="ahead=1"):
             HostLoader(cases.stream(dataset), "cpu", ahead=0)
     ragged = HostLoader(cases.stream(Dataset(gpu_vault, "ragged")), "cpu")
@@ -207,8 +211,10 @@ def test_iterations_that_a_later_one_or_a_state_has_ended(tokens: Vault) -> None
 def test_a_loop_that_is_left_goes_on_where_it_stopped(tokens: Vault) -> None:
     with cases.packed(tokens) as dataset:
         loader, other = HostLoader(cases.stream(dataset), "cpu"), Loader(cases.stream(dataset))
+        before = threading.active_count()
         for _ in loader:
             break
+        assert threading.active_count() == before
         for _ in other:
             break
         cases.assert_same_epochs(loader, other, epochs=2)

@@ -104,7 +104,9 @@ class ChunkKernels:
         )
         if made.numel():
             stream = torch.cuda.current_stream(self._device).cuda_stream
-            self._take.launch(len(rows) * blocks, _THREADS, 1, argument, stream)
+            # The caller's GPU may be another, and the stream 0 is that of the current one.
+            with torch.cuda.device(self._device):
+                self._take.launch(len(rows) * blocks, _THREADS, 1, argument, stream)
         return made
 
     def wipe(self) -> None:

@@ -222,11 +222,14 @@ class Stream(IterableDataset[Any]):
         found = [dataset.form() for dataset in self._datasets]
         if self._own_collate:
             raise Unsupported("collate= is called by the CPU: apply it to the opened batches")
-        if len({(one.name, one.dtype, one.length) for one in found}) != 1:
+        if len({(one.name, one.dtype, one.length, one.documents) for one in found}) != 1:
+            shown = (
+                f"{one.name} ({one.dtype}, length={one.length}, documents={one.documents})"
+                for one in found
+            )
             raise Unsupported(
-                "a GPU makes batches of datasets whose items have one name, type and length: "
-                + ", ".join(f"{one.name} ({one.dtype}, length={one.length})" for one in found)
-                + ". Read them with Loader"
+                "a GPU makes batches of datasets whose items have one name, type and length, and "
+                f"all documents= or none: {', '.join(shown)}. Read them with Loader"
             )
         return found
 

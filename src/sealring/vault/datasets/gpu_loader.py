@@ -94,7 +94,6 @@ class GpuLoader(Closable):
         return self._batches.seconds
 
     def _tensors(self, batch: Batch, beside: dict[str, Numbers]) -> Any:
-        batch.give()
         length = self._common_length(batch) if self._length is None else self._length
         made = {self._name: batch.take(length, self._dtype)}
         for name, rows in beside.items():

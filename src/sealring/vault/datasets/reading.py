@@ -36,6 +36,8 @@ class Form(NamedTuple):
     item: int
     """The size of one number of an item, negative where it is signed and the tensor's is larger."""
     pad: int
+    documents: bool = False
+    """Whether a batch has the tensor `document` beside it."""
 
 
 class View(Protocol):
@@ -153,7 +155,7 @@ class Windows:
 
     def form(self) -> Form:
         item = self.dtype.itemsize if self.dtype.kind == "u" else -self.dtype.itemsize
-        return Form(self.name, "int64", self.length, item, self.pad)
+        return Form(self.name, "int64", self.length, item, self.pad, self._documents)
 
     def beside(self, reader: ShardReader, numbers: Numbers) -> dict[str, Numbers]:
         if not self._documents:
