@@ -49,10 +49,12 @@ def place_of_torchs_own(tensor: torch.Tensor, size: int) -> tuple[int, torch.Unt
     None where more must be looked at.
     """
     try:
-        address, storage = _check_room(tensor, size)
-    except (NoMemory, Unsupported):
+        address = tensor.data_ptr()
+        storage = tensor.untyped_storage()
+        room = storage.nbytes() - tensor.storage_offset() * tensor.element_size()
+    except (RuntimeError, NotImplementedError):
         return None
-    return (address, storage) if storage.resizable() else None
+    return (address, storage) if address and room >= size and storage.resizable() else None
 
 
 def _check_room(tensor: torch.Tensor, size: int) -> tuple[int, torch.UntypedStorage]:
