@@ -49,12 +49,10 @@ def place_of_torchs_own(tensor: torch.Tensor, size: int) -> tuple[int, torch.Unt
     None where more must be looked at.
     """
     try:
-        address = tensor.data_ptr()
-        storage = tensor.untyped_storage()
-        room = storage.nbytes() - tensor.storage_offset() * tensor.element_size()
-    except (RuntimeError, NotImplementedError):
+        address, storage = _check_room(tensor, size)
+    except (NoMemory, Unsupported):
         return None
-    return (address, storage) if address and room >= size and storage.resizable() else None
+    return (address, storage) if storage.resizable() else None
 
 
 def _check_room(tensor: torch.Tensor, size: int) -> tuple[int, torch.UntypedStorage]:
