@@ -34,7 +34,7 @@ from sealring.group.work import SealedWork
 Direct = Callable[..., Any]
 """A collective: takes the group, the tensors and one options object, and returns its work."""
 
-_PLAIN: Final = frozenset[type]((torch.Tensor, torch.nn.Parameter, int, timedelta, NoneType))
+_PLAIN: Final = frozenset((torch.Tensor, torch.nn.Parameter, int, timedelta, NoneType))
 
 
 def observed() -> bool:
@@ -102,7 +102,6 @@ def define_single(
 
 def _method(name: str, direct: Direct, first: type | None, last: type, count: int) -> Direct:
     base = getattr(dist.ProcessGroup, name)
-    plain = _PLAIN | {last}
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs and kwargs.keys() == {"opts"}:  # so it is called by dist.barrier
@@ -113,7 +112,7 @@ def _method(name: str, direct: Direct, first: type | None, last: type, count: in
             and type(args[-1]) is last
             and (first is None or type(args[0]) is first)
             and not observed()
-            and _are_plain(args, plain)
+            and _are_plain(args[:-1])
         ):
             try:
                 return direct(self, *args)
@@ -138,11 +137,11 @@ def _method(name: str, direct: Direct, first: type | None, last: type, count: in
     return method
 
 
-def _are_plain(values: Sequence[Any], plain: frozenset[type] = _PLAIN) -> bool:
+def _are_plain(values: Sequence[Any]) -> bool:
     # Every call comes here: a list of tensors is looked through by a loop, lists in it by a call.
     for value in values:
         kind = type(value)
-        if kind in plain:
+        if kind in _PLAIN:
             continue
         if kind is not list:
             return False
