@@ -39,7 +39,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
   for (size_t step = 0; step < program_.steps.size(); ++step) {
     const Step& each = program_.steps[step];
     if (receives(each.action)) expected_[each.peers[0]] += cut_.segments_of(static_cast<int>(step));
-    if (cut_.segments_of(static_cast<int>(step)) != 0)
+    if (call.lane != 0 && cut_.segments_of(static_cast<int>(step)) != 0)
       in_this_lane_.insert(each.peers.begin(), each.peers.end());
     if (!receives(each.action) && !each.peers.empty() && way_to(each.peers[0]) == Wires::Way::area)
       area_readers_.insert(each.peers.begin(), each.peers.end());

@@ -237,7 +237,7 @@ class Collective {
   std::deque<Task> tasks_;
   std::vector<bool> blocked_;   // links over which a task waits to go, by rank
   std::vector<uint64_t> expected_;  // records still to come, by rank
-  std::set<int> in_this_lane_;     // ranks that this lane has records for, or from
+  std::set<int> in_this_lane_;     // ranks that a further lane has records for, or from
   std::set<int> area_readers_;     // ranks that fetch records from our area
   RecordsOnDevice on_device_;
   std::optional<Exchanging> exchanging_;  // where devices exchange records

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
+#include <list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -65,7 +65,7 @@ class RecordsOnDevice {
   }
 
  private:
-  std::deque<RecordOnDevice> records_;
+  std::list<RecordOnDevice> records_;  // allocates nothing where there is no device
 };
 
 }  // namespace sealring

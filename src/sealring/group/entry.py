@@ -138,8 +138,14 @@ def _method(name: str, direct: Direct, first: type | None, last: type, count: in
 
 
 def _are_plain(values: Sequence[Any]) -> bool:
-    for value in values:  # a loop, because every call comes here
+    # Every call comes here: a list of tensors is looked through by a loop, lists in it by a call.
+    for value in values:
         kind = type(value)
-        if kind not in _PLAIN and (kind is not list or not _are_plain(value)):
+        if kind in _PLAIN:
+            continue
+        if kind is not list:
             return False
+        for each in value:
+            if type(each) not in _PLAIN and not _are_plain((each,)):
+                return False
     return True

@@ -20,10 +20,11 @@ from sealring.group import arguments, memory
 from sealring.group.collectives.calling import Calling, Key
 from sealring.group.deferred_errors import DeferredError
 from sealring.group.dispatch import Dispatcher
-from sealring.group.work import FinishedWork, SealedWork
+from sealring.group.work import FailedWork, FinishedWork, SealedWork
 from sealring.schedule import Selection
 
 _KEPT: Final = 64
+_NO_TIME: Final = timedelta(0)
 
 
 class _Prepared(NamedTuple):
@@ -80,17 +81,21 @@ class Prepared(Calling):
         self._process.require("this process group")
         if (error := self._deferred.take()) is not None:
             raise error
-        seconds = opts.timeout.total_seconds()
+        timeout = opts.timeout
         ended = self._dispatcher.run_again(
             prepared.call,
             prepared.like,
             address,
-            seconds if seconds > 0 else self._timeout.total_seconds(),
+            (timeout if timeout > _NO_TIME else self._timeout).total_seconds(),
         )
         del storage  # until here: another thread may give the tensor other memory meanwhile
         if ended is False:
             return None
-        return FinishedWork(result, None if ended is True else ended, self._deferred)
+        if ended is True:
+            done: SealedWork = FinishedWork()
+            done.stand_for(result)
+            return done
+        return FailedWork(result, ended, self._deferred)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -224,26 +224,22 @@ def _nothing_is_under_way() -> None:
 
 
 class FinishedWork(SealedWork):
-    """Of a call that was over before its work was made: nothing waits for it, so it has no lock."""
+    """Of a call that went well before its work was made: nothing waits for it, so it has no lock.
 
-    def __init__(
-        self,
-        result: list[torch.Tensor],
-        error: BaseException | None,
-        deferred: DeferredError,
-    ) -> None:
-        dist.Work.__init__(self)
-        self._result = result
-        self._error = error
-        self._deferred = deferred
+    Every small call makes one. So it is made by torch alone, and all that these works share is
+    on the class; `stand_for` gives it its results.
+    """
 
-    # On the class, because every small call makes one of these.
+    __init__ = dist.Work.__init__
+
     _completion = None
+    _deferred: DeferredError | None = None
+    _error: BaseException | None = None
     _done = True
     give_up = staticmethod(_nothing_is_under_way)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        return self._error is None or self._block(timeout)
+        return True
 
     def when_done(self, callback: Callable[[], None]) -> None:
         callback()
@@ -252,10 +248,27 @@ class FinishedWork(SealedWork):
         pass
 
     def _block(self, timeout: timedelta) -> bool:
-        if self._error is not None:
-            self._tell()
-            raise self._error
         return True
+
+
+class FailedWork(FinishedWork):
+    """The same of a call that failed."""
+
+    def __init__(
+        self, result: list[torch.Tensor], error: BaseException, deferred: DeferredError
+    ) -> None:
+        dist.Work.__init__(self)
+        self._result = result
+        self._error = error
+        self._deferred = deferred
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return self._block(timeout)
+
+    def _block(self, timeout: timedelta) -> bool:
+        assert self._error is not None
+        self._tell()
+        raise self._error
 
 
 class MessageWork(SealedWork):

@@ -134,12 +134,14 @@ class FlightRecorder:
     def started(self, call: int, number: int, collective: Collective) -> None:
         """Collective `number` begins. A call may run more than one; they follow one another."""
         now = monotonic_ns()
-        entry = self._waiting.get(call) or Entry(collective, now)
+        # None waits when a call is run again, as small ones mostly are.
+        entry = (self._waiting and self._waiting.get(call)) or Entry(collective, now)
         entry.number = number
         entry.started_ns = now
         # In two places for a moment rather than in none: somebody may be reading.
         self._running = entry
-        self._waiting.pop(call, None)
+        if self._waiting:
+            self._waiting.pop(call, None)
 
     def ended(self, error: BaseException | None) -> None:
         """The running one has ended. The first error of a group is told to `on_failure`."""
