@@ -133,6 +133,7 @@ def _from_pinned_memory(
     batches = 16
 
     def copy_and_open() -> None:
+        kept = []
         for number in range(batches):
             at = number % _BUFFERS
             copies.wait_event(opened[at])  # what lies there is opened
@@ -140,7 +141,7 @@ def _from_pinned_memory(
                 sealed[at].copy_(pinned, non_blocking=True)
             opens.wait_stream(copies)
             with torch.cuda.stream(opens):
-                kernels.open(sealed[at], plan.chunks, plain[number % 2], failed)
+                kept.append(kernels.open(sealed[at], plan.chunks, plain[number % 2], failed))
                 opened[at].record(opens)
         torch.cuda.synchronize(device)
 
@@ -183,15 +184,15 @@ def _plain_batches(device: torch.device, part: SealedPart, plain_file: int) -> G
     """The same loader without cryptography: reads the plain file, and copies instead of opening."""
     import numpy as np
 
-    from sealring.engine.cuda.chunks import CHUNK, ROW
+    from sealring.engine.cuda.chunks import CHUNK, ROW, Listed
     from sealring.vault.gpu_batches import GpuBatches
     from sealring.vault.gpu_opening import CudaOpener, CudaSlot
     from sealring.vault.gpu_plan import READ, SAMPLE, Plan, Samples
 
     class PlainOpener(CudaOpener):
-        def open(self, plan: Plan, slot: CudaSlot) -> torch.Tensor:
+        def open(self, plan: Plan, slot: CudaSlot) -> Listed:
             slot.plain.copy_(slot.sealed[: plan.sealed_bytes])
-            return slot.failed
+            return Listed(slot.failed, slot.failed)
 
     class PlainBatches(GpuBatches):
         def plan(self, samples: Samples) -> Plan:

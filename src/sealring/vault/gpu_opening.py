@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from sealring.engine.cuda.chunks import NO_FAILURE, ChunkKernels
+from sealring.engine.cuda.chunks import NO_FAILURE, ChunkKernels, Listed
 from sealring.engine.cuda.streams import new_event, new_stream
 from sealring.vault.gpu_plan import Plan, SealedParts
 
@@ -77,7 +77,8 @@ class CudaSlot:
         # In the stream that uses it: in another one, what is there before could still be written.
         with torch.cuda.stream(self._streams.opens):
             self.failed = torch.full((1,), NO_FAILURE, dtype=torch.int64, device=opener.device)
-        self.plain = self.rows = self.failed
+        self.plain = self.failed
+        self._listed = self._nothing = Listed(self.failed, self.failed)
         self._opened = new_event()
 
     def room(self, size: int) -> memoryview:
@@ -98,15 +99,15 @@ class CudaSlot:
             self.plain = torch.empty(
                 plan.plain_bytes, dtype=torch.uint8, device=self._opener.device
             )
-            self.rows = self._opener.open(plan, self)
+            self._listed = self._opener.open(plan, self)
             self._opened.record(opens)
 
     def finish(self) -> Opened:
         self._opened.synchronize()
         with torch.cuda.stream(self._streams.checks):
             failed = int(self.failed.item())
-        made = Opened(self.plain, self.rows, failed)
-        self.plain = self.rows = self.failed
+        made = Opened(self.plain, self._listed.rows, failed)
+        self.plain, self._listed = self.failed, self._nothing
         return made
 
 
@@ -135,8 +136,8 @@ class CudaOpener:
     def slot(self) -> CudaSlot:
         return CudaSlot(self)
 
-    def open(self, plan: Plan, slot: CudaSlot) -> torch.Tensor:
-        """On the current stream. Returns the plan's rows."""
+    def open(self, plan: Plan, slot: CudaSlot) -> Listed:
+        """On the current stream."""
         for file, part in plan.files.items():
             if self._entries[file] == _NO_KEY:
                 self._entries[file] = self._kernels.add(part.reader)

@@ -7,7 +7,7 @@ authenticated before anything of it is written.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,15 @@ _TAKING: Final = struct.Struct("<QQQQII")
 _NUMBERS_OF_BLOCK: Final = 4096
 NO_FAILURE: Final = -1
 _NO_ROWS: Final = np.empty(0, ROW)
+
+
+class Listed(NamedTuple):
+    """What the GPU was told about chunks."""
+
+    rows: torch.Tensor
+    """In its memory, as `take` wants them."""
+    host: torch.Tensor
+    """Kept until the stream has passed the opening: some GPUs read the host's memory themselves."""
 
 
 class ChunkKernels:
@@ -68,8 +77,8 @@ class ChunkKernels:
         plain: torch.Tensor,
         failed: torch.Tensor,
         rows: NDArray[np.void] = _NO_ROWS,
-    ) -> torch.Tensor:
-        """Opens into `plain` on the current stream. Returns `rows` as `take` wants them.
+    ) -> Listed:
+        """Opens into `plain` on the current stream.
 
         `failed` gets the place of a chunk that is not authentic; it holds NO_FAILURE before.
         """
@@ -79,7 +88,8 @@ class ChunkKernels:
         stream = torch.cuda.current_stream(self._device)
         tables = torch.from_numpy(np.concatenate([chunks.view(np.uint8), rows.view(np.uint8)]))
         with torch.cuda.stream(self._lists):
-            listed = tables.to(self._device)
+            # The host does not wait: this copy may be queued behind one of a whole batch.
+            listed = tables.to(self._device, non_blocking=True)
         stream.wait_stream(self._lists)
         listed.record_stream(stream)
         argument = _OPENING.pack(
@@ -88,7 +98,7 @@ class ChunkKernels:
         )  # fmt: skip
         if len(chunks):
             self._open.launch(len(chunks), _THREADS, 1, argument, stream.cuda_stream)
-        return listed[chunks.nbytes :].view(torch.int64).view(len(rows), 4)
+        return Listed(listed[chunks.nbytes :].view(torch.int64).view(len(rows), 4), tables)
 
     def take(
         self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
