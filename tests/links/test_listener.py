@@ -16,6 +16,7 @@ import pytest
 from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake import tls
 from sealring.handshake.incoming import Incoming
+from sealring.links import threads
 from sealring.links.admitted import MOST_OF_A_WORKER
 from sealring.links.listener import Listener
 from sealring.links.shares import share_of
@@ -57,6 +58,7 @@ def test_a_connection_without_a_thread_does_not_end_the_listener(
 
     listener = Listener(["127.0.0.1"], begin, lambda _: None, refused.put)  # type: ignore[arg-type, return-value]
     listener.start()
+    monkeypatch.setattr(threads, "_idle", [])
     monkeypatch.setattr(threading.Thread, "start", start_if_it_may)
     try:
         for count, expected in enumerate((PeerUnreachable, MalformedSetup, MalformedSetup)):
