@@ -98,20 +98,13 @@ class SecureChannel:
         self._connection.close(until)
 
     @property
+    def address(self) -> str:
+        return self._connection.address
+
+    @property
     def socket(self) -> socket.socket:
         """To wait on. Only the channel may read from it until `detach`."""
         return self._connection.socket
-
-
-def address_of(sock: socket.socket) -> str:
-    try:
-        name = sock.getpeername()
-    except OSError:
-        return "an address already gone"
-    if not isinstance(name, tuple):
-        return "a local socket"
-    host, port = name[0], name[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @contextmanager

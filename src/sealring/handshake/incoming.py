@@ -16,14 +16,13 @@ from sealring.handshake.agreement import check_hello
 from sealring.handshake.channel import (
     Attributed,
     SecureChannel,
-    address_of,
     awaited_message,
     refusing,
     sending_message,
     tell,
     understood,
 )
-from sealring.handshake.connection import Connection, is_ready
+from sealring.handshake.connection import Connection, address_of, is_ready, never_block
 from sealring.handshake.judging import JudgedPeer
 from sealring.handshake.link_keys import export_link_keys, pair_context
 from sealring.handshake.messages import Hello, exactly, write_hello
@@ -101,7 +100,7 @@ class Incoming:
         self._connection: Connection | None = None
         self._certificate: x509.Certificate | None = None
         self._peer: tuple[VerifiedPeer, JudgedPeer | None] | None = None
-        sock.setblocking(False)
+        never_block(sock)
 
     @property
     def is_session(self) -> bool | None:

@@ -8,13 +8,12 @@ is off, which is its default; test_raw_bytes_after_detach holds it to that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import socket
-import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, TypeVar
-from weakref import WeakValueDictionary
 
 from cryptography import x509
 from OpenSSL import SSL, crypto
@@ -32,7 +31,6 @@ from sealring.handshake.connection import Connection
 from sealring.handshake.refusals import from_alert, from_reason, from_verify_code
 from sealring.identity.certificates import claims_of
 from sealring.identity.credentials import Credentials
-from sealring.identity.kept_key import KeptKey
 from sealring.limits import KEY_EXCHANGE
 
 ALPN: Final = b"sealring"
@@ -45,6 +43,8 @@ _NO_AUTO_CHAIN: Final = 0x8  # SSL_MODE_NO_AUTO_CHAIN, which pyOpenSSL does not 
 _CLEANSE_PLAINTEXT: Final = 0x2  # SSL_OP_CLEANSE_PLAINTEXT: what was read is overwritten
 _MOST_LATE: Final = 16
 """An acceptor's OpenSSL sends two tickets, of which no use is made. More is no set-up."""
+_MOST_CONTEXTS: Final = 64
+"""A worker has two, and as many again when its authority is replaced."""
 
 T = TypeVar("T")
 
@@ -66,7 +66,8 @@ class TlsConnection(Connection):
         self._claimed_rank: int | None = None
         self._late = 0
         """Turns of TLS's own state after its handshake: two for each ticket or new key."""
-        self._tls = SSL.Connection(_context_for(credentials, dialer=dialer), sock)
+        self._tls = SSL.Connection(_context_for(credentials.authorities, dialer=dialer), sock)
+        _identify(self._tls, credentials)
         self._tls.set_app_data(self)
         self._tls.set_info_callback(self._on_info)
         # With this mode, which pyOpenSSL sets, one call reads on for as long as the peer sends
@@ -156,9 +157,9 @@ class TlsConnection(Connection):
     def _drop(self) -> None:
         """Frees OpenSSL's state and keys, also where the Python objects are still held.
 
-        The traceback of the error that ended the connection holds them. The last connection of a
-        context frees the context too, with the private key in it. OpenSSL does not overwrite the
-        connection's secrets when it frees them. The descriptor is not its own.
+        The traceback of the error that ended the connection holds them. The private key is freed
+        with them. OpenSSL does not overwrite the connection's secrets when it frees them. The
+        descriptor is not its own.
         """
         tls: SSL.Connection | None = self.__dict__.pop("_tls", None)
         if tls is None:
@@ -221,37 +222,22 @@ class TlsConnection(Connection):
             self._late += 1
 
 
-_contexts: Final[WeakValueDictionary[tuple[Any, ...], SSL.Context]] = WeakValueDictionary()
-"""By all that is in them: certificate (and so private key), authorities, and the end."""
-_contexts_lock = threading.Lock()
+@functools.lru_cache(maxsize=_MOST_CONTEXTS)
+def _context_for(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
+    """Of all connections that believe these authorities: making one takes 0.4 ms.
 
-
-def _forget_contexts() -> None:
-    """In a forked child: they are its parent's, and a thread of the parent may hold the lock."""
-    global _contexts_lock
-    _contexts_lock = threading.Lock()
-    _contexts.clear()
-
-
-os.register_at_fork(after_in_child=_forget_contexts)
-
-
-def _context_for(credentials: Credentials, *, dialer: bool) -> SSL.Context:
-    """The connections that a worker has under way at once share one: making one takes 0.8 ms.
-
-    It ends with the last of them, so that the private key lies in OpenSSL's memory no longer than
-    connections are set up. No TLS session can be resumed: OpenSSL's tickets
-    name sessions of a cache that is off.
+    It has no secret in it. A worker's certificate and private key are given to each connection and
+    end with it. No TLS session can be resumed: OpenSSL's tickets name sessions of a cache that is
+    off.
     """
-    whose = (credentials.certificate, credentials.authorities, dialer)
-    with _contexts_lock:
-        context = _contexts.get(whose)
-        if context is None:
-            context = _contexts[whose] = _new_context(credentials, dialer=dialer)
-        return context
+    return _new_context(authorities, dialer=dialer)
 
 
-def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
+# In a forked child: a thread of the parent may hold a lock of OpenSSL in one of them.
+os.register_at_fork(after_in_child=_context_for.cache_clear)
+
+
+def _new_context(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
     context = SSL.Context(SSL.TLS_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_max_proto_version(SSL.TLS1_3_VERSION)
@@ -261,12 +247,9 @@ def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     context.set_options(_CLEANSE_PLAINTEXT)
     # Every peer has the authority; what it needs is the worker's certificate alone.
     context.set_mode(_NO_AUTO_CHAIN)
-    context.use_certificate(credentials.certificate)
-    _use_key(context, credentials.key)
-    context.check_privatekey()
     store = context.get_cert_store()
     assert store is not None
-    for authority in credentials.authorities:
+    for authority in authorities:
         store.add_cert(crypto.X509.from_cryptography(authority))
     # PARTIAL_CHAIN: what the operator named is the trust anchor, self-signed or not.
     store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
@@ -281,9 +264,18 @@ def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     return context
 
 
-def _use_key(context: SSL.Context, key: KeptKey) -> None:
-    """pyOpenSSL's own function for this leaves copies of the key in memory."""
-    encoded = key.enlarged()
+@functools.lru_cache(maxsize=_MOST_CONTEXTS)
+def _x509_of(certificate: x509.Certificate) -> crypto.X509:
+    return crypto.X509.from_cryptography(certificate)
+
+
+def _identify(tls: SSL.Connection, credentials: Credentials) -> None:
+    """Give the connection this worker's certificate and private key.
+
+    pyOpenSSL's own function for the key leaves copies of it in memory.
+    """
+    certificate = _x509_of(credentials.certificate)
+    encoded = credentials.key.enlarged()
     overwritten = _native.FreedMemoryOverwritten()
     with ffi.from_buffer(encoded) as memory:
         source = ffi.gc(lib.BIO_new_mem_buf(memory, len(encoded)), lib.BIO_free)
@@ -291,7 +283,11 @@ def _use_key(context: SSL.Context, key: KeptKey) -> None:
         ffi.release(source)
     del overwritten
     try:
-        if lib.SSL_CTX_use_PrivateKey(context._context, loaded) != 1:
+        # OpenSSL compares the key with the certificate that it has by then.
+        if (
+            lib.SSL_use_certificate(tls._ssl, certificate._x509) != 1
+            or lib.SSL_use_PrivateKey(tls._ssl, loaded) != 1
+        ):
             raise ConfigurationError("OpenSSL does not take this worker's private key")
     finally:
         ffi.release(loaded)

@@ -24,6 +24,7 @@ from typing import Final
 from sealring.errors import PeerUnreachable
 from sealring.handshake.terms import is_instance
 from sealring.links.rendezvous import Store
+from sealring.links.threads import borrow
 
 _LOG = logging.getLogger("sealring")
 
@@ -49,17 +50,15 @@ def agreed_epoch(store: Store, members: Sequence[int], rank: int, deadline: floa
     epoch = secrets.token_hex(16)
     others = [member for member in members if member != rank]
     ended = threading.Event()
-    thread = threading.Thread(
-        target=_answer, args=(store, others, epoch, ended), name="sealring-epoch", daemon=True
-    )
-    if others:
-        thread.start()
+    if not others:
+        yield epoch
+        return
+    answering = borrow("sealring-epoch", lambda: _answer(store, others, epoch, ended))
     try:
         yield epoch
     finally:
         ended.set()
-        if others:
-            thread.join()
+        answering.join()
 
 
 def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
