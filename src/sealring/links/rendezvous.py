@@ -34,6 +34,10 @@ class Store(Protocol):
 
     def check(self, keys: list[str], /) -> bool: ...
 
+    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
+
+    def multi_set(self, keys: list[str], values: list[str], /) -> object: ...
+
 
 class AddressBook:
     """The group's addresses in one epoch. torch's stores put the group's name before each key."""
