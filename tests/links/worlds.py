@@ -42,6 +42,13 @@ class DictStore:
         known = self.values | self.overlay
         return all(_EPOCH.sub("sealring/any/", key) in known for key in keys)
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
     def address(self, rank: int) -> tuple[str, int]:
         """Where a rank listens, once it does."""
         key = address_key(rank)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 
 from cryptography import x509
 
+from sealring import _native
 from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake.agreement import check_hello
 from sealring.handshake.channel import (
@@ -113,11 +114,11 @@ class Incoming:
         if self._sessions is None:
             return False
         try:
-            first = self._socket.recv(len(FRAME), socket.MSG_PEEK)
-        except BlockingIOError:
-            return None
+            first = _native.receive_now(self._socket.fileno(), len(FRAME), peek=True)
         except OSError:
             return False
+        if first is None:
+            return None
         return None if first and first != FRAME and FRAME.startswith(first) else first == FRAME
 
     def advance(self) -> bool:

@@ -12,7 +12,7 @@ import functools
 import os
 import select
 import socket
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 
 from cryptography import x509
@@ -25,13 +25,15 @@ from sealring.errors import (
     MalformedSetup,
     PeerUnreachable,
     ProtocolMismatch,
+    SealringError,
     SuiteMismatch,
 )
 from sealring.handshake.connection import Connection
 from sealring.handshake.refusals import from_alert, from_reason, from_verify_code
+from sealring.handshake.secrets import Erased
 from sealring.identity.certificates import claims_of
 from sealring.identity.credentials import Credentials
-from sealring.limits import KEY_EXCHANGE
+from sealring.limits import KEY_EXCHANGE, MAX_SETUP_BYTES
 
 ALPN: Final = b"sealring"
 _CIPHERSUITES: Final = b"TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
@@ -43,6 +45,8 @@ _NO_AUTO_CHAIN: Final = 0x8  # SSL_MODE_NO_AUTO_CHAIN, which pyOpenSSL does not 
 _CLEANSE_PLAINTEXT: Final = 0x2  # SSL_OP_CLEANSE_PLAINTEXT: what was read is overwritten
 _MOST_LATE: Final = 16
 """An acceptor's OpenSSL sends two tickets, of which no use is made. More is no set-up."""
+_RECORD_BYTES: Final = 16 << 10
+"""What a TLS record holds at most."""
 _MOST_CONTEXTS: Final = 64
 """A worker has two, and as many again when its authority is replaced."""
 
@@ -66,6 +70,8 @@ class TlsConnection(Connection):
         self._claimed_rank: int | None = None
         self._late = 0
         """Turns of TLS's own state after its handshake: two for each ticket or new key."""
+        self._ahead = bytearray()
+        """What a record held beyond the bytes that were taken."""
         self._tls = SSL.Connection(_context_for(credentials.authorities, dialer=dialer), sock)
         _identify(self._tls, credentials)
         self._tls.set_app_data(self)
@@ -88,7 +94,7 @@ class TlsConnection(Connection):
 
     def advance(self) -> x509.Certificate | None:
         """The same without waiting; None while bytes of the peer are missing."""
-        with self._named_errors():
+        with _NamedErrors(self):
             try:
                 self._tls.do_handshake()
             except (SSL.WantReadError, SSL.WantWriteError):
@@ -130,7 +136,7 @@ class TlsConnection(Connection):
     def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
         at = 0
         while at < len(data):
-            with memoryview(data) as left, left[at:] as rest, self._named_errors():
+            with memoryview(data) as left, left[at:] as rest, _NamedErrors(self):
                 try:
                     at += self._tls.send(rest)
                     continue
@@ -138,10 +144,30 @@ class TlsConnection(Connection):
                     pass
             yield
 
+    def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
+        """Nearly always a TLS record is a message, and one call reads it."""
+        if self._announced is None and not self._at and not self._ahead:
+            room = bytearray(_RECORD_BYTES)
+            with Erased(room), memoryview(room) as view:
+                count = self._receive_some(view)
+                if not count:
+                    return None
+                if count == 4 + int.from_bytes(room[:4], "big"):
+                    self._allowed(count - 4, most)
+                    return room[4:count]
+                self._ahead = room[:count]
+        return super().message_now(most)
+
     def _receive_some(self, into: memoryview) -> int:
+        if self._ahead:
+            count = min(len(into), len(self._ahead))
+            ahead, self._ahead = self._ahead, self._ahead[count:]
+            with Erased(ahead), memoryview(ahead) as read, read[:count] as part:
+                into[:count] = part
+            return count
         while self._late <= _MOST_LATE:
             before = self._late
-            with ffi.from_buffer(into) as out, self._named_errors():
+            with ffi.from_buffer(into) as out, _NamedErrors(self):
                 try:
                     return self._read(out, len(into))
                 except (SSL.WantReadError, SSL.WantWriteError):
@@ -161,6 +187,7 @@ class TlsConnection(Connection):
         with them. OpenSSL does not overwrite the connection's secrets when it frees them. The
         descriptor is not its own.
         """
+        _native.erase(self._ahead)
         tls: SSL.Connection | None = self.__dict__.pop("_tls", None)
         if tls is None:
             return
@@ -172,7 +199,7 @@ class TlsConnection(Connection):
 
     def _run(self, call: Callable[[], T]) -> T:
         while True:
-            with self._named_errors():
+            with _NamedErrors(self):
                 try:
                     return call()
                 except SSL.WantReadError:
@@ -181,21 +208,20 @@ class TlsConnection(Connection):
                     event = select.POLLOUT
             self._wait(event)
 
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (SSL.ZeroReturnError, SSL.SysCallError, OSError) as problem:
+    def named(self, problem: Exception) -> SealringError | None:
+        """The error that one of TLS's stands for."""
+        if isinstance(problem, SSL.ZeroReturnError | SSL.SysCallError | OSError):
             if self._alert is not None:
-                raise from_alert(self._alert, self.who) from None
-            raise PeerUnreachable(f"{self.who} closed the connection during set-up") from problem
-        except SSL.Error as problem:
-            # Our own verdict first: after it the peer's alert, if any, is only an answer.
-            if self._verify_code is not None:
-                raise from_verify_code(self._verify_code, self.who, self._claimed_rank) from None
-            if self._alert is not None:
-                raise from_alert(self._alert, self.who) from None
-            raise from_reason(_reason(problem), self.who) from problem
+                return from_alert(self._alert, self.who)
+            return PeerUnreachable(f"{self.who} closed the connection during set-up")
+        if not isinstance(problem, SSL.Error):
+            return None
+        # Our own verdict first: after it the peer's alert, if any, is only an answer.
+        if self._verify_code is not None:
+            return from_verify_code(self._verify_code, self.who, self._claimed_rank)
+        if self._alert is not None:
+            return from_alert(self._alert, self.who)
+        return from_reason(_reason(problem), self.who)
 
     def on_certificate(self, certificate: crypto.X509, code: int, depth: int, ok: int) -> bool:
         """OpenSSL's verdict on each certificate of the chain, which stands, with one delay.
@@ -220,6 +246,22 @@ class TlsConnection(Connection):
             self._alert = value & 0xFF
         elif self.established and where in (SSL.SSL_CB_ACCEPT_LOOP, SSL.SSL_CB_CONNECT_LOOP):
             self._late += 1
+
+
+class _NamedErrors:
+    """Raises TLS's errors by sealring's names. Every set-up message passes through several."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: TlsConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, problem: BaseException | None, __: object) -> None:
+        if isinstance(problem, Exception) and (named := self._connection.named(problem)):
+            raise named from problem
 
 
 @functools.lru_cache(maxsize=_MOST_CONTEXTS)

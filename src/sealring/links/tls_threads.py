@@ -45,7 +45,7 @@ class TlsThreads:
         """Threads that are borrowed now."""
 
     def serve(self, one: Unproven) -> RuntimeError | None:
-        """The error where no thread can be had for it."""
+        """The error where there is no thread for it."""
         with self._lock:
             self._due.append(one)
             if self._working == _THREADS:

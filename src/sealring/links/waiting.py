@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from sealring import _native
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError, WrongRank
 from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Hello
@@ -48,11 +48,10 @@ class WaitingLink:
     def has_bytes(self) -> bool | None:
         """Whether there is something to read; None if the connection is cut. Nothing is taken."""
         try:
-            return True if self.channel.socket.recv(1, socket.MSG_PEEK) else None
-        except BlockingIOError:
-            return False
+            first = _native.receive_now(self.channel.socket.fileno(), 1, peek=True)
         except OSError:
             return None
+        return False if first is None else True if first else None
 
     def discard(self, until: float) -> None:
         # The error's traceback may keep the link, but not its memory.
