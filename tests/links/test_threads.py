@@ -7,14 +7,17 @@ import queue
 import signal
 import socket
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sealring.errors import SealringError
+from sealring.links import listening_thread as module
 from sealring.links import threads
 from sealring.links.listener import Listener
-from sealring.links.listening_thread import listening_thread
+from sealring.links.listening_thread import ListeningThread, listening_thread
 from sealring.links.threads import IDLE_NAME, borrow
 
 
@@ -156,6 +159,127 @@ def test_a_listener_that_is_stopped_has_no_turn_any_more() -> None:
     releasing.start()
     one.stop()
     assert ended.is_set(), "stop() waits for the turn that the listener has"
-    assert one not in listening_thread()._served.values()
+    serving = listening_thread()._serving
+    assert serving is not None
+    assert list(serving.served.values()) == [other]
     other.stop()
     releasing.join()
+
+
+def test_a_call_that_ends_its_thread_keeps_no_one_waiting() -> None:
+    def leave() -> None:
+        raise SystemExit
+
+    borrow("leaving", leave).join()
+    assert [each.name for each in threads._idle] == [IDLE_NAME]
+
+
+class Ticking:
+    """Has always something to do, and keeps which threads did it."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.turns = 0
+        self.often = threading.Event()
+        self._wake = os.eventfd(1)
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def take_turn(self) -> float | None:
+        self.seen.add(threading.get_ident())
+        self.turns += 1
+        if self.turns >= 100:
+            self.often.set()
+        return 0.0
+
+    def close(self) -> None:
+        os.close(self._wake)
+
+
+def test_a_thread_that_is_to_end_serves_no_listener_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is held up after something has come for its last listener, which is removed meanwhile."""
+    thread, first, second = ListeningThread(), Ticking(), Ticking()
+    held, go_on = threading.Event(), threading.Event()
+    old: list[int] = []
+
+    def monotonic() -> float:
+        if not old:
+            old.append(threading.get_ident())
+            held.set()
+            assert go_on.wait(20)
+        return time.monotonic()
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
+    thread.add(first)
+    assert held.wait(20)
+    removing = threading.Thread(target=thread.remove, args=(first,))
+    removing.start()
+    while thread._serving is not None:
+        time.sleep(0.001)
+    thread.add(second)
+    assert second.often.wait(20)
+    go_on.set()
+    removing.join()
+    thread.remove(second)
+    assert len(second.seen) == 1
+    assert not second.seen & set(old)
+    first.close()
+    second.close()
+
+
+def test_a_listener_that_always_fails_takes_no_more_than_its_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_FAILED_SECONDS", 3600.0)
+    thread, broken, sound = ListeningThread(), Ticking(), Ticking()
+    plain = broken.take_turn
+
+    def fail() -> float | None:
+        plain()
+        raise AssertionError("a defect of this listener alone")
+
+    broken.take_turn = fail  # type: ignore[method-assign]
+    thread.add(broken)
+    thread.add(sound)
+    assert sound.often.wait(20)
+    thread.remove(broken)
+    thread.remove(sound)
+    assert broken.turns == 1
+    assert caplog.text.count("a listener failed") == 1
+    broken.close()
+    sound.close()
+
+
+def test_a_listener_that_has_failed_has_its_turn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FAILED_SECONDS", 0.001)
+    thread, one = ListeningThread(), Ticking()
+    plain = one.take_turn
+
+    def fail_at_first() -> float | None:
+        plain()
+        assert one.turns > 3
+        return None
+
+    one.take_turn = fail_at_first  # type: ignore[method-assign]
+    thread.add(one)
+    assert one.often.wait(20)
+    thread.remove(one)
+    one.close()
+
+
+def test_a_forked_child_keeps_no_descriptor_of_the_thread() -> None:
+    first = Ticking()
+    before = set(os.listdir("/proc/self/fd"))
+    module._shared.add(first)
+    own = set(os.listdir("/proc/self/fd")) - before
+    assert len(own) == 2
+    process = os.fork()
+    if process == 0:
+        signal.alarm(20)
+        os._exit(len(own & set(os.listdir("/proc/self/fd"))))
+    assert os.waitpid(process, 0) == (process, 0)
+    module._shared.remove(first)
+    first.close()

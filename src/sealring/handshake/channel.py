@@ -45,6 +45,11 @@ class SecureChannel:
         with Attributed(self._connection):
             send_message(self._connection, encode_message(message))
 
+    def sending(self, message: Mapping[str, Any]) -> Generator[None, None, None]:
+        """The same without waiting: it yields while the peer takes no more."""
+        with Attributed(self._connection):
+            yield from sending_message(self._connection, encode_message(message))
+
     def send_raw(self, message: bytearray, deadline: float) -> None:
         """A message that is no JSON, which is overwritten."""
         self._connection.deadline = deadline

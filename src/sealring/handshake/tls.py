@@ -275,10 +275,6 @@ def _context_for(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> 
     return _new_context(authorities, dialer=dialer)
 
 
-# In a forked child: a thread of the parent may hold a lock of OpenSSL in one of them.
-os.register_at_fork(after_in_child=_context_for.cache_clear)
-
-
 def _new_context(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
     context = SSL.Context(SSL.TLS_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
@@ -309,6 +305,11 @@ def _new_context(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> 
 @functools.lru_cache(maxsize=_MOST_CONTEXTS)
 def _x509_of(certificate: x509.Certificate) -> crypto.X509:
     return crypto.X509.from_cryptography(certificate)
+
+
+# In a forked child: a thread of the parent may hold a lock of OpenSSL in one of them.
+for _cached in (_context_for, _x509_of):
+    os.register_at_fork(after_in_child=_cached.cache_clear)
 
 
 def _identify(tls: SSL.Connection, credentials: Credentials) -> None:

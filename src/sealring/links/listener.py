@@ -25,7 +25,7 @@ from sealring.links import shares
 from sealring.links.admitted import MOST_OF_A_WORKER, Admitted, HandOver, Serving
 from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
-from sealring.links.listening_thread import listening_thread
+from sealring.links.listening_thread import ListeningThread, listening_thread
 from sealring.links.rendezvous import Address
 from sealring.links.tls_threads import TlsThreads, advanced
 from sealring.links.unproven import (
@@ -78,6 +78,7 @@ class Listener:
         self._not_taken = 0
         self._next_look = 0.0
         self._accepting = False
+        self._thread: ListeningThread | None = None
         self._tls_threads = TlsThreads(self._wake_up)
         self._admitted: dict[int, Admitted] = {}
         """By descriptor."""
@@ -113,7 +114,8 @@ class Listener:
         if not self._sockets:
             return
         self._accept_or_pause()
-        listening_thread().add(self)
+        self._thread = listening_thread()
+        self._thread.add(self)
 
     def stop(self) -> None:
         """Close everything that `handle` has not yet handed on; no thread serves it any more."""
@@ -121,7 +123,8 @@ class Listener:
             return
         self._stopping.set()
         shares.leave(self)
-        listening_thread().remove(self)
+        if self._thread is not None:
+            self._thread.remove(self)
         self._tls_threads.stop()
         for one in self._by_descriptor.values():
             one.close()

@@ -338,23 +338,25 @@ class _Mesh:
             else PeerUnreachable(f"rank {self._terms.rank} was stopped during set-up")
         )
         links = self._waiting.take_all(told)
-        for link in links:
-            self._waiting.tell(link)
+        self._waiting.tell(links)
         # An interrupted worker ends at once; after the time is up no other worker comes.
         if told is error and time.monotonic() < self._deadline:
-            self._stay_to_tell()
+            links += self._stay_to_tell()
         self._stop()
+        links += self._told_newcomers()
         if self._late is not None:
             self._late.stop()
         until = time.monotonic() + FAREWELL_SECONDS
         for link in links:
             link.discard(until)
 
-    def _stay_to_tell(self) -> None:
+    def _stay_to_tell(self) -> list[WaitingLink]:
         """Those that are still on their way here, or that we are still to dial, are told as well.
 
-        Without this they would find no peer, and learn at their own timeout only that.
+        Without this they would find no peer, and learn at their own timeout only that. Returns
+        their links.
         """
+        links: list[WaitingLink] = []
         until = time.monotonic() + FAREWELL_SECONDS
         poll = select.poll()
         poll.register(self._waiting.wake, select.POLLIN)
@@ -362,3 +364,10 @@ class _Mesh:
         while not self._waiting.are_informed(neighbours) and (left := until - time.monotonic()) > 0:
             if poll.poll(left * 1000):
                 os.eventfd_read(self._waiting.wake)
+            links += self._told_newcomers()
+        return links
+
+    def _told_newcomers(self) -> list[WaitingLink]:
+        links = self._waiting.take_newcomers()
+        self._waiting.tell(links)
+        return links

@@ -45,7 +45,7 @@ class Job:
         try:
             assert call is not None
             call()
-        except Exception:  # a thread must not end without a word
+        except BaseException:  # who waits for the end of the call must not wait for ever
             _LOG.exception("sealring: %s ended", self.name)
 
     def end(self) -> None:
