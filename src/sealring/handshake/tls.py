@@ -130,6 +130,7 @@ class TlsConnection(Connection):
         with ffi.from_buffer(secret) as out:
             given = (label, len(label), context, len(context), 1)
             if lib.SSL_export_keying_material(self._tls._ssl, out, length, *given) != 1:
+                _forget_errors()
                 raise MalformedSetup(f"{self.who}: TLS could not derive the link's keys")
         return secret
 
@@ -331,9 +332,15 @@ def _identify(tls: SSL.Connection, credentials: Credentials) -> None:
             lib.SSL_use_certificate(tls._ssl, certificate._x509) != 1
             or lib.SSL_use_PrivateKey(tls._ssl, loaded) != 1
         ):
+            _forget_errors()
             raise ConfigurationError("OpenSSL does not take this worker's private key")
     finally:
         ffi.release(loaded)
+
+
+def _forget_errors() -> None:
+    """OpenSSL keeps them by thread, and would lay them to the next connection that it serves."""
+    lib.ERR_clear_error()
 
 
 def _on_certificate(
