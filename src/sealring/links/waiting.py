@@ -18,6 +18,7 @@ from sealring.handshake.messages import Hello
 from sealring.handshake.terms import Terms
 from sealring.links.agreement import Settled
 from sealring.links.diagnosis import NOT_ADMITTED
+from sealring.links.threads import Job, borrow
 
 _LOG = logging.getLogger("sealring")
 
@@ -76,6 +77,7 @@ class WaitingLinks:
         self._closed = False
         self._told: SealringError | None = None
         self._informed: set[int] = set()
+        self._farewells: list[Job] = []
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def admit(self, hello: Hello) -> None:
@@ -118,11 +120,26 @@ class WaitingLinks:
                     self._replaced.append(self._links[link.rank])
                 self._links[link.rank] = link
         if closed:
-            self.tell(link)
-            # The listener's thread may be here: it waits for the peer only if that was told why.
-            patience = 0.0 if self._told is None else FAREWELL_SECONDS
-            link.discard(until=time.monotonic() + patience)
+            self._dismiss(link)
         self._wake()
+
+    def _dismiss(self, link: WaitingLink) -> None:
+        """A link that comes too late. A peer that is told why gets time to read it.
+
+        Not on this thread, which may be the one that serves all listeners of this process.
+        """
+        self.tell(link)
+        if self._told is not None:
+            until = time.monotonic() + FAREWELL_SECONDS
+            try:
+                farewell = borrow("sealring-farewell", lambda: link.discard(until))
+            except RuntimeError as problem:
+                _LOG.warning("sealring: a thread cannot be started: %s", problem)
+            else:
+                with self._lock:
+                    self._farewells.append(farewell)
+                return
+        link.discard(until=time.monotonic())
 
     def require_open(self, rank: int) -> None:
         """Raise why the link of this peer comes too late, if it does."""
@@ -164,8 +181,11 @@ class WaitingLinks:
         """Nothing waits for a change any more."""
         with self._lock:
             wake, self.wake = self.wake, -1
+            farewells, self._farewells = self._farewells, []
         if wake >= 0:
             os.close(wake)
+        for each in farewells:
+            each.join()
 
     def _wake(self) -> None:
         with self._lock:
