@@ -65,10 +65,10 @@ def test_bytes_are_taken_without_waiting() -> None:
     near, far = socket.socketpair()  # which would block
     with near, far:
         assert _native.receive_now(far.fileno(), 10) is None
-        near.sendall(b"hello")
-        assert _native.receive_now(far.fileno(), 2, peek=True) == b"he"
-        assert _native.receive_now(far.fileno(), 2) == b"he"
-        assert _native.receive_now(far.fileno(), 10) == b"llo"
+        near.sendall(b"abcde")
+        assert _native.receive_now(far.fileno(), 2, peek=True) == b"ab"
+        assert _native.receive_now(far.fileno(), 2) == b"ab"
+        assert _native.receive_now(far.fileno(), 10) == b"cde"
         near.shutdown(socket.SHUT_WR)
         assert _native.receive_now(far.fileno(), 10) == b""
     with pytest.raises(OSError, match="Bad file descriptor"):
