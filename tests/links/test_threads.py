@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -92,6 +93,22 @@ def test_a_forked_child_borrows_a_thread_of_its_own() -> None:
         signal.alarm(20)
         borrow("childs", lambda: None).join()
         os._exit(0)
+    assert os.waitpid(process, 0) == (process, 0)
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_forked_child_frees_nothing_that_a_borrowed_thread_was_using(at_work: bool) -> None:
+    """Children of a parent that forms groups crashed when they collected garbage."""
+    go_on = threading.Event()
+    job = borrow("working", lambda: void(at_work and go_on.wait(20)))
+    if not at_work:
+        job.join()
+    process = os.fork()
+    if process == 0:
+        signal.alarm(20)
+        os._exit((gc.get_freeze_count() > 0) is not at_work)
+    go_on.set()
+    job.join()
     assert os.waitpid(process, 0) == (process, 0)
 
 

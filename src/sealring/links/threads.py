@@ -6,6 +6,7 @@ after the other would start several for each.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -22,6 +23,8 @@ _IDLE_SECONDS: Final = 20.0
 _lock = threading.Lock()
 _idle: Final[list[_Lent]] = []
 """The last one is the one that was given back last: what it needs is still in the caches."""
+_at_work = 0
+"""How many are borrowed."""
 
 
 class Job:
@@ -54,13 +57,20 @@ class Job:
 
 def borrow(name: str, call: Callable[[], None]) -> Job:
     """Run `call` on a thread of that name. RuntimeError where one must be started and cannot be."""
+    global _at_work
     job = Job(name, call)
     with _lock:
         lent = _idle.pop() if _idle else None
-    if lent is None:
-        _Lent(job).start()
-    else:
+        _at_work += 1
+    if lent is not None:
         lent.jobs.put(job)
+        return job
+    try:
+        _Lent(job).start()
+    except RuntimeError:
+        with _lock:
+            _at_work -= 1
+        raise
     return job
 
 
@@ -71,12 +81,14 @@ class _Lent(threading.Thread):
         self.jobs.put(first)
 
     def run(self) -> None:
+        global _at_work
         while (job := self._next()) is not None:
             self.name = job.name
             job.run()
             self.name = IDLE_NAME
             with _lock:
                 _idle.append(self)
+                _at_work -= 1
             job.end()
             del job
 
@@ -92,9 +104,15 @@ class _Lent(threading.Thread):
 
 
 def _forget() -> None:
-    """A forked child has none of these threads."""
-    global _lock
-    _lock = threading.Lock()
+    """A forked child has none of these threads.
+
+    What they were in the middle of using is never whole there: a TLS handshake, a generator that
+    runs. To free it would crash the child, so its garbage collection passes over all that there is.
+    """
+    global _lock, _at_work
+    if _at_work:
+        gc.freeze()
+    _lock, _at_work = threading.Lock(), 0
     _idle.clear()
 
 
