@@ -112,7 +112,7 @@ class WaitingLinks:
                 del self._instances[hello.sender]
 
     def add(self, link: WaitingLink) -> None:
-        """Waits for nobody: the thread that serves all listeners of the process may be here."""
+        """Waits for no peer: the thread that serves all listeners of the process may be here."""
         with self._lock:
             too_late = self._closed and self._told is None
             if self._told is not None:
