@@ -15,3 +15,4 @@ void bind_vault(nanobind::module_& m);
 void bind_gpu_keys(nanobind::module_& m);
 void bind_certificates(nanobind::module_& m);
 void bind_statements(nanobind::module_& m);
+void bind_sockets(nanobind::module_& m);

@@ -18,4 +18,5 @@ NB_MODULE(_native, m) {
   bind_gpu_keys(m);
   bind_certificates(m);
   bind_statements(m);
+  bind_sockets(m);
 }

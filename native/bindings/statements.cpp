@@ -1,4 +1,5 @@
 // Members' statements as Python reads them.
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "bindings/buffer.hpp"
 #include "bindings/convert.hpp"
 #include "bindings/secrets.hpp"
+#include "handshake/bundle.hpp"
 #include "handshake/statements.hpp"
 
 namespace nb = nanobind;
@@ -48,6 +50,37 @@ nb::list rows_of(const Statements& self) {
   return rows;
 }
 
+nb::object encode_bundle(const nb::dict& entries, const nb::bytes& head) {
+  std::vector<std::unique_ptr<View>> views;
+  std::vector<BundleEntry> rows;
+  for (const auto& [rank, entry] : entries) {
+    views.push_back(std::make_unique<View>(nb::borrow(entry), false));
+    rows.push_back({nb::cast<uint32_t>(rank), {views.back()->data(), views.back()->size()}});
+  }
+  std::ranges::sort(rows, {}, &BundleEntry::rank);
+  const auto size = static_cast<Py_ssize_t>(head.size() + bundle_size(rows));
+  const nb::object out = nb::steal(PyByteArray_FromStringAndSize(nullptr, size));
+  if (!out.is_valid()) throw nb::python_error();
+  auto* const start = reinterpret_cast<uint8_t*>(PyByteArray_AS_STRING(out.ptr()));
+  std::copy_n(data(head), head.size(), start);
+  write_bundle(rows, start + head.size());
+  return out;
+}
+
+nb::dict parse_bundle(const nb::object& raw, size_t start) {
+  const View view(raw, false);
+  const der::Bytes whole(view.data(), view.size());
+  nb::dict entries;
+  for (const BundleEntry& each : read_bundle(whole.subspan(std::min(start, whole.size())))) {
+    const nb::object entry =
+        nb::steal(PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(each.bytes.data()),
+                                                static_cast<Py_ssize_t>(each.bytes.size())));
+    if (!entry.is_valid()) throw nb::python_error();
+    entries[nb::int_(each.rank)] = entry;
+  }
+  return entries;
+}
+
 }  // namespace
 
 void bind_statements(nb::module_& m) {
@@ -58,6 +91,10 @@ void bind_statements(nb::module_& m) {
       PyErr_SetString(PyExc_ValueError, problem.what());
     }
   });
+
+  m.attr("MAX_STATEMENT_BYTES") = kMostOfAnEntry;
+  m.def("encode_bundle", &encode_bundle, "entries"_a, "head"_a);
+  m.def("parse_bundle", &parse_bundle, "raw"_a, "start"_a);
 
   nb::class_<Statements>(m, "Statements")
       .def(

@@ -606,6 +606,20 @@ def wrong_signatures(
 ) -> list[int]:
     """The places of the signatures over the message that are not by the certificates' keys."""
 
+def receive_now(descriptor: int, most: int, peek: bool = False) -> bytes | None:
+    """Up to `most` bytes that a socket has, at most 16 KiB; None where it has none.
+
+    It never waits, and keeps the interpreter's lock. With `peek` the bytes stay there.
+    """
+
+MAX_STATEMENT_BYTES: int
+
+def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes) -> bytearray:
+    """`head`, and then each entry of a dict with its rank and length, in the order of the ranks."""
+
+def parse_bundle(raw: Buffer, start: int) -> dict[int, bytearray]:
+    """The entries from `start` on; ValueError where that is no bundle."""
+
 class Statements:
     """What the members of a group say, in the group's order; ValueError says what is no statement.
 

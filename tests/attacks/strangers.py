@@ -156,7 +156,7 @@ def _join(rank: int, port: int, begin: Any, joined: Any) -> None:
     from tests.links.worlds import ISSUER, LOOPBACK
 
     logging.getLogger("sealring").setLevel(logging.ERROR)
-    store = TCPStore("127.0.0.1", port, is_master=False)
+    store: Any = TCPStore("127.0.0.1", port, is_master=False)
     joined.wait()
     if rank != 0:
         begin.wait()
@@ -177,7 +177,7 @@ def measure() -> None:
     fork = multiprocessing.get_context("fork")
 
     def formed(surrounded: bool, held_for: float = 0.0) -> float:
-        store = TCPStore("127.0.0.1", 0, is_master=True)
+        store: Any = TCPStore("127.0.0.1", 0, is_master=True)
         begin, joined = fork.Event(), fork.Barrier(5)
         given = (store.port, begin, joined)
         workers = [fork.Process(target=_join, args=(rank, *given)) for rank in range(4)]

@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from sealring.errors import GroupClosed
+from sealring.links.threads import IDLE_NAME
 from tests.workers import Workers
 
 # ---- one worker, which catches the interrupt -----------------------------------------------------
@@ -89,7 +90,7 @@ def interrupted(rank: int, world: int, how: str, number: int) -> str:
     del store
     gc.collect()  # torch's store has a socket too, and an exception's frames may hold the group
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    left = what_is_open() - before - {"sealring-signals", "pt_autograd_0"}
+    left = what_is_open() - before - {"sealring-signals", "pt_autograd_0", IDLE_NAME}
     assert not [name for name in left if not name.startswith("Thread-")], left
     return told
 

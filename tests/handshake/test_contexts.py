@@ -1,4 +1,4 @@
-"""TLS contexts: connections that a worker sets up at once share one, and nothing else does."""
+"""TLS contexts: connections that believe the same authorities share one, and no secret is in it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import signal
 import socket
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from OpenSSL import SSL
 from OpenSSL._util import lib
 
-from sealring.errors import UnknownAuthority
+from sealring.errors import ConfigurationError, UnknownAuthority
 from sealring.handshake import tls
 from sealring.handshake.tls import TlsConnection
-from sealring.identity import Credentials
 from tests.handshake.meeting import connected, in_background, meeting, soon, terms
 from tests.identity.issuing import Issuer
 
@@ -22,39 +23,52 @@ ISSUER, OTHER = Issuer(), Issuer()
 Client = tuple[socket.socket, SSL.Connection, TlsConnection]
 
 
-def contexts_of(credentials: Credentials) -> list[SSL.Context]:
-    return [
-        context
-        for (certificate, *_), context in tls._contexts.items()
-        if certificate == credentials.certificate
-    ]
+def test_the_connections_of_all_workers_share_a_context_for_each_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[bool] = []
+    plain = tls._new_context
+
+    def counted(*arguments: Any, dialer: bool) -> SSL.Context:
+        made.append(dialer)
+        return plain(*arguments, dialer=dialer)
+
+    monkeypatch.setattr(tls, "_new_context", counted)
+    tls._context_for.cache_clear()
+    for _ in range(2):
+        with meeting((ISSUER.credentials(1), terms(1)), (ISSUER.credentials(0), terms(0))) as met:
+            met.channels()
+    assert sorted(made) == [False, True]
 
 
-def test_a_context_is_shared_while_connections_use_it_and_ends_with_the_last() -> None:
-    one, zero = ISSUER.credentials(1), ISSUER.credentials(0)
-    with meeting((one, terms(1)), (zero, terms(0))) as first:
-        first.channels()
-        (shared,) = contexts_of(one)
-        with meeting((one, terms(1)), (zero, terms(0))) as second:
-            second.channels()
-            assert contexts_of(one) == [shared]
-        assert contexts_of(one) == [shared], "the first connection still uses it"
-        del shared
-    assert not contexts_of(one), "the private key is in OpenSSL's memory for no connection"
-    assert not contexts_of(zero)
-
-
-def test_the_two_ends_and_other_certificates_have_contexts_of_their_own() -> None:
-    one, zero = ISSUER.credentials(1), ISSUER.credentials(0)
-    renewed = ISSUER.credentials(1)
+def test_each_connection_shows_its_own_certificate() -> None:
+    one, two, zero = (ISSUER.credentials(rank) for rank in (1, 2, 0))
     with (
         meeting((one, terms(1)), (zero, terms(0))) as first,
-        meeting((renewed, terms(1)), (zero, terms(0))) as second,
+        meeting((two, terms(2)), (zero, terms(0))) as second,
     ):
-        first.channels()
-        second.channels()
-        assert contexts_of(one) != contexts_of(renewed)
-        assert len(contexts_of(zero)) == 1, "as the acceptor of both"
+        assert first.channels()[1].peer.rank == 1
+        assert second.channels()[1].peer.rank == 2
+
+
+def test_a_key_that_is_not_the_certificates_is_refused_before_tls_begins() -> None:
+    one, other = ISSUER.credentials(1), ISSUER.credentials(1)
+    near, far = connected()
+    with closing(near), closing(far), pytest.raises(ConfigurationError, match="private key"):
+        TlsConnection(
+            near, replace(one, key=other.key), dialer=True, who="the peer", deadline=soon()
+        )
+
+
+def test_a_key_that_is_refused_leaves_no_error_to_the_threads_next_connection() -> None:
+    """That may be another group's."""
+    one, other = ISSUER.credentials(1), ISSUER.credentials(1)
+    near, far = connected()
+    with closing(near), closing(far), pytest.raises(ConfigurationError, match="private key"):
+        TlsConnection(
+            near, replace(one, key=other.key), dialer=True, who="the peer", deadline=soon()
+        )
+    assert lib.ERR_peek_error() == 0
 
 
 def test_a_shared_context_does_not_widen_whom_a_worker_believes() -> None:
@@ -68,16 +82,15 @@ def test_a_shared_context_does_not_widen_whom_a_worker_believes() -> None:
             assert type(refused.acceptor) is UnknownAuthority
 
 
-def test_a_forked_child_waits_for_no_thread_of_its_parent_and_has_none_of_its_contexts() -> None:
-    zero = ISSUER.credentials(0)
-    parents = tls._context_for(zero, dialer=True)
-    with tls._contexts_lock:
-        process = os.fork()
-        if process == 0:
-            signal.alarm(20)
-            own = tls._context_for(ISSUER.credentials(0), dialer=True)
-            os._exit(list(tls._contexts.values()) != [own] or own is parents)
-        assert os.waitpid(process, 0) == (process, 0)
+def test_a_forked_child_has_none_of_its_parents_contexts() -> None:
+    authorities = ISSUER.credentials(0).authorities
+    parents = tls._context_for(authorities, dialer=True)
+    process = os.fork()
+    if process == 0:
+        signal.alarm(20)
+        os._exit(tls._context_for(authorities, dialer=True) is parents)
+    assert os.waitpid(process, 0) == (process, 0)
+    assert tls._context_for(authorities, dialer=True) is parents
 
 
 def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
@@ -88,6 +101,7 @@ def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
         acceptor = TlsConnection(far, zero, dialer=False, who="a client", deadline=soon())
         near.setblocking(True)
         client = SSL.Connection(client_context, near)
+        tls._identify(client, ISSUER.credentials(1))
         client.set_connect_state()
         if offered is not None:
             client.set_session(offered)
@@ -99,7 +113,7 @@ def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
         assert client.recv(1) == b"!"
         return near, client, acceptor
 
-    client_context = tls._new_context(ISSUER.credentials(1), dialer=True)
+    client_context = tls._new_context(ISSUER.credentials(1).authorities, dialer=True)
     client_context.set_session_cache_mode(SSL.SESS_CACHE_CLIENT)
     client_context.set_verify(SSL.VERIFY_NONE, lambda *_: True)
     near, client, acceptor = handshake(None)
@@ -108,5 +122,4 @@ def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
         assert session is not None
         again, resumed, second = handshake(session)
         with closing(again), closing(second):
-            assert len(contexts_of(zero)) == 1
             assert not lib.SSL_session_reused(resumed._ssl)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
@@ -17,7 +18,6 @@ from sealring.errors import MalformedSetup
 from sealring.handshake import tls
 from sealring.handshake.incoming import Incoming
 from sealring.handshake.tls import TlsConnection
-from sealring.identity import Credentials
 from tests.handshake.meeting import connected, in_background, soon, terms
 from tests.identity.issuing import Issuer
 
@@ -56,17 +56,18 @@ def test_a_peer_whose_keys_change_without_end_is_refused(monkeypatch: pytest.Mon
     secrets: dict[bytes, bytes] = {}
     plain = tls._new_context
 
-    def tell_secrets(credentials: Credentials, *, dialer: bool) -> SSL.Context:
+    def tell_secrets(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
         def keep(_: object, line: bytes) -> None:
             kind, _, secret = line.split()
             secrets[kind] = bytes.fromhex(secret.decode())
 
-        context = plain(credentials, dialer=dialer)
+        context = plain(authorities, dialer=dialer)
         if dialer:
             context.set_keylog_callback(keep)
         return context
 
     monkeypatch.setattr(tls, "_new_context", tell_secrets)
+    tls._context_for.cache_clear()
     near, far = connected()
     dialer, incoming = admitted(near, far)
     try:

@@ -23,7 +23,6 @@ from sealring.identity.certificates import issue
 from sealring.identity.kept_key import KeptKey
 from tests.attacks.key_search import masked
 from tests.handshake.meeting import connected, meeting, soon, terms
-from tests.handshake.test_contexts import contexts_of
 from tests.identity.issuing import HOUR, NOW, Issuer
 from tests.own_memory import places
 
@@ -97,7 +96,6 @@ def test_no_copy_stays_with_the_error_of_a_refused_connection(
     errors = refused(own)
     assert isinstance(errors[0], error), errors
     assert all(one.__traceback__ is not None for one in errors)
-    assert not contexts_of(own)
     assert places(key) == [kept]
 
 

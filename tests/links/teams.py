@@ -12,7 +12,7 @@ from typing import Any
 
 from sealring.bench.light import LightGroup, LightWorker
 from sealring.errors import SealringError
-from tests.links.worlds import ISSUER, DictStore
+from tests.links.worlds import ISSUER, DictStore, busy_threads
 
 SIZE = 12
 
@@ -61,7 +61,7 @@ class Team:
 @contextlib.contextmanager
 def team(size: int = SIZE, *, formed: bool = True) -> Iterator[Team]:
     """Nothing may be left of it: neither descriptors nor threads."""
-    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    descriptors, threads = len(os.listdir("/proc/self/fd")), busy_threads()
     one = Team(size)
     try:
         if formed:
@@ -72,5 +72,5 @@ def team(size: int = SIZE, *, formed: bool = True) -> Iterator[Team]:
     for thread in threading.enumerate():
         if thread.name == "sealring-late-stop":
             thread.join()
-    assert threading.active_count() == threads
+    assert busy_threads() == threads
     assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -11,7 +11,7 @@ import pytest
 
 from sealring.errors import PeerUnreachable
 from sealring.links import Store, agreed_epoch
-from tests.links.worlds import DictStore
+from tests.links.worlds import DictStore, busy_threads
 
 MEMBERS = (3, 1, 2)
 
@@ -30,11 +30,11 @@ def attempt(store: Store, members: Sequence[int] = MEMBERS, seconds: float = 20)
 
 
 def test_every_attempt_has_one_epoch_of_its_own_in_the_same_store() -> None:
-    store, threads = DictStore(), threading.active_count()
+    store, threads = DictStore(), busy_threads()
     epochs = [attempt(store) for _ in range(3)]
     assert all(len(set(seen)) == 1 for seen in epochs)
     assert len({seen[0] for seen in epochs}) == 3
-    assert threading.active_count() == threads
+    assert busy_threads() == threads
 
 
 def test_a_rank_that_was_not_there_the_last_time_is_not_behind() -> None:

@@ -32,7 +32,8 @@ from sealring.handshake import dial
 from sealring.handshake.statements import Statements, wrong_signer
 from sealring.identity import load_credentials, verification
 from sealring.identity.attestation.admission import key_digest
-from sealring.links import agreement, connections, forming, late_kind
+from sealring.links import agreement, connections, forming, late_kind, listener
+from sealring.links.listening_thread import ListeningThread
 from sealring.schedule import Algorithm
 from tests.handshake.meeting import soon
 from tests.handshake.test_statements import fields_of
@@ -90,17 +91,17 @@ def test_a_last_message_that_comes_after_the_acceptor_has_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held: list[int] = []
-    plain = agreement._send_transport
+    plain = agreement.DialersMemory.offer
 
-    def send(channel: Any, memory: Any) -> None:
-        if not held:  # the first one is a dialer's
-            held.append(channel.peer.rank)
+    def offer(self: Any, peer: Any, hello: Any) -> Any:
+        if not held:
+            held.append(peer.rank)
             time.sleep(1.5)
-        plain(channel, memory)
+        return plain(self, peer, hello)
 
     with team() as one:
         monkeypatch.setattr(connections, "_ACCEPT_SECONDS", 0.5)
-        monkeypatch.setattr(agreement, "_send_transport", send)
+        monkeypatch.setattr(agreement.DialersMemory, "offer", offer)
         others = [rank for rank in range(SIZE) if rank not in (3, 8)]
         assert one.all(lambda rank: swap(one, rank), *others) == [8.0, 3.0]
         assert held
@@ -123,6 +124,8 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
             time.sleep(0.3)
         add(self, channel, memory, spare, dialer=dialer)
 
+    # As in two processes: one thread for both would hold up one of them after the other.
+    monkeypatch.setattr(listener, "listening_thread", ListeningThread)
     monkeypatch.setattr(late_kind.LinksOfAKind, "take", slow_take)
     monkeypatch.setattr(late_kind.LinksOfAKind, "_add", slow_add)
     with team() as one:

@@ -17,7 +17,7 @@ from sealring.engine.endpoint import Endpoint
 from sealring.engine.mailbox import ANYONE
 from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
 from sealring.handshake import peers
-from sealring.links import late_kind
+from sealring.links import late_kind, threads
 from sealring.links.dialer import Dialer
 from sealring.links.listener import Listener
 from sealring.links.unproven import Unproven
@@ -199,6 +199,7 @@ def test_no_thread_left_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
         plain(self)
 
     with team() as one:
+        monkeypatch.setattr(threads, "_idle", [])
         monkeypatch.setattr(threading.Thread, "start", start)
         assert one.all(lambda rank: send(one, rank, 8, 20.0), *but(3)) == [(PeerLost, 3)]
         monkeypatch.undo()

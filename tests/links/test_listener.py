@@ -16,12 +16,15 @@ import pytest
 from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake import tls
 from sealring.handshake.incoming import Incoming
+from sealring.links import threads
 from sealring.links.admitted import MOST_OF_A_WORKER
 from sealring.links.listener import Listener
 from sealring.links.shares import share_of
 from sealring.links.waiting import WaitingLinks
 from tests.handshake.meeting import soon, terms
+from tests.handshake.test_private_key import identity
 from tests.identity.issuing import Issuer
+from tests.own_memory import places
 
 ISSUER = Issuer()
 
@@ -55,6 +58,7 @@ def test_a_connection_without_a_thread_does_not_end_the_listener(
 
     listener = Listener(["127.0.0.1"], begin, lambda _: None, refused.put)  # type: ignore[arg-type, return-value]
     listener.start()
+    monkeypatch.setattr(threads, "_idle", [])
     monkeypatch.setattr(threading.Thread, "start", start_if_it_may)
     try:
         for count, expected in enumerate((PeerUnreachable, MalformedSetup, MalformedSetup)):
@@ -72,7 +76,8 @@ def test_a_connection_without_a_thread_does_not_end_the_listener(
 
 def test_what_strangers_caused_keeps_no_private_key() -> None:
     """A group of more than eight has its listener, and what it refused, as long as it lives."""
-    one = ISSUER.credentials(0)
+    one, key = identity(0)
+    (kept,) = places(key)
     links = WaitingLinks(terms(0))
     listener = Listener(
         ["127.0.0.1"],
@@ -89,7 +94,7 @@ def test_what_strangers_caused_keeps_no_private_key() -> None:
                 while stranger.recv(4096):
                     pass
         assert [type(each) for each in links.strangers()] == 3 * [MalformedSetup]
-        assert not [c for (whose, *_), c in tls._contexts.items() if whose == one.certificate]
+        assert places(key) == [kept]
     finally:
         listener.stop()
         links.release()

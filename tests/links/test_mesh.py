@@ -318,10 +318,10 @@ def test_neighbours_that_come_later_are_told_why_there_is_no_group(
     staying = threading.Event()
     plain = _Mesh._stay_to_tell
 
-    def stay(self: _Mesh) -> None:
+    def stay(self: _Mesh) -> Any:
         if self._terms.rank == 4:
             staying.set()
-        plain(self)
+        return plain(self)
 
     monkeypatch.setattr(_Mesh, "_stay_to_tell", stay)
     with world(12, timeout=8.0) as mesh:

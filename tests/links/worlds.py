@@ -13,6 +13,7 @@ from typing import Any
 from sealring.handshake import Terms
 from sealring.identity import Credentials
 from sealring.links import Link, Mesh, build_mesh
+from sealring.links.threads import IDLE_NAME
 from tests.handshake.meeting import terms
 from tests.identity.issuing import Issuer
 
@@ -40,6 +41,13 @@ class DictStore:
     def check(self, keys: list[str]) -> bool:
         known = self.values | self.overlay
         return all(_EPOCH.sub("sealring/any/", key) in known for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
 
     def address(self, rank: int) -> tuple[str, int]:
         """Where a rank listens, once it does."""
@@ -130,17 +138,22 @@ class World:
                     outcome.late.stop()
 
 
+def busy_threads() -> int:
+    """Those of this process, without the ones that wait to be borrowed."""
+    return sum(thread.name != IDLE_NAME for thread in threading.enumerate())
+
+
 @contextlib.contextmanager
 def world(size: int, **options: Any) -> Iterator[World]:
     """Nothing may be left of it: neither descriptors nor threads.
 
     What earlier tests used may close meanwhile, so there may be fewer.
     """
-    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    descriptors, threads = len(os.listdir("/proc/self/fd")), busy_threads()
     one = World(size, **options)
     try:
         yield one
     finally:
         one.close()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-    assert threading.active_count() <= threads
+    assert busy_threads() <= threads

@@ -160,3 +160,9 @@ class _Prefixed:
 
     def check(self, keys: list[str], /) -> bool:
         return self._store.check([f"{self._name}/{key}" for key in keys])
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        return self._store.multi_get([f"{self._name}/{key}" for key in keys])
+
+    def multi_set(self, keys: list[str], values: list[str], /) -> object:
+        return self._store.multi_set([f"{self._name}/{key}" for key in keys], values)

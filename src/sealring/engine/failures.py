@@ -73,6 +73,10 @@ def unraised(error: GroupError) -> GroupError:
     return copy.copy(error)
 
 
+_OPERATIONS: Final[dict[int, str]] = {each: each.name.lower() for each in Operation}
+_ALGORITHMS: Final[dict[int, str]] = {each: each.name.lower() for each in Algorithm}
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """Who the group's ranks are to the people who read errors."""
@@ -90,8 +94,8 @@ class Names:
         """How the native core is to name ranks and codes in the texts of failures."""
         return _native.Names(
             self.members,
-            {each: each.name.lower() for each in Operation},
-            {each: each.name.lower() for each in Algorithm},
+            _OPERATIONS,
+            _ALGORITHMS,
             ROOTED,
             {Operation.INTRODUCTION: _IN_AN_INTRODUCTION},
         )

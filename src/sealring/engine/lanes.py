@@ -51,7 +51,11 @@ class GroupLanes:
     ) -> None:
         """`threads` is how many this rank may use."""
         self._rank, self._world, self._threads = rank, world, threads
-        self._ends = {peer: first_end(link.socket, link.memory) for peer, link in links}
+        self._ends = {
+            peer: first_end(link.socket, link.memory)
+            for peer, link in links
+            if world <= MAX_LANED_WORLD
+        }
         self.count: int | None = None
         """None until the ranks have agreed."""
 

@@ -45,6 +45,11 @@ class SecureChannel:
         with Attributed(self._connection):
             send_message(self._connection, encode_message(message))
 
+    def sending(self, message: Mapping[str, Any]) -> Generator[None, None, None]:
+        """The same without waiting: it yields while the peer takes no more."""
+        with Attributed(self._connection):
+            yield from sending_message(self._connection, encode_message(message))
+
     def send_raw(self, message: bytearray, deadline: float) -> None:
         """A message that is no JSON, which is overwritten."""
         self._connection.deadline = deadline
@@ -98,20 +103,13 @@ class SecureChannel:
         self._connection.close(until)
 
     @property
+    def address(self) -> str:
+        return self._connection.address
+
+    @property
     def socket(self) -> socket.socket:
         """To wait on. Only the channel may read from it until `detach`."""
         return self._connection.socket
-
-
-def address_of(sock: socket.socket) -> str:
-    try:
-        name = sock.getpeername()
-    except OSError:
-        return "an address already gone"
-    if not isinstance(name, tuple):
-        return "a local socket"
-    host, port = name[0], name[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @contextmanager

@@ -43,10 +43,18 @@ class Connection(ABC):
         self.half_sent = False
         """The peer has some of a message and takes no more now. Nothing else may be sent."""
         self._socket = sock
+        self._address: str | None = None
         self._received = bytearray()
         self._at = 0
         """How much of it has come."""
-        sock.setblocking(False)
+        never_block(sock)
+
+    @property
+    def address(self) -> str:
+        """The peer's, for people to read."""
+        if self._address is None:
+            self._address = address_of(self._socket)
+        return self._address
 
     @abstractmethod
     def handshake(self) -> x509.Certificate:
@@ -183,6 +191,22 @@ class Connection(ABC):
 
     def _too_late(self) -> PeerUnreachable:
         return PeerUnreachable(f"{self.who} did not finish the set-up in time")
+
+
+def never_block(sock: socket.socket) -> None:
+    if sock.gettimeout() != 0.0:  # setting it again would be a system call
+        sock.setblocking(False)
+
+
+def address_of(sock: socket.socket) -> str:
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return "an address already gone"
+    if not isinstance(name, tuple):
+        return "a local socket"
+    host, port = name[0], name[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_ready(sock: socket.socket, event: int, deadline: float) -> bool:

@@ -11,19 +11,19 @@ from collections.abc import Callable, Generator
 
 from cryptography import x509
 
+from sealring import _native
 from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake.agreement import check_hello
 from sealring.handshake.channel import (
     Attributed,
     SecureChannel,
-    address_of,
     awaited_message,
     refusing,
     sending_message,
     tell,
     understood,
 )
-from sealring.handshake.connection import Connection, is_ready
+from sealring.handshake.connection import Connection, address_of, is_ready, never_block
 from sealring.handshake.judging import JudgedPeer
 from sealring.handshake.link_keys import export_link_keys, pair_context
 from sealring.handshake.messages import Hello, exactly, write_hello
@@ -101,7 +101,7 @@ class Incoming:
         self._connection: Connection | None = None
         self._certificate: x509.Certificate | None = None
         self._peer: tuple[VerifiedPeer, JudgedPeer | None] | None = None
-        sock.setblocking(False)
+        never_block(sock)
 
     @property
     def is_session(self) -> bool | None:
@@ -114,11 +114,11 @@ class Incoming:
         if self._sessions is None:
             return False
         try:
-            first = self._socket.recv(len(FRAME), socket.MSG_PEEK)
-        except BlockingIOError:
-            return None
+            first = _native.receive_now(self._socket.fileno(), len(FRAME), peek=True)
         except OSError:
             return False
+        if first is None:
+            return None
         return None if first and first != FRAME and FRAME.startswith(first) else first == FRAME
 
     def advance(self) -> bool:

@@ -32,12 +32,11 @@ from sealring.errors import (
 from sealring.handshake.agreement import check_hello
 from sealring.handshake.channel import (
     SecureChannel,
-    address_of,
     receive_message,
     refusing,
     send_message,
 )
-from sealring.handshake.connection import Connection
+from sealring.handshake.connection import Connection, address_of
 from sealring.handshake.judging import JudgedPeer, judge_peer
 from sealring.handshake.link_keys import export_link_keys, pair_context
 from sealring.handshake.messages import (
@@ -163,7 +162,7 @@ def admitted_peer(
     rank: int | None,
     known: KnownCertificates | None,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
-    address = address_of(connection.socket)
+    address = connection.address
     peer, judged = verified(certificate, credentials, terms, rank, address, known)
     connection.admitted_rank = peer.rank
     connection.who = f"rank {peer.rank} at {address}"
@@ -180,7 +179,8 @@ def may_go_on(
     known: KnownCertificates | None,
 ) -> bool:
     """Whether TLS would now prove the same two keys, and the peer would be admitted."""
-    if session.own_certificate.public_key() != credentials.certificate.public_key():
+    own = credentials.certificate
+    if session.own_certificate != own and session.own_certificate.public_key() != own.public_key():
         return False
     try:
         verified(session.peer_certificate, credentials, terms, rank, address, known)

@@ -129,11 +129,11 @@ class SessionConnection(Connection):
         message = _header(_OPEN_BYTES) + session.id + chain.step.to_bytes(8, "big") + ours
         message += chain.open_tag(fingerprints + message)
         self._send_all(message)
-        answer = bytes(self._receive_all(_HEADER_BYTES))
+        answer = self._receive_all(_HEADER_BYTES)
         if answer == _header(0):
             raise PeerUnreachable(f"{self.who} has no session with this worker any more")
         if answer == _header(_ANSWER_BYTES):
-            answer += bytes(self._receive_all(_ANSWER_BYTES))
+            answer += self._receive_all(_ANSWER_BYTES)
         said, tag = answer[:-_MAC_BYTES], answer[-_MAC_BYTES:]
         right = chain.answer_tag(fingerprints + message + said)
         if not hmac.compare_digest(tag, right):
@@ -146,11 +146,11 @@ class SessionConnection(Connection):
         whole = _HEADER_BYTES + _OPEN_BYTES
         while len(self._opening) < whole:
             try:
-                chunk = self._socket.recv(whole - len(self._opening))
-            except BlockingIOError:
-                return None
+                chunk = _native.receive_now(self._socket.fileno(), whole - len(self._opening))
             except OSError:
                 chunk = b""
+            if chunk is None:
+                return None
             if not chunk:
                 raise PeerUnreachable(f"{self.who} closed the connection during set-up")
             self._opening += chunk
@@ -251,11 +251,11 @@ class SessionConnection(Connection):
         """Whether so many bytes of the frame have. Not one more is taken from the socket."""
         while (missing := count - len(self._frame)) > 0:
             try:
-                chunk = self._socket.recv(missing)
-            except BlockingIOError:
-                return False
+                chunk = _native.receive_now(self._socket.fileno(), missing)
             except OSError as problem:
                 raise self._closed() from problem
+            if chunk is None:
+                return False
             if not chunk:
                 raise self._closed()
             self._frame += chunk
@@ -283,21 +283,19 @@ class SessionConnection(Connection):
                 raise self._closed() from problem
             yield
 
-    def _receive_all(self, count: int) -> bytearray:
-        received = bytearray(count)
-        at = 0
-        with memoryview(received) as into:
-            while at < count:
-                try:
-                    got = self._socket.recv_into(into[at:])
-                except BlockingIOError:
-                    self._wait(select.POLLIN)
-                    continue
-                except OSError as problem:
-                    raise self._closed() from problem
-                if not got:
-                    raise self._closed()
-                at += got
+    def _receive_all(self, count: int) -> bytes:
+        received = b""
+        while len(received) < count:
+            try:
+                chunk = _native.receive_now(self._socket.fileno(), count - len(received))
+            except OSError as problem:
+                raise self._closed() from problem
+            if chunk is None:
+                self._wait(select.POLLIN)
+                continue
+            if not chunk:
+                raise self._closed()
+            received += chunk
         return received
 
     def _closed(self) -> PeerUnreachable:

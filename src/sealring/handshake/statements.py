@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -33,10 +32,8 @@ from sealring.identity.kept_key import PrivateKey
 from sealring.identity.verification import SignedCertificate
 from sealring.limits import KEY_BYTES
 
-MAX_STATEMENT_BYTES: Final = 64 << 10
+MAX_STATEMENT_BYTES: Final = _native.MAX_STATEMENT_BYTES
 """A certificate may have an attestation of up to 48 KiB in it."""
-_ENTRY: Final = struct.Struct(">II")
-"""Before each member's bytes in a bundle: its rank, and how many bytes there are."""
 _TRANSCRIPT: Final = b"sealring 2 transcript"
 _SECRET: Final = b"sealring 2 group secret"
 _GROUP_KEY: Final = b"sealring 2 group key"
@@ -128,33 +125,15 @@ class Statements:
 
 def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes = b"") -> bytearray:
     """Each member's bytes with its rank, in the order of the ranks; `head` before all of it."""
-    out = bytearray(len(head) + sum(8 + len(entry) for entry in entries.values()))
-    with memoryview(out) as view:
-        view[: len(head)] = head
-        at = len(head)
-        for rank in sorted(entries):
-            entry = entries[rank]
-            _ENTRY.pack_into(view, at, rank, len(entry))
-            end = at + 8 + len(entry)
-            view[at + 8 : end] = entry
-            at = end
-    return out
+    return _native.encode_bundle(entries, head)
 
 
 def parse_bundle(raw: bytes | bytearray, start: int = 0) -> dict[int, bytearray]:
     """For the caller to overwrite, as `raw` is."""
-    entries: dict[int, bytearray] = {}
-    at, last = start, -1
-    with memoryview(raw) as view:
-        size = len(view)
-        while at < size:
-            rank, length = _ENTRY.unpack_from(view, at) if at + 8 <= size else (0, size)
-            end = at + 8 + length
-            if end > size or rank <= last or length > MAX_STATEMENT_BYTES:
-                raise MalformedSetup("a bundle of members' messages is not one")
-            entries[rank] = bytearray(view[at + 8 : end])
-            at, last = end, rank
-    return entries
+    try:
+        return _native.parse_bundle(raw, start)
+    except ValueError:
+        raise MalformedSetup("a bundle of members' messages is not one") from None
 
 
 def group_keys(secret: _native.Secret, ranks: Iterable[int]) -> list[_native.Secret]:

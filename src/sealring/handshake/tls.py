@@ -8,13 +8,12 @@ is off, which is its default; test_raw_bytes_after_detach holds it to that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import socket
-import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
-from weakref import WeakValueDictionary
 
 from cryptography import x509
 from OpenSSL import SSL, crypto
@@ -26,14 +25,15 @@ from sealring.errors import (
     MalformedSetup,
     PeerUnreachable,
     ProtocolMismatch,
+    SealringError,
     SuiteMismatch,
 )
 from sealring.handshake.connection import Connection
 from sealring.handshake.refusals import from_alert, from_reason, from_verify_code
+from sealring.handshake.secrets import Erased
 from sealring.identity.certificates import claims_of
 from sealring.identity.credentials import Credentials
-from sealring.identity.kept_key import KeptKey
-from sealring.limits import KEY_EXCHANGE
+from sealring.limits import KEY_EXCHANGE, MAX_SETUP_BYTES
 
 ALPN: Final = b"sealring"
 _CIPHERSUITES: Final = b"TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
@@ -45,6 +45,10 @@ _NO_AUTO_CHAIN: Final = 0x8  # SSL_MODE_NO_AUTO_CHAIN, which pyOpenSSL does not 
 _CLEANSE_PLAINTEXT: Final = 0x2  # SSL_OP_CLEANSE_PLAINTEXT: what was read is overwritten
 _MOST_LATE: Final = 16
 """An acceptor's OpenSSL sends two tickets, of which no use is made. More is no set-up."""
+_RECORD_BYTES: Final = 16 << 10
+"""What a TLS record holds at most."""
+_MOST_CONTEXTS: Final = 64
+"""A worker has two, and as many again when its authority is replaced."""
 
 T = TypeVar("T")
 
@@ -66,7 +70,10 @@ class TlsConnection(Connection):
         self._claimed_rank: int | None = None
         self._late = 0
         """Turns of TLS's own state after its handshake: two for each ticket or new key."""
-        self._tls = SSL.Connection(_context_for(credentials, dialer=dialer), sock)
+        self._ahead = bytearray()
+        """What a record held beyond the bytes that were taken."""
+        self._tls = SSL.Connection(_context_for(credentials.authorities, dialer=dialer), sock)
+        _identify(self._tls, credentials)
         self._tls.set_app_data(self)
         self._tls.set_info_callback(self._on_info)
         # With this mode, which pyOpenSSL sets, one call reads on for as long as the peer sends
@@ -87,7 +94,7 @@ class TlsConnection(Connection):
 
     def advance(self) -> x509.Certificate | None:
         """The same without waiting; None while bytes of the peer are missing."""
-        with self._named_errors():
+        with _NamedErrors(self):
             try:
                 self._tls.do_handshake()
             except (SSL.WantReadError, SSL.WantWriteError):
@@ -123,13 +130,14 @@ class TlsConnection(Connection):
         with ffi.from_buffer(secret) as out:
             given = (label, len(label), context, len(context), 1)
             if lib.SSL_export_keying_material(self._tls._ssl, out, length, *given) != 1:
+                _forget_errors()
                 raise MalformedSetup(f"{self.who}: TLS could not derive the link's keys")
         return secret
 
     def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
         at = 0
         while at < len(data):
-            with memoryview(data) as left, left[at:] as rest, self._named_errors():
+            with memoryview(data) as left, left[at:] as rest, _NamedErrors(self):
                 try:
                     at += self._tls.send(rest)
                     continue
@@ -137,10 +145,30 @@ class TlsConnection(Connection):
                     pass
             yield
 
+    def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
+        """Nearly always a TLS record is a message, and one call reads it."""
+        if self._announced is None and not self._at and not self._ahead:
+            room = bytearray(_RECORD_BYTES)
+            with Erased(room), memoryview(room) as view:
+                count = self._receive_some(view)
+                if not count:
+                    return None
+                if count == 4 + int.from_bytes(room[:4], "big"):
+                    self._allowed(count - 4, most)
+                    return room[4:count]
+                self._ahead = room[:count]
+        return super().message_now(most)
+
     def _receive_some(self, into: memoryview) -> int:
+        if self._ahead:
+            count = min(len(into), len(self._ahead))
+            ahead, self._ahead = self._ahead, self._ahead[count:]
+            with Erased(ahead), memoryview(ahead) as read, read[:count] as part:
+                into[:count] = part
+            return count
         while self._late <= _MOST_LATE:
             before = self._late
-            with ffi.from_buffer(into) as out, self._named_errors():
+            with ffi.from_buffer(into) as out, _NamedErrors(self):
                 try:
                     return self._read(out, len(into))
                 except (SSL.WantReadError, SSL.WantWriteError):
@@ -156,10 +184,11 @@ class TlsConnection(Connection):
     def _drop(self) -> None:
         """Frees OpenSSL's state and keys, also where the Python objects are still held.
 
-        The traceback of the error that ended the connection holds them. The last connection of a
-        context frees the context too, with the private key in it. OpenSSL does not overwrite the
-        connection's secrets when it frees them. The descriptor is not its own.
+        The traceback of the error that ended the connection holds them. The private key is freed
+        with them. OpenSSL does not overwrite the connection's secrets when it frees them. The
+        descriptor is not its own.
         """
+        _native.erase(self._ahead)
         tls: SSL.Connection | None = self.__dict__.pop("_tls", None)
         if tls is None:
             return
@@ -171,7 +200,7 @@ class TlsConnection(Connection):
 
     def _run(self, call: Callable[[], T]) -> T:
         while True:
-            with self._named_errors():
+            with _NamedErrors(self):
                 try:
                     return call()
                 except SSL.WantReadError:
@@ -180,21 +209,20 @@ class TlsConnection(Connection):
                     event = select.POLLOUT
             self._wait(event)
 
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (SSL.ZeroReturnError, SSL.SysCallError, OSError) as problem:
+    def named(self, problem: Exception) -> SealringError | None:
+        """The error that one of TLS's stands for."""
+        if isinstance(problem, SSL.ZeroReturnError | SSL.SysCallError | OSError):
             if self._alert is not None:
-                raise from_alert(self._alert, self.who) from None
-            raise PeerUnreachable(f"{self.who} closed the connection during set-up") from problem
-        except SSL.Error as problem:
-            # Our own verdict first: after it the peer's alert, if any, is only an answer.
-            if self._verify_code is not None:
-                raise from_verify_code(self._verify_code, self.who, self._claimed_rank) from None
-            if self._alert is not None:
-                raise from_alert(self._alert, self.who) from None
-            raise from_reason(_reason(problem), self.who) from problem
+                return from_alert(self._alert, self.who)
+            return PeerUnreachable(f"{self.who} closed the connection during set-up")
+        if not isinstance(problem, SSL.Error):
+            return None
+        # Our own verdict first: after it the peer's alert, if any, is only an answer.
+        if self._verify_code is not None:
+            return from_verify_code(self._verify_code, self.who, self._claimed_rank)
+        if self._alert is not None:
+            return from_alert(self._alert, self.who)
+        return from_reason(_reason(problem), self.who)
 
     def on_certificate(self, certificate: crypto.X509, code: int, depth: int, ok: int) -> bool:
         """OpenSSL's verdict on each certificate of the chain, which stands, with one delay.
@@ -221,37 +249,34 @@ class TlsConnection(Connection):
             self._late += 1
 
 
-_contexts: Final[WeakValueDictionary[tuple[Any, ...], SSL.Context]] = WeakValueDictionary()
-"""By all that is in them: certificate (and so private key), authorities, and the end."""
-_contexts_lock = threading.Lock()
+class _NamedErrors:
+    """Raises TLS's errors by sealring's names. Every set-up message passes through several."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: TlsConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, problem: BaseException | None, __: object) -> None:
+        if isinstance(problem, Exception) and (named := self._connection.named(problem)):
+            raise named from problem
 
 
-def _forget_contexts() -> None:
-    """In a forked child: they are its parent's, and a thread of the parent may hold the lock."""
-    global _contexts_lock
-    _contexts_lock = threading.Lock()
-    _contexts.clear()
+@functools.lru_cache(maxsize=_MOST_CONTEXTS)
+def _context_for(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
+    """Of all connections that believe these authorities: making one takes 0.4 ms.
 
-
-os.register_at_fork(after_in_child=_forget_contexts)
-
-
-def _context_for(credentials: Credentials, *, dialer: bool) -> SSL.Context:
-    """The connections that a worker has under way at once share one: making one takes 0.8 ms.
-
-    It ends with the last of them, so that the private key lies in OpenSSL's memory no longer than
-    connections are set up. No TLS session can be resumed: OpenSSL's tickets
-    name sessions of a cache that is off.
+    It has no secret in it. A worker's certificate and private key are given to each connection and
+    end with it. No TLS session can be resumed: OpenSSL's tickets name sessions of a cache that is
+    off.
     """
-    whose = (credentials.certificate, credentials.authorities, dialer)
-    with _contexts_lock:
-        context = _contexts.get(whose)
-        if context is None:
-            context = _contexts[whose] = _new_context(credentials, dialer=dialer)
-        return context
+    return _new_context(authorities, dialer=dialer)
 
 
-def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
+def _new_context(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
     context = SSL.Context(SSL.TLS_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_max_proto_version(SSL.TLS1_3_VERSION)
@@ -261,12 +286,9 @@ def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     context.set_options(_CLEANSE_PLAINTEXT)
     # Every peer has the authority; what it needs is the worker's certificate alone.
     context.set_mode(_NO_AUTO_CHAIN)
-    context.use_certificate(credentials.certificate)
-    _use_key(context, credentials.key)
-    context.check_privatekey()
     store = context.get_cert_store()
     assert store is not None
-    for authority in credentials.authorities:
+    for authority in authorities:
         store.add_cert(crypto.X509.from_cryptography(authority))
     # PARTIAL_CHAIN: what the operator named is the trust anchor, self-signed or not.
     store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
@@ -281,9 +303,23 @@ def _new_context(credentials: Credentials, *, dialer: bool) -> SSL.Context:
     return context
 
 
-def _use_key(context: SSL.Context, key: KeptKey) -> None:
-    """pyOpenSSL's own function for this leaves copies of the key in memory."""
-    encoded = key.enlarged()
+@functools.lru_cache(maxsize=_MOST_CONTEXTS)
+def _x509_of(certificate: x509.Certificate) -> crypto.X509:
+    return crypto.X509.from_cryptography(certificate)
+
+
+# In a forked child: a thread of the parent may hold a lock of OpenSSL in one of them.
+for _cached in (_context_for, _x509_of):
+    os.register_at_fork(after_in_child=_cached.cache_clear)
+
+
+def _identify(tls: SSL.Connection, credentials: Credentials) -> None:
+    """Give the connection this worker's certificate and private key.
+
+    pyOpenSSL's own function for the key leaves copies of it in memory.
+    """
+    certificate = _x509_of(credentials.certificate)
+    encoded = credentials.key.enlarged()
     overwritten = _native.FreedMemoryOverwritten()
     with ffi.from_buffer(encoded) as memory:
         source = ffi.gc(lib.BIO_new_mem_buf(memory, len(encoded)), lib.BIO_free)
@@ -291,10 +327,20 @@ def _use_key(context: SSL.Context, key: KeptKey) -> None:
         ffi.release(source)
     del overwritten
     try:
-        if lib.SSL_CTX_use_PrivateKey(context._context, loaded) != 1:
+        # OpenSSL compares the key with the certificate that it has by then.
+        if (
+            lib.SSL_use_certificate(tls._ssl, certificate._x509) != 1
+            or lib.SSL_use_PrivateKey(tls._ssl, loaded) != 1
+        ):
+            _forget_errors()
             raise ConfigurationError("OpenSSL does not take this worker's private key")
     finally:
         ffi.release(loaded)
+
+
+def _forget_errors() -> None:
+    """OpenSSL keeps them by thread, and would lay them to the next connection that it serves."""
+    lib.ERR_clear_error()
 
 
 def _on_certificate(

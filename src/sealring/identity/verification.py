@@ -162,7 +162,10 @@ def signed_certificate(
     """`read_all` and `require_signed` for one certificate."""
     if known is None:
         return require_signed(_read_one(certificate, authorities), authorities, where, None)
-    der, fingerprint = certificate.public_bytes(Encoding.DER), fingerprint_of(certificate)
+    fingerprint = fingerprint_of(certificate)
+    if (signed := known.get(fingerprint, authorities)) is not None:
+        return signed
+    der = certificate.public_bytes(Encoding.DER)
     (reading,) = read_all([der], [fingerprint], authorities, known)
     return require_signed(reading, authorities, where, known)
 

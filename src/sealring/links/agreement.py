@@ -77,7 +77,7 @@ class DialersMemory:
         own, memory = self._own, None
         if own is not None:
             memory = self._exchange(channel, own)
-            _send_transport(channel, memory)
+            channel.send(_transport_of(memory))
         if bare_next:
             channel.say_no_more()
         confirmed = _serves(channel, channel.receive())
@@ -109,7 +109,8 @@ def settle_as_acceptor(
 ) -> Generator[None, None, Settled]:
     """`reserve` is called before the last message; what it raises is told to the dialer.
 
-    It yields while a message of the dialer is missing.
+    It yields while a message of the dialer is missing, or while the dialer takes nothing: the
+    thread that is here serves all listeners of the process.
     """
     rank, host = channel.peer.rank, channel.peer_hello.host
     offer = None if channel.offer is None else parse_offer(channel.offer)
@@ -128,7 +129,8 @@ def settle_as_acceptor(
                     reason = str(problem)
             if not left and transport == "shm":
                 raise _no_shared_memory(rank, host, reason)
-            _send_link(channel, own if left else None)
+            inbox = offer_of(own.inbox.address) if own is not None and left else None
+            yield from channel.sending({"type": "link", "shm": inbox})
             chosen = _serves(channel, (yield from channel.awaited()))
             if chosen and not left:
                 raise _malformed(channel, "chose a transport that it was not offered")
@@ -141,7 +143,7 @@ def settle_as_acceptor(
         if memory is None and transport == "shm":
             raise _no_shared_memory(rank, host, reason)
         reserve()
-        _send_transport(channel, memory)
+        yield from channel.sending(_transport_of(memory))
     finally:
         if own is not None:
             own.close()
@@ -158,18 +160,13 @@ def _own_memory(transport: Transport, peer: int, host: str) -> OwnMemory | None:
     return None
 
 
-def _send_link(channel: SecureChannel, own: OwnMemory | None) -> None:
-    offer = None if own is None else offer_of(own.inbox.address)
-    channel.send({"type": "link", "shm": offer})
-
-
 def _offered(channel: SecureChannel, message: Message) -> Address | None:
     _require(channel, message, "link", _LINK)
     return None if message["shm"] is None else parse_offer(message["shm"])
 
 
-def _send_transport(channel: SecureChannel, memory: SharedMemory | None) -> None:
-    channel.send({"type": "transport", "transport": "tcp" if memory is None else "shm"})
+def _transport_of(memory: SharedMemory | None) -> Message:
+    return {"type": "transport", "transport": "tcp" if memory is None else "shm"}
 
 
 def _serves(channel: SecureChannel, message: Message) -> bool:

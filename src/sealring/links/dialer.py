@@ -32,6 +32,7 @@ from typing import Final, Protocol
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
 from sealring.links.diagnosis import NOT_ADMITTED
 from sealring.links.rendezvous import Address
+from sealring.links.threads import Job, borrow
 
 _LOG = logging.getLogger("sealring")
 
@@ -95,7 +96,7 @@ class Dialer:
         self._jobs: list[tuple[float, int, int, Callable[[], None]]] = []
         """A heap: when it is due, a number that keeps the order, the rank, what to do."""
         self._numbers = itertools.count()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Job] = []
         self._idle = 0
         self.problems: dict[int, SealringError] = {}
         """The last thing that went wrong with each rank, for the message if time runs out."""
@@ -124,12 +125,10 @@ class Dialer:
 
     def _start_thread(self) -> RuntimeError | None:
         """With fewer threads than there might be all goes on; without any nothing does."""
-        thread = threading.Thread(target=self._run, name="sealring-dial", daemon=True)
         try:
-            thread.start()
+            self._threads.append(borrow("sealring-dial", self._run))
         except RuntimeError as problem:
             return None if self._threads else problem
-        self._threads.append(thread)
         return None
 
     def stop(self) -> None:

@@ -24,14 +24,15 @@ from typing import Final
 from sealring.errors import PeerUnreachable
 from sealring.handshake.terms import is_instance
 from sealring.links.rendezvous import Store
+from sealring.links.threads import borrow
 
 _LOG = logging.getLogger("sealring")
 
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.25
 _TOGETHER_SECONDS: Final = 0.008
-"""So long the lowest rank asks the store whether all have come, which is one request. From then on
-it looks at each that is missing."""
+"""So long the lowest rank asks the store whether all have come, which is one request. All who have
+are read with one more, and answered with one. From then on it looks at each that is missing."""
 _FIRST_AGAIN_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 1.0
 """How often, at most, a rank writes the same token again, and one that was answered is looked at.
@@ -49,17 +50,15 @@ def agreed_epoch(store: Store, members: Sequence[int], rank: int, deadline: floa
     epoch = secrets.token_hex(16)
     others = [member for member in members if member != rank]
     ended = threading.Event()
-    thread = threading.Thread(
-        target=_answer, args=(store, others, epoch, ended), name="sealring-epoch", daemon=True
-    )
-    if others:
-        thread.start()
+    if not others:
+        yield epoch
+        return
+    answering = borrow("sealring-epoch", lambda: _answer(store, others, epoch, ended))
     try:
         yield epoch
     finally:
         ended.set()
-        if others:
-            thread.join()
+        answering.join()
 
 
 def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
@@ -99,19 +98,29 @@ def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Ev
             asking = list(others)
             pause_of_answered = min(2 * pause_of_answered, _AGAIN_SECONDS)
             next_look = time.monotonic() + pause_of_answered
-        has_answered = False
+        new: dict[int, str] = {}
         try:
-            all_there = bool(asking) and store.check([_ask_key(rank) for rank in asking])
-            if all_there or pause >= _TOGETHER_SECONDS:
-                for rank in asking:
-                    token = _read(store, _ask_key(rank), is_there=all_there)
-                    if is_instance(token) and answered.get(rank) != token:
-                        store.set(f"sealring/epoch/answer/{rank}", f"{epoch} {token}")
-                        answered[rank], has_answered = token, True
+            keys = [_ask_key(rank) for rank in asking]
+            tokens: list[str] = []
+            if keys and store.check(keys):
+                tokens = [_text(raw) for raw in store.multi_get(keys)]
+            elif pause >= _TOGETHER_SECONDS:
+                tokens = [_read(store, key) for key in keys]
+            new = {
+                rank: token
+                for rank, token in zip(asking, tokens, strict=False)
+                if is_instance(token) and answered.get(rank) != token
+            }
+            if new:
+                store.multi_set(
+                    [f"sealring/epoch/answer/{rank}" for rank in new],
+                    [f"{epoch} {token}" for token in new.values()],
+                )
+                answered |= new
         except Exception as problem:  # those who ask say so as well, and they fail by it
             _LOG.warning("sealring: the rendezvous store cannot be used: %s", problem)
             return
-        if not has_answered:
+        if not new:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
@@ -119,9 +128,10 @@ def _ask_key(rank: int) -> str:
     return f"sealring/epoch/ask/{rank}"
 
 
-def _read(store: Store, key: str, *, is_there: bool = False) -> str:
+def _read(store: Store, key: str) -> str:
     """What is there, if it can be something of ours; a key that is not there would block."""
-    if not is_there and not store.check([key]):
-        return ""
-    raw = bytes(store.get(key))
-    return raw.decode("ascii", "replace") if len(raw) <= _MAX_VALUE_BYTES else ""
+    return _text(store.get(key)) if store.check([key]) else ""
+
+
+def _text(raw: bytes) -> str:
+    return bytes(raw).decode("ascii", "replace") if len(raw) <= _MAX_VALUE_BYTES else ""

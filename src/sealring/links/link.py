@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sealring import _native
-from sealring.handshake.channel import SecureChannel, address_of
+from sealring.handshake.channel import SecureChannel
+from sealring.handshake.connection import never_block
 from sealring.links import setting_up
 from sealring.links.memory import SharedMemory
 
@@ -56,7 +57,7 @@ def link_of(
     return Link(
         peer=channel.peer.rank,
         host=channel.peer_hello.host,
-        address=address_of(channel.socket),
+        address=channel.address,
         socket=channel.detach(),
         memory=memory,
         dialer=dialer,
@@ -81,7 +82,7 @@ def prepare_socket(sock: socket.socket) -> None:
     (it computes, and its window is full), and lets it replace the count of keep-alive probes. What
     bounds a collective whose bytes are not acknowledged is the collective's own timeout.
     """
-    sock.setblocking(False)
+    never_block(sock)
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     tcp = socket.IPPROTO_TCP

@@ -1,7 +1,7 @@
 """Takes connections from anybody and finds the workers among them.
 
-One thread waits for all connections, and goes on with one when bytes have come; a few others
-compute what TLS needs. None of them waits for a single peer, so a peer that is silent, slow or
+The process's listening thread goes on with a connection when bytes have come; a few others compute
+what TLS needs. None of them waits for a single peer, so a peer that is silent, slow or
 endless costs a descriptor and some memory for seconds, and gives way when there are too many.
 """
 
@@ -25,6 +25,7 @@ from sealring.links import shares
 from sealring.links.admitted import MOST_OF_A_WORKER, Admitted, HandOver, Serving
 from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
+from sealring.links.listening_thread import ListeningThread, listening_thread
 from sealring.links.rendezvous import Address
 from sealring.links.tls_threads import TlsThreads, advanced
 from sealring.links.unproven import (
@@ -75,7 +76,9 @@ class Listener:
         self._stopping = threading.Event()
         self._resume = 0.0
         self._not_taken = 0
-        self._thread: threading.Thread | None = None
+        self._next_look = 0.0
+        self._accepting = False
+        self._thread: ListeningThread | None = None
         self._tls_threads = TlsThreads(self._wake_up)
         self._admitted: dict[int, Admitted] = {}
         """By descriptor."""
@@ -103,21 +106,25 @@ class Listener:
     def addresses(self) -> list[Address]:
         return [sock.getsockname()[:2] for sock in self._sockets]
 
+    def fileno(self) -> int:
+        """Readable when there is something to do."""
+        return self._epoll.fileno()
+
     def start(self) -> None:
         if not self._sockets:
             return
-        self._thread = threading.Thread(target=self._run, name="sealring-listen", daemon=True)
-        self._thread.start()
+        self._accept_or_pause()
+        self._thread = listening_thread()
+        self._thread.add(self)
 
     def stop(self) -> None:
-        """Close everything that `handle` has not yet handed on, and wait for the threads."""
+        """Close everything that `handle` has not yet handed on; no thread serves it any more."""
         if self._stopping.is_set():
             return
         self._stopping.set()
         shares.leave(self)
-        self._wake_up()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.remove(self)
         self._tls_threads.stop()
         for one in self._by_descriptor.values():
             one.close()
@@ -137,45 +144,48 @@ class Listener:
     def _wake_up(self) -> None:
         os.eventfd_write(self._wake, 1)
 
-    # ---- the thread that waits for all of them ---------------------------------------------------
+    # ---- on the process's listening thread -------------------------------------------------------
 
-    def _run(self) -> None:
+    def take_turn(self) -> float | None:
+        """Go on with whatever has come; returns when to look again at the latest."""
+        if self._stopping.is_set():
+            return None
         listening = {sock.fileno(): sock for sock in self._sockets}
-        accepting = False
-        next_look = 0.0
-        while not self._stopping.is_set():
-            now = time.monotonic()
-            if accepting is (now < self._resume):
-                accepting = not accepting
-                for fd in listening:
-                    if accepting:
-                        self._epoll.register(fd, select.EPOLLIN)
-                    else:
-                        self._epoll.unregister(fd)
-            for fd, _ in self._epoll.poll(self._patience() if accepting else self._resume - now):
-                if fd in listening:
-                    self._accept(listening[fd])
-                elif fd == self._wake:
-                    os.eventfd_read(self._wake)
-                elif (served := self._admitted.get(fd)) is not None:
-                    self._serve(served)
-                elif (one := self._by_descriptor.get(fd)) is not None:
-                    self._heard(one)
-            for one, outcome in self._tls_threads.done():
-                self._take(one, outcome)
-            self._let_in()
-            if self._look_at_all:
-                self._look_at_all = False
-                for served in list(self._admitted.values()):
-                    self._serve(served)
-            if (self._by_descriptor or self._admitted) and time.monotonic() >= next_look:
-                next_look = time.monotonic() + _LOOK_SECONDS
-                self._take_share()
-                self._drop_overdue()
+        for fd, _ in self._epoll.poll(0):
+            if fd in listening:
+                self._accept(listening[fd])
+            elif fd == self._wake:
+                os.eventfd_read(self._wake)
+            elif (served := self._admitted.get(fd)) is not None:
+                self._serve(served)
+            elif (one := self._by_descriptor.get(fd)) is not None:
+                self._heard(one)
+        for one, outcome in self._tls_threads.done():
+            self._take(one, outcome)
+        self._let_in()
+        if self._look_at_all:
+            self._look_at_all = False
+            for served in list(self._admitted.values()):
+                self._serve(served)
+        if (self._by_descriptor or self._admitted) and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._take_share()
+            self._drop_overdue()
+        return self._accept_or_pause()
 
-    def _patience(self) -> float:
+    def _accept_or_pause(self) -> float | None:
         """A listener without connections sleeps until one comes: it is there as long as a group."""
-        return _LOOK_SECONDS if self._by_descriptor or self._admitted else -1.0
+        now = time.monotonic()
+        if self._accepting is (now < self._resume):
+            self._accepting = not self._accepting
+            for sock in self._sockets:
+                if self._accepting:
+                    self._epoll.register(sock, select.EPOLLIN)
+                else:
+                    self._epoll.unregister(sock)
+        if not self._accepting:
+            return self._resume
+        return now + _LOOK_SECONDS if self._by_descriptor or self._admitted else None
 
     def _take_share(self) -> None:
         """Of what all listeners of this process may hold; it shrinks when others hold more."""

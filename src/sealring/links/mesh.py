@@ -219,11 +219,13 @@ class _Mesh:
                 self._settling.say_linked(links)
             if (agreed := self._settling.agreed) is not None:
                 return links, agreed
-            until = self._deadline + (self._longer() if complete else 0.0)
+            until = self._deadline
+            if complete and time.monotonic() + LOOK_SECONDS >= until:
+                until += self._longer()
             if time.monotonic() >= until:
                 raise self._time_is_up(links)
-            for link in self._readable([link for link in links if not link.ready], until):
-                self._hear(link)
+            for link, is_cut in self._readable([link for link in links if not link.ready], until):
+                self._hear(link, is_cut=is_cut)
                 if self._settling.agreed is not None:
                     break
             if self._higher and not complete:
@@ -236,34 +238,41 @@ class _Mesh:
                 for link in waiting:
                     self._settling.lose(link, "it did not say that it is ready in time")
                 return
-            for link in self._readable(waiting, self._deadline):
-                has_bytes = link.has_bytes()
-                if has_bytes is None:
+            for link, is_cut in self._readable(waiting, self._deadline):
+                if is_cut:
                     self._settling.lose(link, "its connection was cut")
-                elif has_bytes:
+                else:
                     self._settling.hear_ready(link)
 
     def _longer(self) -> float:
         """A neighbour that is nearer to the one that all wait for names it first, and tells."""
         return _WITNESS_SECONDS * self._settling.exchange.farness()
 
-    def _readable(self, links: list[WaitingLink], until: float) -> list[WaitingLink]:
-        """Wait until a link has something to say, something changes, or some time has passed."""
+    def _readable(self, links: list[WaitingLink], until: float) -> list[tuple[WaitingLink, bool]]:
+        """Wait until a link has something to say, something changes, or some time has passed.
+
+        Returns the links that have, and whether that is the end of the connection.
+        """
         poll = select.poll()
         poll.register(self._waiting.wake, select.POLLIN)
         for link in links:
-            poll.register(link.channel.socket, select.POLLIN)
+            poll.register(link.channel.socket, select.POLLIN | select.POLLRDHUP)
         remaining = min(until - time.monotonic(), LOOK_SECONDS)
         events = dict(poll.poll(max(0.0, remaining) * 1000))
         if self._waiting.wake in events:
             os.eventfd_read(self._waiting.wake)
-        return [link for link in links if link.channel.socket.fileno() in events]
+        heard = []
+        for link in links:
+            if event := events.get(link.channel.socket.fileno(), 0):
+                # What a peer said before it ended its direction is still to be read.
+                is_cut = event != select.POLLIN and link.has_bytes() is None
+                heard.append((link, is_cut))
+        return heard
 
-    def _hear(self, link: WaitingLink) -> None:
-        has_bytes = link.has_bytes()
-        if has_bytes is None:
+    def _hear(self, link: WaitingLink, *, is_cut: bool) -> None:
+        if is_cut:
             self._lost(link)
-        elif has_bytes:
+        else:
             self._settling.hear(link)
 
     def _conversation(self) -> Conversation:
@@ -329,23 +338,25 @@ class _Mesh:
             else PeerUnreachable(f"rank {self._terms.rank} was stopped during set-up")
         )
         links = self._waiting.take_all(told)
-        for link in links:
-            self._waiting.tell(link)
+        self._waiting.tell(links)
         # An interrupted worker ends at once; after the time is up no other worker comes.
         if told is error and time.monotonic() < self._deadline:
-            self._stay_to_tell()
+            links += self._stay_to_tell()
         self._stop()
+        links += self._told_newcomers()
         if self._late is not None:
             self._late.stop()
         until = time.monotonic() + FAREWELL_SECONDS
         for link in links:
             link.discard(until)
 
-    def _stay_to_tell(self) -> None:
+    def _stay_to_tell(self) -> list[WaitingLink]:
         """Those that are still on their way here, or that we are still to dial, are told as well.
 
-        Without this they would find no peer, and learn at their own timeout only that.
+        Without this they would find no peer, and learn at their own timeout only that. Returns
+        their links.
         """
+        links: list[WaitingLink] = []
         until = time.monotonic() + FAREWELL_SECONDS
         poll = select.poll()
         poll.register(self._waiting.wake, select.POLLIN)
@@ -353,3 +364,10 @@ class _Mesh:
         while not self._waiting.are_informed(neighbours) and (left := until - time.monotonic()) > 0:
             if poll.poll(left * 1000):
                 os.eventfd_read(self._waiting.wake)
+            links += self._told_newcomers()
+        return links
+
+    def _told_newcomers(self) -> list[WaitingLink]:
+        links = self._waiting.take_newcomers()
+        self._waiting.tell(links)
+        return links

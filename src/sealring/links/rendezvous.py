@@ -20,6 +20,8 @@ MAX_VALUE_BYTES: Final = 1024
 _MAX_ADDRESS: Final = 45
 """The longest spelling of an IPv6 address."""
 
+_DECODER: Final = json.JSONDecoder()
+
 Address = tuple[str, int]
 
 
@@ -31,6 +33,10 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
 
     def check(self, keys: list[str], /) -> bool: ...
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
+
+    def multi_set(self, keys: list[str], values: list[str], /) -> object: ...
 
 
 class AddressBook:
@@ -73,7 +79,10 @@ def parse_addresses(raw: bytes) -> tuple[Address, ...]:
     if len(raw) > MAX_VALUE_BYTES:
         raise MalformedSetup(f"the rendezvous store holds {len(raw)} bytes for an address")
     try:
-        value = json.loads(raw.decode("ascii"))
+        text = raw.decode("ascii")
+        value, end = _DECODER.raw_decode(text)
+        if end != len(text):
+            raise ValueError("more follows")
     except (ValueError, RecursionError):
         raise MalformedSetup("the rendezvous store holds something that is no address") from None
     if type(value) is not list or not 1 <= len(value) <= MAX_ADDRESSES:

@@ -1,15 +1,15 @@
-"""A few threads that compute TLS's handshakes for a listener, from the first connection on."""
+"""A few threads that compute TLS's handshakes for a listener while there are any."""
 
 from __future__ import annotations
 
-import collections
 import logging
 import queue
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from sealring.errors import MalformedSetup, SealringError
+from sealring.links.threads import borrow
 from sealring.links.unproven import Unproven
 
 _LOG = logging.getLogger("sealring")
@@ -37,29 +37,30 @@ class TlsThreads:
     def __init__(self, wake: Callable[[], None]) -> None:
         """`wake` is called when there is something in `done`."""
         self._wake = wake
-        self._due: collections.deque[Unproven] = collections.deque()
-        """To be advanced: one for each call that the threads have before them."""
+        self._lock = threading.Condition(threading.Lock())
+        self._due: list[Unproven] = []
+        """To be advanced."""
         self._done: queue.SimpleQueue[tuple[Unproven, Outcome]] = queue.SimpleQueue()
-        self._threads: ThreadPoolExecutor | None = None
-        self._started = False
-        """At least one of them runs."""
+        self._working = 0
+        """Threads that are borrowed now."""
 
     def serve(self, one: Unproven) -> RuntimeError | None:
-        """The error where no thread can be started for it, and there is none."""
-        self._due.append(one)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS, "sealring-accept")
-        try:
-            self._threads.submit(self._advance_newest)
-        except RuntimeError as problem:
-            # The call is queued all the same: a thread that there is takes it.
-            if self._started:
+        """The error where there is no thread for it."""
+        with self._lock:
+            self._due.append(one)
+            if self._working == _THREADS:
                 return None
-            self._due.remove(one)
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
+            self._working += 1
+        try:
+            borrow("sealring-accept", self._advance_all)
+        except RuntimeError as problem:
+            with self._lock:
+                self._working -= 1
+                # A thread that there is takes it, or has taken it.
+                if self._working or one not in self._due:
+                    return None
+                self._due.remove(one)
             return problem
-        self._started = True
         return None
 
     def done(self) -> Iterator[tuple[Unproven, Outcome]]:
@@ -67,11 +68,21 @@ class TlsThreads:
             yield self._done.get()
 
     def stop(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown()
+        with self._lock:
+            self._due.clear()
+            while self._working:
+                self._lock.wait()
 
-    def _advance_newest(self) -> None:
+    def _advance_all(self) -> None:
         """The newest first: in a flood a worker is served at once, and not after the flood."""
-        one = self._due.pop()
-        self._done.put((one, advanced(one)))
-        self._wake()
+        while (one := self._newest()) is not None:
+            self._done.put((one, advanced(one)))
+            self._wake()
+
+    def _newest(self) -> Unproven | None:
+        with self._lock:
+            if self._due:
+                return self._due.pop()
+            self._working -= 1
+            self._lock.notify_all()
+        return None

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sealring import _native
 from sealring.handshake.incoming import Incoming
 
 MOST_SILENT: Final = 4096
@@ -71,12 +72,9 @@ class Unproven:
     def has_bytes(self) -> bool:
         """Whether the peer has sent something, closed the connection, or reset it."""
         try:
-            self.sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
+            return _native.receive_now(self.sock.fileno(), 1, peek=True) is not None
         except OSError:
-            pass
-        return True
+            return True
 
     def overdue(self, now: float) -> bool:
         if self.waiting_since is None:

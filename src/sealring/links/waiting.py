@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from sealring import _native
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError, WrongRank
 from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Hello
@@ -48,11 +48,10 @@ class WaitingLink:
     def has_bytes(self) -> bool | None:
         """Whether there is something to read; None if the connection is cut. Nothing is taken."""
         try:
-            return True if self.channel.socket.recv(1, socket.MSG_PEEK) else None
-        except BlockingIOError:
-            return False
+            first = _native.receive_now(self.channel.socket.fileno(), 1, peek=True)
         except OSError:
             return None
+        return False if first is None else True if first else None
 
     def discard(self, until: float) -> None:
         # The error's traceback may keep the link, but not its memory.
@@ -76,6 +75,8 @@ class WaitingLinks:
         self._failure: SealringError | None = None
         self._closed = False
         self._told: SealringError | None = None
+        self._newcomers: list[WaitingLink] = []
+        """Links that came after the set-up had failed."""
         self._informed: set[int] = set()
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
@@ -111,18 +112,18 @@ class WaitingLinks:
                 del self._instances[hello.sender]
 
     def add(self, link: WaitingLink) -> None:
+        """Waits for no peer: the thread that serves all listeners of the process may be here."""
         with self._lock:
-            closed = self._closed
-            if not closed:
+            too_late = self._closed and self._told is None
+            if self._told is not None:
+                self._newcomers.append(link)
+            elif not too_late:
                 # One instance that connects again has given up its earlier connection.
                 if link.rank in self._links:
                     self._replaced.append(self._links[link.rank])
                 self._links[link.rank] = link
-        if closed:
-            self.tell(link)
-            # The listener's thread may be here: it waits for the peer only if that was told why.
-            patience = 0.0 if self._told is None else FAREWELL_SECONDS
-            link.discard(until=time.monotonic() + patience)
+        if too_late:
+            link.discard(until=time.monotonic())
         self._wake()
 
     def require_open(self, rank: int) -> None:
@@ -210,9 +211,10 @@ class WaitingLinks:
             first, self._closed = not self._closed, True
         return first
 
-    def tell(self, link: WaitingLink) -> None:
-        """Let a peer know why there will be no group, if there will be none."""
-        if self._told is not None:
+    def tell(self, links: Collection[WaitingLink]) -> None:
+        """Let their peers know why there will be no group. May wait for each a moment."""
+        assert self._told is not None
+        for link in links:
             link.channel.tell(self._told)
             self.mark_informed(link.rank)
 
@@ -226,11 +228,17 @@ class WaitingLinks:
             return self._informed.issuperset(ranks)
 
     def take_all(self, told: SealringError) -> list[WaitingLink]:
-        """Close, and leave all links to the caller. Who comes later is `told` why."""
+        """Close, and leave all links to the caller. Who comes later is to be `told` why."""
         with self._lock:
             self._closed = True
             self._told = told
             links = [*self._links.values(), *self._replaced]
             self._links.clear()
             self._replaced.clear()
+        return links
+
+    def take_newcomers(self) -> list[WaitingLink]:
+        """Leave the links that came after `take_all` to the caller."""
+        with self._lock:
+            links, self._newcomers = self._newcomers, []
         return links

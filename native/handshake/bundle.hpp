@@ -1,0 +1,29 @@
+// Several members' bytes in one message: each with its rank and its length before it, in the order of the
+// ranks (docs/spec.md, section 4).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "handshake/statements.hpp"
+
+namespace sealring {
+
+inline constexpr size_t kMostOfAnEntry = 64 << 10;
+
+struct BundleEntry {
+  uint32_t rank;
+  der::Bytes bytes;
+};
+
+size_t bundle_size(std::span<const BundleEntry> entries);
+
+// Writes bundle_size() bytes.
+void write_bundle(std::span<const BundleEntry> entries, uint8_t* out);
+
+// The entries refer to `raw`. Throws MalformedStatement where it is none.
+std::vector<BundleEntry> read_bundle(der::Bytes raw);
+
+}  // namespace sealring
