@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sealring import _native
+from sealring.engine import link_ends
 from sealring.engine.endpoint import Endpoint
 from sealring.engine.mailbox import ANYONE
 from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
@@ -125,6 +126,21 @@ def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
         assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [(PeerSilent, 5)]
         assert one.all(lambda rank: receive(one, rank, 3, 60.0), *but(8)) == [(PeerSilent, 5)]
         assert one.all(lambda rank: send(one, rank, 3, 60.0), *but(10)) == [(PeerSilent, 5)]
+
+
+def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 4 would dial rank 3 for the ring, and has failed before; rank 3's other links are good."""
+    monkeypatch.setattr(link_ends, "_OTHER_END_SECONDS", 0.5)
+    with team() as one:
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(4)) == [(PeerSilent, 5)]
+
+        def call(rank: int) -> None:
+            values = np.ones(5000, dtype=np.float32)
+            one.groups[rank].all_reduce(values, Algorithm.RING, timeout_s=20.0)
+
+        assert one.all(call, *but(3)) == [(PeerSilent, 5)]
 
 
 def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_alone() -> None:

@@ -313,9 +313,9 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         if program is None:
             plan = self._routes.program(collective, wired=wired)
             if self._late is not None:
-                # The rank at the other end runs its part of this program: one of the two dials.
+                # The rank at the other end runs its part of this program.
                 peers = {peer for step in plan.steps for peer in step.peers}
-                self._late.want(peers, lower_only=True)
+                self._late.want(peers, both=True)
             levels = self._routes.levels(collective) if wired and self.exchanges else None
             program = self._programs[key] = to_native(plan, levels)
         return program

@@ -7,7 +7,7 @@ import socket
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from sealring import _native
 from sealring.engine.failures import ERROR_BY_CODE
@@ -72,6 +72,11 @@ def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes:
             key.wipe()
 
 
+_OTHER_END_SECONDS: Final = 5.0
+"""How long an end that is to be dialed waits for that, before it dials itself. Where machines are
+busy, links of a large group take seconds, and twice as many connections would make it worse."""
+
+
 class Owner(Protocol):
     """An engine or a mailbox, as far as late links matter to it."""
 
@@ -103,12 +108,18 @@ class LateEnds:
 
         links.attach(deliver, fail)
 
-    def want(self, peers: Iterable[int], *, lower_only: bool = False) -> None:
-        """Have links made with these ranks of the group; returns at once."""
+    def want(self, peers: Iterable[int], *, both: bool = False) -> None:
+        """Have links made with these ranks of the group; returns at once.
+
+        `both` says that they want them too: the higher of two ranks dials. The lower one does only
+        if it is not dialed soon. The higher one may have failed, and says so when it is asked.
+        """
         own = self._links.terms.rank
         # A number that is no rank of the group is refused where the call is submitted.
-        ranks = [self._members[peer] for peer in peers if 0 <= peer < len(self._members)]
-        self._links.want(rank for rank in ranks if rank < own or (rank != own and not lower_only))
+        ranks = {self._members[peer] for peer in peers if 0 <= peer < len(self._members)} - {own}
+        later = {rank for rank in ranks if both and rank > own}
+        self._links.want(ranks - later)
+        self._links.want(later, after=_OTHER_END_SECONDS)
 
     def refuse_from_now(self, failure: GroupError) -> None:
         """The group has failed; a member that wants a link is told how."""

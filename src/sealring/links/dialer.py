@@ -84,9 +84,14 @@ class Dialer:
         attempt: Callable[[socket.socket, int], Callable[[], None]],
         fail: Callable[[SealringError], None],
         closed_patience: float = math.inf,
+        reached: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        """A rank is given up where for `closed_patience` seconds no process has listened."""
+        """A rank is given up where for `closed_patience` seconds no process has listened.
+
+        `reached` says whether there is a link with a rank by now: then it is not dialed.
+        """
         self._closed_patience = closed_patience
+        self._reached = reached
         self._book = book
         self._attempt = attempt
         self._fail = fail
@@ -101,9 +106,9 @@ class Dialer:
         self.problems: dict[int, SealringError] = {}
         """The last thing that went wrong with each rank, for the message if time runs out."""
 
-    def dial(self, rank: int) -> None:
-        """Reach `rank`, however often that must be tried."""
-        self._put(rank, functools.partial(self._reach, _Target(rank)))
+    def dial(self, rank: int, after: float = 0.0) -> None:
+        """Reach `rank`, from so many seconds from now on, however often that must be tried."""
+        self._put(rank, functools.partial(self._reach, _Target(rank)), after)
 
     def probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
         """Try once whether our own rank answers there; only that it does is a failure."""
@@ -117,7 +122,8 @@ class Dialer:
             heapq.heappush(self._jobs, (now + pause, next(self._numbers), rank, job))
             due = sum(when <= now for when, *_ in self._jobs)
             problem = None
-            if due > self._idle and len(self._threads) < _THREADS:
+            lacking = due > self._idle or not self._threads
+            if lacking and len(self._threads) < _THREADS:
                 problem = self._start_thread()
             self._lock.notify()
         if problem is not None:
@@ -173,6 +179,8 @@ class Dialer:
     def _reach(self, target: _Target) -> None:
         """One attempt at each address; if none leads to the rank, the next one follows later."""
         rank = target.rank
+        if self._reached(rank):
+            return
         try:
             addresses = self._book.lookup(rank)
         except HandshakeError as error:

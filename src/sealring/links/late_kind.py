@@ -72,7 +72,11 @@ class LinksOfAKind:
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
         self._dialer = Dialer(
-            _Book(group.agreed), self._on_connected, self._on_failed, _CLOSED_SECONDS
+            _Book(group.agreed),
+            self._on_connected,
+            self._on_failed,
+            _CLOSED_SECONDS,
+            self._is_linked,
         )
 
     def attach(self, deliver: Deliver, fail: Fail) -> None:
@@ -83,8 +87,11 @@ class LinksOfAKind:
         for link, spare in waiting:
             self._hand_over(link, spare)
 
-    def want(self, ranks: Iterable[int]) -> None:
-        """Dial those of these members that there is no link with. Returns at once."""
+    def want(self, ranks: Iterable[int], after: float = 0.0) -> None:
+        """Dial those of these members that there is no link with `after` seconds from now.
+
+        Returns at once.
+        """
         if not self.group.here:
             return
         with self._lock:
@@ -93,7 +100,11 @@ class LinksOfAKind:
             self._wanted_if_not_accepted |= coming
             self._wanted |= missing - coming
         for rank in sorted(missing - coming):
-            self._dialer.dial(rank)
+            self._dialer.dial(rank, after)
+
+    def _is_linked(self, rank: int) -> bool:
+        with self._lock:
+            return rank in self._linked
 
     def want_all(self) -> int | None:
         """Link with every member, and wait until that is done, or the group has failed.
