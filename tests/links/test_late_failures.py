@@ -131,7 +131,7 @@ def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
 def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 4 would dial rank 3 for the ring, and has failed before; rank 3's other links are good."""
+    """Rank 4 is to dial rank 3 for the ring, and has failed before; rank 3's link is good."""
     monkeypatch.setattr(link_ends, "_OTHER_END_SECONDS", 0.5)
     with team() as one:
         assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(4)) == [(PeerSilent, 5)]

@@ -203,5 +203,7 @@ def from_reason(reason: str, who: str) -> HandshakeError:
 
 
 def _clean(reason: str) -> str:
+    """One line of text that a terminal can show."""
+    reason = "; ".join(reason.splitlines())
     cut = reason if len(reason) <= _MAX_TEXT else reason[: _MAX_TEXT - 1] + "…"
     return "".join(letter if letter.isprintable() else "?" for letter in cut)

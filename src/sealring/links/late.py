@@ -4,8 +4,8 @@ A member knows from the group's formation who every member is and where it liste
 such a link states the group's transcript, and the member at the other end must be the very process
 that signed it. Either end may dial. For a collective both ends need the link, and the higher rank
 dials, or after seconds without it the lower one too; for a message the end that needs it does. It
-is dialed until the call that needs the link ends, because a member may run no Python for minutes; it is given up before only where no process
-listens any more or where the member refuses for good.
+is dialed until the call that needs the link ends, because a member may run no Python for minutes;
+it is given up before only where no process listens any more or where the member refuses for good.
 
 A group that has failed goes on listening until it is closed, and refuses with its failure: a member
 without any other link to it learns of it in this way.
