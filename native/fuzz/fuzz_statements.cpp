@@ -1,4 +1,5 @@
-// Any bytes read as a member's statement: what is accepted is written back to the same bytes.
+// Any bytes read as a member's statement, and as a bundle: what is accepted is written back to the same bytes.
+#include "handshake/bundle.hpp"
 #include "handshake/statements.hpp"
 
 #include "script.hpp"
@@ -18,10 +19,22 @@ der::Bytes bytes_of(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
+void read_as_bundle(der::Bytes bytes) {
+  try {
+    const std::vector<BundleEntry> entries = read_bundle(bytes);
+    fuzz::require(bundle_size(entries) == bytes.size());
+    std::vector<uint8_t> again(bytes.size());
+    write_bundle(entries, again.data());
+    fuzz::require(std::equal(again.begin(), again.end(), bytes.begin()));
+  } catch (const MalformedStatement&) {
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const der::Bytes bytes(data, size);
+  read_as_bundle(bytes);
   const der::Bytes twice[] = {bytes, bytes};
   try {
     Statements read(twice);

@@ -52,16 +52,7 @@ def test_each_connection_shows_its_own_certificate() -> None:
 
 
 def test_a_key_that_is_not_the_certificates_is_refused_before_tls_begins() -> None:
-    one, other = ISSUER.credentials(1), ISSUER.credentials(1)
-    near, far = connected()
-    with closing(near), closing(far), pytest.raises(ConfigurationError, match="private key"):
-        TlsConnection(
-            near, replace(one, key=other.key), dialer=True, who="the peer", deadline=soon()
-        )
-
-
-def test_a_key_that_is_refused_leaves_no_error_to_the_threads_next_connection() -> None:
-    """That may be another group's."""
+    """It leaves no error to the next connection of the thread, which may be another group's."""
     one, other = ISSUER.credentials(1), ISSUER.credentials(1)
     near, far = connected()
     with closing(near), closing(far), pytest.raises(ConfigurationError, match="private key"):

@@ -13,7 +13,7 @@ constexpr u32 kNumbersOfBlock = 4096;  // of one row
 // ---- What the host hands over (engine/cuda/chunks.py packs the same) ----------------------------------
 
 struct Row {
-  u64 from;  // in the opened memory, at any multiple of 1
+  u64 from;  // its place in the opened memory, which need not be aligned
   u64 bytes;
   i64 item;  // the size of a number, 1 to 8; negative for signed ones
   i64 pad;  // what the row is filled up with
