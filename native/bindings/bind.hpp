@@ -15,4 +15,5 @@ void bind_vault(nanobind::module_& m);
 void bind_gpu_keys(nanobind::module_& m);
 void bind_certificates(nanobind::module_& m);
 void bind_statements(nanobind::module_& m);
+void bind_frames(nanobind::module_& m);
 void bind_sockets(nanobind::module_& m);

@@ -9,21 +9,13 @@
 #include "bindings/bind.hpp"
 #include "bindings/convert.hpp"
 #include "identity/certificate.hpp"
+#include "keys/hexadecimal.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace sealring;
 
 namespace {
-
-std::string hexadecimal(const Digest& digest) {
-  std::string text;
-  for (const uint8_t byte : digest) {
-    text.push_back("0123456789abcdef"[byte >> 4]);
-    text.push_back("0123456789abcdef"[byte & 15]);
-  }
-  return text;
-}
 
 // Without the GIL their memory is read: a tuple keeps what it has for as long.
 std::vector<der::Bytes> views_of(const nb::tuple& tuple) {

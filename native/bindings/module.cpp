@@ -18,5 +18,6 @@ NB_MODULE(_native, m) {
   bind_gpu_keys(m);
   bind_certificates(m);
   bind_statements(m);
+  bind_frames(m);
   bind_sockets(m);
 }

@@ -248,6 +248,16 @@ void bind_secrets(nb::module_& m) {
         OPENSSL_cleanse(view.data(), view.size());
       },
       "memory"_a, "Overwrites a writable buffer.");
+  m.def(
+      "erase_each",
+      [](const nb::tuple& buffers) {
+        for (const nb::handle each : buffers) {
+          if (!PyByteArray_Check(each.ptr())) continue;
+          const View view(nb::borrow(each), true);
+          OPENSSL_cleanse(view.data(), view.size());
+        }
+      },
+      "buffers"_a, "Overwrites those that are bytearrays.");
   m.def("secret_memory_report", [] {
     const SecretMemoryReport report = secret_memory_report();
     return nb::make_tuple(report.mapped_bytes, report.locked_bytes);

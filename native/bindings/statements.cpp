@@ -61,7 +61,7 @@ nb::object encode_bundle(const nb::dict& entries, const nb::bytes& head) {
   const auto size = static_cast<Py_ssize_t>(head.size() + bundle_size(rows));
   const nb::object out = nb::steal(PyByteArray_FromStringAndSize(nullptr, size));
   if (!out.is_valid()) throw nb::python_error();
-  auto* const start = reinterpret_cast<uint8_t*>(PyByteArray_AS_STRING(out.ptr()));
+  auto* const start = reinterpret_cast<uint8_t*>(PyByteArray_AsString(out.ptr()));
   std::copy_n(data(head), head.size(), start);
   write_bundle(rows, start + head.size());
   return out;

@@ -156,6 +156,11 @@ def seeds() -> dict[str, dict[str, bytes]]:
         },
         "certificate": certificates(),
         "statements": statements(),
+        "frames": {
+            "short": b"\x03" + bytes([31, 0, 2, 0, 20]) + bytes(range(20)),
+            "several": b"\x3f" + bytes([31, 0, 2, 64, 16]) + b"x" * 40_000,
+            "empty": b"\x00" + bytes([31, 0, 2, 0, 16]) + bytes(16),
+        },
         "commands": {
             "batch": b"".join(line(PAIR, length=300 * i, lane=GPU_LANE, fill=i) for i in range(8))
         },

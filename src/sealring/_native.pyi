@@ -159,6 +159,9 @@ class FreedMemoryOverwritten:
 def erase(memory: Buffer) -> None:
     """Overwrites a writable buffer."""
 
+def erase_each(buffers: tuple[bytes | bytearray, ...]) -> None:
+    """Overwrites those that are bytearrays."""
+
 def secret_memory_report() -> tuple[int, int]:
     """Bytes of the memory for keys: mapped, and of these locked into RAM."""
 
@@ -619,6 +622,30 @@ def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes) -> byte
 
 def parse_bundle(raw: Buffer, start: int) -> dict[int, bytearray]:
     """The entries from `start` on; ValueError where that is no bundle."""
+
+FRAME_BYTES: int
+
+class FrameSealer:
+    """Seals what goes one way over a connection under a session, in frames of AES-256-GCM.
+
+    `start` is how every frame begins. A frame's number is its nonce. Use after `wipe` is a
+    RuntimeError, and in a forked child ForkedProcess.
+    """
+    def __init__(self, key: Secret, start: bytes) -> None: ...
+    def seal(self, plain: Buffer) -> bytes:
+        """As many frames as it needs: one for each FRAME_BYTES."""
+    def wipe(self) -> None: ...
+
+class FrameOpener:
+    """The other end of a FrameSealer."""
+    def __init__(self, key: Secret, start: bytes) -> None: ...
+    def receive(self, descriptor: int) -> bytearray | None:
+        """What the next frame holds; None while some of it has not come. It never waits.
+
+        No byte behind the frame is taken. OSError where the connection is cut, ValueError where
+        what came is no frame of the other end.
+        """
+    def wipe(self) -> None: ...
 
 class Statements:
     """What the members of a group say, in the group's order; ValueError says what is no statement.

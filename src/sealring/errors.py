@@ -119,7 +119,7 @@
     │   ├── WitnessFault              one witness does not answer, or answers wrongly
     │   ├── MalformedStatement        a statement that is not in its format
     │   ├── ForgedStatement           an attacker's: not signed by the worker that it is about
-    │   └── MalformedRun              a run's folder with files that it cannot have
+    │   └── MalformedRun              a run's folder with files that are not its own
     └── GroupError                    the group is closed and its keys are wiped
         ├── TamperedRecord            an attacker's, or broken hardware's
         ├── MissingRecord             an attacker's: records were dropped or reordered
@@ -659,7 +659,7 @@ class ForgedStatement(LogError):
 
 
 class MalformedRun(LogError):
-    """A folder is not that of a run, or has files that no run writes."""
+    """A folder is not that of a run, lacks some of it, or has what this run did not write."""
 
 
 class GroupError(SealringError):

@@ -102,8 +102,12 @@ def record_keys() -> None:
 
     def recorded_keys(self: Any, *arguments: Any, **options: Any) -> None:
         take_keys(self, *arguments, **options)
-        report(f"set-up key {next(numbers)}", self._sends._key)
-        report(f"set-up key {next(numbers)}", self._receives._key)
+        keys = self._secret.derive(b"", resumption._SETUP_KEYS, 2 * KEY_BYTES)
+        for start in (0, KEY_BYTES):
+            key = keys.part(start, KEY_BYTES)
+            report(f"set-up key {next(numbers)}", key)
+            key.wipe()
+        keys.wipe()
 
     def recorded_by_session(self: Any, *arguments: Any) -> Any:
         exported = by_session(self, *arguments)

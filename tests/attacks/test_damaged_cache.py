@@ -59,7 +59,7 @@ def test_a_list_cut_short_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_a_broker_that_fails_for_a_while_ends_no_job(tmp_path: Path) -> None:
     """Whatever it answers but that the worker is out, workers try again until their end."""
-    place = Place(tmp_path, minutes=0.1)
+    place = Place(tmp_path, minutes=0.2)
     good = place.trust
     failing = threading.Event()
 
@@ -78,7 +78,7 @@ def test_a_broker_that_fails_for_a_while_ends_no_job(tmp_path: Path) -> None:
         failing.set()
         with pytest.raises(Exception, match="the broker failed"):
             broker.join(1, key=Ed25519PrivateKey.generate())
-        time.sleep(4)  # half of the certificate's time has passed, and the first try has failed
+        time.sleep(7)  # half of the certificate's time has passed, and the first try has failed
         failing.clear()
         until = time.monotonic() + 30
         while held.certificate.serial_number == first and not group.ended.is_set():

@@ -161,7 +161,7 @@ print("served")
 
 def test_a_forked_child_does_not_answer_and_does_not_remove_the_socket(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORK, str(folder / "live")],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(folder / "live")],
         capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("served\n", "")

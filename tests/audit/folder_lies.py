@@ -56,8 +56,15 @@ def other_job(made: MadeRun, run: RunFolder) -> None:
 
 
 def other_run(made: MadeRun, run: RunFolder) -> None:
-    one = replace(made.turns[1, 0], run="run-0")
-    made.add(run, "rank-1-3", sign_statement(one, made.workers[1]))
+    made.add(run, "rank-1-3", _of_other_run(made))
+
+
+def added_of_other_run(made: MadeRun, run: RunFolder) -> None:
+    run.statement_path("rank-1-3").write_bytes(_of_other_run(made))
+
+
+def _of_other_run(made: MadeRun) -> bytes:
+    return sign_statement(replace(made.turns[1, 0], run="run-0"), made.workers[1])
 
 
 def unadmitted(made: MadeRun, run: RunFolder) -> None:

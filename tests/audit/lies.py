@@ -290,13 +290,13 @@ LIES: dict[str, Lie] = {
     ),
     "signs with a certificate of another job": Lie(
         "a worker",
-        [(Fault.OTHER_JOB, ("rank 1 of another",))],
+        [(Fault.OTHER_JOB, ("rank 1 of another", DISK))],
         after=folder.other_job,
         refuted=("no_gaps",),
     ),
     "shows a statement of another run": Lie(
         "a worker",
-        [(Fault.OTHER_JOB, ("rank 1 of job",))],
+        [(Fault.OTHER_JOB, ("rank 1 of job", DISK))],
         after=folder.other_run,
         refuted=("no_gaps",),
     ),
@@ -325,6 +325,15 @@ LIES: dict[str, Lie] = {
             (Fault.UNREADABLE, ("the author of the file",)),
         ],
         after=folder.garbage,
+        refuted=("no_gaps",),
+    ),
+    "adds a true statement of another run": Lie(
+        "the disk",
+        [
+            (Fault.NOT_LOGGED, (author(1), "the log's owner")),
+            (Fault.OTHER_JOB, ("rank 1 of job", DISK)),
+        ],
+        after=folder.added_of_other_run,
         refuted=("no_gaps",),
     ),
     "changes an entry of the log": Lie(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -11,18 +12,23 @@ from contextlib import ExitStack
 import pytest
 from typer.testing import CliRunner
 
+from sealring.broker import audit, server
+from sealring.broker.http import Limits, Response
 from sealring.broker.ledger import Ledger
 from sealring.broker.published import PublishedLog
 from sealring.broker.sqlite import SqliteStore
 from sealring.cli import app
 from sealring.errors import (
+    BrokenAuditLog,
     ConfigurationError,
     ForkedLog,
     NoQuorum,
     TamperedLog,
+    TamperedStore,
     TruncatedLog,
 )
 from sealring.provenance.checkpoints import open_checkpoint
+from sealring.provenance.files import Batch
 from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.policy import Log, LogPolicy
 from tests.broker.local import Place
@@ -223,3 +229,107 @@ def test_witnesses_are_asked_when_the_log_grows_and_every_half_hour(
     opened.close()
     own = LogPolicy((Log(place.keys.audit_key.verifier),))
     assert open_checkpoint(read_checkpoint(place.directory / "log"), own).size == 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"{", b"[" * 100_000, b"\xff\xfe", "text", 5, b"[]", b"null", b'{"entry":null}',
+     b'{"entry":{"number":1,"x":' + b"9" * 5000 + b'},"checkpoint":"x"}'],
+    ids=["cut", "deep", "no text", "text", "number", "list", "null", "no entry", "digits"],
+)  # fmt: skip
+def test_a_row_that_is_no_entry_is_named_and_not_published(
+    place: Place, value: bytes | str | int
+) -> None:
+    note(place, "first", "second", "third")
+    with sqlite3.connect(place.directory / "store") as database:
+        database.executescript("DROP TRIGGER audit_is_not_changed")
+        database.execute("UPDATE rows SET value = ? WHERE key = 'audit/000000000001'", (value,))
+    opened = SqliteStore(place.directory / "store", bytes(32))
+    key = place.keys.audit_key.verifier
+    with pytest.raises(BrokenAuditLog, match="entry 1 of the log is"):
+        opened.submit(lambda view: audit.check(view, key)).result()
+    opened.close()
+    with pytest.raises((BrokenAuditLog, TamperedLog)):
+        update(place)
+    assert published_size(place) == 0
+
+
+@pytest.mark.parametrize("value", ["text", 5])
+@pytest.mark.parametrize("row", ["state", "audit/head"])
+def test_a_row_of_another_type_is_a_tampered_store(
+    place: Place, row: str, value: str | int
+) -> None:
+    note(place, "first")
+    with sqlite3.connect(place.directory / "store") as database:
+        database.execute("UPDATE rows SET value = ? WHERE key = ?", (value, row))
+    with pytest.raises(TamperedStore):
+        update(place)
+
+
+def published_size(place: Place) -> int:
+    policy = LogPolicy((Log(place.keys.audit_key.verifier),))
+    return open_checkpoint(read_checkpoint(place.directory / "log"), policy).size
+
+
+def test_a_disk_that_is_full_at_any_checkpoint_and_has_room_again(
+    place: Place, witnesses: list[WitnessThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one, the one of the entries, the one with cosignatures."""
+    policy = policy_of(place.keys.audit_key, [each.listed for each in witnesses])
+    note(place, "first")
+    real = Batch.write
+    for room in (0, 1, 1):  # each time the log gets further
+        left = iter(range(room))
+
+        def write(self: Batch, name: str, content: bytes, left: Iterator[int] = left) -> None:
+            if name == "checkpoint" and next(left, None) is None:
+                raise OSError(28, "No space left on device")
+            real(self, name, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Batch, "write", write)
+            with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
+                update(place, policy=policy)
+    assert update(place, policy=policy) == 1
+
+
+def test_a_chore_that_fails_is_done_again_and_ends_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the broker would publish and forget nothing more, and its own certificate would end."""
+    monkeypatch.setattr(server, "_SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(server, "_OWN_CERTIFICATE_SECONDS", 0.0)
+    seen: list[str] = []
+
+    def publish() -> None:
+        seen.append("publish")
+        raise OSError(28, "No space left on device")
+
+    async def main() -> None:
+        store = place.open_store()
+        broker = place.broker(store)
+        enough = asyncio.Event()
+
+        class Renewing(server.Server):
+            def renew_own_certificate(self) -> None:
+                super().renew_own_certificate()
+                seen.append("renew")
+                if seen.count("renew") == 4:
+                    enough.set()
+                raise_once()
+
+        def raise_once() -> None:
+            if seen.count("renew") == 2:
+                raise RuntimeError("once")
+
+        own = Renewing(place.keys, ["localhost"], Limits(), lambda *_: Response(500, b""))
+        chores = asyncio.create_task(server._chores(broker, own, publish))
+        async with asyncio.timeout(60):
+            await enough.wait()
+        chores.cancel()
+        store.close()
+
+    asyncio.run(main())
+    assert seen.count("publish") >= 3
+    assert "OSError: [Errno 28] No space left on device" in caplog.text
+    assert "RuntimeError: once" in caplog.text

@@ -138,3 +138,10 @@ def test_a_second_log_does_not_replace_the_first(log: tuple[Path, str]) -> None:
     folder, _ = log
     with pytest.raises(SealringError, match="there already"):
         run("init", folder, "--origin", "example.com/run")
+
+
+def test_an_origin_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    shown = run("init", tmp_path / "odd", "--origin", "example.com/\u202e\x9b31m\x7f")
+    shown += run("verify", tmp_path / "odd", "--vkey", (tmp_path / "odd.vkey").read_text().strip())
+    assert "example.com/??31m?" in shown
+    assert all(character.isprintable() or character == "\n" for character in shown)

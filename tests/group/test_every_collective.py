@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sealring.errors import OutOfStep, Unsupported
 from sealring.group.arguments import DTYPES
+from sealring.group.names import SINGLE
 from sealring.schedule import Algorithm
 from tests.workers import Workers
 
@@ -231,6 +232,7 @@ def wrong(rank: int, world: int) -> list[str]:
     group = dist.group.WORLD
     assert group is not None
     pair = [torch.ones(2), torch.ones(2)]
+    gather = getattr(group, SINGLE["all_gather_single_coalesced"])
     calls = {
         "splits": lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1, 2], [2, 2]),
         "rows": lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
@@ -239,7 +241,7 @@ def wrong(rank: int, world: int) -> list[str]:
         "list": lambda: group.alltoall(pair, pair[:1]),
         "size": lambda: dist.gather(torch.ones(3), pair if rank == 0 else None, dst=0),
         "none": lambda: group.allreduce_coalesced([]),
-        "numbers": lambda: group.all_gather_single_coalesced([torch.ones(4)], pair),
+        "numbers": lambda: gather([torch.ones(4)], pair),
     }
     texts = []
     for name, call in calls.items():

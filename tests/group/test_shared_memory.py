@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.group.beside_gloo import both, outcome
+from tests.group.beside_gloo import both, gloo_lacks, outcome
 from tests.workers import Workers
 
 
@@ -137,7 +137,7 @@ def test_shared_memory_gives_gloos_result(workers: Workers) -> None:
     for rank, results in enumerate(by_rank):
         for name, outcomes in results.items():
             assert outcomes["sealring"][0] == "value", (name, outcomes)
-            if name not in WITHOUT_GLOO:
+            if name not in WITHOUT_GLOO and not gloo_lacks(outcomes["gloo"]):
                 assert outcomes["sealring"] == outcomes["gloo"], (rank, name, outcomes)
     assert by_rank[0]["all_reduce_twice"]["sealring"][1][3] == [102.0 + 2 * n for n in range(8)]
     swapped = [each["all_to_all_whole_in_place"]["sealring"][1][3] for each in by_rank]

@@ -1,4 +1,4 @@
-"""Where the private key lies when a connection was refused and its error is still held."""
+"""Where the private key lies: while a connection is made, when it is, and when it was refused."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sealring.errors import (
     WrongGroup,
 )
 from sealring.handshake import accept, dial
+from sealring.handshake.tls import TlsConnection
 from sealring.identity import Credentials, WorkerName
 from sealring.identity.certificates import issue
 from sealring.identity.kept_key import KeptKey
@@ -99,11 +100,30 @@ def test_no_copy_stays_with_the_error_of_a_refused_connection(
     assert places(key) == [kept]
 
 
-def test_no_copy_stays_with_a_connection_that_was_used() -> None:
+@pytest.mark.parametrize("dialer", [True, False])
+def test_a_connection_gives_the_key_up_when_it_has_signed(dialer: bool) -> None:
+    own, key = identity(int(dialer))
+    (kept,) = places(key)
+    other = ISSUER.credentials(int(not dialer))
+    ends = (own, other) if dialer else (other, own)
+    with meeting((ends[0], terms(1)), (ends[1], terms(0))) as met:
+        channels = met.channels()
+        assert places(key) == [kept]
+        for sender, receiver in (channels, channels[::-1]):
+            sender.send({"type": "linked", "instances": {}})
+            assert receiver.receive() == {"type": "linked", "instances": {}}
+        assert channels[0].link_keys is not None
+    assert places(key) == [kept]
+
+
+def test_a_handshake_under_way_has_the_key() -> None:
+    """So the search would find it."""
     own, key = identity(1)
     (kept,) = places(key)
-    with meeting((own, terms(1)), (ISSUER.credentials(0), terms(0))) as met:
-        dialer, _ = met.channels()
-        assert len(places(key)) > 1, "TLS has it"
+    near, far = connected()
+    with far:
+        connection = TlsConnection(near, own, dialer=True, who="the peer", deadline=soon())
+        assert connection.advance() is None
+        assert len(places(key)) > 1
+        connection.close(until=0.0)
     assert places(key) == [kept]
-    assert dialer.peer.rank == 0

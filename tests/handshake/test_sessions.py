@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from sealring import _native
 from sealring.errors import (
+    ForkedProcess,
     HandshakeError,
     MalformedSetup,
     PeerUnreachable,
@@ -336,6 +338,23 @@ def test_a_frame_that_was_changed_is_refused() -> None:
             answered.receive()
 
 
+@pytest.mark.parametrize("first", ["the second frame", "no frame"])
+def test_after_a_malformed_frame_no_other_is_opened(first: str) -> None:
+    key = bytes(_native.Secret.random(32))
+    sealing = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
+    opening = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
+    sealing.seal(b"lost")
+    second = sealing.seal(b"second")
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(second if first == "the second frame" else b"\x00" * 5 + second)
+        with pytest.raises(ValueError, match=r"changed on its way|is no frame"):
+            opening.receive(far.fileno())
+        near.sendall(second)
+        with pytest.raises(RuntimeError, match="keys were wiped"):
+            opening.receive(far.fileno())
+
+
 def test_a_frame_that_is_too_long_is_not_read() -> None:
     pair = Pair()
     pair.meet()
@@ -396,38 +415,30 @@ def test_a_worker_with_another_key_does_not_go_on_with_its_session(changed: str)
     assert pair.counts == (2, 0)
 
 
-def frames_of(count: int) -> tuple[resumption.SessionConnection, list[bytearray]]:
-    """The receiving end of a connection with frames for it; what it has opened, as it goes."""
+def frames_of(count: int) -> tuple[resumption.SessionConnection, int]:
+    """The receiving end of a connection with frames for it, and how many bytes those have."""
     near, far = socket.socketpair()
     key = bytes(_native.Secret.random(32))
     sender, receiver = (
         resumption.SessionConnection(sock, SessionTable(), session=None, who="x", deadline=soon())
         for sock in (near, far)
     )
-    sender._sends = resumption._Direction(_native.Secret(key))
-    receiver._receives = resumption._Direction(_native.Secret(key))
+    sender._sends = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
+    receiver._receives = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     with near:
         sender.send(b"\x01" * count)
-    opened: list[bytearray] = []
-    plain = receiver._receives.open
-
-    def open_(header: bytes, sealed: bytes) -> bytearray | None:
-        opened.append(plain(header, sealed) or bytearray())
-        return opened[-1]
-
-    receiver._receives.open = open_  # type: ignore[method-assign]
-    return receiver, opened
+    return receiver, len(far.recv(1 << 20, socket.MSG_PEEK))
 
 
 def test_the_deadline_counts_where_the_peer_never_pauses() -> None:
     """Every frame is there at once, so no call waits."""
-    receiver, opened = frames_of(4 << 14)
-    with receiver.socket:
+    receiver, sealed = frames_of(4 << 14)
+    with receiver.socket as far:
         receiver.deadline = 0.0
         with pytest.raises(PeerUnreachable, match="in time"):
             receiver.receive(4 << 14)
-        assert len(opened) == 1
+        assert len(far.recv(1 << 20)) == sealed // 4 * 3
 
 
 @pytest.mark.parametrize(
@@ -442,8 +453,8 @@ def test_messages_are_found_however_frames_cut_them(cuts: list[int]) -> None:
     receiver = resumption.SessionConnection(
         far, SessionTable(), session=None, who="x", deadline=soon()
     )
-    sealing = resumption._Direction(_native.Secret(key))
-    receiver._receives = resumption._Direction(_native.Secret(key))
+    sealing = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
+    receiver._receives = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
     with near, far:
         sealed = b""
         for start, end in itertools.pairwise([0, *cuts, len(whole)]):
@@ -459,13 +470,17 @@ def test_messages_are_found_however_frames_cut_them(cuts: list[int]) -> None:
 def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    receiver, opened = frames_of(4 << 14)
+    receiver, _ = frames_of(4 << 14)
     room: list[int] = []
+    opened: list[bytearray] = []
     plain = resumption.SessionConnection._receive_some
 
     def some(self: Any, into: memoryview) -> int:
         room.append(len(into))
-        return plain(self, into)
+        count = plain(self, into)
+        assert any(self._plain)
+        opened.append(self._plain)
+        return count
 
     monkeypatch.setattr(resumption.SessionConnection, "_receive_some", some)
     with receiver.socket, pytest.raises(PeerUnreachable, match="closed"):
@@ -490,3 +505,67 @@ def test_a_connection_that_is_cut_does_not_wait_for_its_turn() -> None:
             near.shutdown(socket.SHUT_RDWR)
         assert isinstance(outcome[0], PeerUnreachable)
         assert "closed the connection" in str(outcome[0])
+
+
+def test_bytes_behind_a_frame_stay_in_the_socket() -> None:
+    """Records follow the last frame."""
+    key = bytes(_native.Secret.random(32))
+    sealing = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
+    opening = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(sealing.seal(b"the last one") + b"a record")
+        assert opening.receive(far.fileno()) == bytearray(b"the last one")
+        assert far.recv(100) == b"a record"
+        assert opening.receive(far.fileno()) is None
+
+
+@pytest.mark.parametrize("what", ["again", "swapped", "of another version", "without content"])
+def test_a_frame_that_is_not_the_next_one_is_refused(what: str) -> None:
+    key = bytes(_native.Secret.random(32))
+    sealing = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
+    opening = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
+    one, two = sealing.seal(b"one"), sealing.seal(b"two")
+    sent = {
+        "again": one + one,
+        "swapped": two,
+        "of another version": resumption.FRAME[:2] + b"\xff" + one[3:],
+        "without content": resumption.FRAME + b"\x00\x10" + bytes(16),
+    }[what]
+    problem = "changed on its way" if what in ("again", "swapped") else "no frame: "
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(sent)
+        if what == "again":
+            assert opening.receive(far.fileno()) == bytearray(b"one")
+        with pytest.raises(ValueError, match=problem):
+            opening.receive(far.fileno())
+
+
+def test_wiped_keys_seal_and_open_nothing() -> None:
+    key = _native.Secret.random(32)
+    sealing = _native.FrameSealer(key, resumption.FRAME)
+    opening = _native.FrameOpener(key, resumption.FRAME)
+    sealed = sealing.seal(b"x")
+    sealing.wipe()
+    opening.wipe()
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(sealed)
+        with pytest.raises(RuntimeError, match="wiped"):
+            opening.receive(far.fileno())
+    with pytest.raises(RuntimeError, match="wiped"):
+        sealing.seal(b"x")
+
+
+def test_a_forked_child_seals_no_frame() -> None:
+    """It would use a nonce that the parent uses too."""
+    sealing = _native.FrameSealer(_native.Secret.random(32), resumption.FRAME)
+    child = os.fork()
+    if child == 0:
+        try:
+            sealing.seal(b"x")
+        except ForkedProcess:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

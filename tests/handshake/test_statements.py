@@ -12,7 +12,7 @@ import pytest
 from sealring import _native
 from sealring.errors import MalformedSetup
 from sealring.handshake.statements import Statement, Statements, commitment_to
-from sealring.handshake.terms import Terms, group_fields, integer_field
+from sealring.handshake.terms import Terms, framed_group, integer_field
 from tests.handshake.meeting import terms
 
 VALUES = [bytearray([rank] * 32) for rank in range(3)]
@@ -47,12 +47,13 @@ def framed(fields: Sequence[bytes]) -> bytes:
 def transcript(own: Terms, encoded: Sequence[bytes]) -> bytes:
     """As docs/spec.md has it, section 4."""
     settings = json.dumps(own.settings, sort_keys=True, separators=(",", ":")).encode()
-    fields = [b"sealring 2 transcript", *group_fields(own), settings]
+    fields = [settings]
     for each in encoded:
         rank, instance, host, addresses, certificate, commitment, secret = fields_of(each)
         digests = hashlib.sha256(certificate).digest(), hashlib.sha256(secret).digest()
         fields += [rank, instance, host, addresses, digests[0], commitment, digests[1]]
-    return hashlib.sha256(framed(fields)).digest()
+    before = framed([b"sealring 2 transcript"]) + framed_group(own)
+    return hashlib.sha256(before + framed(fields)).digest()
 
 
 def test_every_field_is_read_and_is_part_of_the_transcript() -> None:

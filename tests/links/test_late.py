@@ -315,11 +315,38 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
         assert type(error).__name__ in failures[0].text
 
 
+def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed() -> None:
+    """At once: what it has signed does not change."""
+    failures: list[Failure] = []
+    failed = threading.Event()
+
+    class Owner:
+        def add_late_link(self, peer: int, link: Any) -> bool:
+            return False
+
+        def fail(self, failure: Failure) -> None:
+            failures.append(failure)
+            failed.set()
+
+    with team() as one:
+        late = one.groups[3].engine._late_links
+        assert late is not None
+        members = late.messages.group.agreed.members
+        assert isinstance(members, dict)
+        members[11] = members[11]._replace(stated_addresses=b"nowhere")
+        owner = Owner()
+        LateEnds(owner, late.messages, range(SIZE)).want([11])
+        assert failed.wait(30)
+        del late
+    assert [(each.code, each.peer) for each in failures] == [(FailureCode.PEER_LOST, 11)]
+    assert "MalformedSetup: rank 11's statement: the rendezvous store holds" in failures[0].text
+
+
 def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links are made with those certificates with which it was formed, and with no other ones."""
 
-    def expired(certificate: Any, now: Any, who: str, rank: int) -> None:
-        raise CertificateExpired(f"the certificate of {who} has ended", peer=rank)
+    def expired(certificate: Any, now: float, where: str) -> None:
+        raise CertificateExpired(f"the certificate at {where} has ended")
 
     with team() as one:
         monkeypatch.setattr(verification, "_check_dates", expired)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import queue
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -16,7 +19,7 @@ import pytest
 from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from sealring.handshake import tls
 from sealring.handshake.incoming import Incoming
-from sealring.links import threads
+from sealring.links import threads, tls_threads, unproven
 from sealring.links.admitted import MOST_OF_A_WORKER
 from sealring.links.listener import Listener
 from sealring.links.shares import share_of
@@ -27,6 +30,14 @@ from tests.identity.issuing import Issuer
 from tests.own_memory import places
 
 ISSUER = Issuer()
+
+
+def is_closed(stranger: socket.socket) -> bool:
+    """Only the listener's own thread closes connections: it still runs."""
+    stranger.settimeout(20)
+    with contextlib.suppress(ConnectionResetError):
+        return stranger.recv(1) == b""
+    return True
 
 
 def test_a_connection_without_a_thread_does_not_end_the_listener(
@@ -66,12 +77,90 @@ def test_a_connection_without_a_thread_does_not_end_the_listener(
                 stranger.sendall(b"x")
                 assert type(refused.get(timeout=20)) is expected
                 assert len(begun) == count
-                # Only the listener's own thread closes connections, so it still runs.
-                stranger.settimeout(20)
-                with contextlib.suppress(ConnectionResetError):
-                    assert stranger.recv(1) == b""
+                assert is_closed(stranger)
     finally:
         listener.stop()
+
+
+class FailingOnce:
+    """An epoll that cannot take the first connection."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll, self.failed = epoll, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoll, name)
+
+    def register(self, descriptor: Any, events: int) -> None:
+        if events & select.EPOLLET and not self.failed:
+            self.failed = True
+            raise OSError(errno.ENOMEM, "no memory for a descriptor")
+        self._epoll.register(descriptor, events)
+
+
+@pytest.mark.parametrize("what", ["epoll", "the beginning of a handshake"])
+def test_a_turn_that_fails_leaves_no_connection_behind(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(unproven, "PROOF_SECONDS", 0.2)
+    failed = what == "epoll"
+    refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
+
+    class Silent:
+        is_session = True
+
+        def advance(self) -> bool:
+            return False
+
+        def forget(self) -> None:
+            pass
+
+    def begin(_: socket.socket) -> Any:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise MemoryError("no memory for a handshake")
+        return Silent()
+
+    listener = Listener(["127.0.0.1"], begin, lambda _: None, refused.put)  # type: ignore[arg-type, return-value]
+    if what == "epoll":
+        listener._epoll = FailingOnce(listener._epoll)  # type: ignore[assignment]
+    listener.start()
+    try:
+        for _ in range(2):
+            with socket.create_connection(listener.addresses[0]) as stranger:
+                stranger.sendall(b"x")
+                assert is_closed(stranger)
+    finally:
+        listener.stop()
+    assert failed
+    assert "did not finish the set-up in time" in str(refused.get(timeout=20))
+
+
+def test_a_connection_without_memory_for_a_thread_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def borrow(name: str, call: object) -> None:
+        raise MemoryError("no memory for a thread")
+
+    monkeypatch.setattr(tls_threads, "borrow", borrow)
+    serving = tls_threads.TlsThreads(lambda: None)
+    assert isinstance(serving.serve(object()), MemoryError)  # type: ignore[arg-type]
+    serving.stop()  # returns: it waits for threads that are counted
+
+
+def test_strangers_knock_while_no_memory_is_left() -> None:
+    """The thread of all groups lives on, and a stranger is refused by name when there is some."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.links.out_of_memory"],
+        env=os.environ | {"MALLOC_ARENA_MAX": "1"},  # other arenas have room that is not counted
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    said = ["['sealring-listen']", "MalformedSetup", "stopped"]
+    assert (run.returncode, run.stdout.splitlines()) == (0, said)
 
 
 def test_what_strangers_caused_keeps_no_private_key() -> None:

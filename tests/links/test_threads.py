@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import select
 import signal
 import socket
 import threading
@@ -20,6 +21,8 @@ from sealring.links import threads
 from sealring.links.listener import Listener
 from sealring.links.listening_thread import ListeningThread, listening_thread
 from sealring.links.threads import IDLE_NAME, borrow
+from sealring.links.tls_threads import TlsThreads
+from tests.links.worlds import world
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +106,57 @@ def test_a_forked_child_frees_nothing_that_a_borrowed_thread_was_using(at_work: 
     job = borrow("working", lambda: void(at_work and go_on.wait(20)))
     if not at_work:
         job.join()
+    frozen = gc.get_freeze_count()
     process = os.fork()
     if process == 0:
         signal.alarm(20)
-        os._exit((gc.get_freeze_count() > 0) is not at_work)
+        os._exit((gc.get_freeze_count() > frozen) is not at_work)
     go_on.set()
     job.join()
     assert os.waitpid(process, 0) == (process, 0)
+
+
+def frozen_in_a_child() -> bool:
+    """Whether a child that is forked now passes over what its parent's threads use."""
+    before = gc.get_freeze_count()
+    process = os.fork()
+    if process == 0:
+        signal.alarm(20)
+        os._exit(gc.get_freeze_count() > before)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
+
+
+def test_a_forked_child_frees_nothing_that_a_listeners_turn_was_using() -> None:
+    """It may be the only thread that is at work: links under a session borrow none."""
+    thread, one = ListeningThread(), Ticking()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def take_turn() -> None:
+        begun.set()
+        assert go_on.wait(20)
+
+    one.take_turn = take_turn  # type: ignore[method-assign]
+    assert not frozen_in_a_child()
+    thread.add(one)
+    assert begun.wait(20)
+    frozen = frozen_in_a_child()
+    go_on.set()
+    thread.remove(one)
+    one.close()
+    assert frozen
+
+
+def test_a_forked_child_frees_nothing_that_the_forming_of_a_group_was_using() -> None:
+    """Rank 0 dials no one: its caller's thread is the only one at work while it waits."""
+    with world(2, timeout=20.0) as two:
+        assert not frozen_in_a_child()
+        two.start(0)
+        two.store.address(0)
+        assert frozen_in_a_child()
+        two.start(1)
+        two.join()
+        assert len(two.links(0)) == 1
+        assert not frozen_in_a_child()
 
 
 def listener(refused: queue.SimpleQueue[SealringError]) -> Listener:
@@ -285,6 +332,90 @@ def test_a_listener_that_has_failed_has_its_turn_again(monkeypatch: pytest.Monke
     assert one.often.wait(20)
     thread.remove(one)
     one.close()
+
+
+class FailingEpoll:
+    """An epoll that has no memory for what has come, twice."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.failures = 2
+
+    def poll(self, seconds: float) -> list[tuple[int, int]]:
+        if self.failures:
+            self.failures -= 1
+            raise MemoryError
+        return self._epoll.poll(seconds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoll, name)
+
+
+def test_a_failure_outside_of_a_turn_does_not_end_the_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_FAILED_SECONDS", 0.001)
+    monkeypatch.setattr(module, "select", SimpleNamespace(epoll=FailingEpoll, EPOLLIN=1))
+    thread, one = ListeningThread(), Ticking()
+    thread.add(one)
+    assert one.often.wait(20)
+    thread.remove(one)
+    assert caplog.text.count("the thread that serves all listeners failed") == 2
+    one.close()
+
+
+def test_a_listener_that_cannot_be_added_is_not_served() -> None:
+    """No descriptor of it is left to wait for: OSError, and the others are served."""
+    thread, one, closed = ListeningThread(), Ticking(), Ticking()
+    thread.add(one)
+    closed.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        thread.add(closed)
+    assert thread._serving is not None
+    assert list(thread._serving.served.values()) == [one]
+    assert one.often.wait(20)
+    thread.remove(one)
+    one.close()
+
+
+def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
+    """Of bytes epoll tells once, and that turn had been told."""
+    refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
+    begun: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    one = listener(refused)
+    heard, failures = one._heard, [MemoryError]
+
+    def fail_once(connection: Any) -> None:
+        if failures:
+            raise failures.pop()
+        heard(connection)
+
+    def begin(sock: socket.socket) -> Any:
+        begun.put(sock)
+        raise AssertionError("it has begun")
+
+    one._heard = fail_once  # type: ignore[method-assign, assignment]
+    one._begin = begin
+    one.start()
+    with socket.create_connection(one.addresses[0]) as stranger:
+        stranger.sendall(b"x")
+        assert begun.get(timeout=20).getpeername() == stranger.getsockname()
+    one.stop()
+    assert not failures
+
+
+def test_a_thread_of_tls_that_has_no_memory_keeps_no_one_waiting() -> None:
+    """Not even for the error of the connection that it served."""
+
+    def no_memory() -> None:
+        raise MemoryError
+
+    tls = TlsThreads(no_memory)
+    for _ in range(5):  # more than there may be threads at once
+        served = SimpleNamespace(incoming=SimpleNamespace(advance=lambda: False))
+        assert tls.serve(served) is None  # type: ignore[arg-type]
+    tls.stop()
+    assert tls._working == 0
 
 
 def test_a_forked_child_keeps_no_descriptor_of_the_thread() -> None:

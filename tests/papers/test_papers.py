@@ -28,7 +28,7 @@ from sealring.papers.write import digest_of, files_of, write_papers
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import Privacy
 from sealring.provenance.runs import RunFolder, create_run
-from sealring.provenance.statements import sign_statement, verify_statement
+from sealring.provenance.statements import sign_statement, statement_digest, verify_statement
 from sealring.provenance.transformations import Transformation, parameters_of
 from sealring.recording import record_transformation
 from tests.provenance.test_independent_verifier import key_of
@@ -36,6 +36,7 @@ from tests.provenance.test_statements import AUTHORITY, interval, worker
 
 OWNER = Ed25519PrivateKey.generate()
 NOW = int(datetime.now(UTC).timestamp())
+FOREIGN = Named("other weights", "cd" * 32)
 
 
 @pytest.fixture
@@ -75,6 +76,7 @@ def model_key(tmp_path: Path) -> Path:
     key = generate_private_key(SECP256R1())
     path = tmp_path / "model.key"
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.chmod(0o600)
     spki = PublicFormat.SubjectPublicKeyInfo
     (tmp_path / "model.pub").write_bytes(key.public_key().public_bytes(Encoding.PEM, spki))
     return path
@@ -190,6 +192,7 @@ def test_what_gets_no_papers(run: RunFolder, model: Path, model_key: Path, tmp_p
     with pytest.raises(ForgedStatement, match="not an owner's"):
         write_papers(model, run, [AUTHORITY], Ed25519PrivateKey.generate(), model_key, out)
     (tmp_path / "no.key").write_text("no key")
+    (tmp_path / "no.key").chmod(0o600)
     with pytest.raises(ConfigurationError, match="openssl ecparam"):
         write_papers(model, run, [AUTHORITY], OWNER, tmp_path / "no.key", out)
     assert not out.exists()
@@ -207,15 +210,114 @@ def test_statements_of_another_run_or_job_are_not_summed_up(run: RunFolder) -> N
     assert facts_of(run, [AUTHORITY], [OWNER.public_key()]).complete
 
 
-def test_missing_statements_and_the_most_privacy_that_was_spent(run: RunFolder) -> None:
-    for sequence, epsilon in ((2, "9.5"), (3, "10.5"), (4, "1.5")):
+def chain_of(run: RunFolder, rank: int, *spent: str, final: int | None = None) -> None:
+    """In place of the rank's one statement: a chain, whose statement `final` says that it ends."""
+    run.statement_path(f"rank-{rank}").unlink()
+    previous = None
+    for sequence, epsilon in enumerate(spent):
         privacy = {"mechanism": "dp", "epsilon": epsilon, "delta": "0", "parameters": "{}"}
         content = interval(
-            run="r1", sequence=sequence, previous="aa" * 32, final=sequence == 4, end_step=10,
-            code=FIELDS_CODE, privacy=privacy,
+            run="r1", sequence=sequence, previous=previous, end_step=10, code=FIELDS_CODE,
+            privacy=privacy, final=sequence == final,
         )  # fmt: skip
-        run.write_statement(f"rank-1-{sequence}", sign_statement(content, worker(1)))
+        envelope = sign_statement(content, worker(rank))
+        previous = statement_digest(envelope)
+        run.write_statement(f"rank-{rank}-{sequence}", envelope)
+
+
+def test_a_chain_without_an_end_and_the_most_privacy_that_was_spent(run: RunFolder) -> None:
+    chain_of(run, 1, "9.5", "10.5", "1.5")
     facts = facts_of(run, [AUTHORITY], [OWNER.public_key()])
-    assert not facts.complete  # number 1 is missing
+    assert not facts.complete
     assert facts.privacy is not None
     assert facts.privacy.epsilon == "10.5"
+
+
+def test_a_chain_that_goes_on_after_its_end_gets_no_papers(run: RunFolder) -> None:
+    chain_of(run, 1, "1", "2", "3", final=1)
+    with pytest.raises(MalformedRun, match="rank 1 goes on after its final statement, 1"):
+        facts_of(run, [AUTHORITY], [OWNER.public_key()])
+
+
+def test_a_chain_with_a_statement_left_out_exchanged_or_added_gets_no_papers(
+    run: RunFolder,
+) -> None:
+    chain_of(run, 1, "1", "2", "3")
+    middle = run.statement_path("rank-1-1")
+    envelope = middle.read_bytes()
+    broken = r"statement 1 of rank 1 is missing, exchanged or there twice"
+    middle.unlink()
+    with pytest.raises(MalformedRun, match=broken):
+        facts_of(run, [AUTHORITY], [OWNER.public_key()])
+    run.write_statement("rank-1-1", sign_statement(interval(
+        run="r1", sequence=1, previous="aa" * 32, end_step=10, code=FIELDS_CODE), worker(1)
+    ))  # fmt: skip
+    with pytest.raises(MalformedRun, match=broken):
+        facts_of(run, [AUTHORITY], [OWNER.public_key()])
+    middle.write_bytes(envelope)
+    first = interval(run="r1", end_step=11, code=FIELDS_CODE)
+    run.write_statement("second", sign_statement(first, worker(1)))
+    with pytest.raises(MalformedRun, match=broken):
+        facts_of(run, [AUTHORITY], [OWNER.public_key()])
+
+
+def test_an_export_of_another_run_gets_no_papers(
+    run: RunFolder, model: Path, model_key: Path, tmp_path: Path
+) -> None:
+    """An owner's record names no run: the disk's owner can put it beside another one."""
+    foreign = tmp_path / "foreign.safetensors"
+    out = tmp_path / "papers"
+    for inputs in ([Named("weights", "cd" * 32)], [Named("weights", "ab" * 32), FOREIGN], []):
+        foreign.write_bytes(repr(inputs).encode())
+        record_transformation(run.path, replace(export_of(foreign), inputs=inputs), OWNER)
+        with pytest.raises(MalformedRun, match="which no rank of run r1 wrote"):
+            write_papers(foreign, run, [AUTHORITY], OWNER, model_key, out)
+    assert not out.exists()
+    write_papers(model, run, [AUTHORITY], OWNER, model_key, out)
+
+
+def test_a_folder_with_links_gets_no_papers(run: RunFolder, model: Path, tmp_path: Path) -> None:
+    statements = run.path / "statements"
+    statements.rename(tmp_path / "elsewhere")
+    statements.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MalformedRun, match="'statements' is a symlink"):
+        facts_of(run, [AUTHORITY], [OWNER.public_key()])
+
+
+def test_a_model_that_changes_before_it_is_signed_is_not_signed(
+    run: RunFolder, model: Path, model_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of the disk shows the tool other bytes than were looked up in the records."""
+    real = model_signing.hashing.Config.hash
+
+    def swapped(self: Any, path: Path) -> Any:
+        path.write_bytes(b"other weights")
+        try:
+            return real(self, path)
+        finally:
+            path.write_bytes(b"weights")
+
+    monkeypatch.setattr(model_signing.hashing.Config, "hash", swapped)
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors was changed before it could"):
+        write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers")
+    assert not (tmp_path / "papers").exists()
+
+
+def test_a_file_that_the_bundle_would_leave_out_is_named(
+    run: RunFolder, model_key: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    (folder / ".git").mkdir(parents=True)
+    (folder / "a.bin").write_bytes(b"weights")
+    (folder / ".git" / "b.bin").write_bytes(b"more weights")
+    record_transformation(run.path, export_of(folder), OWNER)
+    with pytest.raises(ConfigurationError, match=r"^\.git/b\.bin was changed .* leaves out"):
+        write_papers(folder, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers")
+
+
+def test_a_models_key_that_others_can_read_does_not_sign(
+    run: RunFolder, model: Path, model_key: Path, tmp_path: Path
+) -> None:
+    model_key.chmod(0o640)
+    with pytest.raises(ConfigurationError, match=r"can be used by others .* `chmod 600"):
+        write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers")

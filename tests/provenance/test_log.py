@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from sealring.errors import (
     TruncatedLog,
     WrongLog,
 )
-from sealring.provenance import tiles, tree
+from sealring.provenance import files, tiles, tree, writer
 from sealring.provenance.checkpoints import open_checkpoint, parse_checkpoint
 from sealring.provenance.folder import StoredTree
 from sealring.provenance.notes import Kind, Signer, parse_note
@@ -210,6 +212,24 @@ def test_whose_log_it_is(tmp_path: Path) -> None:
         pass
     with pytest.raises(WrongLog), LogWriter(log.folder, elsewhere):
         pass
+
+
+def test_a_log_that_was_made_meanwhile_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signer = Signer.generate(ORIGIN, Kind.NOTE)
+    locked = files.locked
+
+    @contextlib.contextmanager
+    def locked_by_another_first(folder: Path) -> Iterator[None]:
+        monkeypatch.setattr(writer, "locked", locked)
+        create_log(folder, signer)
+        with locked(folder):
+            yield
+
+    monkeypatch.setattr(writer, "locked", locked_by_another_first)
+    with pytest.raises(ConfigurationError, match="not empty"):
+        create_log(tmp_path, signer)
 
 
 def test_folders_that_are_no_log(tmp_path: Path) -> None:

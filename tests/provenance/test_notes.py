@@ -127,3 +127,13 @@ def test_any_bytes_are_a_note_or_a_malformed_one(data: bytes) -> None:
             continue
         assert note.encode() == candidate
         assert parse_signatures("".join(line.encode() for line in note.lines)) == note.lines
+
+
+def test_an_error_about_a_signer_key_quotes_nothing_of_it() -> None:
+    whole = Signer.generate("example.com/log", Kind.NOTE).encode()
+    name, number, key = whole.removeprefix("PRIVATE+KEY+").split("+", 2)
+    for parts in ((key,), (name, key), (key, number), (name, number, key[:-4]), (key, number, key)):
+        broken = "+".join(("PRIVATE+KEY", *parts))
+        with pytest.raises(MalformedNote, match=r"is not a|another key's id") as raised:
+            Signer.parse(broken)
+        assert key[:12] not in str(raised.value)

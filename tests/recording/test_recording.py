@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +18,24 @@ import torch.distributed as dist
 from cryptography import x509
 
 import sealring
-from sealring.errors import ConfigurationError
+from sealring.errors import ConfigurationError, MalformedRun
 from sealring.identity import load_credentials
 from sealring.provenance.checkpoints import open_checkpoint
+from sealring.provenance.digests import Named
 from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.intervals import Interval, LinkAccount, Share
-from sealring.provenance.notes import Verifier
+from sealring.provenance.notes import Kind, Signer, Verifier
 from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.runs import RunFolder, open_run
 from sealring.provenance.statements import sign_statement, verify_statement
+from sealring.provenance.transformations import Transformation, parameters_of
+from sealring.provenance.writer import create_log
 from sealring.recording import note_checkpoint_in, note_checkpoint_out, note_data, noted
 from sealring.recording.hooks import note_opened
 from tests.workers import SECRET, Workers
 
 WORLD = 3
+NOW = int(time.time())
 
 
 def train(rank: int, world: int, folder: str, steps: int) -> None:
@@ -215,6 +224,152 @@ def test_a_strangers_statement_is_not_logged(
     assert "stranger is not logged" in caplog.text
     size = open_checkpoint(read_checkpoint(folder.log), policy_of(folder)).size
     assert (size, len(folder.statement_names())) == (1, 2)
+
+
+def recorded(folder: Path, steps: int, *, final: bool = True) -> RunFolder:
+    """A run of one rank, with a statement every step."""
+    records = sealring.record_run(folder, every=1, rank=0, world=1)
+    for _ in records.steps(steps):
+        pass
+    records.close(final=final)
+    return open_run(folder)
+
+
+def logged_runs(folder: RunFolder) -> set[str]:
+    signed = open_checkpoint(read_checkpoint(folder.log), policy_of(folder))
+    own = load_credentials(0, 1).authorities
+    entries = StoredTree(folder.log, signed.size).entries()
+    contents = [verify_statement(entry, own).content for entry in entries]
+    return {one.run for one in contents if isinstance(one, Interval)}
+
+
+def test_a_statement_of_another_run_is_not_logged_and_ends_no_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    earlier = recorded(tmp_path / "earlier", 1)
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        folder = open_run(tmp_path / "run")
+        folder.write_statement("other", earlier.read_statement("rank-00000-00000001"))
+        records.step()
+    assert f"other is not logged: it is of run {earlier.head.run}" in caplog.text
+    assert logged_runs(folder) == {folder.head.run}
+
+
+def test_a_chain_goes_on_from_no_other_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the owner of the disk decides at which step a worker goes on, and what it signs."""
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    earlier = recorded(tmp_path / "earlier", 4, final=False)
+    own = load_credentials(0, 1)
+    mine = verify_statement(earlier.read_statement("rank-00000-00000003"), own.authorities).content
+    assert isinstance(mine, Interval)
+    folder = recorded(tmp_path / "run", 2, final=False)
+    of_this = replace(mine, run=folder.head.run, world=2)
+    made = Transformation("stage", "s", [], [Named("x", "ab" * 32)], [], parameters_of({}), 1, NOW)
+    for envelope in (
+        earlier.read_statement("rank-00000-00000003"),
+        folder.read_statement("rank-00000-00000001"),
+        sign_statement(of_this, load_credentials(1, 2)),
+        sign_statement(made, own),
+    ):
+        path = folder.write_statement("rank-00000-00000003", envelope)
+        with pytest.raises(MalformedRun, match="is not statement 3 of rank 0 in run"):
+            sealring.record_run(folder.path, rank=0, world=1)
+        path.unlink()
+    assert recorded(folder.path, 3).head == folder.head
+
+
+def test_a_statement_that_is_in_the_log_is_not_signed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An audit would say that the worker signed two statements for one number."""
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    folder = recorded(tmp_path / "run", 3, final=False)
+    last = max(folder.statement_names())
+    envelope = folder.read_statement(last)
+    folder.statement_path(last).unlink()
+    with pytest.raises(MalformedRun, match=r"is in the log .* it was removed or exchanged"):
+        sealring.record_run(folder.path, rank=0, world=1)
+    folder.write_statement(last, envelope)
+    recorded(folder.path, 4)
+
+
+def test_a_statement_is_logged_under_its_own_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that starts again is asked for the last one that is in the log, by its name."""
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    folder = recorded(tmp_path / "run", 2, final=False)
+    names = folder.statement_names()
+    own = load_credentials(0, 1)
+    mine = verify_statement(folder.read_statement(max(names)), own.authorities).content
+    assert isinstance(mine, Interval)
+    folder.write_statement("later", sign_statement(replace(mine, sequence=10**9), own))
+    recorded(folder.path, 3, final=False)
+    assert f"later is not logged: it is statement {10**9} of rank 0, under another" in caplog.text
+    recorded(folder.path, 4)
+
+
+FAILS = """
+import sys, sealring
+for step in sealring.record_run(sys.argv[1], every=1, rank=0, world=1).steps(3):
+    assert step < 2, "the script fails"
+"""
+
+
+def test_a_script_that_fails_has_not_ended_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS, str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "the script fails" in done.stderr) == (1, True)
+    folder = open_run(tmp_path / "run")
+    authorities = load_credentials(0, 1).authorities
+    contents = [verify_statement(one, authorities).content for _, one in folder.statements()]
+    assert [one.final for one in contents if isinstance(one, Interval)] == [False, False]
+    assert recorded(folder.path, 3).head == folder.head
+
+
+def test_a_worker_that_did_nothing_signs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may refuse the folder meanwhile: the others then end before their first step."""
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    folder = recorded(tmp_path / "run", 2, final=False)
+    names = folder.statement_names()
+    assert recorded(folder.path, 2, final=False).statement_names() == names
+
+
+def test_a_logs_key_is_used_for_its_own_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    folder = recorded(tmp_path / "run", 1)
+    shutil.rmtree(folder.path)
+    folder.key.with_name("run.key.signed").unlink()
+    with pytest.raises(ConfigurationError, match="one key must not sign two logs"):
+        sealring.record_run(folder.path, rank=0, world=1)
+
+
+def test_a_rank_that_was_killed_while_it_made_the_log_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sealring.provenance.files.os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            create_log(tmp_path / "run" / "log", Signer.generate("x", Kind.NOTE))
+    folder = recorded(tmp_path / "run", 1)
+    assert logged_runs(folder) == {folder.head.run}
 
 
 def test_without_a_recording_notes_are_dropped() -> None:

@@ -143,7 +143,8 @@ def _read(
         worker = found.worker
         party = f"rank {worker.rank} of {worker.job}" if worker else "the run's owner"
         text = f"{name} is {strange}, and this is run {head.run} of job {head.job}"
-        records.findings.append(Finding(Fault.OTHER_JOB, (party,), text, (digest,)))
+        # It may be true where it belongs, and its signer need not be the one who put it here.
+        records.findings.append(Finding(Fault.OTHER_JOB, (party, "the disk"), text, (digest,)))
         return
     records.payloads[digest] = found.payload.decode()
     if found.worker is not None and found.certificate is not None:

@@ -70,7 +70,7 @@ class State:
             if not hmac.compare_digest(mac, _mac(key, fields)):
                 raise TamperedStore("the state of the broker's store was not written by a broker")
             return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise TamperedStore("the broker's store holds something else than its state") from None
 
 

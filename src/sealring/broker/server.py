@@ -7,7 +7,7 @@ import contextlib
 import logging
 import resource
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
@@ -101,20 +101,27 @@ async def _chores(broker: Broker, server: Server, publish: Callable[[], object] 
     renewed = time.monotonic()
     while True:
         if publish is not None:
-            try:
+            with _told():
                 await asyncio.to_thread(publish)
-            except SealringError as error:
-                _LOG.error("%s: %s", type(error).__name__, error)
         await asyncio.sleep(_SWEEP_SECONDS)
-        try:
+        with _told():
             while await broker.sweep():
                 await asyncio.sleep(0)
+        with _told():
             await broker.keep_refusals()
-        except SealringError as error:
-            _LOG.error("%s: %s", type(error).__name__, error)
         if time.monotonic() - renewed > _OWN_CERTIFICATE_SECONDS:
-            server.renew_own_certificate()
-            renewed = time.monotonic()
+            with _told():
+                server.renew_own_certificate()
+                renewed = time.monotonic()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """A chore that fails, however it does, is told and done again: it does not end the others."""
+    try:
+        yield
+    except Exception as error:
+        _LOG.error("%s: %s", type(error).__name__, error)
 
 
 def _raise_descriptor_limit() -> None:

@@ -20,6 +20,10 @@ CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON rows
 CREATE TRIGGER IF NOT EXISTS audit_is_not_cut BEFORE DELETE ON rows
   WHEN old.key GLOB 'audit/[0-9]*' BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END;
 """
+# Not INSERT OR REPLACE, which the triggers do not see.
+_WRITE: Final = (
+    "INSERT INTO rows VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+)
 
 
 class SqliteStore(Store):
@@ -52,25 +56,25 @@ class SqliteStore(Store):
         if value is None:
             self._connection.execute("DELETE FROM rows WHERE key = ?", (key,))
         else:
-            self._connection.execute(
-                "INSERT INTO rows VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = ?2",
-                (key, value),
-            )
+            self._connection.execute(_WRITE, (key, value))
 
     def _release(self) -> None:
         self._connection.close()
 
 
 class _Rows:
+    """SQLite keeps whatever type somebody else has written into a column: it is read as bytes."""
+
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def get(self, key: str) -> bytes | None:
-        found = self._connection.execute("SELECT value FROM rows WHERE key = ?", (key,)).fetchone()
+        query = "SELECT CAST(value AS BLOB) FROM rows WHERE key = ?"
+        found = self._connection.execute(query, (key,)).fetchone()
         return None if found is None else found[0]
 
     def scan(self, start: str, end: str) -> list[tuple[str, bytes]]:
-        query = "SELECT key, value FROM rows WHERE key >= ? AND key < ? ORDER BY key"
+        query = "SELECT key, CAST(value AS BLOB) FROM rows WHERE key >= ? AND key < ? ORDER BY key"
         return self._connection.execute(query, (start, end)).fetchall()
 
 

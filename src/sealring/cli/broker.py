@@ -26,7 +26,7 @@ from sealring.cli.broker_log import (
     published_log,
 )
 from sealring.cli.health import health
-from sealring.cli.terminal import console, errors
+from sealring.cli.terminal import errors, say
 from sealring.errors import ConfigurationError
 from sealring.identity.names import WorkerName
 
@@ -112,8 +112,8 @@ def revoke(
         name = _name(job, rank)
         barred = _decide(ca, store, state, lambda ledger, view: ledger.revoke(view, now, name))
     for one in barred:
-        _say(f"Out: {one}")
-    _say("Peers learn of it at their next renewal, new groups at once.")
+        say(f"Out: {one}")
+    say("Peers learn of it at their next renewal, new groups at once.")
 
 
 @app.command()
@@ -131,7 +131,7 @@ def release(
         for one in _decide(
             ca, store, state, lambda ledger, view: ledger.readmit_machine(view, now, machine)
         ):
-            _say(f"Machine {one} may join again.")
+            say(f"Machine {one} may join again.")
     elif job is not None and rank is None:
         freed: list[int] = []
         while some := _decide(
@@ -140,11 +140,11 @@ def release(
             freed += some
         if not freed:
             raise ConfigurationError(f"no rank of {job} is held")
-        _say(f"{len(freed)} ranks of {job} are free. What was revoked stays barred.")
+        say(f"{len(freed)} ranks of {job} are free. What was revoked stays barred.")
     else:
         name = _name(job, rank)
         _decide(ca, store, state, lambda ledger, view: ledger.release(view, now, name))
-        _say(f"Rank {name.rank} of {name.job} is free.")
+        say(f"Rank {name.rank} of {name.job} is free.")
 
 
 @app.command()
@@ -155,10 +155,10 @@ def simulator(
     from sealring.identity.attestation.attesters import make_simulator
 
     made = make_simulator(directory)
-    _say(f"SEALRING_ATTESTER=simulated:{directory}; a policy that lets its workers join says:\n")
-    _say("[simulated]")
-    _say(f'roots = ["{made.simulator.fingerprint}"]')
-    _say(f'measurements = ["{made.measurement.hex()}"]')
+    say(f"SEALRING_ATTESTER=simulated:{directory}; a policy that lets its workers join says:\n")
+    say("[simulated]")
+    say(f'roots = ["{made.simulator.fingerprint}"]')
+    say(f'measurements = ["{made.measurement.hex()}"]')
 
 
 async def _serve(
@@ -244,8 +244,3 @@ def _own_names() -> list[str]:
 def _start_log() -> None:
     handler = RichHandler(console=errors, show_path=False, markup=False)
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(message)s")
-
-
-def _say(text: str) -> None:
-    # No markup and no wrapping: people copy it.
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from cryptography import x509
 
-from sealring.cli.terminal import errors, print_json, say
+from sealring.cli.terminal import errors, harmless, print_json, say
 from sealring.errors import ConfigurationError, MalformedNote
 from sealring.identity.credentials import read_authorities
 from sealring.identity.private_files import write_public
@@ -142,7 +142,7 @@ def cosign(log: Folder, policy: Policy = None, key: Key = None, json: AsJson = F
         )
         signed = writer.add_cosignatures(answers.cosignatures.values())
     for fault in answers.faults.values():
-        errors.print(str(fault), markup=False, highlight=False)
+        errors.print(harmless(str(fault)), markup=False, highlight=False)
     opened = open_checkpoint(signed.note.encode(), trust)
     _show(opened, {"cosigned_by": sorted(key.name for key in opened.cosigned)}, json)
 

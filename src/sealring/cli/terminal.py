@@ -46,8 +46,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def say(text: str) -> None:
-    """One sentence as it is: long values stay whole, so that they can be copied."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """One sentence: long values stay whole, so that they can be copied."""
+    console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:

@@ -19,22 +19,21 @@ def not_traced(owner: type) -> None:
     for base in owner.__mro__:
         if base.__module__.startswith("sealring."):
             for member in vars(base).values():
-                for function in _functions_of(member):
+                if isinstance(member, property):
+                    # It tells what the group knows. torch 2.11 reads the group's name in a graph.
+                    _not_compiled(member.fget)
+                elif isinstance(function := getattr(member, "__func__", member), FunctionType):
                     not_traced_function(function)
 
 
 def not_traced_function(function: Any) -> None:
     """Dynamo skips the function and all that it calls, and does not inline it elsewhere."""
-    skip = eval_frame._FrameAction.SKIP
-    strategy = eval_frame._FrameExecStrategy(skip, skip)
-    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    _not_compiled(function)
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = "sealring moves the bytes"
 
 
-def _functions_of(member: Any) -> list[FunctionType]:
-    if isinstance(member, property):
-        return [each for each in (member.fget, member.fset) if isinstance(each, FunctionType)]
-    if isinstance(member, classmethod | staticmethod):
-        member = member.__func__
-    return [member] if isinstance(member, FunctionType) else []
+def _not_compiled(function: Any) -> None:
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)

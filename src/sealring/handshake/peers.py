@@ -209,33 +209,26 @@ def admitted(
     rank: int | None,
     address: str,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
-    """The rest of `verified`. The certificate itself is asked for where a policy judges it."""
-    judged: JudgedPeer | None = None
+    """The rest of `verified`. The certificate itself is asked for where a policy judges it.
+
+    A group that exists does not end with its members' certificates, as its first links do not: the
+    dates of those with which it was formed are judged no more. Where a broker renews certificates,
+    one that has ended is a member that is no longer admitted.
+    """
     admission = credentials.admission
+    if admission is None:
+        dates = signed.fingerprint not in terms.certificates
+        return admit(
+            signed, job=terms.job, world=terms.world, rank=rank, where=address, judge_dates=dates
+        ), None
+    judged: JudgedPeer | None = None
 
     def judge(name: WorkerName) -> None:
         nonlocal judged
-        assert admission is not None
         judged = judge_peer(admission, certificate(), name, f"rank {name.rank} at {address}")
 
-    peer = admit(
-        signed,
-        job=terms.job,
-        world=terms.world,
-        rank=rank,
-        where=address,
-        judge=None if admission is None else judge,
-        judge_dates=not _was_in_date(signed, credentials, terms),
-    )
+    peer = admit(signed, job=terms.job, world=terms.world, rank=rank, where=address, judge=judge)
     return peer, judged
-
-
-def _was_in_date(signed: SignedCertificate, credentials: Credentials, terms: Terms) -> bool:
-    """A group that exists does not end with its members' certificates, as its first links do not.
-
-    Where a broker renews certificates, one that has ended is a member that is no longer admitted.
-    """
-    return credentials.admission is None and signed.fingerprint in terms.certificates
 
 
 def understood_hello(raw: bytes, connection: Connection, peer: VerifiedPeer) -> tuple[bytes, Hello]:

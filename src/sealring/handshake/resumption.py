@@ -37,7 +37,6 @@ from sealring.limits import (
     MAX_SETUP_BYTES,
     PROTOCOL_VERSION,
     SESSION_FRAME,
-    TAG_BYTES,
 )
 
 FRAME: Final = bytes([SESSION_FRAME, 0, PROTOCOL_VERSION])
@@ -47,8 +46,6 @@ _RANDOM_BYTES: Final = 32
 _MAC_BYTES: Final = 32
 _OPEN_BYTES: Final = ID_BYTES + 8 + _RANDOM_BYTES + _MAC_BYTES
 _ANSWER_BYTES: Final = _RANDOM_BYTES + _MAC_BYTES
-_FRAME_BYTES: Final = 16 << 10
-"""Plaintext in one frame, at most."""
 _LOOK_SECONDS: Final = 0.05
 _SETUP_KEYS: Final = b"sealring 2 set-up keys"
 _EXPORTER: Final = b"sealring 2 exporter"
@@ -76,10 +73,8 @@ class SessionConnection(Connection):
         self._session = session
         self._opening = b""
         self._secret: _native.Secret | None = None
-        self._sends: _Direction | None = None
-        self._receives: _Direction | None = None
-        self._frame = b""
-        """What has come of the next frame."""
+        self._sends: _native.FrameSealer | None = None
+        self._receives: _native.FrameOpener | None = None
         self._plain = bytearray()
         """What the last frame held, and how much of it was taken."""
         self._taken = 0
@@ -193,7 +188,10 @@ class SessionConnection(Connection):
         forth, back = keys.part(0, KEY_BYTES), keys.part(KEY_BYTES, KEY_BYTES)
         keys.wipe()
         first, second = (forth, back) if dialer else (back, forth)
-        self._sends, self._receives = _Direction(first), _Direction(second)
+        self._sends = _native.FrameSealer(first, FRAME)
+        self._receives = _native.FrameOpener(second, FRAME)
+        first.wipe()
+        second.wipe()
 
     def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
         assert self._secret is not None
@@ -202,8 +200,11 @@ class SessionConnection(Connection):
 
     def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
         assert self._sends is not None
-        for at in range(0, len(data), _FRAME_BYTES):
-            with memoryview(data) as left, left[at : at + _FRAME_BYTES] as part:
+        if len(data) <= _native.FRAME_BYTES:
+            yield from self._sending_all(self._sends.seal(data))
+            return
+        for at in range(0, len(data), _native.FRAME_BYTES):
+            with memoryview(data) as left, left[at : at + _native.FRAME_BYTES] as part:
                 sealed = self._sends.seal(part)
             yield from self._sending_all(sealed)
 
@@ -232,33 +233,16 @@ class SessionConnection(Connection):
     def _receive_frame(self) -> bool:
         """Whether the whole frame has come."""
         assert self._receives is not None
-        if not self._has_come(_HEADER_BYTES):
-            return False
-        header = self._frame[:_HEADER_BYTES]
-        length = int.from_bytes(header[len(FRAME) :], "big")
-        if header[: len(FRAME)] != FRAME or not TAG_BYTES < length <= _FRAME_BYTES + TAG_BYTES:
-            raise MalformedSetup(f"{self.who} sent what is no frame: {header.hex()}")
-        if not self._has_come(_HEADER_BYTES + length):
-            return False
-        plain = self._receives.open(header, self._frame[_HEADER_BYTES:])
+        try:
+            plain = self._receives.receive(self._socket.fileno())
+        except OSError as problem:
+            raise self._closed() from problem
+        except ValueError as problem:
+            raise MalformedSetup(f"{self.who}: {problem}") from None
         if plain is None:
-            raise MalformedSetup(f"{self.who}: a set-up message was changed on its way")
+            return False
         _native.erase(self._plain)
-        self._frame, self._plain, self._taken = b"", plain, 0
-        return True
-
-    def _has_come(self, count: int) -> bool:
-        """Whether so many bytes of the frame have. Not one more is taken from the socket."""
-        while (missing := count - len(self._frame)) > 0:
-            try:
-                chunk = _native.receive_now(self._socket.fileno(), missing)
-            except OSError as problem:
-                raise self._closed() from problem
-            if chunk is None:
-                return False
-            if not chunk:
-                raise self._closed()
-            self._frame += chunk
+        self._plain, self._taken = plain, 0
         return True
 
     def _drop(self) -> None:
@@ -304,27 +288,3 @@ class SessionConnection(Connection):
 
 def _header(length: int) -> bytes:
     return FRAME + length.to_bytes(2, "big")
-
-
-class _Direction:
-    """One key, and the number of its next frame."""
-
-    def __init__(self, key: _native.Secret) -> None:
-        self._key = key
-        self._count = 0
-
-    def seal(self, plain: memoryview) -> bytes:
-        header = _header(len(plain) + TAG_BYTES)
-        return header + self._key.seal(self._nonce(), plain, header)
-
-    def open(self, header: bytes, sealed: bytes) -> bytearray | None:
-        plain = bytearray(len(sealed) - TAG_BYTES)
-        return plain if self._key.open_into(self._nonce(), sealed, header, plain) else None
-
-    def wipe(self) -> None:
-        self._key.wipe()
-
-    def _nonce(self) -> bytes:
-        nonce = self._count.to_bytes(12, "big")
-        self._count += 1
-        return nonce

@@ -24,7 +24,7 @@ from sealring.errors import MalformedSetup
 from sealring.handshake.terms import (
     Terms,
     framed,
-    group_fields,
+    framed_group,
     integer_field,
     is_name,
 )
@@ -104,14 +104,14 @@ class Statements:
             raise MalformedSetup("a statement's names are not text") from None
         except ValueError as problem:
             raise MalformedSetup(str(problem)) from None
-        if not all(is_name(each.host) for each in self.members):
+        if not all(map(is_name, {each.host for each in self.members})):
             raise MalformedSetup("a statement's instance, host or addresses are none")
 
     def transcript(self, terms: Terms) -> bytes:
         """32 bytes over all that the members agree on."""
         settings = json.dumps(dict(terms.settings), sort_keys=True, separators=(",", ":"))
-        before = [_TRANSCRIPT, *group_fields(terms), settings.encode()]
-        return self._native.transcript(framed(before))
+        before = framed([_TRANSCRIPT]) + framed_group(terms) + framed([settings.encode()])
+        return self._native.transcript(before)
 
     def wrong_value(self, shown: Iterable[bytes | bytearray]) -> int | None:
         """The place of the first member that has shown another value than it committed to."""

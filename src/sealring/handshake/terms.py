@@ -77,13 +77,14 @@ class Terms:
             raise ConfigurationError("an instance is 16 bytes in lower-case hexadecimal")
 
 
+@lru_cache(maxsize=64)
 def members_digest(members: tuple[int, ...]) -> str:
     return digest_of([_ranks(members)]).hex()
 
 
 def group_context(terms: Terms) -> bytes:
     """32 bytes that every member computes alike; records carry them as associated data."""
-    return digest_of(group_fields(terms))
+    return hashlib.sha256(framed_group(terms)).digest()
 
 
 def link_context(
@@ -97,29 +98,35 @@ def link_context(
     acceptor_hello: bytes,
 ) -> bytes:
     """32 bytes that both ends of one connection compute alike; the exporter's context."""
-    return digest_of(
-        [
-            *group_fields(terms),
-            integer_field(dialer),
-            integer_field(acceptor),
-            dialer_fingerprint,
-            acceptor_fingerprint,
-            dialer_hello,
-            acceptor_hello,
-        ]
-    )
+    ends = [
+        integer_field(dialer),
+        integer_field(acceptor),
+        dialer_fingerprint,
+        acceptor_fingerprint,
+        dialer_hello,
+        acceptor_hello,
+    ]
+    return hashlib.sha256(framed_group(terms) + framed(ends)).digest()
 
 
-def group_fields(terms: Terms) -> list[bytes]:
-    return [
+def framed_group(terms: Terms) -> bytes:
+    """The fields that name the group, framed."""
+    return _framed_group(terms.job, terms.group, terms.epoch, terms.world, terms.members)
+
+
+@lru_cache(maxsize=64)
+def _framed_group(job: str, group: str, epoch: str, world: int, members: tuple[int, ...]) -> bytes:
+    """Kept, because every link of a group needs it, its transcript and its records."""
+    fields = [
         integer_field(PROTOCOL_VERSION),
         SUITE.encode(),
-        terms.job.encode(),
-        terms.group.encode(),
-        terms.epoch.encode(),
-        integer_field(terms.world),
-        _ranks(terms.members),
+        job.encode(),
+        group.encode(),
+        epoch.encode(),
+        integer_field(world),
+        _ranks(members),
     ]
+    return framed(fields)
 
 
 def digest_of(fields: Iterable[bytes]) -> bytes:
@@ -131,9 +138,7 @@ def framed(fields: Iterable[bytes]) -> bytes:
     return b"".join([part for value in fields for part in (len(value).to_bytes(4, "big"), value)])
 
 
-@lru_cache(maxsize=64)
 def _ranks(members: tuple[int, ...]) -> bytes:
-    """Kept, because every hello and every link of a group needs it."""
     return struct.pack(f">{len(members)}Q", *members)
 
 

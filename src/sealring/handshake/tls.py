@@ -72,7 +72,7 @@ class TlsConnection(Connection):
         """Turns of TLS's own state after its handshake: two for each ticket or new key."""
         self._ahead = bytearray()
         """What a record held beyond the bytes that were taken."""
-        self._tls = SSL.Connection(_context_for(credentials.authorities, dialer=dialer), sock)
+        self._tls = _Allocated(_context_for(credentials.authorities, dialer=dialer), sock)
         _identify(self._tls, credentials)
         self._tls.set_app_data(self)
         self._tls.set_info_callback(self._on_info)
@@ -103,10 +103,25 @@ class TlsConnection(Connection):
 
     def _established(self) -> x509.Certificate:
         self.established = True
+        self._give_up_private_key()
         certificate = self._tls.get_peer_certificate(as_cryptography=True)
         if certificate is None:  # VERIFY_FAIL_IF_NO_PEER_CERT makes this impossible
             raise MalformedSetup(f"{self.who} showed no certificate")
         return certificate
+
+    def _give_up_private_key(self) -> None:
+        """It has signed; a connection may live as long as a group takes to form.
+
+        With another context a connection takes that one's certificate and key, and here it has
+        none. What the handshake agreed on stays, and so does what the connection itself was set to.
+        """
+        keyless = _without_key()._context
+        overwritten = _native.FreedMemoryOverwritten()
+        changed = lib.SSL_set_SSL_CTX(self._tls._ssl, keyless)
+        del overwritten
+        if changed == ffi.NULL:
+            _forget_errors()
+            raise MalformedSetup(f"{self.who}: TLS does not give up the private key")
 
     @property
     def own_fingerprint(self) -> bytes:
@@ -184,9 +199,9 @@ class TlsConnection(Connection):
     def _drop(self) -> None:
         """Frees OpenSSL's state and keys, also where the Python objects are still held.
 
-        The traceback of the error that ended the connection holds them. The private key is freed
-        with them. OpenSSL does not overwrite the connection's secrets when it frees them. The
-        descriptor is not its own.
+        The traceback of the error that ended the connection holds them. The private key of a
+        handshake that has not ended is freed with them. OpenSSL does not overwrite the connection's
+        secrets when it frees them. The descriptor is not its own.
         """
         _native.erase(self._ahead)
         tls: SSL.Connection | None = self.__dict__.pop("_tls", None)
@@ -249,6 +264,16 @@ class TlsConnection(Connection):
             self._late += 1
 
 
+class _Allocated(SSL.Connection):
+    """pyOpenSSL would hand OpenSSL the null pointer that it got from it where memory lacks."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_ssl" and value == ffi.NULL:
+            _forget_errors()
+            raise MemoryError("OpenSSL has no memory for a connection")
+        super().__setattr__(name, value)
+
+
 class _NamedErrors:
     """Raises TLS's errors by sealring's names. Every set-up message passes through several."""
 
@@ -269,8 +294,8 @@ class _NamedErrors:
 def _context_for(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
     """Of all connections that believe these authorities: making one takes 0.4 ms.
 
-    It has no secret in it. A worker's certificate and private key are given to each connection and
-    end with it. No TLS session can be resumed: OpenSSL's tickets name sessions of a cache that is
+    It has no secret in it. A worker's certificate and private key are given to each connection for
+    its handshake. No TLS session can be resumed: OpenSSL's tickets name sessions of a cache that is
     off.
     """
     return _new_context(authorities, dialer=dialer)
@@ -303,13 +328,18 @@ def _new_context(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> 
     return context
 
 
+@functools.lru_cache(maxsize=1)
+def _without_key() -> SSL.Context:
+    return SSL.Context(SSL.TLS_METHOD)
+
+
 @functools.lru_cache(maxsize=_MOST_CONTEXTS)
 def _x509_of(certificate: x509.Certificate) -> crypto.X509:
     return crypto.X509.from_cryptography(certificate)
 
 
 # In a forked child: a thread of the parent may hold a lock of OpenSSL in one of them.
-for _cached in (_context_for, _x509_of):
+for _cached in (_context_for, _without_key, _x509_of):
     os.register_at_fork(after_in_child=_cached.cache_clear)
 
 
@@ -323,6 +353,10 @@ def _identify(tls: SSL.Connection, credentials: Credentials) -> None:
     overwritten = _native.FreedMemoryOverwritten()
     with ffi.from_buffer(encoded) as memory:
         source = ffi.gc(lib.BIO_new_mem_buf(memory, len(encoded)), lib.BIO_free)
+        if source == ffi.NULL:
+            del overwritten
+            _forget_errors()
+            raise MemoryError("OpenSSL has no memory for a private key")
         loaded = ffi.gc(lib.d2i_PrivateKey_bio(source, ffi.NULL), lib.EVP_PKEY_free)
         ffi.release(source)
     del overwritten

@@ -9,6 +9,7 @@ that code which needs a verified peer says so in its signature.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
@@ -204,15 +205,14 @@ def admit(
     caller knows that this very certificate was in date when the peer's group was formed.
     """
     claims, name = signed.claims, signed.claims.name
-    who = f"rank {name.rank} at {where}"
     if name.job != job:
         raise WrongJob(
-            f"{who} is of job {name.job}, and this is {job}: check SEALRING_JOB and the rendezvous "
-            "address on both",
+            f"rank {name.rank} at {where} is of job {name.job}, and this is {job}: check "
+            "SEALRING_JOB and the rendezvous address on both",
             peer=name.rank,
         )
     if judge_dates:
-        _check_dates(signed, now or datetime.now(UTC), who, name.rank)
+        _check_dates(signed, time.time() if now is None else now.timestamp(), where)
     if judge is not None:
         judge(name)
     if rank is not None and name.rank != rank:
@@ -224,14 +224,15 @@ def admit(
         )
     if claims.world is not None and claims.world != world:
         raise WrongWorldSize(
-            f"{who} has a certificate for a world of {claims.world}, and this worker counts "
-            f"{world}: start all workers with one WORLD_SIZE",
+            f"rank {name.rank} at {where} has a certificate for a world of {claims.world}, and "
+            f"this worker counts {world}: start all workers with one WORLD_SIZE",
             peer=name.rank,
             proven=True,
         )
     if name.rank >= world:
         raise WrongRank(
-            f"{who} does not exist in a world of {world}: start all workers with one WORLD_SIZE",
+            f"rank {name.rank} at {where} does not exist in a world of {world}: start all workers "
+            "with one WORLD_SIZE",
             peer=name.rank,
             proven=True,
         )
@@ -274,21 +275,21 @@ def _authority(certificate: x509.Certificate) -> _native.Authority:
     return _native.Authority(certificate.public_bytes(Encoding.DER))
 
 
-def _check_dates(signed: SignedCertificate, now: datetime, who: str, rank: int) -> None:
-    moment = now.timestamp()
-    if moment > signed.ends:
+def _check_dates(signed: SignedCertificate, now: float, where: str) -> None:
+    rank = signed.claims.name.rank
+    if now > signed.ends:
         raise CertificateExpired(
-            f"the certificate of {who} ended at {_date(signed.ends)} and "
-            f"it is {now.isoformat(timespec='seconds')} here: issue it a new one, or set the clock",
+            f"the certificate of rank {rank} at {where} ended at {_date(signed.ends)} and "
+            f"it is {_date(now)} here: issue it a new one, or set the clock",
             peer=rank,
         )
-    if moment < signed.starts:
+    if now < signed.starts:
         raise CertificateNotYetValid(
-            f"the certificate of {who} starts at {_date(signed.starts)} "
-            f"and it is {now.isoformat(timespec='seconds')} here: set the clocks of both machines",
+            f"the certificate of rank {rank} at {where} starts at {_date(signed.starts)} "
+            f"and it is {_date(now)} here: set the clocks of both machines",
             peer=rank,
         )
 
 
-def _date(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -62,16 +62,22 @@ class Proven:
     """SHA-256 of its public key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     host: str
     key: str
     """SHA-256 of its public key, by which a broker would take it out of the job."""
-    addresses: tuple[Address, ...]
-    """Where it takes further links."""
+    stated_addresses: bytes
     instance: str
     certificate: bytes
     """SHA-256 of it."""
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where it takes further links. Read when it is dialed: most pairs never link.
+
+        MalformedSetup, about this member alone, where it has stated something else.
+        """
+        return parse_addresses(self.stated_addresses) if self.stated_addresses else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +230,9 @@ def _verified_member(
         statement.rank,
         where,
     )
-    addresses = parse_addresses(statement.addresses) if statement.addresses else ()
-    member = Member(statement.host, peer.key, addresses, statement.instance, peer.fingerprint)
+    member = Member(
+        statement.host, peer.key, statement.addresses, statement.instance, peer.fingerprint
+    )
     return member, signed
 
 

@@ -21,6 +21,7 @@ from typing import Final
 from sealring.errors import (
     DuplicateRank,
     HandshakeError,
+    MalformedSetup,
     NoLongerAdmitted,
     PeerUnreachable,
     SealringError,
@@ -311,4 +312,9 @@ class _Book:
         self._agreed = agreed
 
     def lookup(self, rank: int) -> tuple[Address, ...]:
-        return self._agreed.members[rank].addresses
+        try:
+            return self._agreed.members[rank].addresses
+        except MalformedSetup as error:
+            raise MalformedSetup(
+                f"rank {rank}'s statement: {error}", peer=rank, proven=True
+            ) from None

@@ -83,6 +83,8 @@ class Listener:
         self._admitted: dict[int, Admitted] = {}
         """By descriptor."""
         self._look_at_all = False
+        self._events_lost = False
+        """A turn failed. What epoll tells once, of an arrival, may have been lost with it."""
         self._sockets: list[socket.socket] = []
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -150,6 +152,14 @@ class Listener:
         """Go on with whatever has come; returns when to look again at the latest."""
         if self._stopping.is_set():
             return None
+        try:
+            self._go_on()
+            return self._accept_or_pause()
+        except BaseException:
+            self._events_lost = True
+            raise
+
+    def _go_on(self) -> None:
         listening = {sock.fileno(): sock for sock in self._sockets}
         for fd, _ in self._epoll.poll(0):
             if fd in listening:
@@ -162,6 +172,10 @@ class Listener:
                 self._heard(one)
         for one, outcome in self._tls_threads.done():
             self._take(one, outcome)
+        if self._events_lost:
+            for one in list(self._by_descriptor.values()):
+                self._heard(one)
+            self._look_at_all, self._events_lost = True, False
         self._let_in()
         if self._look_at_all:
             self._look_at_all = False
@@ -171,18 +185,20 @@ class Listener:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             self._take_share()
             self._drop_overdue()
-        return self._accept_or_pause()
 
     def _accept_or_pause(self) -> float | None:
         """A listener without connections sleeps until one comes: it is there as long as a group."""
         now = time.monotonic()
-        if self._accepting is (now < self._resume):
-            self._accepting = not self._accepting
+        accepting = now >= self._resume
+        if accepting is not self._accepting:
             for sock in self._sockets:
-                if self._accepting:
-                    self._epoll.register(sock, select.EPOLLIN)
-                else:
-                    self._epoll.unregister(sock)
+                # One that was reached before another failed, in an earlier turn.
+                with contextlib.suppress(FileExistsError, FileNotFoundError):
+                    if accepting:
+                        self._epoll.register(sock, select.EPOLLIN)
+                    else:
+                        self._epoll.unregister(sock)
+            self._accepting = accepting
         if not self._accepting:
             return self._resume
         return now + _LOOK_SECONDS if self._by_descriptor or self._admitted else None
@@ -207,12 +223,16 @@ class Listener:
                 return
             sock.setblocking(False)
             send_without_delay(sock)
+            try:
+                # Told of each arrival once: bytes stay in the socket until TLS wants them.
+                self._epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+            except BaseException:
+                sock.close()
+                raise
             one = Unproven(sock, name[0], name[1], source_of(name[0]), time.monotonic())
             full = not self._make_room(self.silent, one.source)
             self._by_descriptor[sock.fileno()] = one
             self.silent.add(one, one.accepted - silent_for(sock))
-            # Told of each arrival once: bytes stay in the socket until TLS wants them.
-            self._epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             if full:
                 # Newcomers wait in the kernel's queue, and a flood costs us no more than this.
                 self._resume = time.monotonic() + LEAST_SECONDS
@@ -273,15 +293,32 @@ class Listener:
         """Under a session at once, which takes little time; TLS on a thread of its own."""
         self.greeting.serve(one)
         one.more = False
-        one.incoming = one.incoming or self._begin(one.sock)
-        if one.incoming.is_session is not False:
-            self._take(one, advanced(one))
+        try:
+            one.incoming = one.incoming or self._begin(one.sock)
+            outcome = advanced(one) if one.incoming.is_session is not False else None
+        except BaseException:
+            self._wait_again(one)
+            raise
+        if outcome is not None:
+            self._take(one, outcome)
             return
         if (problem := self._tls_threads.serve(one)) is not None:
             _LOG.warning("sealring: a connection cannot be served: %s", problem)
             self._drop(one, f"could not be served: {problem}")
 
+    def _wait_again(self, one: Unproven) -> None:
+        """Its turn failed. It is heard again, and ends in time if that helps nothing."""
+        if one in self.greeting and one.waiting_since is None:
+            self.greeting.wait_for(one, time.monotonic())
+
     def _take(self, one: Unproven, outcome: bool | SealringError) -> None:
+        try:
+            self._go_on_with(one, outcome)
+        except BaseException:
+            self._wait_again(one)
+            raise
+
+    def _go_on_with(self, one: Unproven, outcome: bool | SealringError) -> None:
         """What was done with a connection."""
         if isinstance(outcome, SealringError):
             self._end(one, outcome)
@@ -362,6 +399,7 @@ class Listener:
         one.close()
 
     def _forget(self, one: Unproven) -> None:
-        self._epoll.unregister(one.sock)
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(one.sock)
         del self._by_descriptor[one.sock.fileno()]
         (self.greeting if one in self.greeting else self.silent).remove(one)

@@ -6,6 +6,7 @@ by an epoll of those. So a group costs no thread, however long it listens.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -14,10 +15,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from sealring.links.threads import AtWork
+
 _LOG = logging.getLogger("sealring")
 
 _FAILED_SECONDS: Final = 0.25
-"""How long a listener whose turn has failed waits for its next one."""
+"""How long a listener whose turn has failed waits for its next one, and the thread after a failure
+of its own: for memory, most likely."""
 
 
 class Served(Protocol):
@@ -46,6 +50,8 @@ class _Serving:
     """Those that are looked at only when that is due."""
     in_turn: int | None = None
     thread: threading.Thread | None = None
+    failures: int = 0
+    """Of turns, and of the thread itself."""
 
     def close(self) -> None:
         self.epoll.close()
@@ -60,13 +66,17 @@ class ListeningThread:
         self._serving: _Serving | None = None
 
     def add(self, listener: Served) -> None:
-        """Serve it. RuntimeError where the thread is to be started and cannot be."""
+        """Serve it. RuntimeError where the thread cannot be started, OSError where epoll fails."""
         key = listener.fileno()
         with self._lock:
             serving = self._serving
             if serving is not None:
-                serving.epoll.register(key, select.EPOLLIN)
                 serving.served[key] = listener
+                try:
+                    serving.epoll.register(key, select.EPOLLIN)
+                except BaseException:
+                    del serving.served[key]
+                    raise
             else:
                 self._serving = self._started(key, listener)
 
@@ -109,16 +119,28 @@ class ListeningThread:
         return serving
 
     def _run(self, serving: _Serving) -> None:
-        while True:
-            ready = {key for key, _ in serving.epoll.poll(self._patience(serving))}
-            if serving.wake in ready:
-                break
-            now = time.monotonic()
-            with self._lock:
-                ready.update(key for key, due in serving.due.items() if due <= now)
-            for key in ready:
-                self._serve(serving, key)
+        """Until the last listener is removed: all groups of the process would wait for another."""
+        while self._has_listeners(serving):
+            try:
+                self._look(serving)
+            except BaseException:
+                # What has come is still to be read, and is seen again.
+                _log_failure(serving, "sealring: the thread that serves all listeners failed")
+                time.sleep(_FAILED_SECONDS)
         serving.close()
+
+    def _has_listeners(self, serving: _Serving) -> bool:
+        with self._lock:  # `remove` writes to the eventfd, which is closed after this
+            return bool(serving.served)
+
+    def _look(self, serving: _Serving) -> None:
+        """Wait until something has come or is due, and serve those that it is for."""
+        ready = {key for key, _ in serving.epoll.poll(self._patience(serving))}
+        now = time.monotonic()
+        with self._lock:
+            ready.update(key for key, due in serving.due.items() if due <= now)
+        for key in ready:
+            self._serve(serving, key)
 
     def _patience(self, serving: _Serving) -> float:
         with self._lock:
@@ -131,25 +153,43 @@ class ListeningThread:
                 return
             serving.in_turn = key
         due: float | None = None
-        failed = False
+        failed = True
         try:
-            due = listener.take_turn()
-        except Exception:  # the others must be served all the same
-            _LOG.exception("sealring: a listener failed")
-            due, failed = time.monotonic() + _FAILED_SECONDS, True
-        with self._lock:
-            serving.in_turn = None
-            if key not in serving.served:
-                self._lock.notify_all()  # to the thread that removed it
-                return
-            if due is None:
-                serving.due.pop(key, None)
-            else:
-                serving.due[key] = due
-            if failed is not (key in serving.failed):
-                # What it failed to do may still be there to do: it would fail without a pause.
-                serving.failed ^= {key}
-                serving.epoll.modify(key, 0 if failed else select.EPOLLIN)
+            with AtWork():
+                due = listener.take_turn()
+            failed = False
+        except BaseException:  # the others must be served all the same
+            due = time.monotonic() + _FAILED_SECONDS
+            _log_failure(serving, "sealring: a listener failed")
+        finally:
+            with self._lock:
+                self._turn_is_over(serving, key, due, failed=failed)
+
+    def _turn_is_over(
+        self, serving: _Serving, key: int, due: float | None, *, failed: bool
+    ) -> None:
+        serving.in_turn = None
+        if key not in serving.served:
+            self._lock.notify_all()  # to the thread that removed it
+            return
+        if failed:
+            serving.due[key] = due or 0.0
+        elif due is None:
+            serving.due.pop(key, None)
+        else:
+            serving.due[key] = due
+        if failed is not (key in serving.failed):
+            # What it failed to do may still be there to do: it would fail without a pause.
+            serving.epoll.modify(key, 0 if failed else select.EPOLLIN)
+            serving.failed ^= {key}
+
+
+def _log_failure(serving: _Serving, what: str) -> None:
+    """Ever fewer of them; and where memory lacks for a line of the log, there is none."""
+    serving.failures += 1
+    if serving.failures.bit_count() == 1:
+        with contextlib.suppress(Exception):
+            _LOG.exception(what)
 
 
 _shared = ListeningThread()

@@ -47,6 +47,7 @@ from sealring.links.listener import Listener
 from sealring.links.own_address import LOOK_SECONDS, OwnAddress
 from sealring.links.rendezvous import AddressBook, Store, encode_addresses
 from sealring.links.settling import Settling
+from sealring.links.threads import AtWork
 from sealring.links.waiting import FAREWELL_SECONDS, WaitingLink, WaitingLinks
 
 _LOG = logging.getLogger("sealring")
@@ -110,7 +111,8 @@ def build_mesh(
         agreed,
         later or kept_for_later(credentials, terms.world),
     )
-    return mesh.build()
+    with AtWork():
+        return mesh.build()
 
 
 class _Mesh:
@@ -146,6 +148,10 @@ class _Mesh:
         self._later = later
         self._late: LateLinks | None = None
         self._waiting = WaitingLinks(terms)
+        self._polled: list[WaitingLink] | None = None
+        self._poll = select.poll()
+        """Of these links, until there are others."""
+        self._by_descriptor: dict[int, WaitingLink] = {}
         self._connections = Connections(
             credentials, later, terms, transport, sessions, self._waiting, self._deadline
         )
@@ -253,20 +259,22 @@ class _Mesh:
 
         Returns the links that have, and whether that is the end of the connection.
         """
-        poll = select.poll()
-        poll.register(self._waiting.wake, select.POLLIN)
-        for link in links:
-            poll.register(link.channel.socket, select.POLLIN | select.POLLRDHUP)
+        if links != self._polled:
+            self._polled = links
+            self._poll = select.poll()
+            self._poll.register(self._waiting.wake, select.POLLIN)
+            self._by_descriptor = {link.channel.socket.fileno(): link for link in links}
+            for descriptor in self._by_descriptor:
+                self._poll.register(descriptor, select.POLLIN | select.POLLRDHUP)
         remaining = min(until - time.monotonic(), LOOK_SECONDS)
-        events = dict(poll.poll(max(0.0, remaining) * 1000))
-        if self._waiting.wake in events:
-            os.eventfd_read(self._waiting.wake)
         heard = []
-        for link in links:
-            if event := events.get(link.channel.socket.fileno(), 0):
-                # What a peer said before it ended its direction is still to be read.
-                is_cut = event != select.POLLIN and link.has_bytes() is None
-                heard.append((link, is_cut))
+        for descriptor, event in self._poll.poll(max(0.0, remaining) * 1000):
+            if descriptor == self._waiting.wake:
+                os.eventfd_read(descriptor)
+                continue
+            link = self._by_descriptor[descriptor]
+            # What a peer said before it ended its direction is still to be read.
+            heard.append((link, event != select.POLLIN and link.has_bytes() is None))
         return heard
 
     def _hear(self, link: WaitingLink, *, is_cut: bool) -> None:

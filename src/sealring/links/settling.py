@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 from sealring.errors import DuplicateRank, MalformedSetup, SealringError
@@ -80,7 +79,7 @@ class Settling:
         for link in [] if self._sparse else links:
             link.channel.send({"type": "linked", "instances": said}, self._deadline)
             self._check_linked(link)
-        with _laid_to(self._heard_last):
+        with _LaidTo(self._heard_last):
             self.exchange.start()
 
     @property
@@ -96,7 +95,7 @@ class Settling:
     def hear(self, link: WaitingLink) -> None:
         """Take the next message of a neighbour, before the members have agreed."""
         most = most_bytes(len(self._terms.members))
-        with _laid_to(link.rank):
+        with _LaidTo(link.rank):
             message = link.channel.receive_any(self._deadline, most)
             if isinstance(message, bytearray):
                 link.closed, self._heard_last = True, link.rank
@@ -150,7 +149,7 @@ class Settling:
         Of one that is not in the tree, "linked" may still be on its way before that.
         """
         try:
-            with _laid_to(link.rank):
+            with _LaidTo(link.rank):
                 self._hear_words(link, link.channel.receive(self._deadline))
                 if link.ready:
                     self._check_transcript(link)
@@ -184,22 +183,27 @@ class Settling:
                 )
 
 
-@contextmanager
-def _laid_to(rank: int | None) -> Iterator[None]:
+class _LaidTo:
     """In it, a message that cannot be taken is MalformedSetup about the neighbour that sent it.
 
     Certificates that other members made are parsed by libraries whose errors are many.
     """
-    try:
-        yield
-    except (SealringError, MemoryError):
-        raise
-    except Exception as problem:
-        raise MalformedSetup(
-            f"rank {rank} sent or passed on what cannot be read: {problem!r}"[:300],
-            peer=rank,
-            proven=True,
-        ) from problem
+
+    __slots__ = ("_rank",)
+
+    def __init__(self, rank: int | None) -> None:
+        self._rank = rank
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, problem: BaseException | None, __: object) -> None:
+        if isinstance(problem, Exception) and not isinstance(problem, SealringError | MemoryError):
+            raise MalformedSetup(
+                f"rank {self._rank} sent or passed on what cannot be read: {problem!r}"[:300],
+                peer=self._rank,
+                proven=True,
+            ) from problem
 
 
 def _out_of_step(link: WaitingLink) -> MalformedSetup:

@@ -6,6 +6,7 @@ after the other would start several for each.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -23,8 +24,8 @@ _IDLE_SECONDS: Final = 20.0
 _lock = threading.Lock()
 _idle: Final[list[_Lent]] = []
 """The last one is the one that was given back last: what it needs is still in the caches."""
-_at_work = 0
-"""How many are borrowed."""
+_at_work: Final[set[object]] = set()
+"""What is under way: jobs on borrowed threads, and set-up on others."""
 
 
 class Job:
@@ -49,7 +50,8 @@ class Job:
             assert call is not None
             call()
         except BaseException:  # who waits for the end of the call must not wait for ever
-            _LOG.exception("sealring: %s ended", self.name)
+            with contextlib.suppress(Exception):  # no memory for a line of the log, for one
+                _LOG.exception("sealring: %s ended", self.name)
 
     def end(self) -> None:
         self._ended.release()
@@ -57,21 +59,32 @@ class Job:
 
 def borrow(name: str, call: Callable[[], None]) -> Job:
     """Run `call` on a thread of that name. RuntimeError where one must be started and cannot be."""
-    global _at_work
     job = Job(name, call)
     with _lock:
         lent = _idle.pop() if _idle else None
-        _at_work += 1
-    if lent is not None:
-        lent.jobs.put(job)
-        return job
     try:
-        _Lent(job).start()
-    except RuntimeError:
-        with _lock:
-            _at_work -= 1
+        _at_work.add(job)
+        if lent is not None:
+            lent.jobs.put(job)
+        else:
+            _Lent(job).start()
+    except BaseException:
+        _at_work.discard(job)
+        if lent is not None:
+            with _lock:
+                _idle.append(lent)
         raise
     return job
+
+
+class AtWork:
+    """In the block, this thread sets something up."""
+
+    def __enter__(self) -> None:
+        _at_work.add(self)
+
+    def __exit__(self, *_: object) -> None:
+        _at_work.discard(self)
 
 
 class _Lent(threading.Thread):
@@ -81,14 +94,13 @@ class _Lent(threading.Thread):
         self.jobs.put(first)
 
     def run(self) -> None:
-        global _at_work
         while (job := self._next()) is not None:
             self.name = job.name
             job.run()
             self.name = IDLE_NAME
             with _lock:
                 _idle.append(self)
-                _at_work -= 1
+            _at_work.discard(job)
             job.end()
             del job
 
@@ -104,15 +116,16 @@ class _Lent(threading.Thread):
 
 
 def _forget() -> None:
-    """A forked child has none of these threads.
+    """A forked child has none of these threads, nor any other of its parent's.
 
     What they were in the middle of using is never whole there: a TLS handshake, a generator that
     runs. To free it would crash the child, so its garbage collection passes over all that there is.
     """
-    global _lock, _at_work
+    global _lock
     if _at_work:
         gc.freeze()
-    _lock, _at_work = threading.Lock(), 0
+    _lock = threading.Lock()
+    _at_work.clear()
     _idle.clear()
 
 

@@ -37,14 +37,14 @@ class TlsThreads:
     def __init__(self, wake: Callable[[], None]) -> None:
         """`wake` is called when there is something in `done`."""
         self._wake = wake
-        self._lock = threading.Condition(threading.Lock())
+        self._lock = threading.Condition()
         self._due: list[Unproven] = []
         """To be advanced."""
         self._done: queue.SimpleQueue[tuple[Unproven, Outcome]] = queue.SimpleQueue()
         self._working = 0
         """Threads that are borrowed now."""
 
-    def serve(self, one: Unproven) -> RuntimeError | None:
+    def serve(self, one: Unproven) -> Exception | None:
         """The error where there is no thread for it."""
         with self._lock:
             self._due.append(one)
@@ -53,7 +53,7 @@ class TlsThreads:
             self._working += 1
         try:
             borrow("sealring-accept", self._advance_all)
-        except RuntimeError as problem:
+        except (RuntimeError, MemoryError) as problem:
             with self._lock:
                 self._working -= 1
                 # A thread that there is takes it, or has taken it.
@@ -75,14 +75,27 @@ class TlsThreads:
 
     def _advance_all(self) -> None:
         """The newest first: in a flood a worker is served at once, and not after the flood."""
-        while (one := self._newest()) is not None:
-            self._done.put((one, advanced(one)))
-            self._wake()
+        one: Unproven | None = None
+        try:
+            while (one := self._newest()) is not None:
+                self._done.put((one, advanced(one)))
+                one = None
+                self._wake()
+        except BaseException:  # no memory even to tell of it; `stop` must not wait for ever
+            with self._lock:
+                if one is not None:
+                    self._due.append(one)  # for the next thread
+                self._thread_ends()
+            raise
 
     def _newest(self) -> Unproven | None:
         with self._lock:
             if self._due:
                 return self._due.pop()
+            self._thread_ends()
+        return None
+
+    def _thread_ends(self) -> None:
+        with self._lock:
             self._working -= 1
             self._lock.notify_all()
-        return None

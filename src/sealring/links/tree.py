@@ -189,9 +189,7 @@ class TreeExchange(Generic[Result]):
             self._sent_up = False
             self._say(following)
         finally:
-            for entry in (*entries.values(), *collected.values()):
-                if isinstance(entry, bytearray):
-                    _native.erase(entry)
+            _native.erase_each((*entries.values(), *collected.values()))
 
 
 def _message(kind: int, entries: Mapping[int, bytes | bytearray]) -> bytearray:

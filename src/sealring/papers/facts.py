@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from sealring.audit.hostile import check_folder
 from sealring.errors import MalformedRun
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import Attestation, CheckpointRef, Code, Interval, Privacy
@@ -34,7 +35,7 @@ class RunFacts:
     started: int
     finished: int
     complete: bool
-    """Every rank's chain goes from its first statement to a final one."""
+    """Every rank's chain goes on to a final statement."""
     statements: int
     code: Code
     packages: bytes
@@ -48,10 +49,24 @@ class RunFacts:
     """Of the transformations, as they were signed."""
 
     def export_of(self, digest: str) -> tuple[Transformation, bytes]:
-        """The export that wrote a file with this digest, and its envelope."""
+        """The export that wrote a file with this digest, and its envelope.
+
+        An owner's record names no run. So it is of this one only by what went into it.
+        """
+        written = {one.sha256 for one in self.checkpoints}
+        strange = ""
         for one, envelope in zip(self.transformations, self.envelopes, strict=True):
-            if one.kind == "export" and any(digest == made.sha256 for made in one.outputs):
+            if one.kind != "export" or all(digest != made.sha256 for made in one.outputs):
+                continue
+            others = [source.name for source in one.inputs if source.sha256 not in written]
+            if one.inputs and not others:
                 return one, envelope
+            strange = others[0] if others else "nothing"
+        if strange:
+            raise MalformedRun(
+                f"the file with the SHA-256 {digest} was exported from {strange[:200]!r}, which no "
+                f"rank of run {self.run} wrote: it is another run's"
+            )
         raise MalformedRun(
             f"no export of run {self.run} wrote a file with the SHA-256 {digest}: export with "
             "`sealring vault export --record RUN`, and give the file as it was written"
@@ -63,7 +78,10 @@ def facts_of(
     authorities: Sequence[x509.Certificate],
     owners: Sequence[Ed25519PublicKey],
 ) -> RunFacts:
+    """MalformedRun where the folder or a chain is not as ranks leave it."""
+    check_folder(run.path)
     intervals: list[tuple[int, Interval]] = []
+    chains: dict[int, list[tuple[Interval, str]]] = {}
     transformations: list[tuple[Transformation, bytes]] = []
     attestations: dict[Attestation, None] = {}
     for name, envelope in run.statements():
@@ -77,10 +95,13 @@ def facts_of(
             transformations.append((found.content, envelope))
         elif found.worker is not None:
             intervals.append((found.worker.rank, found.content))
+            chains.setdefault(found.worker.rank, []).append((found.content, found.digest))
             if found.worker.attestation is not None:
                 attestations[found.worker.attestation] = None
     if not intervals:
         raise MalformedRun(f"{run.path} has no statement of a worker")
+    for rank, chain in chains.items():
+        _require_unbroken(rank, chain)
     contents = [interval for _, interval in intervals]
     last = max(contents, key=lambda one: (one.end_step, one.finished))
     return RunFacts(
@@ -91,7 +112,7 @@ def facts_of(
         steps=last.end_step,
         started=min(one.started for one in contents),
         finished=max(one.finished for one in contents),
-        complete=all(_is_whole(rank, intervals) for rank in range(last.world)),
+        complete=all(_has_end(chains.get(rank, [])) for rank in range(last.world)),
         statements=len(intervals) + len(transformations),
         code=last.code,
         packages=run.evidence(last.code.packages) or b"",
@@ -107,11 +128,26 @@ def facts_of(
     )
 
 
-def _is_whole(rank: int, intervals: Sequence[tuple[int, Interval]]) -> bool:
-    chain = sorted((one.sequence, one.final) for whose, one in intervals if whose == rank)
-    return (
-        bool(chain) and [number for number, _ in chain] == list(range(len(chain))) and chain[-1][1]
-    )
+def _require_unbroken(rank: int, chain: Sequence[tuple[Interval, str]]) -> None:
+    """What is missing in the middle could name other data; only an end can be open."""
+    before, ended = None, False
+    for place, (stated, digest) in enumerate(sorted(chain, key=_number)):
+        if ended:
+            raise MalformedRun(f"rank {rank} goes on after its final statement, {place - 1}")
+        if (stated.sequence, stated.previous) != (place, before):
+            raise MalformedRun(
+                f"statement {place} of rank {rank} is missing, exchanged or there twice: ask "
+                "`sealring audit` what was done to the records"
+            )
+        before, ended = digest, stated.final
+
+
+def _has_end(chain: Sequence[tuple[Interval, str]]) -> bool:
+    return bool(chain) and max(chain, key=_number)[0].final
+
+
+def _number(stated: tuple[Interval, str]) -> int:
+    return stated[0].sequence
 
 
 def _spent(said: Privacy) -> tuple[bool, Decimal]:

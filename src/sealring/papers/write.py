@@ -51,7 +51,7 @@ def write_papers(
     except OSError as problem:
         raise ConfigurationError(f"{out} cannot be made: {problem.strerror}") from None
     try:
-        root = sign_model(model, model_key, out / "model.sig")
+        root = sign_model(model, model_key, out / "model.sig", files)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise

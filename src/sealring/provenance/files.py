@@ -16,6 +16,8 @@ from typing import Final
 
 from sealring.errors import LogError, LogInUse, NotALog
 
+LEFT_BEHIND: Final = frozenset({".lock", ".new"})
+"""What a writer may leave in a folder in which it has written nothing."""
 _POLL_SECONDS: Final = 0.05
 _MORE_BYTES: Final = 65536
 """Read at a time of a file that has grown since it was opened."""

@@ -140,12 +140,19 @@ class Signer:
     def parse(cls, text: str) -> Signer:
         if not text.startswith(_PRIVATE):
             raise MalformedNote(f"that is not a signer key, which begins with {_PRIVATE}")
-        name, kind, key_id, private = _parse_key(text.removeprefix(_PRIVATE), "signer key")
+        try:
+            name, kind, key_id, private = _parse_key(text.removeprefix(_PRIVATE), "signer key")
+        except MalformedNote:
+            # Without what is wrong: that would quote a part of the key.
+            raise MalformedNote(
+                f"that is not a signer key, which is {_PRIVATE}NAME+ID+KEY for an Ed25519 key of "
+                f"type {Kind.NOTE:#04x} or {Kind.COSIGNATURE:#04x}"
+            ) from None
         if len(private) != 32:
-            raise MalformedNote(f"the signer key of {name} is not an Ed25519 key: it has 32 bytes")
+            raise MalformedNote("the signer key is not an Ed25519 key, which has 32 bytes")
         found = cls(name, kind, Ed25519PrivateKey.from_private_bytes(private))
         if found.verifier.key_id != key_id:
-            raise MalformedNote(f"the signer key of {name} has another key's id")
+            raise MalformedNote("the signer key has another key's id: copy it again")
         return found
 
     def sign(self, text: str, time: int = 0) -> SignatureLine:

@@ -31,7 +31,7 @@ from sealring.provenance.checkpoints import (
     open_checkpoint,
     parse_checkpoint,
 )
-from sealring.provenance.files import Batch, locked, read_limited
+from sealring.provenance.files import LEFT_BEHIND, Batch, locked, read_limited
 from sealring.provenance.folder import CHECKPOINT, StoredTree, read_checkpoint
 from sealring.provenance.notes import (
     MAX_NOTE_BYTES,
@@ -79,18 +79,24 @@ def write_key_pair(path: Path, signer: Signer) -> Path:
 
 
 def create_log(folder: Path, signer: Signer) -> None:
-    """An empty log. The folder may exist, and is empty."""
+    """An empty log. The folder may exist, with no more in it than a writer left that failed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigurationError(f"{folder} is not empty: choose another folder for the log")
+        _require_empty(folder)
         with locked(folder):
+            _require_empty(folder)  # another writer may have had the lock
             checkpoint = Checkpoint(signer.name, 0, tree.EMPTY_ROOT).encode()
             batch = Batch(folder)
+            batch.clear()
             batch.write(CHECKPOINT, Note(checkpoint, (signer.sign(checkpoint),)).encode())
             batch.sync()
     except OSError as problem:
         raise ConfigurationError(f"{folder} cannot be written: {problem.strerror}") from None
+
+
+def _require_empty(folder: Path) -> None:
+    if not {one.name for one in folder.iterdir()} <= LEFT_BEHIND:
+        raise ConfigurationError(f"{folder} is not empty: choose another folder for the log")
 
 
 class LogWriter:
@@ -163,9 +169,7 @@ class LogWriter:
             text = checkpoint.encode()
             self._publish(Note(text, (self._signer.sign(text),)))
         except OSError as problem:
-            raise ConfigurationError(
-                f"{self._folder} cannot be written: {problem.strerror}"
-            ) from None
+            raise self._unwritten(problem) from None
         self._edge, self._bundle = edge, bundle
         self._drop_outdated(before)
         return range(before, edge.size)
@@ -181,12 +185,18 @@ class LogWriter:
         signed = open_checkpoint(encoded, self._own_policy())
         batch = Batch(self._folder)
         self._uncertain = True
-        batch.write(CHECKPOINT, encoded)
-        batch.sync()
+        try:
+            batch.write(CHECKPOINT, encoded)
+            batch.sync()
+        except OSError as problem:
+            raise self._unwritten(problem) from None
         if self._remembered is not None:
             replace_private(self._remembered, encoded)
         self._checkpoint = signed
         self._uncertain = False
+
+    def _unwritten(self, problem: OSError) -> ConfigurationError:
+        return ConfigurationError(f"{self._folder} cannot be written: {problem.strerror}")
 
     def _require_certain(self) -> None:
         if self._uncertain:

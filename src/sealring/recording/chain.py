@@ -10,11 +10,17 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from sealring.errors import ConfigurationError
+from sealring.errors import ConfigurationError, MalformedRun
 from sealring.identity.credentials import Credentials
 from sealring.provenance.intervals import Interval
 from sealring.provenance.runs import RunFolder
-from sealring.provenance.statements import sign_statement, statement_digest, verify_statement
+from sealring.provenance.statements import (
+    VerifiedStatement,
+    of_another_run,
+    sign_statement,
+    statement_digest,
+    verify_statement,
+)
 
 _NAME: Final = re.compile(r"rank-([0-9]{5,})-([0-9]{8,})")
 
@@ -27,6 +33,17 @@ def place_of(name: str) -> tuple[int, int] | None:
     """(rank, sequence) of a statement's file that a chain wrote, as its name says."""
     found = _NAME.fullmatch(name)
     return None if found is None else (int(found[1]), int(found[2]))
+
+
+def interval_of(run: RunFolder, found: VerifiedStatement) -> Interval | None:
+    """What a statement says of an interval of this run; None if it is about something else."""
+    if of_another_run(found, run.head.run, run.head.job):
+        return None
+    return found.content if isinstance(found.content, Interval) else None
+
+
+def rank_of(found: VerifiedStatement) -> int | None:
+    return None if found.worker is None else found.worker.rank
 
 
 class Chain:
@@ -44,9 +61,16 @@ class Chain:
         mine = [sequence for rank, sequence in places if rank == own.rank]
         if not mine:
             return
-        envelope = self._run.read_statement(statement_name(own.rank, max(mine)))
-        last = verify_statement(envelope, own.authorities).content
-        assert isinstance(last, Interval)
+        name = statement_name(own.rank, max(mine))
+        envelope = self._run.read_statement(name)
+        found = verify_statement(envelope, own.authorities)
+        last = interval_of(self._run, found)
+        # Names prove nothing: the disk's owner can put any statement there.
+        if last is None or (rank_of(found), last.sequence) != (own.rank, max(mine)):
+            raise MalformedRun(
+                f"{self._run.statement_path(name)} is not statement {max(mine)} of rank {own.rank} "
+                f"in run {self._run.head.run}: another one was put in its place"
+            )
         if last.final:
             raise ConfigurationError(
                 f"{self._run.path} holds a run that has ended: choose another folder"

@@ -65,6 +65,10 @@ class Notes:
             self._noted.checkpoints_in = []
             return read
 
+    def any(self) -> bool:
+        with self._lock:
+            return self._noted != Noted()
+
     def take(self) -> Noted:
         with self._lock:
             noted, self._noted = self._noted, Noted()

@@ -123,6 +123,8 @@ class Recording:
             self._run.write_evidence(authority.public_bytes(Encoding.PEM))
         self._chain = Chain(self._run, lambda: credentials_of(rank, world))
         self._log = RunLog(self._run, own.authorities, _refused) if rank == 0 else None
+        if self._log is not None:
+            self._log.require_newest()
         self._code: Code = running_code(self._run, container)
         self._every = EVERY
         self._configuration = self._run.write_evidence(b"null")
@@ -140,7 +142,8 @@ class Recording:
         self._thread = threading.Thread(target=self._write, name="sealring-records", daemon=True)
         keep_until_reported()
         self._thread.start()
-        self._at_exit = lambda: self.close(final=getattr(sys, "last_exc", None) is None)
+        # What ended the script, if it was an exception. Only Python 3.12 has sys.last_exc.
+        self._at_exit = lambda: self.close(final=getattr(sys, "last_value", None) is None)
         atexit.register(self._at_exit)
 
     # ---- for the script
@@ -208,14 +211,16 @@ class Recording:
     def close(self, *, final: bool = True) -> None:
         """Writes the last statement, and waits until it is on the disk. Once.
 
-        With `final=False` the chain has no end: the run was cut off, or goes on later.
+        With `final=False` the chain has no end: the run was cut off, or goes on later. There is
+        nothing to write then where nothing was done.
         """
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
         try:
-            self._end_interval(final=final)
+            if final or self.next_step != self._first_step or self.notes.any():
+                self._end_interval(final=final)
         finally:
             self._waiting.put(None)
             self._thread.join()

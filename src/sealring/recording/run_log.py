@@ -9,15 +9,22 @@ from typing import Final
 
 from cryptography import x509
 
-from sealring.errors import SealringError
+from sealring.errors import ConfigurationError, MalformedRun, SealringError
 from sealring.identity.private_files import write_public
 from sealring.provenance.envelopes import is_of_worker
-from sealring.provenance.intervals import Interval
+from sealring.provenance.folder import CHECKPOINT
 from sealring.provenance.notes import Kind, Signer
 from sealring.provenance.runs import RunFolder
-from sealring.provenance.statements import statement_digest, verify_statement
+from sealring.provenance.statements import (
+    VerifiedStatement,
+    of_another_run,
+    statement_digest,
+    verify_statement,
+)
 from sealring.provenance.writer import LogWriter, create_log, read_signer, write_signer
+from sealring.recording.chain import interval_of, place_of, rank_of, statement_name
 
+_ORIGIN: Final = "sealring.run/"
 _WAIT_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.1
 
@@ -37,20 +44,42 @@ class RunLog:
         self._logged: set[str] = set()
         self.final: set[int] = set()
         """Ranks whose final statement is in the log."""
+        self._newest: dict[int, tuple[int, set[str]]] = {}
+        """Of each rank, the last number that is in the log, and the statements that have it."""
         self._open()
 
     def _open(self) -> None:
         run = self._run
         if not run.key.exists():
-            signer = Signer.generate(f"sealring.run/{run.head.run}", Kind.NOTE)
+            signer = Signer.generate(f"{_ORIGIN}{run.head.run}", Kind.NOTE)
             write_signer(run.key, signer)
-            write_public(run.vkey, f"{signer.verifier.encode()}\n".encode())
         self._signer = read_signer(run.key)
-        if not run.log.exists():
+        if self._signer.name != f"{_ORIGIN}{run.head.run}":
+            raise ConfigurationError(
+                f"{run.key} is the key of the log {self._signer.name}, and not of run "
+                f"{run.head.run}: one key must not sign two logs. Move it away"
+            )
+        if not run.vkey.exists():
+            write_public(run.vkey, f"{self._signer.verifier.encode()}\n".encode())
+        if not (run.log / CHECKPOINT).exists():
             create_log(run.log, self._signer)
         with self._writer() as log:
             for entry in log.stored.entries():
                 self._note(statement_digest(entry), entry)
+
+    def require_newest(self) -> None:
+        """MalformedRun unless the folder has each rank's last statement that is in the log.
+
+        A rank goes on after the last one that it finds, and would sign that number again.
+        """
+        for rank, (sequence, digests) in sorted(self._newest.items()):
+            name = statement_name(rank, sequence)
+            present = self._run.statement_path(name).exists()
+            if not present or statement_digest(self._run.read_statement(name)) not in digests:
+                raise MalformedRun(
+                    f"statement {sequence} of rank {rank} is in the log of {self._run.path}, and "
+                    f"not in statements/{name}.dsse.json: it was removed or exchanged. Restore it"
+                )
 
     def append_new(self) -> None:
         """Logs the statements in the folder that are not in the log, if they are valid today.
@@ -65,7 +94,7 @@ class RunLog:
             envelope = self._run.read_statement(name)
             try:
                 if is_of_worker(envelope):
-                    verify_statement(envelope, self._authorities, now)
+                    self._require_ours(name, verify_statement(envelope, self._authorities, now))
             except SealringError as problem:
                 self._names.add(name)
                 self._refused(name, problem)
@@ -95,8 +124,26 @@ class RunLog:
             found = verify_statement(envelope, self._authorities)
         except SealringError:
             return  # an owner's, or of another authority: not a rank of this job
-        if isinstance(found.content, Interval) and found.content.final and found.worker is not None:
-            self.final.add(found.worker.rank)
+        stated, rank = interval_of(self._run, found), rank_of(found)
+        if stated is None or rank is None:
+            return
+        if stated.final:
+            self.final.add(rank)
+        last, digests = self._newest.get(rank, (-1, set()))
+        if stated.sequence > last:
+            self._newest[rank] = (stated.sequence, {digest})
+        elif stated.sequence == last:
+            digests.add(digest)
+
+    def _require_ours(self, name: str, found: VerifiedStatement) -> None:
+        """Of this run, and under its own name: a rank looks for its last statement by name."""
+        head = self._run.head
+        if strange := of_another_run(found, head.run, head.job):
+            raise MalformedRun(f"it is {strange}, and this is run {head.run} of job {head.job}")
+        stated, rank = interval_of(self._run, found), rank_of(found)
+        if stated is not None and rank is not None and place_of(name) != (rank, stated.sequence):
+            number = stated.sequence
+            raise MalformedRun(f"it is statement {number} of rank {rank}, under another name")
 
     def _writer(self) -> LogWriter:
         remembered = self._run.key.with_name(f"{self._run.key.name}.signed")
