@@ -6,7 +6,8 @@ A part is some test files in a pytest of their own, or one of the commands. As m
 cores, and up to twice as many while the cores are idle. Long parts come first, so that all end at
 about the same time. Prints a line for each part that has ended, with the seconds that passed and
 the CPU's, and the whole output of those that failed at the end. The output of every part stays in
-build/tests/.
+build/tests/. What tests write goes to a folder of their part: two pytests that share one clear away
+each other's files, and stumble over it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -37,6 +40,7 @@ class Part:
     name: str
     command: list[str]
     weight: float
+    pytest: bool = False
 
 
 def main() -> int:
@@ -63,7 +67,7 @@ def test_parts() -> Iterator[Part]:
             lines = sum(len(path.read_text().splitlines()) for path in chosen)
             weight = float("inf") if folder.name in LONG else float(lines)
             names = [str(path.relative_to(ROOT)) for path in chosen]
-            yield Part(name, [sys.executable, "-m", "pytest", *names], weight)
+            yield Part(name, [sys.executable, "-m", "pytest", *names], weight, pytest=True)
 
 
 class Running:
@@ -105,9 +109,11 @@ class Running:
 
     def _start(self, part: Part) -> None:
         log = LOGS / (part.name.replace("/", "-").replace(" ", "-") + ".log")
+        files = Path(tempfile.mkdtemp(prefix="tests-"))
+        option = [f"--basetemp={files}"] if part.pytest else []
         with log.open("wb") as output:
             process = subprocess.Popen(
-                part.command,
+                [*part.command, *option],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -115,14 +121,15 @@ class Running:
                 env=_environment(),
             )
         self._processes.add(process)
-        ended = (part, process, log, time.monotonic())
+        ended = (part, process, log, files, time.monotonic())
         threading.Thread(target=self._await_end, args=ended, daemon=True).start()
 
     def _await_end(
-        self, part: Part, process: subprocess.Popen[bytes], log: Path, began: float
+        self, part: Part, process: subprocess.Popen[bytes], log: Path, files: Path, began: float
     ) -> None:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
+        shutil.rmtree(files, ignore_errors=True)
         took, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
         with self._changed:

@@ -120,6 +120,41 @@ def test_a_receive_from_anyone_does_not_need_a_member_that_has_left(
         assert one.all(call, *but(0, 11)) == [11, 0]
 
 
+def test_a_member_that_left_before_a_receive_from_anyone_ends_a_message_to_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    give_up_after(monkeypatch, 0.5)
+    with team() as one:
+        one.groups[5].close()
+
+        def call(rank: int) -> int:
+            if rank == 11:
+                time.sleep(2.0)
+                return send(one, 11, 0, 30.0)
+            return receive(one, 0, ANYONE, 30.0)
+
+        assert one.all(call, *but(0, 11)) == [11, 0]
+        assert "a link cannot be made" not in caplog.text
+        assert one.all(lambda rank: send(one, rank, 5, 30.0), *but(0)) == [(PeerLost, 5)]
+
+
+def test_a_receive_from_anyone_learns_how_the_group_had_failed() -> None:
+    """Rank 3 failed before rank 8 came, and rank 8 has a link with nobody."""
+    with team() as one:
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: receive(one, rank, ANYONE, 60.0), *but(8)) == [(PeerSilent, 5)]
+
+
+def test_a_receive_from_anyone_learns_how_the_group_fails() -> None:
+    """Rank 3 fails while rank 8 waits."""
+    with team() as one:
+
+        def call(rank: int) -> int:
+            return receive(one, 3, 5, 4.0) if rank == 3 else receive(one, 8, ANYONE, 60.0)
+
+        assert one.all(call, *but(3, 8)) == [(PeerSilent, 5)] * 2
+
+
 def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
     """Rank 3's receive from rank 5 ends the group there; rank 8 comes to rank 3 after that."""
     with team() as one:

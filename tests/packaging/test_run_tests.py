@@ -32,3 +32,21 @@ def test_a_part_that_fails_is_printed_whole(capfd: pytest.CaptureFixture[str]) -
     told = capfd.readouterr().out
     assert told.count("the first line") == 1  # of the part that failed
     assert "1 of 2 parts passed" in told
+
+
+def test_each_part_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    LOGS.mkdir(parents=True, exist_ok=True)
+    says = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+    parts = [
+        Part(f"a try, {name}", [sys.executable, "-c", says, str(tmp_path / name)], 1.0, pytest=True)
+        for name in "ab"
+    ]
+    try:
+        assert Running(parts, 2).run() == 0
+    finally:
+        for log in Path(LOGS).glob("a-try,-*.log"):
+            log.unlink()
+    folders = [(tmp_path / name).read_text().removeprefix("--basetemp=") for name in "ab"]
+    assert len(set(folders)) == 2
+    assert all(Path(folder).is_absolute() for folder in folders)
+    assert not any(Path(folder).exists() for folder in folders)

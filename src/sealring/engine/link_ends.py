@@ -121,6 +121,10 @@ class LateEnds:
         self._links.want(ranks - later)
         self._links.want(later, after=_OTHER_END_SECONDS)
 
+    def ask_all(self) -> None:
+        """Have links made with all that can be reached; returns at once."""
+        self._links.ask(set(self._members) - {self._links.terms.rank})
+
     def refuse_from_now(self, failure: GroupError) -> None:
         """The group has failed; a member that wants a link is told how."""
         self._links.group.refuse_from_now(failure)

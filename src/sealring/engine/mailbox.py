@@ -99,11 +99,18 @@ class Mailbox(Endpoint[_native.Mailbox]):
         return submitted
 
     def _want(self, peer: int) -> None:
-        """Have the link made. For a receive from anyone the rank that sends does that."""
-        if self._late is None or peer in self._wanted or peer == ANYONE:
+        """Have the link made.
+
+        A receive from anyone needs only the sender's, who makes it. The others are for the news
+        that the group has failed: a rank without links would learn of that from nobody.
+        """
+        if self._late is None or peer in self._wanted:
             return
         self._wanted.add(peer)
-        self._late.want([peer])
+        if peer == ANYONE:
+            self._late.ask_all()
+        else:
+            self._late.want([peer])
 
     def wait(self, message: _native.Completion) -> int:
         """Moves messages until this one is done; returns the rank at its other end."""

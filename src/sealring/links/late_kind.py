@@ -65,6 +65,8 @@ class LinksOfAKind:
         self._delivered = set(linked)
         self._wanted: set[int] = set()
         """Members that are dialed."""
+        self._asked: set[int] = set()
+        """Those of them that the group does not need: see `ask`."""
         self._accepting: Counter[int] = Counter()
         """Admitted connections of members that are not settled yet."""
         self._wanted_if_not_accepted: set[int] = set()
@@ -93,10 +95,21 @@ class LinksOfAKind:
 
         Returns at once.
         """
+        self._dial_missing(set(ranks), after, asked=False)
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        """Dial these members too, but one that nobody answers for ends nothing: it may have left.
+
+        One that answers and makes no link ends the group as ever.
+        """
+        self._dial_missing(set(ranks), 0.0, asked=True)
+
+    def _dial_missing(self, ranks: set[int], after: float, *, asked: bool) -> None:
         if not self.group.here:
             return
         with self._lock:
-            missing = {rank for rank in ranks if rank not in self._linked | self._wanted}
+            missing = ranks - self._linked - self._wanted
+            self._asked = self._asked | missing if asked else self._asked - ranks
             coming = {rank for rank in missing if self._accepting[rank]}
             self._wanted_if_not_accepted |= coming
             self._wanted |= missing - coming
@@ -158,8 +171,9 @@ class LinksOfAKind:
             wanted = not self._accepting[rank] and rank in self._wanted_if_not_accepted
             if wanted:
                 self._wanted_if_not_accepted.remove(rank)
+            asked = rank in self._asked
         if wanted:
-            self.want([rank])
+            self._dial_missing({rank}, 0.0, asked=asked)
 
     def take(self, channel: SecureChannel) -> Serving:
         """Settle the link. Its place is taken before the dialer is told that the link is made.
@@ -253,6 +267,10 @@ class LinksOfAKind:
         with self._lock:
             fail = self._fail
             if rank in self._linked:
+                return
+            if rank in self._asked and isinstance(error, PeerUnreachable):
+                self._asked.remove(rank)
+                self._wanted.discard(rank)
                 return
         _LOG.warning("sealring: a link cannot be made: %s", str(error))
         if fail is not None:
