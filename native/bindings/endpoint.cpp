@@ -128,8 +128,10 @@ void bind_endpoint(nb::module_& m) {
             auto pipe = own == nullptr || theirs == nullptr
                             ? make_tcp_pipe(socket)
                             : make_shm_pipe(socket, std::move(*own), std::move(*theirs));
-            return self.add_late_link({peer, std::move(pipe), key_from(send_key, "send_key"),
-                                       key_from(receive_key, "receive_key")});
+            LateLink link{peer, std::move(pipe), key_from(send_key, "send_key"),
+                          key_from(receive_key, "receive_key")};
+            const nb::gil_scoped_release released;  // to tell a peer may take seconds
+            self.add_late_link(std::move(link));
           },
           "peer"_a, "socket"_a, "own"_a.none(), "theirs"_a.none(), "send_key"_a, "receive_key"_a)
       .def(

@@ -38,10 +38,10 @@ Engine::Engine(int rank, int world, const Context& context, const KeyBytes& grou
 
 Engine::~Engine() { close(); }
 
-bool Engine::add_late_link(LateLink link) {
+void Engine::add_late_link(LateLink link) {
   require_process();
   require_rank(link.peer);
-  return late_.add(std::move(link));
+  if (const auto ended = late_.add(link)) dismiss(std::move(link), *ended);
 }
 
 void Engine::place_late_links(std::vector<LateLink> links) {
@@ -258,8 +258,9 @@ void Engine::say_where_last_seen(Failure& failure) const {
 }
 
 void Engine::end_with(Failure& failure, const View& view) {
-  place_late_links(late_.close());  // their peers are told as well
-  send_last_records(all_links(), Kind::alert, encode_alert(failure, rank_), view);
+  const LastWord word{Kind::alert, encode_alert(failure, rank_)};
+  place_late_links(late_.close(word));  // their peers are told as well
+  send_last_records(all_links(), word.kind, word.payload, view);
   if (failure.code == FailureCode::out_of_step) {
     if (view.number != 0) failure.views[rank_] = names().rank(rank_) + ": " + names().view(view);
     collect_views(links_, names(), failure);
@@ -277,7 +278,7 @@ void Engine::close() {
   const std::lock_guard<RunLock> lock(running_);
   if (closed_ || failure_) return;
   closed_ = true;
-  place_late_links(late_.close());
+  place_late_links(late_.close({Kind::bye, {}}));
   send_last_records(all_links(), Kind::bye, {}, {});
   wipe_all();
 }

@@ -31,7 +31,7 @@ class Engine final : public Endpoint {
                 const KeyBytes& receive_key, const KeyBytes& peer_group_key) {
     Endpoint::add_link(peer, std::move(pipe), send_key, receive_key, &peer_group_key);
   }
-  bool add_late_link(LateLink link) override;
+  void add_late_link(LateLink link) override;
   void attach(std::unique_ptr<Device> device) override;
   // Wires between its memory and the peers' devices: offered, opened and, when all ranks have, used.
   void offer_wires(uint32_t slots, size_t payload, const std::function<Device::Area(size_t)>& make);

@@ -69,15 +69,19 @@ void Mailbox::require_lease(Lock& lock) {
 }
 
 // The thread that moves messages reads the vector under the lock, and keeps no reference to an empty place.
-bool Mailbox::add_late_link(LateLink link) {
+void Mailbox::add_late_link(LateLink link) {
   require_process();
-  const Lock lock(lock_);
-  if (closed_ || failure_) return false;
-  if (device_) throw std::invalid_argument("a device needs all links from the start");
   require_rank(link.peer);
+  Lock lock(lock_);
+  if (closed_ || failure_) {
+    const LastWord word =
+        failure_ ? LastWord{Kind::alert, encode_alert(*failure_, rank_)} : LastWord{Kind::bye, {}};
+    lock.unlock();
+    return dismiss(std::move(link), word);
+  }
+  if (device_) throw std::invalid_argument("a device needs all links from the start");
   place(std::move(link));
   wake();
-  return true;
 }
 
 void Mailbox::require_link(int peer) const {

@@ -60,7 +60,7 @@ class Mailbox final : public Endpoint {
 
   // Members without a link may be linked later; messages to them wait for it.
   void expect_late_links() { expects_late_links_ = true; }
-  bool add_late_link(LateLink link) override;
+  void add_late_link(LateLink link) override;
 
   // With `caller` the memory is on the device. CUDA may then block the calling thread.
   std::shared_ptr<Completion> submit(const Message& message,

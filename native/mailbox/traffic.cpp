@@ -111,8 +111,9 @@ bool Mailbox::read(Link& link) {
   const bool moved = !link.ended() && link.fill();
   if (link.ended()) {
     const Peer& box = peers_[link.peer];
-    const bool all_have_left = std::all_of(
-        links_.begin(), links_.end(), [](const auto& other) { return !other || other->ended(); });
+    const bool all_have_left = std::all_of(links_.begin(), links_.end(), [this](const auto& other) {
+      return other ? other->ended() : &other == &links_[rank_] || !expects_late_links_;
+    });
     const bool missed =
         !box.unannounced.empty() || !box.announced.empty() || !box.accepted.empty() ||
         !box.accepting.empty() ||

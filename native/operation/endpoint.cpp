@@ -62,6 +62,15 @@ void Endpoint::place(LateLink link) {
   close_in_children(links_[link.peer]->socket());
 }
 
+void Endpoint::dismiss(LateLink late, const LastWord& word) const {
+  // With buffers of its own: those of the group are for one thread.
+  Keyring keys{rank_, keyring_.context, nullptr, {}};
+  BufferPool pool(word.payload.size());
+  Link link(late.peer, std::move(late.pipe), late.send_key, late.receive_key, rekey_bytes_, keys,
+            pool);
+  send_last_records({&link}, word.kind, word.payload, {});
+}
+
 void Endpoint::attach(std::unique_ptr<Device> device) {
   require_process();
   const Lock lock(lock_);

@@ -18,14 +18,14 @@ LateLinks::LateLinks() : wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
 
 LateLinks::~LateLinks() { ::close(wake_); }
 
-bool LateLinks::add(LateLink link) {
+std::optional<LastWord> LateLinks::add(LateLink& link) {
   const std::lock_guard<std::mutex> lock(lock_);
-  if (closed_) return false;
+  if (closed_) return closed_;
   links_.push_back(std::move(link));
   waiting_ = true;
   const uint64_t one = 1;
   (void)!::write(wake_, &one, sizeof one);
-  return true;
+  return std::nullopt;
 }
 
 std::vector<LateLink> LateLinks::take() {
@@ -36,9 +36,9 @@ std::vector<LateLink> LateLinks::take() {
   return std::exchange(links_, {});
 }
 
-std::vector<LateLink> LateLinks::close() {
+std::vector<LateLink> LateLinks::close(LastWord word) {
   const std::lock_guard<std::mutex> lock(lock_);
-  closed_ = true;
+  closed_ = std::move(word);
   waiting_ = false;
   return std::exchange(links_, {});
 }

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "keys/keys.hpp"
+#include "record/record.hpp"
 #include "transport/pipe.hpp"
 
 namespace sealring {
@@ -19,6 +22,12 @@ struct LateLink {
   KeyBytes receive_key;
 };
 
+// The record with which a group ended: an alert or a bye.
+struct LastWord {
+  Kind kind;
+  std::vector<uint8_t> payload;
+};
+
 class LateLinks {
  public:
   LateLinks();
@@ -26,13 +35,13 @@ class LateLinks {
   LateLinks(const LateLinks&) = delete;
   LateLinks& operator=(const LateLinks&) = delete;
 
-  // False once the group has ended; the link is then closed.
-  bool add(LateLink link);
+  // Takes the link; or, once the group has ended, leaves it and returns what its peer must be told.
+  std::optional<LastWord> add(LateLink& link);
   // Cheap enough to be asked in every round.
   bool waiting() const { return waiting_.load(std::memory_order_relaxed); }
   std::vector<LateLink> take();
-  // No link is taken from here on; returns those that were not taken.
-  std::vector<LateLink> close();
+  // No link is added from here on; returns those that were not taken.
+  std::vector<LateLink> close(LastWord word);
   // A descriptor that can be read while a link waits.
   int wake() const { return wake_; }
 
@@ -40,7 +49,7 @@ class LateLinks {
   std::mutex lock_;
   std::vector<LateLink> links_;
   std::atomic<bool> waiting_{false};
-  bool closed_ = false;
+  std::optional<LastWord> closed_;
   int wake_;
 };
 

@@ -299,8 +299,8 @@ class Endpoint:
         theirs: LinkMemory | None,
         send_key: Secret,
         receive_key: Secret,
-    ) -> bool:
-        """From any thread. False, and the socket is closed, where the group has ended."""
+    ) -> None:
+        """From any thread. Where the group has ended the peer is told so; it may take seconds."""
     def commitments(
         self,
     ) -> list[tuple[int, int, tuple[int, bytes] | None, tuple[int, bytes] | None]]:

@@ -119,10 +119,10 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
             both.wait(1.0)
         return take(self, channel)
 
-    def slow_add(self: Any, channel: Any, memory: Any, spare: Any, *, dialer: bool) -> None:
+    def slow_add(self: Any, channel: Any, memory: Any, *, dialer: bool) -> None:
         if not dialer:
             time.sleep(0.3)
-        add(self, channel, memory, spare, dialer=dialer)
+        add(self, channel, memory, dialer=dialer)
 
     # As in two processes: one thread for both would hold up one of them after the other.
     monkeypatch.setattr(listener, "listening_thread", ListeningThread)
@@ -297,8 +297,8 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
     failures: list[Failure] = []
 
     class Owner:
-        def add_late_link(self, peer: int, link: Any) -> bool:
-            return False
+        def add_late_link(self, peer: int, link: Any) -> None:
+            raise AssertionError("no link is made here")
 
         def fail(self, failure: Failure) -> None:
             failures.append(failure)
@@ -321,8 +321,8 @@ def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed() -> None:
     failed = threading.Event()
 
     class Owner:
-        def add_late_link(self, peer: int, link: Any) -> bool:
-            return False
+        def add_late_link(self, peer: int, link: Any) -> None:
+            raise AssertionError("no link is made here")
 
         def fail(self, failure: Failure) -> None:
             failures.append(failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -18,7 +19,7 @@ from sealring.engine.endpoint import Endpoint
 from sealring.engine.mailbox import ANYONE
 from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
 from sealring.handshake import peers
-from sealring.links import late_kind, threads
+from sealring.links import agreement, late_kind, link, threads
 from sealring.links.dialer import Dialer
 from sealring.links.listener import Listener
 from sealring.links.unproven import Unproven
@@ -139,7 +140,7 @@ def test_a_member_that_left_before_a_receive_from_anyone_ends_a_message_to_it(
 
 
 def test_a_receive_from_anyone_learns_how_the_group_had_failed() -> None:
-    """Rank 3 failed before rank 8 came, and rank 8 has a link with nobody."""
+    """Rank 3 failed before rank 8 came, and rank 8 has no link."""
     with team() as one:
         assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [(PeerSilent, 5)]
         assert one.all(lambda rank: receive(one, rank, ANYONE, 60.0), *but(8)) == [(PeerSilent, 5)]
@@ -190,20 +191,81 @@ def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_al
         assert set(one.all(call, 4)) == {(PeerLost, 4)}
 
 
+def hold(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, rank: int
+) -> tuple[threading.Event, threading.Event]:
+    """This rank's next link comes to this method, and no further until the second event."""
+    plain, held, goes_on = getattr(owner, name), threading.Event(), threading.Event()
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = self._names.rank if isinstance(self, Endpoint) else int(self._own_host[5:])
+        if own == rank and not held.is_set():
+            held.set()
+            assert goes_on.wait(20.0)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, method)
+    return held, goes_on
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Endpoint, "add_late_link"), (agreement.DialersMemory, "settle")]
+)
+def test_a_link_that_comes_after_the_failure_carries_it(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    """Rank 8 takes the link for made. Rank 3 has failed when its own end comes to its group."""
+    with team() as one:
+        held, goes_on = hold(monkeypatch, owner, name, 3)
+
+        def call(rank: int) -> int:
+            if rank == 8:
+                assert held.wait(20.0)
+                return receive(one, 8, 3, 20.0)
+            with contextlib.suppress(PeerSilent):
+                receive(one, 3, 8, 1.0)
+            goes_on.set()
+            return 0
+
+        assert one.all(call, *but(3, 8)) == [0, (PeerSilent, 8)]
+
+
+def test_a_link_that_comes_after_a_rank_has_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 8, which receives from anyone, does not need that rank."""
+    with team() as one:
+        held, goes_on = hold(monkeypatch, Endpoint, "add_late_link", 3)
+
+        def call(rank: int) -> int:
+            if rank == 8:
+                assert held.wait(20.0)
+                return receive(one, 8, ANYONE, 20.0)
+            if rank == 11:
+                assert goes_on.wait(20.0)
+                time.sleep(1.0)
+                return send(one, 11, 8, 20.0)
+            one.groups[3].mailbox._want(8)
+            assert held.wait(20.0)
+            one.groups[3].mailbox.close()
+            goes_on.set()
+            return 3
+
+        assert one.all(call, *but(3, 8, 11)) == [3, 11, 8]
+
+
 @pytest.mark.parametrize("times", [1, 2])
-def test_no_descriptor_left_when_a_link_is_made(
+def test_the_kernel_lacks_memory_when_a_link_is_made(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """At either end: the peer has not been told that the link exists, and both try again."""
-    plain, lacks = socket.socket.dup, iter(range(times))
+    plain, lacks = link.prepare_socket, iter(range(times))
 
-    def dup(self: socket.socket) -> socket.socket:
+    def prepare(sock: socket.socket) -> None:
         if next(lacks, None) is not None:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return plain(self)
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        plain(sock)
 
     with team() as one:
-        monkeypatch.setattr(socket.socket, "dup", dup)
+        monkeypatch.setattr(late_kind, "prepare_socket", prepare)
 
         def call(rank: int) -> int:
             return send(one, 3, 8, 8.0) if rank == 3 else receive(one, 8, 3, 8.0)
@@ -219,10 +281,10 @@ def test_a_link_that_an_end_cannot_take_ends_the_group_at_both(
     """The peer takes it for made. Rank 3 dials, rank 8 is dialed."""
     plain = Endpoint.add_late_link
 
-    def add(self: Any, peer: int, link: Any) -> bool:
+    def add(self: Any, peer: int, link: Any) -> None:
         if self._names.rank == victim:
             raise MemoryError
-        return plain(self, peer, link)
+        plain(self, peer, link)
 
     monkeypatch.setattr(Endpoint, "add_late_link", add)
     with team() as one:

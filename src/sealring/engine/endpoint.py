@@ -94,10 +94,10 @@ class Endpoint(Generic[Native]):
             hand_over(native, peer, link, publishes=publishes)
         self._late = None if late is None else LateEnds(self, late, names.members)
 
-    def add_late_link(self, peer: int, link: Link) -> bool:
-        """From any thread; False where the group has ended."""
+    def add_late_link(self, peer: int, link: Link) -> None:
+        """From any thread. Where the group has ended the peer is told how."""
         self.link_sockets.append(socket_of(self._names.members[peer], link))
-        return hand_over_late(self._native, peer, link)
+        hand_over_late(self._native, peer, link)
 
     def _link_all(self) -> None:
         """Before a device is attached, which is given all links' keys at once."""

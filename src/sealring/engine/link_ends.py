@@ -80,7 +80,7 @@ busy, links of a large group take seconds, and twice as many connections would m
 class Owner(Protocol):
     """An engine or a mailbox, as far as late links matter to it."""
 
-    def add_late_link(self, peer: int, link: Link) -> bool: ...
+    def add_late_link(self, peer: int, link: Link) -> None: ...
     def fail(self, failure: _native.Failure) -> None: ...
 
 
@@ -95,12 +95,11 @@ class LateEnds:
         self._members = tuple(members)
         own = weakref.ref(owner)
 
-        def deliver(link: Link) -> bool:
-            alive = own()
-            if alive is None:
-                link.socket.close()
-                return False
-            return alive.add_late_link(self._members.index(link.peer), link)
+        def deliver(link: Link) -> None:
+            if (alive := own()) is None:
+                link.discard()
+            else:
+                alive.add_late_link(self._members.index(link.peer), link)
 
         def fail(rank: int, error: SealringError) -> None:
             if (alive := own()) is not None:
@@ -154,10 +153,9 @@ def _failure_of(error: SealringError, rank: int, members: Sequence[int]) -> _nat
     return _native.Failure(code, why[:500], place(rank))
 
 
-def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> bool:
+def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> None:
     own, theirs = (None, None) if link.memory is None else link.memory
     keys = (link.send_key, link.receive_key)
-    taken = native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
+    native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
     link.send_key.wipe()
     link.receive_key.wipe()
-    return taken

@@ -102,7 +102,7 @@ class Mailbox(Endpoint[_native.Mailbox]):
         """Have the link made.
 
         A receive from anyone needs only the sender's, who makes it. The others are for the news
-        that the group has failed: a rank without links would learn of that from nobody.
+        that the group has failed: a rank without links would never learn of that.
         """
         if self._late is None or peer in self._wanted:
             return

@@ -40,6 +40,8 @@ _THREADS: Final = 16
 _CONNECT_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 2.0
+"""How long stop() lets a connection be that the peer may take for a link."""
 _INVALID_SECONDS: Final = 5.0
 """How long a rank's address must have led to an invalid certificate before the rank is given up. A
 worker corrects its own address in the store every second."""
@@ -97,6 +99,7 @@ class Dialer:
         self._fail = fail
         self._lock = threading.Condition()
         self._live: set[socket.socket] = set()
+        self._seen_through: set[socket.socket] = set()
         self._stopping = False
         self._jobs: list[tuple[float, int, int, Callable[[], None]]] = []
         """A heap: when it is due, a number that keeps the order, the rank, what to do."""
@@ -137,20 +140,35 @@ class Dialer:
             return None if self._threads else problem
         return None
 
+    def see_through(self, sock: socket.socket) -> None:
+        """Called by an attempt: from here on the peer may take this connection for a link.
+
+        If it ended without a word the peer would take this worker for lost.
+        """
+        with self._lock:
+            if self._stopping:
+                raise PeerUnreachable("the group makes no further link")
+            self._seen_through.add(sock)
+
     def stop(self) -> None:
-        """Break off what is under way, and wait for the threads."""
+        """Break off what is under way, but for links that are all but made; await the threads."""
         with self._lock:
             if self._stopping:
                 return
             self._stopping = True
             self._jobs.clear()
             self._lock.notify_all()
-            for sock in self._live:
-                # Not close(): its thread may be waiting on the descriptor, and this wakes it.
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            self._cut(self._live - self._seen_through)
+            self._lock.wait_for(lambda: not self._live, _LAST_SECONDS)
+            self._cut(self._live)
         for thread in self._threads:
             thread.join()
+
+    def _cut(self, live: set[socket.socket]) -> None:
+        for sock in live:
+            # Not close(): its thread may be waiting on the descriptor, and this wakes it.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         while (next_job := self._next()) is not None:
@@ -270,6 +288,9 @@ class Dialer:
         finally:
             with self._lock:
                 self._live.discard(sock)
+                self._seen_through.discard(sock)
+                if self._stopping:
+                    self._lock.notify_all()
         hand_over()
         return None
 

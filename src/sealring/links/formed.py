@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 
 from sealring import _native
@@ -36,7 +35,6 @@ class FormedGroup:
         self.on_failure: Callable[[], None] | None = None
         """Called when it has."""
         self._process = _native.ProcessMark()
-        self._spares: list[socket.socket] = []
 
     @property
     def here(self) -> bool:
@@ -52,16 +50,3 @@ class FormedGroup:
     def require_alive(self, rank: int) -> None:
         if self.failure is not None:
             raise GroupEnded(f"the group of rank {rank} has failed", failure=self.failure)
-
-    def keep_open(self, sock: socket.socket) -> None:
-        """Until `close_spares`.
-
-        A connection that came too late stays open for a while after the group has failed: its end
-        would tell the peer that this worker is lost, before the alert with the true reason reaches
-        it over other links.
-        """
-        self._spares.append(sock)
-
-    def close_spares(self) -> None:
-        while self._spares:
-            self._spares.pop().close()

@@ -23,7 +23,6 @@ from sealring.handshake.terms import Terms
 from sealring.links.formed import FormedGroup
 from sealring.links.late_kind import LinksOfAKind
 from sealring.links.listener import Listener
-from sealring.links.waiting import FAREWELL_SECONDS
 
 _LOG = logging.getLogger("sealring")
 
@@ -41,7 +40,6 @@ class LateLinks:
         """Taken for good by the thread that stops all."""
         self._refusing = threading.Lock()
         """Taken for good by the thread that ends the dialing."""
-        self._may_close = threading.Event()
         agreed = group.agreed
         formed = replace(
             terms,
@@ -58,9 +56,7 @@ class LateLinks:
     def stop(self) -> None:
         """Make no further link, and end the threads. A forked child leaves its parent's alone."""
         if self._group.here:
-            self._may_close.set()
             self._stop()
-            self._group.close_spares()
 
     def stop_soon(self) -> None:
         """The same in a thread of its own: the group was dropped, at any point of any thread."""
@@ -71,14 +67,9 @@ class LateLinks:
             self._in_a_thread(self._end_dialing)
 
     def _in_a_thread(self, job: Callable[[], None]) -> None:
-        def run() -> None:
-            job()
-            self._may_close.wait(FAREWELL_SECONDS)
-            self._group.close_spares()
-
         if self._group.here and not self._stopping.locked():
             try:
-                threading.Thread(target=run, name="sealring-late-stop", daemon=True).start()
+                threading.Thread(target=job, name="sealring-late-stop", daemon=True).start()
             except RuntimeError as problem:  # stop() does it when the group is closed
                 _LOG.warning("sealring: a thread cannot be started: %s", problem)
 

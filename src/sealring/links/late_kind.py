@@ -47,8 +47,8 @@ _CLOSED_SECONDS: Final = 5.0
 """How long a member's machine refuses connections before the member is given up: it has ended."""
 _LOOK_SECONDS: Final = 1.0
 
-Deliver = Callable[[Link], bool]
-"""Takes a link; False if its group has ended."""
+Deliver = Callable[[Link], None]
+"""Takes a link. If its group has ended it says so to the peer."""
 Fail = Callable[[int, SealringError], None]
 """Ends the group: no link with this member could be made."""
 
@@ -70,8 +70,7 @@ class LinksOfAKind:
         self._accepting: Counter[int] = Counter()
         """Admitted connections of members that are not settled yet."""
         self._wanted_if_not_accepted: set[int] = set()
-        self._undelivered: list[tuple[Link, socket.socket]] = []
-        """With a second descriptor of each one's socket."""
+        self._undelivered: list[Link] = []
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
         self._dialer = Dialer(
@@ -87,8 +86,8 @@ class LinksOfAKind:
         with self._lock:
             self._deliver, self._fail = deliver, fail
             waiting, self._undelivered = self._undelivered, []
-        for link, spare in waiting:
-            self._hand_over(link, spare)
+        for link in waiting:
+            self._hand_over(link)
 
     def want(self, ranks: Iterable[int], after: float = 0.0) -> None:
         """Dial those of these members that there is no link with `after` seconds from now.
@@ -98,7 +97,7 @@ class LinksOfAKind:
         self._dial_missing(set(ranks), after, asked=False)
 
     def ask(self, ranks: Iterable[int]) -> None:
-        """Dial these members too, but one that nobody answers for ends nothing: it may have left.
+        """Dial these members too. One where no process answers ends nothing: it may have left.
 
         One that answers and makes no link ends the group as ever.
         """
@@ -141,9 +140,8 @@ class LinksOfAKind:
         with self._lock:
             waiting, self._undelivered = self._undelivered, []
             self._lock.notify_all()
-        for link, spare in waiting:
+        for link in waiting:
             link.discard()
-            spare.close()
 
     # ---- the end that was dialed -----------------------------------------------------------------
 
@@ -182,7 +180,6 @@ class LinksOfAKind:
         """
         rank = channel.peer.rank
         reserved = False
-        spare = None
 
         def reserve() -> None:
             nonlocal reserved
@@ -195,16 +192,14 @@ class LinksOfAKind:
 
         try:
             self._check_process(channel.peer, channel.peer_hello)
-            spare = self._prepared(channel.socket)
+            self._prepare(channel.socket)
             settled = yield from settle_as_acceptor(channel, self.group.transport, reserve)
         except BaseException:
             if reserved:
                 with self._lock:
                     self._linked.remove(rank)
-            if spare is not None:
-                spare.close()
             raise
-        return functools.partial(self._add, channel, settled.memory, spare, dialer=False)
+        return functools.partial(self._add, channel, settled.memory, dialer=False)
 
     # ---- the end that dials ----------------------------------------------------------------------
 
@@ -216,36 +211,29 @@ class LinksOfAKind:
         send_without_delay(sock)
         deadline = time.monotonic() + _DIAL_SECONDS
         own = self.group
-        spares: list[socket.socket] = []
 
         def offer(peer: VerifiedPeer, hello: Hello) -> Message | None:
             """After its accept a dialer does nothing that may fail."""
             self._check_process(peer, hello)
-            spares.append(self._prepared(sock))
-            return memory.offer(peer, hello)
+            self._prepare(sock)
+            offered = memory.offer(peer, hello)
+            self._dialer.see_through(sock)
+            return offered
 
         with DialersMemory(sock, own.transport, self.terms.host) as memory:
+            channel = dial(sock, own.credentials(), self.terms, rank, deadline, own.sessions, offer)
             try:
-                channel = dial(
-                    sock, own.credentials(), self.terms, rank, deadline, own.sessions, offer
-                )
-                try:
-                    with channel.refusing():
-                        settled = memory.settle(channel, bare_next=True)
-                except BaseException:
-                    channel.link_keys.wipe()
-                    raise
+                with channel.refusing():
+                    settled = memory.settle(channel, bare_next=True)
             except BaseException:
-                for spare in spares:
-                    spare.close()
+                channel.link_keys.wipe()
                 raise
-        return functools.partial(self._add, channel, settled.memory, spares[0], dialer=True)
+        return functools.partial(self._add, channel, settled.memory, dialer=True)
 
-    def _prepared(self, sock: socket.socket) -> socket.socket:
-        """The socket is fit for records; returns a second descriptor of it (keep_open)."""
+    def _prepare(self, sock: socket.socket) -> None:
+        """Make it fit for records."""
         try:
             prepare_socket(sock)
-            return sock.dup()
         except OSError as problem:
             # Both ends try again: strangers who took all descriptors give them back.
             raise PeerUnreachable(
@@ -282,7 +270,6 @@ class LinksOfAKind:
         self,
         channel: SecureChannel,
         memory: SharedMemory | None,
-        spare: socket.socket,
         *,
         dialer: bool,
     ) -> None:
@@ -293,31 +280,25 @@ class LinksOfAKind:
             second = dialer and link.peer in self._linked
             self._linked.add(link.peer)
             if not second and self._deliver is None:
-                self._undelivered.append((link, spare))
+                self._undelivered.append(link)
                 return
         if second:
             link.discard()
-            spare.close()
         else:
-            self._hand_over(link, spare)
+            self._hand_over(link)
 
-    def _hand_over(self, link: Link, spare: socket.socket) -> None:
+    def _hand_over(self, link: Link) -> None:
         """Whatever fails here ends the group: the peer takes the link for made."""
         assert self._deliver is not None
         assert self._fail is not None
-        taken = True
         try:
-            taken = self._deliver(link)
+            self._deliver(link)
         except Exception as problem:
             # As a text: the frames of a traceback would keep the group.
             _LOG.error("sealring: a link cannot be taken: %s", traceback.format_exc())
             link.discard()
             why = f"rank {self.terms.rank} cannot take its link with rank {link.peer}: {problem!r}"
             self._fail(self.terms.rank, PeerUnreachable(why, peer=self.terms.rank))
-        if taken:
-            spare.close()
-        else:
-            self.group.keep_open(spare)
         with self._lock:
             self._delivered.add(link.peer)
             self._lock.notify_all()
