@@ -6,8 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <string>
+#include <system_error>
 
 #include "record/alert.hpp"
 
@@ -37,7 +36,7 @@ Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_byte
                rekey_bytes, std::move(first_failure), std::move(names)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       peers_(static_cast<size_t>(world)) {
-  if (wake_ < 0) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
+  if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
 }
 
 Mailbox::~Mailbox() {

@@ -5,15 +5,13 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
-#include <stdexcept>
-#include <string>
+#include <system_error>
 #include <utility>
 
 namespace sealring {
 
 LateLinks::LateLinks() : wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (wake_ < 0) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
+  if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
 }
 
 LateLinks::~LateLinks() { ::close(wake_); }

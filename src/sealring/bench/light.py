@@ -21,7 +21,7 @@ from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.handshake import SessionTable, Terms, group_context
 from sealring.identity import Credentials
-from sealring.links import Agreed, Store, agreed_epoch, build_mesh
+from sealring.links import Agreed, Store, agreed_epoch, build_mesh, lack_is_named
 from sealring.schedule import Algorithm, Operation, chunks, cuts_into_chunks
 
 _LOOPBACK: Final = {"SEALRING_ADDRESS": "127.0.0.1"}
@@ -82,6 +82,7 @@ class LightWorker:
     def rank(self) -> int:
         return self.credentials.rank
 
+    @lack_is_named()
     def form(
         self,
         name: str,
@@ -130,18 +131,19 @@ class LightWorker:
             "hosts": hosts,
             "late": late,
         }
-        engine = CollectiveEngine(
-            rank,
-            len(ordered),
-            context=group_context(terms),
-            group_key=agreed.group_key(self.rank),
-            links=[(place_of[link.peer], link) for link in mesh.links],
-            unlinked={place_of[each]: key for each, key in unlinked.items()},
-            **shared,
-        )
-        agreed.wipe()
         of_messages = group_context(replace(terms, epoch=f"{epoch}.messages"))
-        mailbox = Mailbox(rank, len(ordered), context=of_messages, links=[], **shared)
+        with mesh.handed_over():
+            engine = CollectiveEngine(
+                rank,
+                len(ordered),
+                context=group_context(terms),
+                group_key=agreed.group_key(self.rank),
+                links=[(place_of[link.peer], link) for link in mesh.links],
+                unlinked={place_of[each]: key for each, key in unlinked.items()},
+                **shared,
+            )
+            agreed.wipe()
+            mailbox = Mailbox(rank, len(ordered), context=of_messages, links=[], **shared)
         return LightGroup(engine, mailbox, len(ordered), len(mesh.links), agreed)
 
 

@@ -27,7 +27,7 @@ from sealring.group.torch_functions import pass_calls_to_groups
 from sealring.handshake import Terms, group_context, process_sessions
 from sealring.identity import load_credentials
 from sealring.identity.process import shut_out_debuggers
-from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh
+from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh, lack_is_named
 from sealring.live.gather import note_group
 from sealring.live.worker import show
 from sealring.recorder.start import start_recorder
@@ -73,7 +73,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
     def by_group_rank(mesh: Mesh) -> list[tuple[int, Link]]:
         return [(place_of[link.peer], link) for link in mesh.links]
 
-    with agreed_epoch(options.store, members, rank, deadline) as epoch:
+    with lack_is_named(), agreed_epoch(options.store, members, rank, deadline) as epoch:
         terms = Terms(
             job=credentials.job,
             group=options.name or "default",
@@ -93,23 +93,24 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         unlinked = agreed.group_keys([each for each in members if each not in linked])
         hosts = {place_of[each]: member.host for each, member in agreed.members.items()}
         first_failure = _native.FirstFailure()
-        engine = CollectiveEngine(
-            group_rank,
-            group_world,
-            context=group_context(terms),
-            group_key=agreed.group_key(rank),
-            links=by_group_rank(mesh),
-            host=terms.host,
-            members=members,
-            record_bytes=settings.record_bytes,
-            rekey_bytes=settings.rekey_bytes,
-            first_failure=first_failure,
-            lease=lease,
-            hosts=hosts,
-            unlinked={place_of[each]: key for each, key in unlinked.items()},
-            late=late,
-            threads=settings.threads or _threads(terms.host, hosts),
-        )
+        with mesh.handed_over():
+            engine = CollectiveEngine(
+                group_rank,
+                group_world,
+                context=group_context(terms),
+                group_key=agreed.group_key(rank),
+                links=by_group_rank(mesh),
+                host=terms.host,
+                members=members,
+                record_bytes=settings.record_bytes,
+                rekey_bytes=settings.rekey_bytes,
+                first_failure=first_failure,
+                lease=lease,
+                hosts=hosts,
+                unlinked={place_of[each]: key for each, key in unlinked.items()},
+                late=late,
+                threads=settings.threads or _threads(terms.host, hosts),
+            )
         gpu = GpuCalls(engine, settings.cuda_wait)
         try:
             objection = _problem_of(gpu)

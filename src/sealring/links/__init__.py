@@ -23,14 +23,16 @@ late        all of them, and their end
 connections what is done with an attempt's connections
 own_address the address that the store shows for this worker
 mesh        a group forms, or does not: build_mesh
+lacks       no descriptor, thread or memory is left for that
 diagnosis   why it is not complete when its time is up
 link        what comes out
 """
 
 from sealring.links.epoch import agreed_epoch
 from sealring.links.forming import Agreed
+from sealring.links.lacks import lack_is_named
 from sealring.links.link import Link
 from sealring.links.mesh import Mesh, build_mesh
 from sealring.links.rendezvous import Store
 
-__all__ = ["Agreed", "Link", "Mesh", "Store", "agreed_epoch", "build_mesh"]
+__all__ = ["Agreed", "Link", "Mesh", "Store", "agreed_epoch", "build_mesh", "lack_is_named"]

@@ -14,7 +14,8 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -63,6 +64,18 @@ class Mesh:
     agreed: Agreed
     late: LateLinks | None
     """Makes the others; None where all pairs are linked."""
+
+    @contextmanager
+    def handed_over(self) -> Iterator[None]:
+        """The engine is made of it here; if that fails nothing is left of it, and the peers see."""
+        try:
+            yield
+        except BaseException:
+            for link in self.links:
+                link.discard()
+            if self.late is not None:
+                self.late.stop()
+            raise
 
 
 def build_mesh(
