@@ -19,7 +19,7 @@ from sealring.engine.endpoint import Endpoint
 from sealring.engine.mailbox import ANYONE
 from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
 from sealring.handshake import peers
-from sealring.links import agreement, late_kind, link, threads
+from sealring.links import agreement, dialer, late_kind, link, threads
 from sealring.links.dialer import Dialer
 from sealring.links.listener import Listener
 from sealring.links.unproven import Unproven
@@ -95,14 +95,41 @@ def test_members_that_do_not_answer_hold_up_no_other() -> None:
             return reached.set
 
         failures: list[SealringError] = []
-        dialer = Dialer(Book(), attempt, failures.append)
+        reaching = Dialer(Book(), attempt, failures.append)
         for rank in range(21):
-            dialer.dial(rank)
+            reaching.dial(rank)
         try:
             assert reached.wait(10.0)
             assert not failures
         finally:
-            dialer.stop()
+            reaching.stop()
+
+
+def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 11 dials all, and waits for the first ones; rank 7's turn has not come."""
+    monkeypatch.setattr(dialer, "_THREADS", 2)
+    monkeypatch.setattr(peers, "_ANSWER_SECONDS", 5.0)
+    plain = Listener.take_turn
+    with team() as one:
+        lates = [one.groups[rank].engine._late_links for rank in range(6)]
+        stopped = [late._listener for late in lates if late is not None]
+        del lates
+
+        def turn(self: Listener) -> float | None:
+            return time.monotonic() + 0.1 if self in stopped else plain(self)
+
+        monkeypatch.setattr(Listener, "take_turn", turn)
+
+        def call(rank: int) -> int:
+            if rank == 11:
+                return receive(one, 11, ANYONE, 30.0)
+            time.sleep(0.5)
+            return send(one, 7, 11, 2.0)
+
+        assert one.all(call, *but(7, 11)) == [11, 7]
+        stopped.clear()
 
 
 def test_a_receive_from_anyone_does_not_need_a_member_that_has_left(

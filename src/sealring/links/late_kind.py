@@ -1,8 +1,9 @@
 """The late links of one kind: of a group's collectives, or of its messages.
 
 Two that need a link at once may dial each other. The higher rank decides under its lock which
-connection becomes the link: it admits no connection of a member that it dials, and does not dial a
-member whose connection it has admitted, unless that one fails. The lower rank admits the higher
+connection becomes the link: it admits no connection of a member while it makes an attempt to link
+with it, and begins none while it has admitted one, unless that one fails. An attempt that waits for
+its turn refuses nothing: others before it may not answer for long. The lower rank admits the higher
 one's connection at any time before the two are linked.
 """
 
@@ -70,6 +71,8 @@ class LinksOfAKind:
         self._accepting: Counter[int] = Counter()
         """Admitted connections of members that are not settled yet."""
         self._wanted_if_not_accepted: set[int] = set()
+        self._attempted: set[int] = set()
+        """Members that are connected to just now, to be linked with."""
         self._undelivered: list[Link] = []
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
@@ -157,7 +160,7 @@ class LinksOfAKind:
         with self._lock:
             if rank in self._linked:
                 raise PeerUnreachable(f"rank {rank} is linked already")
-            if rank in self._wanted and rank < self.terms.rank:
+            if rank in self._attempted and rank < self.terms.rank:
                 raise PeerUnreachable(f"rank {rank} is being dialed from here")
             self._accepting[rank] += 1
 
@@ -208,6 +211,20 @@ class LinksOfAKind:
             if rank in self._linked:
                 sock.close()
                 return lambda: None
+            if self._accepting[rank] and rank < self.terms.rank:
+                raise PeerUnreachable(f"rank {rank} has connected itself", peer=rank)
+            self._attempted.add(rank)
+        try:
+            return functools.partial(self._add, *self._set_up(sock, rank), dialer=True)
+        except BaseException:
+            self._attempt_ended(rank)
+            raise
+
+    def _attempt_ended(self, rank: int) -> None:
+        with self._lock:
+            self._attempted.discard(rank)
+
+    def _set_up(self, sock: socket.socket, rank: int) -> tuple[SecureChannel, SharedMemory | None]:
         send_without_delay(sock)
         deadline = time.monotonic() + _DIAL_SECONDS
         own = self.group
@@ -228,7 +245,7 @@ class LinksOfAKind:
             except BaseException:
                 channel.link_keys.wipe()
                 raise
-        return functools.partial(self._add, channel, settled.memory, dialer=True)
+        return channel, settled.memory
 
     def _prepare(self, sock: socket.socket) -> None:
         """Make it fit for records."""
@@ -279,6 +296,8 @@ class LinksOfAKind:
             # not made another link.
             second = dialer and link.peer in self._linked
             self._linked.add(link.peer)
+            if dialer:
+                self._attempted.discard(link.peer)
             if not second and self._deliver is None:
                 self._undelivered.append(link)
                 return
