@@ -5,7 +5,6 @@
 
 #include "device/sealing_on_device.hpp"
 #include "record/alert.hpp"
-#include "transport/inherited_sockets.hpp"
 
 namespace sealring {
 
@@ -59,7 +58,6 @@ void Endpoint::place(LateLink link) {
   if (links_[link.peer]) return;  // the second of two that were made at once is closed
   links_[link.peer] = std::make_unique<Link>(link.peer, std::move(link.pipe), link.send_key,
                                              link.receive_key, rekey_bytes_, keyring_, pool_);
-  close_in_children(links_[link.peer]->socket());
 }
 
 void Endpoint::dismiss(LateLink late, const LastWord& word) const {
@@ -119,10 +117,7 @@ void Endpoint::require_device() const {
 }
 
 void Endpoint::wipe() {
-  for (auto& link : links_) {
-    if (link) forget_in_children(link->socket());
-    link.reset();
-  }
+  for (auto& link : links_) link.reset();
   for (auto& key : keyring_.groups) key.reset();
   for (auto& key : keyring_.groups_gpu) key.reset();
   for (auto& key : keyring_.lanes_keys) key.reset();
