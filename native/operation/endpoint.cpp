@@ -60,13 +60,12 @@ void Endpoint::place(LateLink link) {
                                              link.receive_key, rekey_bytes_, keyring_, pool_);
 }
 
-void Endpoint::dismiss(LateLink late, const LastWord& word) const {
-  // With buffers of its own: those of the group are for one thread.
-  Keyring keys{rank_, keyring_.context, nullptr, {}};
-  BufferPool pool(word.payload.size());
-  Link link(late.peer, std::move(late.pipe), late.send_key, late.receive_key, rekey_bytes_, keys,
-            pool);
-  send_last_records({&link}, word.kind, word.payload, {});
+std::optional<Dismissal> Endpoint::add_late_link(LateLink link) {
+  require_process();
+  require_rank(link.peer);
+  std::optional<LastWord> ended = late_.add(link);
+  if (!ended) return std::nullopt;
+  return Dismissal(rank_, keyring_.context, rekey_bytes_, std::move(link), std::move(*ended));
 }
 
 void Endpoint::attach(std::unique_ptr<Device> device) {

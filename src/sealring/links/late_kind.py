@@ -40,6 +40,7 @@ from sealring.links.forming import Agreed
 from sealring.links.link import Link, link_of, prepare_socket, send_without_delay
 from sealring.links.memory import SharedMemory
 from sealring.links.rendezvous import Address
+from sealring.links.threads import Job, borrow
 
 _LOG = logging.getLogger("sealring")
 
@@ -48,8 +49,10 @@ _CLOSED_SECONDS: Final = 5.0
 """How long a member's machine refuses connections before the member is given up: it has ended."""
 _LOOK_SECONDS: Final = 1.0
 
-Deliver = Callable[[Link], None]
-"""Takes a link. If its group has ended it says so to the peer."""
+Rest = Callable[[], None]
+"""Says to the peer of a link that came too late how its group has ended. It may take seconds."""
+Deliver = Callable[[Link], Rest | None]
+"""Takes a link, without waiting; returns what is left to do if its group has ended."""
 Fail = Callable[[int, SealringError], None]
 """Ends the group: no link with this member could be made."""
 
@@ -74,6 +77,7 @@ class LinksOfAKind:
         self._attempted: set[int] = set()
         """Members that are connected to just now, to be linked with."""
         self._undelivered: list[Link] = []
+        self._dismissing: list[Job] = []
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
         self._dialer = Dialer(
@@ -142,9 +146,12 @@ class LinksOfAKind:
         self._dialer.stop()
         with self._lock:
             waiting, self._undelivered = self._undelivered, []
+            dismissing, self._dismissing = self._dismissing, []
             self._lock.notify_all()
         for link in waiting:
             link.discard()
+        for job in dismissing:
+            job.join()
 
     # ---- the end that was dialed -----------------------------------------------------------------
 
@@ -311,7 +318,9 @@ class LinksOfAKind:
         assert self._deliver is not None
         assert self._fail is not None
         try:
-            self._deliver(link)
+            rest = self._deliver(link)
+            if rest is not None:
+                self._dismiss(rest, link)
         except Exception as problem:
             # As a text: the frames of a traceback would keep the group.
             _LOG.error("sealring: a link cannot be taken: %s", traceback.format_exc())
@@ -321,6 +330,15 @@ class LinksOfAKind:
         with self._lock:
             self._delivered.add(link.peer)
             self._lock.notify_all()
+
+    def _dismiss(self, rest: Rest, link: Link) -> None:
+        if link.dialer:
+            rest()
+            return
+        # Not on the thread that is here: it serves all listeners of the process.
+        job = borrow("sealring-dismiss", rest)
+        with self._lock:
+            self._dismissing.append(job)
 
 
 class _Book:
