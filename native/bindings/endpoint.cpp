@@ -92,6 +92,9 @@ void bind_endpoint(nb::module_& m) {
       .def_prop_ro("error", &Completion::error)
       .def_prop_ro("peer", &Completion::peer);
 
+  nb::class_<Dismissal>(m, "Dismissal")
+      .def("say", &Dismissal::say, nb::call_guard<nb::gil_scoped_release>());
+
   nb::class_<Endpoint>(m, "Endpoint")
       .def(
           "use_lease",
@@ -130,8 +133,8 @@ void bind_endpoint(nb::module_& m) {
                             : make_shm_pipe(socket, std::move(*own), std::move(*theirs));
             LateLink link{peer, std::move(pipe), key_from(send_key, "send_key"),
                           key_from(receive_key, "receive_key")};
-            const nb::gil_scoped_release released;  // to tell a peer may take seconds
-            self.add_late_link(std::move(link));
+            std::optional<Dismissal> rest = self.add_late_link(std::move(link));
+            return rest ? owned_here<Dismissal>(std::move(*rest)) : nullptr;
           },
           "peer"_a, "socket"_a, "own"_a.none(), "theirs"_a.none(), "send_key"_a, "receive_key"_a)
       .def(

@@ -38,12 +38,6 @@ Engine::Engine(int rank, int world, const Context& context, const KeyBytes& grou
 
 Engine::~Engine() { close(); }
 
-void Engine::add_late_link(LateLink link) {
-  require_process();
-  require_rank(link.peer);
-  if (const auto ended = late_.add(link)) dismiss(std::move(link), *ended);
-}
-
 void Engine::place_late_links(std::vector<LateLink> links) {
   for (LateLink& late : links) {
     if (keyring_.groups[late.peer]) place(std::move(late));  // else it is no member

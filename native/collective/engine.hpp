@@ -31,7 +31,6 @@ class Engine final : public Endpoint {
                 const KeyBytes& receive_key, const KeyBytes& peer_group_key) {
     Endpoint::add_link(peer, std::move(pipe), send_key, receive_key, &peer_group_key);
   }
-  void add_late_link(LateLink link) override;
   void attach(std::unique_ptr<Device> device) override;
   // Wires between its memory and the peers' devices: offered, opened and, when all ranks have, used.
   void offer_wires(uint32_t slots, size_t payload, const std::function<Device::Area(size_t)>& make);
@@ -121,7 +120,6 @@ class Engine final : public Endpoint {
   // Gives the links that came late their place. By the thread that has `running_`.
   void place_late_links(std::vector<LateLink> links);
 
-  LateLinks late_;
   std::vector<std::unique_ptr<Lane>> lanes_;  // 1 and on; the first is the endpoint itself
   std::unique_ptr<Wires> wires_;
   RunLock running_;  // held while a collective runs

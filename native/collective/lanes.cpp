@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "collective/engine.hpp"
-#include "transport/inherited_sockets.hpp"
 
 namespace sealring {
 namespace {
@@ -42,14 +41,10 @@ void Lane::add(const Link& first, std::unique_ptr<Pipe> pipe, const KeyBytes& pe
   links[first.peer] =
       std::make_unique<Link>(first.peer, std::move(pipe), first.lane_send_key(keyring.lane),
                              first.lane_receive_key(keyring.lane), rekey_bytes, keyring, pool);
-  close_in_children(links[first.peer]->socket());
 }
 
 void Lane::wipe() {
-  for (auto& link : links) {
-    if (link) forget_in_children(link->socket());
-    link.reset();
-  }
+  for (auto& link : links) link.reset();
   for (auto& key : keyring.groups) key.reset();
   keyring.own_group.reset();
 }

@@ -1,12 +1,8 @@
 #include "mailbox/mailbox.hpp"
 
 #include <pthread.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <system_error>
 
 #include "record/alert.hpp"
 
@@ -34,15 +30,11 @@ Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_byte
                  std::shared_ptr<FirstFailure> first_failure, Names names)
     : Endpoint(rank, world, context, std::max(record_bytes, kShortBytes), gpu_record_bytes,
                rekey_bytes, std::move(first_failure), std::move(names)),
-      wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      peers_(static_cast<size_t>(world)) {
-  if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
-}
+      peers_(static_cast<size_t>(world)) {}
 
 Mailbox::~Mailbox() {
   close();
   if (mover_.joinable()) mover_.join();
-  ::close(wake_);
 }
 
 void Mailbox::attached() {
@@ -67,20 +59,18 @@ void Mailbox::require_lease(Lock& lock) {
   }
 }
 
-// The thread that moves messages reads the vector under the lock, and keeps no reference to an empty place.
-void Mailbox::add_late_link(LateLink link) {
+void Mailbox::place_late_links(std::vector<LateLink> links) {
+  if (device_) return;  // it has all links' keys by then, and there is none to come
+  for (LateLink& late : links) place(std::move(late));
+}
+
+void Mailbox::attach(std::unique_ptr<Device> device) {
   require_process();
-  require_rank(link.peer);
-  Lock lock(lock_);
-  if (closed_ || failure_) {
-    const LastWord word =
-        failure_ ? LastWord{Kind::alert, encode_alert(*failure_, rank_)} : LastWord{Kind::bye, {}};
-    lock.unlock();
-    return dismiss(std::move(link), word);
+  {
+    const Lock lock(lock_);
+    place_late_links(late_.take());
   }
-  if (device_) throw std::invalid_argument("a device needs all links from the start");
-  place(std::move(link));
-  wake();
+  Endpoint::attach(std::move(device));
 }
 
 void Mailbox::require_link(int peer) const {
@@ -96,6 +86,7 @@ std::shared_ptr<Completion> Mailbox::submit(const Message& message,
   Lock lock(lock_);
   require_alive();
   require_lease(lock);
+  if (late_.waiting()) place_late_links(late_.take());
   if (message.sends || message.peer != Message::kAnyone) require_link(message.peer);
   if (caller) require_device();
   const uint32_t number = caller ? number_for(lock, *caller) : 0;
@@ -199,6 +190,7 @@ void Mailbox::close() {
   closed_ = true;
   abandon_records();
   wait_for_driver(lock);
+  place_late_links(late_.close({Kind::bye, {}}));
   send_last_records(links_, Kind::bye, {}, {});
   forget_all(Failure(FailureCode::closed, -1, "the group is closed"));
 }
@@ -236,7 +228,9 @@ void Mailbox::wait_for_driver(Lock& lock) {
 const Failure& Mailbox::end_with(const Failure& failure) {
   failure_ = first_failure_->settle(failure);
   abandon_records();
-  send_last_records(links_, Kind::alert, encode_alert(*failure_, rank_), {});
+  const LastWord word{Kind::alert, encode_alert(*failure_, rank_)};
+  place_late_links(late_.close(word));
+  send_last_records(links_, word.kind, word.payload, {});
   forget_all(*failure_);
   return *failure_;
 }
@@ -253,8 +247,7 @@ void Mailbox::forget_all(const Failure& failure) {
 }
 
 void Mailbox::wake() {
-  const uint64_t one = 1;
-  (void)!::write(wake_, &one, sizeof one);
+  late_.ring();
   changed_.notify_all();
 }
 
@@ -269,6 +262,7 @@ Mailbox::Stats Mailbox::stats() const {
 bool Mailbox::step() {
   return on_this_thread([this] {
     awaits_stream_ = false;
+    if (late_.waiting()) place_late_links(late_.take());
     match_arrivals();
     bool moved = accept_matched();
     moved |= settle();

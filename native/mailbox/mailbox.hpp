@@ -60,7 +60,7 @@ class Mailbox final : public Endpoint {
 
   // Members without a link may be linked later; messages to them wait for it.
   void expect_late_links() { expects_late_links_ = true; }
-  void add_late_link(LateLink link) override;
+  void attach(std::unique_ptr<Device> device) override;
 
   // With `caller` the memory is on the device. CUDA may then block the calling thread.
   std::shared_ptr<Completion> submit(const Message& message,
@@ -177,11 +177,13 @@ class Mailbox final : public Endpoint {
   bool drives_here() const { return driving_ && driver_ == std::this_thread::get_id(); }
   void forget_all(const Failure& failure);
   void wake();
+  // Gives the links that came late their place. Under the lock; a thread that drives keeps no reference to an
+  // empty place.
+  void place_late_links(std::vector<LateLink> links);
 
   bool driving_ = false;
   std::thread::id driver_;  // if one drives
   bool expects_late_links_ = false;
-  int wake_;  // an eventfd
   std::vector<Peer> peers_;
   std::list<UnderWay> waiting_;  // for an announcement, in the order of their calls
   std::list<Arrival> arrivals_;

@@ -68,12 +68,12 @@ void Mailbox::sleep(Lock& lock) {
   for (const auto& link : links_) {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
-  uint64_t count = 0;
-  (void)!::read(wake_, &count, sizeof count);
+  late_.hear();
+  if (late_.waiting()) return;  // it came after the last step, and was heard just now
   const int nap_ms = waits_for_device() ? kPollDeviceMs : kNapMs;
   lock.unlock();
   try {
-    sleep_on(sleepers, wake_, nap_ms);
+    sleep_on(sleepers, late_.wake(), nap_ms);
   } catch (...) {
     lock.lock();
     throw;

@@ -5,7 +5,6 @@
 
 #include "device/sealing_on_device.hpp"
 #include "record/alert.hpp"
-#include "transport/inherited_sockets.hpp"
 
 namespace sealring {
 
@@ -59,16 +58,14 @@ void Endpoint::place(LateLink link) {
   if (links_[link.peer]) return;  // the second of two that were made at once is closed
   links_[link.peer] = std::make_unique<Link>(link.peer, std::move(link.pipe), link.send_key,
                                              link.receive_key, rekey_bytes_, keyring_, pool_);
-  close_in_children(links_[link.peer]->socket());
 }
 
-void Endpoint::dismiss(LateLink late, const LastWord& word) const {
-  // With buffers of its own: those of the group are for one thread.
-  Keyring keys{rank_, keyring_.context, nullptr, {}};
-  BufferPool pool(word.payload.size());
-  Link link(late.peer, std::move(late.pipe), late.send_key, late.receive_key, rekey_bytes_, keys,
-            pool);
-  send_last_records({&link}, word.kind, word.payload, {});
+std::optional<Dismissal> Endpoint::add_late_link(LateLink link) {
+  require_process();
+  require_rank(link.peer);
+  std::optional<LastWord> ended = late_.add(link);
+  if (!ended) return std::nullopt;
+  return Dismissal(rank_, keyring_.context, rekey_bytes_, std::move(link), std::move(*ended));
 }
 
 void Endpoint::attach(std::unique_ptr<Device> device) {
@@ -119,10 +116,7 @@ void Endpoint::require_device() const {
 }
 
 void Endpoint::wipe() {
-  for (auto& link : links_) {
-    if (link) forget_in_children(link->socket());
-    link.reset();
-  }
+  for (auto& link : links_) link.reset();
   for (auto& key : keyring_.groups) key.reset();
   for (auto& key : keyring_.groups_gpu) key.reset();
   for (auto& key : keyring_.lanes_keys) key.reset();

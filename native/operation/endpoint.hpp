@@ -43,9 +43,9 @@ class Endpoint {
   // What this member seals for all is opened with it, whether or not a link leads to the member. A member
   // whose key is known may be linked late.
   void add_member(int peer, const KeyBytes& group_key);
-  // From any thread, also while an operation runs. If the group has ended its peer is told how. Not with a
-  // device.
-  virtual void add_late_link(LateLink link) = 0;
+  // From any thread, also while an operation runs, without waiting. If the group has ended its peer is still to
+  // be told how. Not with a device.
+  std::optional<Dismissal> add_late_link(LateLink link);
   // Ends the group when the lease has ended. Before the first operation.
   void use_lease(std::shared_ptr<const Lease> lease) { lease_ = std::move(lease); }
   // What seals, opens and reduces the tensors that are not in the CPU's memory.
@@ -78,8 +78,6 @@ class Endpoint {
 
   // Gives a link its place; the caller holds what protects the links.
   void place(LateLink link);
-  // Says how the group has ended over a link that came after that, and closes it.
-  void dismiss(LateLink link, const LastWord& word) const;
   void require_rank(int peer) const;
   void require_process() const { process_.require("this process group"); }
   void require_alive() const;
@@ -113,6 +111,7 @@ class Endpoint {
   BufferPool gpu_pool_;
   Keyring keyring_;
   Links links_;
+  LateLinks late_;  // those that are not in their place yet
 };
 
 template <typename Call>

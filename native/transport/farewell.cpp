@@ -65,6 +65,16 @@ void send_last_records(const std::vector<Link*>& links, Kind kind, std::span<con
   while (!delivered() && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 1);
 }
 
+void Dismissal::say() {
+  if (!late_.pipe) return;
+  // With buffers of its own: those of the group are for one thread.
+  Keyring keys{rank_, context_, nullptr, {}};
+  BufferPool pool(word_.payload.size());
+  Link link(late_.peer, std::move(late_.pipe), late_.send_key, late_.receive_key, rekey_bytes_, keys,
+            pool);
+  send_last_records({&link}, word_.kind, word_.payload, {});
+}
+
 void collect_views(Links& links, const Names& names, Failure& failure) {
   const auto deadline = std::chrono::steady_clock::now() + kViews;
   std::vector<bool> heard(links.size(), false);

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "record/view.hpp"
+#include "transport/late_links.hpp"
 #include "transport/link.hpp"
 
 namespace sealring {
@@ -18,6 +20,26 @@ using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
 void send_last_records(const std::vector<Link*>& links, Kind kind, std::span<const uint8_t> payload,
                        const View& view);
 void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view);
+
+// A link that came after its group's end. What is left is to tell the peer how the group ended.
+class Dismissal {
+ public:
+  Dismissal(int rank, const Context& context, uint64_t rekey_bytes, LateLink late, LastWord word)
+      : rank_(rank),
+        context_(context),
+        rekey_bytes_(rekey_bytes),
+        late_(std::move(late)),
+        word_(std::move(word)) {}
+  // Closes the link. This takes seconds where the peer takes nothing. From any thread, once.
+  void say();
+
+ private:
+  const int rank_;
+  const Context context_;
+  const uint64_t rekey_bytes_;
+  LateLink late_;
+  const LastWord word_;
+};
 
 // Those that there are.
 std::vector<Link*> links_in(const Links& links);

@@ -31,14 +31,21 @@ Sockets& sockets() {
 
 }  // namespace
 
-void close_in_children(int socket) {
-  const std::lock_guard<std::mutex> lock(sockets().mutex);
-  sockets().open.insert(socket);
+LinkSocket::LinkSocket(int socket) : socket_(socket) {
+  try {
+    const std::lock_guard<std::mutex> lock(sockets().mutex);
+    sockets().open.insert(socket);
+  } catch (...) {
+    ::close(socket);
+    throw;
+  }
 }
 
-void forget_in_children(int socket) {
+// Under the lock: after it the number may stand for another file.
+LinkSocket::~LinkSocket() {
   const std::lock_guard<std::mutex> lock(sockets().mutex);
-  sockets().open.erase(socket);
+  sockets().open.erase(socket_);
+  ::close(socket_);
 }
 
 }  // namespace sealring

@@ -6,9 +6,18 @@
 
 namespace sealring {
 
-// fork() closes it in the child. Not for a bare system call, for which no handler runs.
-void close_in_children(int socket);
-// Before it is closed here: its number may then stand for another file.
-void forget_in_children(int socket);
+// Owns a connection from the moment it is a link's, also before the group takes the link. fork() closes it in
+// the child. Not a bare system call, for which no handler runs.
+class LinkSocket {
+ public:
+  explicit LinkSocket(int socket);
+  ~LinkSocket();
+  LinkSocket(const LinkSocket&) = delete;
+  LinkSocket& operator=(const LinkSocket&) = delete;
+  operator int() const { return socket_; }
+
+ private:
+  const int socket_;
+};
 
 }  // namespace sealring

@@ -16,20 +16,28 @@ LateLinks::LateLinks() : wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
 
 LateLinks::~LateLinks() { ::close(wake_); }
 
+void LateLinks::ring() const {
+  const uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof one);
+}
+
+void LateLinks::hear() const {
+  uint64_t rung = 0;
+  (void)!::read(wake_, &rung, sizeof rung);
+}
+
 std::optional<LastWord> LateLinks::add(LateLink& link) {
   const std::lock_guard<std::mutex> lock(lock_);
   if (closed_) return closed_;
   links_.push_back(std::move(link));
   waiting_ = true;
-  const uint64_t one = 1;
-  (void)!::write(wake_, &one, sizeof one);
+  ring();
   return std::nullopt;
 }
 
 std::vector<LateLink> LateLinks::take() {
   const std::lock_guard<std::mutex> lock(lock_);
-  uint64_t rung = 0;
-  (void)!::read(wake_, &rung, sizeof rung);
+  hear();
   waiting_ = false;
   return std::exchange(links_, {});
 }

@@ -42,8 +42,10 @@ class LateLinks {
   std::vector<LateLink> take();
   // No link is added from here on; returns those that were not taken.
   std::vector<LateLink> close(LastWord word);
-  // A descriptor that can be read while a link waits.
+  // A descriptor that can be read while a link waits, and after ring() until hear() or take().
   int wake() const { return wake_; }
+  void ring() const;
+  void hear() const;
 
  private:
   std::mutex lock_;

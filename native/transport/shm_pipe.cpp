@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "transport/inherited_sockets.hpp"
 #include "transport/pipe.hpp"
 
 namespace sealring {
@@ -137,7 +138,6 @@ class ShmPipe final : public Pipe {
         writer_sleeps_(control_of(own_)->writer_sleeps),
         peer_reads_(control_of(peer_)->reader_sleeps),
         peer_writes_(control_of(peer_)->writer_sleeps) {}
-  ~ShmPipe() override { ::close(socket_); }
 
   size_t read(std::span<iovec> into) override {
     size_t total = 0;
@@ -208,7 +208,7 @@ class ShmPipe final : public Pipe {
     }
   }
 
-  int socket_;
+  LinkSocket socket_;
   LinkMemory own_;
   LinkMemory peer_;
   OutRing out_;

@@ -4,12 +4,12 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string>
 
+#include "transport/inherited_sockets.hpp"
 #include "transport/pipe.hpp"
 
 namespace sealring {
@@ -18,7 +18,6 @@ namespace {
 class TcpPipe final : public Pipe {
  public:
   explicit TcpPipe(int socket) : socket_(socket) {}
-  ~TcpPipe() override { ::close(socket_); }
 
   size_t read(std::span<iovec> into) override {
     msghdr message{};
@@ -66,7 +65,7 @@ class TcpPipe final : public Pipe {
     throw PipeEnded(std::strerror(errno), errno);
   }
 
-  int socket_;
+  LinkSocket socket_;
 };
 
 }  // namespace

@@ -268,6 +268,12 @@ class Completion:
     def peer(self) -> int:
         """Of a message that is done: the rank at its other end."""
 
+class Dismissal:
+    """A link that came after its group's end."""
+
+    def say(self) -> None:
+        """Tells the peer how the group ended, which may take seconds, and closes the link."""
+
 class Endpoint:
     """One rank's end of the links of a group's collectives, or of its messages."""
     def use_lease(self, lease: Lease) -> None: ...
@@ -299,8 +305,8 @@ class Endpoint:
         theirs: LinkMemory | None,
         send_key: Secret,
         receive_key: Secret,
-    ) -> None:
-        """From any thread. Where the group has ended the peer is told so; it may take seconds."""
+    ) -> Dismissal | None:
+        """From any thread. Where the group has ended the peer is still to be told so."""
     def commitments(
         self,
     ) -> list[tuple[int, int, tuple[int, bytes] | None, tuple[int, bytes] | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -35,6 +36,7 @@ from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, connections, forming, late_kind, listener
 from sealring.links.listening_thread import ListeningThread
 from sealring.schedule import Algorithm
+from tests.engine.stand_ins import attach_host_device
 from tests.handshake.meeting import soon
 from tests.handshake.test_statements import fields_of
 from tests.links.teams import SIZE, Team, team
@@ -52,6 +54,14 @@ def sum_of(team: Team, algorithm: Algorithm, elements: int = 5000) -> None:
 
 def handshakes(team: Team) -> int:
     return sum(worker.sessions.handshakes for worker in team.workers) // 2
+
+
+def open_inodes() -> set[int]:
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found.add(os.fstat(int(fd)).st_ino)
+    return found
 
 
 def test_programs_get_the_links_that_they_need_and_no_others() -> None:
@@ -149,6 +159,43 @@ def test_a_rank_that_does_not_come_is_named_by_all(algorithm: Algorithm) -> None
             one.groups[rank].all_reduce(values, algorithm, timeout_s=4.0)
 
         assert set(one.all(call, 7)) == {(PeerSilent, 7)}
+
+
+def test_a_forked_child_has_no_link_that_waits_for_its_first_collective() -> None:
+    """A child that lives on would keep the peer from seeing that its parent is gone."""
+    with team() as one:
+        early, late = one.groups[3].engine, one.groups[8].engine._late
+        assert late is not None
+        first = len(early.link_sockets)
+        late.want([3])
+        until = time.monotonic() + 20
+        while len(early.link_sockets) == first:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        time.sleep(0.2)  # the native core has it as well
+        links = {link.inode for link in early.link_sockets}
+        assert links <= open_inodes()
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            os.write(write, bytes([len(links & open_inodes())]))
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(write)
+        with open(read, "rb") as answer:
+            assert answer.read() == bytes([0])
+        del early, late
+
+
+def test_a_device_is_given_the_links_that_no_message_has_used() -> None:
+    with team() as one:
+
+        def attach(rank: int) -> None:
+            box = one.groups[rank].mailbox
+            box._link_all()
+            attach_host_device(box._native, 0, SIZE)
+
+        assert one.all(attach) == [None] * SIZE
+        assert all(len(group.mailbox.commitments()) == SIZE - 1 for group in one.groups)
 
 
 def test_a_rank_that_is_gone_is_named_by_all() -> None:

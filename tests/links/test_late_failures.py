@@ -19,7 +19,7 @@ from sealring.engine.endpoint import Endpoint
 from sealring.engine.mailbox import ANYONE
 from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
 from sealring.handshake import peers
-from sealring.links import agreement, late_kind, link, threads
+from sealring.links import agreement, dialer, late_kind, link, threads
 from sealring.links.dialer import Dialer
 from sealring.links.listener import Listener
 from sealring.links.unproven import Unproven
@@ -95,14 +95,43 @@ def test_members_that_do_not_answer_hold_up_no_other() -> None:
             return reached.set
 
         failures: list[SealringError] = []
-        dialer = Dialer(Book(), attempt, failures.append)
+        reaching = Dialer(Book(), attempt, failures.append)
         for rank in range(21):
-            dialer.dial(rank)
+            reaching.dial(rank)
         try:
             assert reached.wait(10.0)
             assert not failures
         finally:
-            dialer.stop()
+            reaching.stop()
+
+
+def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 11 dials all, and waits for the first ones; rank 7's turn has not come."""
+    monkeypatch.setattr(dialer, "_THREADS", 2)
+    plain = Listener.take_turn
+    with team() as one:
+        lates = [one.groups[rank].engine._late_links for rank in range(6)]
+        stopped = [late._listener for late in lates if late is not None]
+        del lates
+
+        def turn(self: Listener) -> float | None:
+            if self not in stopped:
+                return plain(self)
+            time.sleep(0.005)  # what has come is still there, so its next turn comes at once
+            return None
+
+        monkeypatch.setattr(Listener, "take_turn", turn)
+
+        def call(rank: int) -> int:
+            if rank == 11:
+                return receive(one, 11, ANYONE, 30.0)
+            time.sleep(0.5)
+            return send(one, 7, 11, 6.0)
+
+        assert one.all(call, *but(7, 11)) == [11, 7]
+        stopped.clear()
 
 
 def test_a_receive_from_anyone_does_not_need_a_member_that_has_left(
@@ -250,6 +279,73 @@ def test_a_link_that_comes_after_a_rank_has_left_says_so(monkeypatch: pytest.Mon
             return 3
 
         assert one.all(call, *but(3, 8, 11)) == [3, 11, 8]
+
+
+def test_to_dismiss_a_link_holds_up_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 3 takes nothing of what rank 8 says to it; one thread serves all listeners here."""
+    plain, held, goes_on = Endpoint.add_late_link, threading.Event(), threading.Event()
+
+    def rest() -> None:
+        held.set()
+        goes_on.wait(20.0)
+
+    def add(self: Any, peer: int, link: Any) -> Any:
+        plain(self, peer, link)
+        return rest if self._names.rank == 8 else None
+
+    monkeypatch.setattr(Endpoint, "add_late_link", add)
+    with team() as one:
+        one.groups[3].mailbox._want(8)
+        assert held.wait(20.0)
+
+        def call(rank: int) -> int:
+            return send(one, 5, 7, 10.0) if rank == 5 else receive(one, 7, 5, 10.0)
+
+        assert one.all(call, *but(5, 7)) == [7, 5]
+        goes_on.set()
+
+
+def test_a_group_that_ends_slowly_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 5 takes no more of a message, nor rank 3's alert; rank 8 links with rank 3 meanwhile."""
+    turns: list[float] = []
+    plain = Listener.take_turn
+
+    def turn(self: Listener) -> float | None:
+        began = time.monotonic()
+        try:
+            return plain(self)
+        finally:
+            turns.append(time.monotonic() - began)
+
+    with team() as one:
+        sent, there = np.zeros(1 << 30, np.uint8), np.zeros(1 << 30, np.uint8)
+        memory = ((sent.ctypes.data, sent.nbytes), (there.ctypes.data, there.nbytes))
+
+        def brief(rank: int) -> int:
+            return send(one, 7, 5, 20.0) if rank == 7 else receive(one, 5, 7, 20.0)
+
+        assert one.all(brief, *but(5, 7)) == [7, 5]
+        taking = one.groups[5].mailbox.submit(_native.Message(False, 3, 2, memory[1], 60.0))
+
+        def fail() -> None:
+            box = one.groups[3].mailbox
+            with pytest.raises(PeerSilent):
+                box.wait(box.submit(_native.Message(True, 5, 2, memory[0], 1.0)))
+            ended.append(time.monotonic())
+
+        ended: list[float] = []
+        failing = threading.Thread(target=fail)
+        failing.start()
+        while one.groups[3].mailbox.account()["sealed_bytes"] < 1 << 20:
+            assert one.all(brief, *but(5, 7)) == [7, 5]
+            stalled = time.monotonic()
+        monkeypatch.setattr(Listener, "take_turn", turn)
+        time.sleep(1.4)
+        assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [(PeerSilent, 5)]
+        failing.join()
+        assert ended[0] - stalled > 2.5  # it took its time
+        assert max(turns) < 0.5
+        del taking, failing, fail
 
 
 @pytest.mark.parametrize("times", [1, 2])

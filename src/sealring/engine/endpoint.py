@@ -19,7 +19,7 @@ from sealring.engine.link_ends import (
     socket_of,
 )
 from sealring.errors import GroupError, Unsupported
-from sealring.links.late_kind import LinksOfAKind
+from sealring.links.late_kind import LinksOfAKind, Rest
 from sealring.links.link import Link
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class Endpoint(Generic[Native]):
             hand_over(native, peer, link, publishes=publishes)
         self._late = None if late is None else LateEnds(self, late, names.members)
 
-    def add_late_link(self, peer: int, link: Link) -> None:
-        """From any thread. Where the group has ended the peer is told how."""
+    def add_late_link(self, peer: int, link: Link) -> Rest | None:
+        """From any thread. Where the group has ended, what is left to do: to tell the peer how."""
         self.link_sockets.append(socket_of(self._names.members[peer], link))
-        hand_over_late(self._native, peer, link)
+        return hand_over_late(self._native, peer, link)
 
     def _link_all(self) -> None:
         """Before a device is attached, which is given all links' keys at once."""

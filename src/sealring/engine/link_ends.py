@@ -19,7 +19,7 @@ from sealring.errors import (
     WorkerRevoked,
 )
 from sealring.links.diagnosis import NOT_ADMITTED
-from sealring.links.late_kind import LinksOfAKind
+from sealring.links.late_kind import LinksOfAKind, Rest
 from sealring.links.link import Link
 from sealring.links.memory import SharedMemory
 
@@ -80,7 +80,7 @@ busy, links of a large group take seconds, and twice as many connections would m
 class Owner(Protocol):
     """An engine or a mailbox, as far as late links matter to it."""
 
-    def add_late_link(self, peer: int, link: Link) -> None: ...
+    def add_late_link(self, peer: int, link: Link) -> Rest | None: ...
     def fail(self, failure: _native.Failure) -> None: ...
 
 
@@ -95,11 +95,11 @@ class LateEnds:
         self._members = tuple(members)
         own = weakref.ref(owner)
 
-        def deliver(link: Link) -> None:
-            if (alive := own()) is None:
-                link.discard()
-            else:
-                alive.add_late_link(self._members.index(link.peer), link)
+        def deliver(link: Link) -> Rest | None:
+            if (alive := own()) is not None:
+                return alive.add_late_link(self._members.index(link.peer), link)
+            link.discard()
+            return None
 
         def fail(rank: int, error: SealringError) -> None:
             if (alive := own()) is not None:
@@ -153,9 +153,10 @@ def _failure_of(error: SealringError, rank: int, members: Sequence[int]) -> _nat
     return _native.Failure(code, why[:500], place(rank))
 
 
-def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> None:
+def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> Rest | None:
     own, theirs = (None, None) if link.memory is None else link.memory
     keys = (link.send_key, link.receive_key)
-    native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
+    dismissal = native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
     link.send_key.wipe()
     link.receive_key.wipe()
+    return None if dismissal is None else dismissal.say

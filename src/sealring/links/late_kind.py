@@ -1,8 +1,9 @@
 """The late links of one kind: of a group's collectives, or of its messages.
 
 Two that need a link at once may dial each other. The higher rank decides under its lock which
-connection becomes the link: it admits no connection of a member that it dials, and does not dial a
-member whose connection it has admitted, unless that one fails. The lower rank admits the higher
+connection becomes the link: it admits no connection of a member while it makes an attempt to link
+with it, and begins none while it has admitted one, unless that one fails. An attempt that waits for
+its turn refuses nothing: others before it may not answer for long. The lower rank admits the higher
 one's connection at any time before the two are linked.
 """
 
@@ -39,6 +40,7 @@ from sealring.links.forming import Agreed
 from sealring.links.link import Link, link_of, prepare_socket, send_without_delay
 from sealring.links.memory import SharedMemory
 from sealring.links.rendezvous import Address
+from sealring.links.threads import Job, borrow
 
 _LOG = logging.getLogger("sealring")
 
@@ -47,8 +49,10 @@ _CLOSED_SECONDS: Final = 5.0
 """How long a member's machine refuses connections before the member is given up: it has ended."""
 _LOOK_SECONDS: Final = 1.0
 
-Deliver = Callable[[Link], None]
-"""Takes a link. If its group has ended it says so to the peer."""
+Rest = Callable[[], None]
+"""Says to the peer of a link that came too late how its group has ended. It may take seconds."""
+Deliver = Callable[[Link], Rest | None]
+"""Takes a link, without waiting; returns what is left to do if its group has ended."""
 Fail = Callable[[int, SealringError], None]
 """Ends the group: no link with this member could be made."""
 
@@ -70,7 +74,10 @@ class LinksOfAKind:
         self._accepting: Counter[int] = Counter()
         """Admitted connections of members that are not settled yet."""
         self._wanted_if_not_accepted: set[int] = set()
+        self._attempted: set[int] = set()
+        """Members that are connected to just now, to be linked with."""
         self._undelivered: list[Link] = []
+        self._dismissing: list[Job] = []
         self._deliver: Deliver | None = None
         self._fail: Fail | None = None
         self._dialer = Dialer(
@@ -139,9 +146,12 @@ class LinksOfAKind:
         self._dialer.stop()
         with self._lock:
             waiting, self._undelivered = self._undelivered, []
+            dismissing, self._dismissing = self._dismissing, []
             self._lock.notify_all()
         for link in waiting:
             link.discard()
+        for job in dismissing:
+            job.join()
 
     # ---- the end that was dialed -----------------------------------------------------------------
 
@@ -157,7 +167,7 @@ class LinksOfAKind:
         with self._lock:
             if rank in self._linked:
                 raise PeerUnreachable(f"rank {rank} is linked already")
-            if rank in self._wanted and rank < self.terms.rank:
+            if rank in self._attempted and rank < self.terms.rank:
                 raise PeerUnreachable(f"rank {rank} is being dialed from here")
             self._accepting[rank] += 1
 
@@ -208,6 +218,20 @@ class LinksOfAKind:
             if rank in self._linked:
                 sock.close()
                 return lambda: None
+            if self._accepting[rank] and rank < self.terms.rank:
+                raise PeerUnreachable(f"rank {rank} has connected itself", peer=rank)
+            self._attempted.add(rank)
+        try:
+            return functools.partial(self._add, *self._set_up(sock, rank), dialer=True)
+        except BaseException:
+            self._attempt_ended(rank)
+            raise
+
+    def _attempt_ended(self, rank: int) -> None:
+        with self._lock:
+            self._attempted.discard(rank)
+
+    def _set_up(self, sock: socket.socket, rank: int) -> tuple[SecureChannel, SharedMemory | None]:
         send_without_delay(sock)
         deadline = time.monotonic() + _DIAL_SECONDS
         own = self.group
@@ -228,7 +252,7 @@ class LinksOfAKind:
             except BaseException:
                 channel.link_keys.wipe()
                 raise
-        return functools.partial(self._add, channel, settled.memory, dialer=True)
+        return channel, settled.memory
 
     def _prepare(self, sock: socket.socket) -> None:
         """Make it fit for records."""
@@ -279,6 +303,8 @@ class LinksOfAKind:
             # not made another link.
             second = dialer and link.peer in self._linked
             self._linked.add(link.peer)
+            if dialer:
+                self._attempted.discard(link.peer)
             if not second and self._deliver is None:
                 self._undelivered.append(link)
                 return
@@ -292,7 +318,9 @@ class LinksOfAKind:
         assert self._deliver is not None
         assert self._fail is not None
         try:
-            self._deliver(link)
+            rest = self._deliver(link)
+            if rest is not None:
+                self._dismiss(rest, link)
         except Exception as problem:
             # As a text: the frames of a traceback would keep the group.
             _LOG.error("sealring: a link cannot be taken: %s", traceback.format_exc())
@@ -302,6 +330,15 @@ class LinksOfAKind:
         with self._lock:
             self._delivered.add(link.peer)
             self._lock.notify_all()
+
+    def _dismiss(self, rest: Rest, link: Link) -> None:
+        if link.dialer:
+            rest()
+            return
+        # Not on the thread that is here: it serves all listeners of the process.
+        job = borrow("sealring-dismiss", rest)
+        with self._lock:
+            self._dismissing.append(job)
 
 
 class _Book:
