@@ -70,8 +70,8 @@ void Dismissal::say() {
   // With buffers of its own: those of the group are for one thread.
   Keyring keys{rank_, context_, nullptr, {}};
   BufferPool pool(word_.payload.size());
-  Link link(late_.peer, std::move(late_.pipe), late_.send_key, late_.receive_key, rekey_bytes_, keys,
-            pool);
+  Link link(late_.peer, std::move(late_.pipe), late_.send_key, late_.receive_key, rekey_bytes_,
+            keys, pool);
   send_last_records({&link}, word_.kind, word_.payload, {});
 }
 
