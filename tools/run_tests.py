@@ -31,8 +31,16 @@ MOST_FILES = 9
 """Of one part, which costs some seconds more than its tests: it starts Python, torch, workers."""
 LOOK_S = 3.0
 """More parts than cores start when half a core was idle for this long."""
-LONG = ("chaos",)
-"""Run for a fixed time, which the length of the code does not show."""
+LONG = (
+    "chaos",
+    "conformance",
+    "examples",
+    "containers",
+    "constant_time",
+    "sealed_only",
+    "fuzz_api",
+)
+"""Take longer than the length of their code shows: they come first."""
 
 
 @dataclass(frozen=True)
