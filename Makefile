@@ -7,6 +7,8 @@ CPP_FILES := '*.cpp' '*.hpp' '*.cu'
 SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl prometheus slurmctld slurmd slurm-client \
   munge kubernetes-client golang-go golang-github-masterminds-sprig-dev
 LIBCRYPTO := build/libcrypto
+# Where the checkout's own module is built.
+MODULE := build/module
 # Where the libcrypto is that becomes part of the module; empty for the system's.
 STATIC_OPENSSL = SEALRING_STATIC_OPENSSL=$(shell cat $(LIBCRYPTO)/prefix)
 CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
@@ -29,7 +31,8 @@ $(LIBCRYPTO)/prefix: native/libcrypto.sh
 
 $(VENV)/.installed: $(VENV)/.locked $(LIBCRYPTO)/prefix $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-	  --config-settings=editable.rebuild=false --config-settings=cmake.define.$(STATIC_OPENSSL) --editable .
+	  --config-settings=editable.rebuild=false --config-settings=build-dir=$(MODULE) \
+	  --config-settings=cmake.define.$(STATIC_OPENSSL) --editable .
 	@touch $@
 
 demo: $(VENV)/.installed ## train a small GPT with four sealed workers, and watch an attack fail
@@ -73,27 +76,26 @@ tidy: $(VENV)/.locked $(LIBCRYPTO)/prefix ## clang-tidy on the native sources (.
 coverage: $(VENV)/.installed ## lines that the tests run: Python's by all tests (or TESTS=...), C++'s by the C++ tests
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@$(CMAKE_NATIVE) -B build/coverage/native -DCMAKE_CXX_FLAGS=--coverage >/dev/null
-	@$(BIN)/cmake --build build/coverage/native >/dev/null && $(BIN)/ctest --test-dir build/coverage/native --output-on-failure >/dev/null
+	@$(BIN)/cmake --build build/coverage/native --target native_tests >/dev/null && $(BIN)/ctest --test-dir build/coverage/native --output-on-failure >/dev/null
 	@status=0; $(BIN)/coverage run -m pytest $(TESTS) || status=$$?; \
 	  $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; \
 	  $(BIN)/python tools/native_coverage.py build/coverage/native; exit $$status
 
-native-test: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the C++ tests
-	@$(CMAKE_NATIVE) -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
-	@$(BIN)/cmake --build build/native
-	@$(BIN)/ctest --test-dir build/native --output-on-failure
+native-test: $(VENV)/.installed ## the C++ tests
+	@$(BIN)/cmake --build $(MODULE) --target native_tests
+	@$(BIN)/ctest --test-dir $(MODULE) --output-on-failure
 
 asan: $(VENV)/.locked $(LIBCRYPTO)/prefix ## the C++ tests under AddressSanitizer
 	$(CMAKE_NATIVE) -B build/asan -DSEALRING_SANITIZE=address
-	$(BIN)/cmake --build build/asan && $(BIN)/ctest --test-dir build/asan --output-on-failure
+	$(BIN)/cmake --build build/asan --target native_tests && $(BIN)/ctest --test-dir build/asan --output-on-failure
 
 ubsan: $(VENV)/.locked $(LIBCRYPTO)/prefix ## ... under UndefinedBehaviorSanitizer
 	$(CMAKE_NATIVE) -B build/ubsan -DSEALRING_SANITIZE=undefined
-	$(BIN)/cmake --build build/ubsan && $(BIN)/ctest --test-dir build/ubsan --output-on-failure
+	$(BIN)/cmake --build build/ubsan --target native_tests && $(BIN)/ctest --test-dir build/ubsan --output-on-failure
 
 tsan: $(VENV)/.locked $(LIBCRYPTO)/prefix ## ... under ThreadSanitizer
 	$(CMAKE_NATIVE) -B build/tsan -DSEALRING_SANITIZE=thread
-	$(BIN)/cmake --build build/tsan && $(BIN)/ctest --test-dir build/tsan --output-on-failure
+	$(BIN)/cmake --build build/tsan --target native_tests && $(BIN)/ctest --test-dir build/tsan --output-on-failure
 
 chaos: $(VENV)/.installed ## traffic with random faults, SECONDS=120 of it; SEED=... and WORLD=... repeat one
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),120) $(if $(SEED),--seed $(SEED)) $(if $(WORLD),--world $(WORLD))
