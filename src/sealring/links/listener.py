@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from sealring.errors import PeerUnreachable, SealringError
+from sealring.handshake.connection import is_ready
 from sealring.handshake.incoming import Incoming
 from sealring.links import shares
 from sealring.links.admitted import MOST_OF_A_WORKER, Admitted, HandOver, Serving
@@ -44,7 +45,6 @@ _LOG = logging.getLogger("sealring")
 _ACCEPTS_AT_ONCE: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _PAUSE_SECONDS: Final = 0.1
-_DISCARDED_BYTES: Final = 64 << 10
 _FEW: Final = 64
 """Silent connections for which there is room however few descriptors are left: with fewer,
 strangers who come again and again would displace workers before they are served."""
@@ -119,8 +119,12 @@ class Listener:
         self._thread = listening_thread()
         self._thread.add(self)
 
-    def stop(self) -> None:
-        """Close everything that `handle` has not yet handed on; no thread serves it any more."""
+    def stop(self, until: float = 0.0) -> None:
+        """Close everything that `handle` has not yet handed on; no thread serves it any more.
+
+        A member that was refused has until then to read why: it may be sending, and would find the
+        connection reset.
+        """
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -129,6 +133,9 @@ class Listener:
             self._thread.remove(self)
         self._tls_threads.stop()
         for one in self._by_descriptor.values():
+            if one.refused is not None and one.rank is not None:
+                while not one.discard() and is_ready(one.sock, select.POLLIN, until):
+                    pass
             one.close()
         for served in self._admitted.values():
             served.close()
@@ -368,16 +375,8 @@ class Listener:
 
     def _discard(self, one: Unproven) -> None:
         """Read on until a refused peer closes: closing first could destroy the refusal."""
-        try:
-            while one.discarded < _DISCARDED_BYTES:
-                if not (chunk := one.sock.recv(16 << 10)):
-                    break
-                one.discarded += len(chunk)
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        self._close(one)
+        if one.discard():
+            self._close(one)
 
     def _drop_overdue(self) -> None:
         now = time.monotonic()

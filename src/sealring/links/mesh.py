@@ -53,6 +53,8 @@ from sealring.links.waiting import FAREWELL_SECONDS, WaitingLink, WaitingLinks
 
 _LOG = logging.getLogger("sealring")
 
+_READ_SECONDS: Final = 0.25
+"""How long members that were refused have to read why. They may stay themselves, to tell others."""
 _WITNESS_SECONDS: Final = 2.0
 """How much longer than the timeout a member waits at most to hear which one does not answer."""
 
@@ -347,10 +349,11 @@ class _Mesh:
         self._connections.decide(self._late)
         self._listener.look_again()
 
-    def _stop(self) -> None:
+    def _stop(self, until: float = 0.0) -> None:
+        """Those that were refused have until then to read why."""
         self._waiting.close()
         self._dialer.stop()
-        self._listener.stop()
+        self._listener.stop(until)
 
     def _abort(self, error: BaseException) -> None:
         told = (
@@ -363,7 +366,7 @@ class _Mesh:
         # An interrupted worker ends at once; after the time is up no other worker comes.
         if told is error and time.monotonic() < self._deadline:
             links += self._stay_to_tell()
-        self._stop()
+        self._stop(time.monotonic() + _READ_SECONDS)
         links += self._told_newcomers()
         if self._late is not None:
             self._late.stop()

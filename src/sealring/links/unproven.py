@@ -36,6 +36,8 @@ PROOF_SECONDS: Final = 10.0
 """How long it may take in all to prove itself."""
 REFUSAL_SECONDS: Final = 1.0
 """How long a refused peer may take to read why."""
+_DISCARDED_BYTES: Final = 64 << 10
+"""What it may send meanwhile."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +70,24 @@ class Unproven:
     def close(self) -> None:
         self.forget()
         self.sock.close()
+
+    @property
+    def rank(self) -> int | None:
+        """Of its peer, once that is admitted."""
+        return None if self.incoming is None else self.incoming.rank
+
+    def discard(self) -> bool:
+        """What a refused peer has sent since; True if it has closed, or sends without end."""
+        try:
+            while self.discarded < _DISCARDED_BYTES:
+                if not (chunk := self.sock.recv(16 << 10)):
+                    break
+                self.discarded += len(chunk)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def has_bytes(self) -> bool:
         """Whether the peer has sent something, closed the connection, or reset it."""
