@@ -15,7 +15,7 @@ import pytest
 from sealring.bench import light
 from sealring.engine.engine import CollectiveEngine
 from sealring.errors import ConfigurationError, PeerLost, PeerUnreachable
-from sealring.links import listening_thread, threads
+from sealring.links import lack_is_named, listening_thread, threads
 from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, Team, team
 
@@ -47,6 +47,20 @@ def refused(one: Team, rank: int) -> str:
     with pytest.raises(ConfigurationError) as caught:
         one.workers[rank].form("default", range(one.size), timeout_s=1.0)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raised", "comes_out"),
+    [
+        (OSError(errno.ENOMEM, "x"), ConfigurationError),
+        (TimeoutError("the store does not answer"), TimeoutError),
+        (RuntimeError("another one"), RuntimeError),
+    ],
+)
+def test_only_a_lack_gets_another_name(raised: Exception, comes_out: type[Exception]) -> None:
+    with pytest.raises(comes_out) as caught, lack_is_named():
+        raise raised
+    assert (caught.value is raised) is (comes_out is not ConfigurationError)
 
 
 def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -80,6 +81,33 @@ def test_a_connection_without_a_thread_does_not_end_the_listener(
                 assert is_closed(stranger)
     finally:
         listener.stop()
+
+
+def test_a_refused_member_that_sends_is_not_reset_before_it_has_read_why() -> None:
+    class Member:
+        is_session, rank = True, 3
+
+        def advance(self) -> bool:
+            raise MalformedSetup("no")
+
+        def forget(self) -> None:
+            pass
+
+    refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
+    listener = Listener(["127.0.0.1"], lambda _: Member(), lambda _: None, refused.put)  # type: ignore[arg-type, return-value]
+    listener.start()
+    stopping = threading.Thread(target=listener.stop, args=(time.monotonic() + 60.0,))
+    with socket.create_connection(listener.addresses[0]) as member:
+        member.sendall(b"x")
+        refused.get(timeout=20)
+        stopping.start()
+        for _ in range(20):
+            member.sendall(b"x")
+            time.sleep(0.01)
+        assert member.recv(1) == b""
+        assert stopping.is_alive()
+    stopping.join(20)
+    assert not stopping.is_alive()
 
 
 class FailingOnce:

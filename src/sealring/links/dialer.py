@@ -41,7 +41,7 @@ _CONNECT_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 2.0
-"""How long stop() lets a connection be that the peer may take for a link."""
+"""How long stop() waits for attempts that `let_finish` knows."""
 _INVALID_SECONDS: Final = 5.0
 """How long a rank's address must have led to an invalid certificate before the rank is given up. A
 worker corrects its own address in the store every second."""
@@ -99,7 +99,7 @@ class Dialer:
         self._fail = fail
         self._lock = threading.Condition()
         self._live: set[socket.socket] = set()
-        self._seen_through: set[socket.socket] = set()
+        self._finishing: set[socket.socket] = set()
         self._stopping = False
         self._jobs: list[tuple[float, int, int, Callable[[], None]]] = []
         """A heap: when it is due, a number that keeps the order, the rank, what to do."""
@@ -140,7 +140,7 @@ class Dialer:
             return None if self._threads else problem
         return None
 
-    def see_through(self, sock: socket.socket) -> None:
+    def let_finish(self, sock: socket.socket) -> None:
         """Called by an attempt: from here on the peer may take this connection for a link.
 
         If it ended without a word the peer would take this worker for lost.
@@ -148,17 +148,17 @@ class Dialer:
         with self._lock:
             if self._stopping:
                 raise PeerUnreachable("the group makes no further link")
-            self._seen_through.add(sock)
+            self._finishing.add(sock)
 
     def stop(self) -> None:
-        """Break off what is under way, but for links that are all but made; await the threads."""
+        """Break off all attempts but those that `let_finish` knows, and wait for the threads."""
         with self._lock:
             if self._stopping:
                 return
             self._stopping = True
             self._jobs.clear()
             self._lock.notify_all()
-            self._cut(self._live - self._seen_through)
+            self._cut(self._live - self._finishing)
             self._lock.wait_for(lambda: not self._live, _LAST_SECONDS)
             self._cut(self._live)
         for thread in self._threads:
@@ -288,7 +288,7 @@ class Dialer:
         finally:
             with self._lock:
                 self._live.discard(sock)
-                self._seen_through.discard(sock)
+                self._finishing.discard(sock)
                 if self._stopping:
                     self._lock.notify_all()
         hand_over()

@@ -16,7 +16,10 @@ _ADVICE: Final = {
     errno.EMFILE: "raise this process's limit of open files (ulimit -n)",
     errno.ENFILE: "raise this machine's limit of open files (sysctl fs.file-max)",
     errno.EAGAIN: "raise this user's limit of processes (ulimit -u), or the container's",
+    errno.ENOMEM: "free memory on this machine, or raise the container's limit",
+    errno.ENOBUFS: "free memory on this machine, or raise the container's limit",
 }
+"""By what is lacking. Any other OSError is left as it is: a store may have raised it."""
 
 
 @contextmanager
@@ -24,7 +27,9 @@ def lack_is_named() -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise _named(problem.errno or 0) from problem
+        if problem.errno not in _ADVICE:
+            raise
+        raise _named(problem.errno) from problem
     except RuntimeError as problem:
         if str(problem) != _NO_THREAD:
             raise
@@ -33,5 +38,4 @@ def lack_is_named() -> Iterator[None]:
 
 def _named(number: int) -> ConfigurationError:
     why = _NO_THREAD if number == errno.EAGAIN else os.strerror(number)
-    advice = _ADVICE.get(number, "see the cause above")
-    return ConfigurationError(f"this worker cannot form a group ({why}): {advice}")
+    return ConfigurationError(f"this worker cannot form a group ({why}): {_ADVICE[number]}")

@@ -224,12 +224,9 @@ class LinksOfAKind:
         try:
             return functools.partial(self._add, *self._set_up(sock, rank), dialer=True)
         except BaseException:
-            self._attempt_ended(rank)
+            with self._lock:
+                self._attempted.discard(rank)
             raise
-
-    def _attempt_ended(self, rank: int) -> None:
-        with self._lock:
-            self._attempted.discard(rank)
 
     def _set_up(self, sock: socket.socket, rank: int) -> tuple[SecureChannel, SharedMemory | None]:
         send_without_delay(sock)
@@ -241,7 +238,7 @@ class LinksOfAKind:
             self._check_process(peer, hello)
             self._prepare(sock)
             offered = memory.offer(peer, hello)
-            self._dialer.see_through(sock)
+            self._dialer.let_finish(sock)
             return offered
 
         with DialersMemory(sock, own.transport, self.terms.host) as memory:

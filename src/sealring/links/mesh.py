@@ -54,7 +54,7 @@ from sealring.links.waiting import FAREWELL_SECONDS, WaitingLink, WaitingLinks
 _LOG = logging.getLogger("sealring")
 
 _READ_SECONDS: Final = 0.25
-"""How long members that were refused have to read why. They may stay themselves, to tell others."""
+"""How long refused members have to read why. They may keep the connection to tell others first."""
 _WITNESS_SECONDS: Final = 2.0
 """How much longer than the timeout a member waits at most to hear which one does not answer."""
 
@@ -69,7 +69,7 @@ class Mesh:
 
     @contextmanager
     def handed_over(self) -> Iterator[None]:
-        """The engine is made of it here; if that fails nothing is left of it, and the peers see."""
+        """Make the engine in this block. If that fails the links are closed: the peers see it."""
         try:
             yield
         except BaseException:
