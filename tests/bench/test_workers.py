@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sealring.bench.workers import Report, run_workers
-from sealring.errors import WorkerFailed
+from sealring.errors import PeerLost, WorkerFailed
 
 
 def leaves(rank: int, report: Report, status: int) -> None:
@@ -37,6 +37,33 @@ def objects(rank: int, report: Report) -> None:
 def test_a_worker_that_raises_is_told_with_its_traceback() -> None:
     with pytest.raises(WorkerFailed, match="ValueError: rank 0 objects"):
         list(run_workers(1, objects))
+
+
+def loses_another(rank: int, report: Report, status: int) -> None:
+    """Rank 0 sees that rank 1 is gone before anybody knows why."""
+    if not rank:
+        raise PeerLost("rank 1 is gone", peer=1)
+    time.sleep(0.5)
+    if status:
+        os._exit(status)
+    raise ValueError("rank 1 has a fault")
+
+
+def test_the_worker_that_failed_first_is_told_not_one_that_lost_it() -> None:
+    with pytest.raises(WorkerFailed, match="ValueError: rank 1 has a fault"):
+        list(run_workers(2, loses_another, 0))
+    with pytest.raises(WorkerFailed, match="worker 1 ended with exit status 3"):
+        list(run_workers(2, loses_another, 3))
+
+
+def only_loses(rank: int, report: Report) -> None:
+    if not rank:
+        raise PeerLost("rank 1 is gone", peer=1)
+
+
+def test_a_worker_that_lost_another_is_told_where_none_says_why() -> None:
+    with pytest.raises(WorkerFailed, match="PeerLost: rank 1 is gone"):
+        list(run_workers(2, only_loses))
 
 
 def waits(rank: int, report: Report) -> None:

@@ -6,6 +6,7 @@ exists only in these processes' memory.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -14,12 +15,13 @@ import secrets
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from sealring.errors import WorkerFailed
+from sealring.errors import PeerLost, PeerUnreachable, WorkerFailed
 
 Report = Callable[[Any], None]
 """A worker calls it with whatever it wants its parent to have."""
@@ -29,6 +31,8 @@ _IDENTITY: Final = (
     "SEALRING_SECRET_FILE", "SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY"
 )  # fmt: skip
 """The user's own identity is not for these workers, and two would be refused."""
+_CAUSE_SECONDS: Final = 5.0
+"""When a worker says that it lost another: how long that one may take to say why it ended."""
 
 
 def run_workers(
@@ -39,7 +43,8 @@ def run_workers(
 ) -> Iterator[tuple[int, Any]]:
     """Starts `count` processes that call target(rank, report, *arguments); yields (rank, report).
 
-    Ends when all have ended. If one fails, the rest are ended too and WorkerFailed is raised.
+    Ends when all have ended. If one fails, the rest are ended too and WorkerFailed is raised, about
+    a worker that failed by itself rather than one that lost another.
     """
     with meeting_place() as place:
         yield from _run(count, target, arguments, {**place, **(environment or {})})
@@ -99,23 +104,32 @@ def _run(
 
 def _reports_of(processes: list[Any], reports: Any) -> Iterator[tuple[int, Any]]:
     running = set(range(len(processes)))
-    while running:
+    consequence: WorkerFailed | None = None
+    until = math.inf
+    while running and time.monotonic() < until:
         # Looked at before the queue: what one of these reported is in it by now.
         ended = {rank: each.exitcode for rank, each in enumerate(processes) if not each.is_alive()}
         try:
             kind, rank, value = reports.get(timeout=0.5)
         except queue.Empty:
-            for rank, status in ended.items():
-                if status:
+            for rank in running & ended.keys():
+                if status := ended[rank]:
                     raise WorkerFailed(f"worker {rank} ended with exit status {status}") from None
             running -= ended.keys()
             continue
-        if kind == "done":
-            running.discard(rank)
-        elif kind == "failed":
-            raise WorkerFailed(f"worker {rank} failed:\n{value}")
-        else:
+        if kind == "report":
             yield rank, value
+            continue
+        running.discard(rank)
+        if kind == "failed":
+            text, another_ended = value
+            failed = WorkerFailed(f"worker {rank} failed:\n{text}")
+            if not another_ended:
+                raise failed
+            consequence = consequence or failed
+            until = min(until, time.monotonic() + _CAUSE_SECONDS)
+    if consequence is not None:
+        raise consequence
 
 
 def _worker(
@@ -135,8 +149,9 @@ def _worker(
     torch.set_num_threads(1)
     try:
         target(rank, lambda value: reports.put(("report", rank, value)), *arguments)
-    except BaseException:
-        reports.put(("failed", rank, traceback.format_exc()))
+    except BaseException as error:
+        another_ended = isinstance(error, PeerLost | PeerUnreachable)
+        reports.put(("failed", rank, (traceback.format_exc(), another_ended)))
         sys.exit(1)
     reports.put(("done", rank, None))
     with suppress(ValueError):
