@@ -187,21 +187,23 @@ def labels(jobs: list[Any]) -> list[str]:
 
 
 def test_parts_models_and_ranks_choose_what_is_done() -> None:
-    jobs = suite.gpu(["allreduce", "step"], [2, 4], ["gpt2-xl"], WIRES, PLACE)
+    jobs = suite.gpu(["allreduce", "step"], [2, 4], ["gpt2-xl"], ["host", "peer"], PLACE)
     assert labels(jobs) == [
-        "all-reduce, 2 ranks on one GPU",
-        "all-reduce, 4 ranks on one GPU",
+        "all-reduce, 2 ranks on one GPU, host",
+        "all-reduce, 2 ranks on one GPU, peer",
+        "all-reduce, 4 ranks on one GPU, host",
+        "all-reduce, 4 ranks on one GPU, peer",
         "training gpt2-xl, 4 ranks on one GPU",
     ]
     assert labels(suite.gpu(["kernels"], [2], [], WIRES, PLACE)) == ["kernels of NVIDIA H200"]
     many = suite.gpu(["allreduce", "step"], [2, 16], ["gpt2"], WIRES, PLACE)
     assert labels(many) == [
-        "all-reduce, 2 ranks on one GPU",
-        "all-reduce, 16 ranks on one GPU",
+        *(f"all-reduce, 2 ranks on one GPU, {wire}" for wire in ("host", "peer", "nccl", "hosts")),
+        *(f"all-reduce, 16 ranks on one GPU, {wire}" for wire in ("nccl", "hosts")),
         "training gpt2, 2 ranks on one GPU",
     ]
     (only,) = suite.gpu(["allreduce"], [2, 16], [], ["host"], PLACE)
-    assert only.label == "all-reduce, 2 ranks on one GPU"
+    assert only.label == "all-reduce, 2 ranks on one GPU, host"
 
 
 def test_all_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +211,8 @@ def test_all_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(suite, "find_place", lambda wanted: PLACE)
     monkeypatch.setattr(Place, "free_bytes", lambda _: 139 << 30)
     quick, full = (suite.everything(quick=each)["gpu"] for each in (True, False))
-    assert len(quick) == 3
-    assert len(full) == 8
+    assert len(quick) == 6
+    assert len(full) == 16
     monkeypatch.setattr(Place, "free_bytes", lambda _: 79 << 30)  # not for four of the largest
     smaller = labels(suite.everything(quick=False)["gpu"])
     assert smaller[-1] == "training gpt2-medium, 4 ranks on one GPU"

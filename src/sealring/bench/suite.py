@@ -154,11 +154,10 @@ def gpu(
     if "kernels" in parts:
         jobs.append(Job(f"kernels of {one.name}", 1, partial(gpu_kernels.measure_kernels, one)))
     for ranks in worlds if "allreduce" in parts else ():
-        over = wires if ranks <= most else [wire for wire in wires if wire in BY_NCCL]
-        if not over:
-            continue
-        measure = partial(gpu_allreduce.measure_allreduces, one, ranks, size, over, blocks)
-        jobs.append(Job(f"all-reduce, {ranks} ranks on one GPU", 1, measure))
+        # A run for each: groups of all of them take more memory than a machine has for many ranks.
+        for wire in wires if ranks <= most else [wire for wire in wires if wire in BY_NCCL]:
+            measure = partial(gpu_allreduce.measure_allreduces, one, ranks, size, [wire], blocks)
+            jobs.append(Job(f"all-reduce, {ranks} ranks on one GPU, {wire}", 1, measure))
     for model in models if "step" in parts else ():
         train = partial(gpu_steps.measure_step, one, model, most, step_wire, blocks)
         jobs.append(Job(f"training {model}, {most} ranks on one GPU", 1, train))
