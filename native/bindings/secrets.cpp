@@ -107,7 +107,7 @@ nb::bytes hmac_sha256(const SecretBytes& secret, const nb::bytes& data) {
   uint8_t out[32];
   unsigned int size = sizeof out;
   {
-    const KeyInUse in_use;
+    const NoFork no_fork;
     if (HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
              reinterpret_cast<const uint8_t*>(data.c_str()), data.size(), out, &size) == nullptr) {
       throw std::runtime_error("OpenSSL failed in HMAC");
@@ -196,6 +196,7 @@ void bind_secrets(nb::module_& m) {
           "random",
           [](size_t size) {
             SecretBytes out(size);
+            const NoFork no_fork;
             if (RAND_priv_bytes(out.data(), static_cast<int>(size)) != 1) {
               throw std::runtime_error("OpenSSL has no random bytes");
             }

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "keys/hkdf.hpp"
+#include "keys/sha256.hpp"
 
 namespace sealring {
 namespace {
@@ -54,8 +55,7 @@ std::string text_of(Bytes bytes) { return {bytes.begin(), bytes.end()}; }
 class FieldHash {
  public:
   explicit FieldHash(Bytes before) : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
-    static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-    check(context_ && EVP_DigestInit_ex2(context_.get(), algorithm, nullptr) == 1);
+    check(context_ && EVP_DigestInit_ex2(context_.get(), sha256_algorithm(), nullptr) == 1);
     update(before);
   }
 

@@ -12,6 +12,9 @@
 #include <stdexcept>
 #include <vector>
 
+#include "keys/secret_memory.hpp"
+#include "keys/sha256.hpp"
+
 namespace sealring {
 namespace {
 
@@ -23,13 +26,17 @@ constexpr uint8_t kEd25519[] = {0x30, 0x2a, 0x30, 0x05, 0x06, 0x03,
 constexpr size_t kEd25519Bytes = 32;
 constexpr int kLeastSecurityBits = 80;  // of OpenSSL's security level 1, at which TLS runs
 
-// OpenSSL leaves its reasons in a queue of the thread, where Python's ssl would find them.
-class Quiet {
+// Around all that looks something up in OpenSSL's tables, which have locks. OpenSSL also leaves its reasons
+// in a queue of the thread, where Python's ssl would find them.
+class InOpenSsl {
  public:
-  Quiet() { ERR_set_mark(); }
-  ~Quiet() { ERR_pop_to_mark(); }
-  Quiet(const Quiet&) = delete;
-  Quiet& operator=(const Quiet&) = delete;
+  InOpenSsl() { ERR_set_mark(); }
+  ~InOpenSsl() { ERR_pop_to_mark(); }
+  InOpenSsl(const InOpenSsl&) = delete;
+  InOpenSsl& operator=(const InOpenSsl&) = delete;
+
+ private:
+  const NoFork no_fork_;
 };
 
 template <typename Type, void (*free_it)(Type*)>
@@ -83,9 +90,9 @@ bool has_a_strong_digest(const X509_ALGOR* algorithm) {
 }  // namespace
 
 Digest sha256(Bytes bytes) {
-  static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
   Digest digest;
-  if (EVP_Digest(bytes.data(), bytes.size(), digest.data(), nullptr, algorithm, nullptr) != 1) {
+  if (EVP_Digest(bytes.data(), bytes.size(), digest.data(), nullptr, sha256_algorithm(), nullptr) !=
+      1) {
     throw std::runtime_error("OpenSSL failed in SHA-256");
   }
   return digest;
@@ -97,7 +104,7 @@ bool is_ed25519_key(Bytes info) {
 }
 
 PublicKey read_public_key(Bytes info) {
-  const Quiet quiet;
+  const InOpenSsl in_openssl;
   // Without this, OpenSSL tries one decoder after the other: 20 times as long.
   if (is_ed25519_key(info)) {
     return PublicKey(EVP_PKEY_new_raw_public_key_ex(nullptr, "ED25519", nullptr,
@@ -113,7 +120,7 @@ std::optional<Digest> public_key_digest(Bytes info) {
   if (is_ed25519_key(info)) return sha256(info);
   const PublicKey key = read_public_key(info);
   if (key == nullptr) return std::nullopt;
-  const Quiet quiet;
+  const InOpenSsl in_openssl;
   if (EVP_PKEY_is_a(key.get(), "EC")) {
     EVP_PKEY_set_utf8_string_param(key.get(), OSSL_PKEY_PARAM_EC_POINT_CONVERSION_FORMAT,
                                    "uncompressed");
@@ -127,11 +134,12 @@ std::optional<Digest> public_key_digest(Bytes info) {
 }
 
 CertificateSignatures::CertificateSignatures(EVP_PKEY* key) : key_(key) {
+  const InOpenSsl in_openssl;
   if (EVP_PKEY_is_a(key, "ED25519")) ed25519_.reset(EVP_MD_CTX_new());
 }
 
 bool CertificateSignatures::verify(Bytes algorithm, Bytes content, Bytes signature) {
-  const Quiet quiet;
+  const InOpenSsl in_openssl;
   if (ed25519_ != nullptr) {
     return std::ranges::equal(algorithm, kEd25519Algorithm) &&
            EVP_DigestVerifyInit_ex(ed25519_.get(), nullptr, nullptr, nullptr, nullptr, key_,
@@ -154,8 +162,10 @@ bool CertificateSignatures::verify(Bytes algorithm, Bytes content, Bytes signatu
                           key_) == 1;
 }
 
-MessageSignatures::MessageSignatures()
-    : ed25519_(EVP_PKEY_CTX_new_from_name(nullptr, "ED25519", nullptr)) {}
+MessageSignatures::MessageSignatures() {
+  const InOpenSsl in_openssl;
+  ed25519_.reset(EVP_PKEY_CTX_new_from_name(nullptr, "ED25519", nullptr));
+}
 
 PublicKey MessageSignatures::read(Bytes key) {
   if (!is_ed25519_key(key) || EVP_PKEY_fromdata_init(ed25519_.get()) != 1) {
@@ -172,7 +182,7 @@ PublicKey MessageSignatures::read(Bytes key) {
 }
 
 bool MessageSignatures::verify(Bytes info, Bytes signature, Bytes message) {
-  const Quiet quiet;
+  const InOpenSsl in_openssl;
   const PublicKey owned = read(info);
   EVP_PKEY* const key = owned.get();
   if (key == nullptr) return false;

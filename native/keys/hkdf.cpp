@@ -53,7 +53,7 @@ class Derivation {
     if (!good) throw std::runtime_error("OpenSSL failed in HKDF");
   }
 
-  const KeyInUse in_use_;  // first: it ends when OpenSSL has overwritten the secret
+  const NoFork no_fork_;  // first: it ends when OpenSSL has overwritten the secret
   const std::unique_ptr<EVP_KDF_CTX, decltype(&EVP_KDF_CTX_free)> context_;
 };
 

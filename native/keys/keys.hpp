@@ -77,7 +77,7 @@ class Aead {
                             uint8_t* plain);
 
    private:
-    const KeyInUse in_use_;  // first: it ends when the context is clean again
+    const NoFork no_fork_;  // first: it ends when the context is clean again
     const Aead& aead_;
   };
 

@@ -110,16 +110,16 @@ Arena& arena() {
 }
 
 std::atomic<uint64_t>* mark = nullptr;  // in memory that a child finds zeroed
-std::atomic<int> keys_in_use{0};
+std::atomic<int> held{0};  // NoForks
 std::atomic<int> forking{0};  // threads that are in fork()
-thread_local int keys_in_use_here = 0;
+thread_local int held_here = 0;
 std::mutex overwriting;  // for FreedMemoryOverwritten
 int wanting_overwrites = 0;
 
 void before_fork() {
   forking.fetch_add(1);
   // A signal's handler may fork in the middle of a seal; it must not wait for itself.
-  while (keys_in_use.load() > keys_in_use_here) ::sched_yield();
+  while (held.load() > held_here) ::sched_yield();
   arena().mutex.lock();  // last: who uses a key may need memory for another
   overwriting.lock();
 }
@@ -133,7 +133,7 @@ void after_fork_in_parent() {
 void after_fork_in_child() {
   overwriting.unlock();
   arena().mutex.unlock();
-  keys_in_use.store(keys_in_use_here);
+  held.store(held_here);
   forking.store(0);
 }
 
@@ -179,19 +179,20 @@ void ProcessMark::require(const char* what) const {
       "in the parent, or give this process a group of its own");
 }
 
-KeyInUse::KeyInUse() {
+NoFork::NoFork() {
+  mark_memory();  // sets the handlers for fork()
   for (;;) {
-    keys_in_use.fetch_add(1);
-    if (forking.load() == 0 || keys_in_use_here > 0) break;
-    keys_in_use.fetch_sub(1);
+    held.fetch_add(1);
+    if (forking.load() == 0 || held_here > 0) break;
+    held.fetch_sub(1);
     while (forking.load() != 0) ::sched_yield();
   }
-  ++keys_in_use_here;
+  ++held_here;
 }
 
-KeyInUse::~KeyInUse() {
-  --keys_in_use_here;
-  keys_in_use.fetch_sub(1);
+NoFork::~NoFork() {
+  --held_here;
+  held.fetch_sub(1);
 }
 
 SecretBytes::SecretBytes(size_t size) : data_(arena().take(size)), size_(size) {}

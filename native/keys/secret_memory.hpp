@@ -33,14 +33,15 @@ class ProcessMark {
   uint64_t value_;
 };
 
-// While one exists, a key may be in memory of OpenSSL's, which a child would inherit. fork() waits
-// until there is none. Who has one must not wait for the GIL: the thread that forks may hold it.
-class KeyInUse {
+// While one exists, a key may be in memory of OpenSSL's, or a lock of OpenSSL's may be taken. A child
+// would inherit the key, and the lock would never be free there. So fork() waits until there is none.
+// Who has one must not wait for the GIL: the thread that forks may hold it.
+class NoFork {
  public:
-  KeyInUse();
-  ~KeyInUse();
-  KeyInUse(const KeyInUse&) = delete;
-  KeyInUse& operator=(const KeyInUse&) = delete;
+  NoFork();
+  ~NoFork();
+  NoFork(const NoFork&) = delete;
+  NoFork& operator=(const NoFork&) = delete;
 };
 
 // Bytes in the memory for keys. Each copy is overwritten when it goes.

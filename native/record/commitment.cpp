@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "keys/sha256.hpp"
+
 namespace sealring {
 namespace {
 
@@ -12,12 +14,6 @@ constexpr std::string_view kPurpose{"sealring-1 link commitment\0", 27};
 
 void require(bool good) {
   if (!good) throw std::runtime_error("OpenSSL failed in SHA-256");
-}
-
-// Looked up once: that takes longer than to hash a record's tags.
-const EVP_MD* sha256() {
-  static const EVP_MD* const found = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-  return found;
 }
 
 bool carries_data(uint8_t kind) {
@@ -41,7 +37,7 @@ RecordHash::RecordHash(const Context& context, uint32_t sender, uint32_t receive
     ranks[i] = static_cast<uint8_t>(sender >> (8 * i));
     ranks[4 + i] = static_cast<uint8_t>(receiver >> (8 * i));
   }
-  require(state_ && EVP_DigestInit_ex2(state_.get(), sha256(), nullptr) == 1 &&
+  require(state_ && EVP_DigestInit_ex2(state_.get(), sha256_algorithm(), nullptr) == 1 &&
           EVP_DigestUpdate(state_.get(), kPurpose.data(), kPurpose.size()) == 1 &&
           EVP_DigestUpdate(state_.get(), context.data(), context.size()) == 1 &&
           EVP_DigestUpdate(state_.get(), ranks.data(), ranks.size()) == 1);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "keys/hkdf.hpp"
+#include "keys/sha256.hpp"
 
 namespace sealring {
 namespace {
@@ -39,9 +40,7 @@ FileKey derive_file_key(const KeyBytes& input, Suite suite, const Salt& salt,
 }
 
 void digest_chunk(const uint8_t* plain, size_t bytes, uint8_t* digest) {
-  // Looked up once: by its name, the lookup takes a lock that all threads share.
-  static const EVP_MD* const sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-  if (sha256 == nullptr || EVP_Digest(plain, bytes, digest, nullptr, sha256, nullptr) != 1) {
+  if (EVP_Digest(plain, bytes, digest, nullptr, sha256_algorithm(), nullptr) != 1) {
     throw std::runtime_error("OpenSSL cannot compute SHA-256");
   }
 }

@@ -26,7 +26,7 @@ struct Context {
       throw std::runtime_error("OpenSSL failed in AES key wrap");
     }
   }
-  const KeyInUse in_use;
+  const NoFork no_fork;
   const std::unique_ptr<EVP_CIPHER, decltype(&EVP_CIPHER_free)> cipher;
   const std::unique_ptr<EVP_CIPHER_CTX, decltype(&EVP_CIPHER_CTX_free)> context;
 };

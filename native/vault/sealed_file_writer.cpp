@@ -24,6 +24,7 @@ constexpr uint8_t kNoAssociatedData = 0;
 
 Salt random_salt() {
   Salt salt;
+  const NoFork no_fork;
   if (RAND_bytes(salt.data(), static_cast<int>(salt.size())) != 1) {
     throw std::runtime_error("OpenSSL has no random bytes");
   }

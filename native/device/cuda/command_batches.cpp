@@ -111,8 +111,10 @@ void CommandBatches::allocate() {
   wrapped_ = static_cast<uint8_t*>(wrapped);
   check(cuda_.allocate(&unwrapping_, cuda::whole_blocks(wrapped_bytes())), "cuMemAlloc");
   KeyBytes key;
-  if (RAND_bytes(key.data(), static_cast<int>(key.size())) != 1) {
-    throw std::runtime_error("OpenSSL has no random bytes");
+  {
+    const NoFork no_fork;
+    if (RAND_bytes(key.data(), static_cast<int>(key.size())) != 1)
+      throw std::runtime_error("OpenSSL has no random bytes");
   }
   wrapping_ = std::make_unique<SealingKey>(key, UINT64_MAX, Suite::chacha20_poly1305);
   check(cuda_.to_device(keys_.of(keys_.slots), key.data(), key.size(), stream_),

@@ -21,6 +21,7 @@ from OpenSSL import SSL, crypto
 
 from sealring.errors import BrokerUnreachable, UntrustedBroker
 from sealring.limits import KEY_EXCHANGE
+from sealring.no_fork import NoFork
 
 T = TypeVar("T")
 _CHUNK: Final = 64 << 10
@@ -56,7 +57,8 @@ class TlsStream:
         for at in range(0, len(data), _CHUNK):
             chunk = data[at : at + _CHUNK]
             while chunk:
-                sent = self._tls.send(chunk)
+                with NoFork():
+                    sent = self._tls.send(chunk)
                 chunk = chunk[sent:]
             await self._flush()
 
@@ -85,7 +87,8 @@ class TlsStream:
     async def _run(self, call: Callable[[], T]) -> T:
         while True:
             try:
-                return call()
+                with NoFork():
+                    return call()
             except SSL.WantReadError:
                 await self._flush()
                 data = await self._reader.read(_CHUNK)
@@ -104,30 +107,33 @@ class TlsStream:
 
 
 def server_context(certificate: x509.Certificate, key: Ed25519PrivateKey) -> SSL.Context:
-    context = _context()
-    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-    context.use_certificate(certificate)
-    context.use_privatekey(key)
-    return context
+    with NoFork():
+        context = _context()
+        context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+        context.use_certificate(certificate)
+        context.use_privatekey(key)
+        return context
 
 
 def answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: SSL.Context
 ) -> TlsStream:
-    connection = SSL.Connection(context, None)
-    connection.set_accept_state()
+    with NoFork():
+        connection = SSL.Connection(context, None)
+        connection.set_accept_state()
     return TlsStream(reader, writer, connection)
 
 
 def client_context(authorities: Sequence[x509.Certificate]) -> SSL.Context:
-    context = _context()
-    store = context.get_cert_store()
-    assert store is not None
-    for authority in authorities:
-        store.add_cert(crypto.X509.from_cryptography(authority))
-    store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
-    context.set_verify(SSL.VERIFY_PEER, _remember_why)
-    return context
+    with NoFork():
+        context = _context()
+        store = context.get_cert_store()
+        assert store is not None
+        for authority in authorities:
+            store.add_cert(crypto.X509.from_cryptography(authority))
+        store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
+        context.set_verify(SSL.VERIFY_PEER, _remember_why)
+        return context
 
 
 def _remember_why(
@@ -151,10 +157,11 @@ async def connect(
             f"the broker at {where} cannot be reached ({problem}): check that host and port are "
             "the broker's, and that it runs"
         ) from None
-    connection = SSL.Connection(context, None)
-    connection.set_connect_state()
-    if not _is_address(host):
-        connection.set_tlsext_host_name(host.encode("idna"))
+    with NoFork():
+        connection = SSL.Connection(context, None)
+        connection.set_connect_state()
+        if not _is_address(host):
+            connection.set_tlsext_host_name(host.encode("idna"))
     stream = TlsStream(reader, writer, connection)
     try:
         try:

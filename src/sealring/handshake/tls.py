@@ -34,6 +34,7 @@ from sealring.handshake.secrets import Erased
 from sealring.identity.certificates import claims_of
 from sealring.identity.credentials import Credentials
 from sealring.limits import KEY_EXCHANGE, MAX_SETUP_BYTES
+from sealring.no_fork import NoFork
 
 ALPN: Final = b"sealring"
 _CIPHERSUITES: Final = b"TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
@@ -72,17 +73,22 @@ class TlsConnection(Connection):
         """Turns of TLS's own state after its handshake: two for each ticket or new key."""
         self._ahead = bytearray()
         """What a record held beyond the bytes that were taken."""
-        self._tls = _Allocated(_context_for(credentials.authorities, dialer=dialer), sock)
-        _identify(self._tls, credentials)
-        self._tls.set_app_data(self)
-        self._tls.set_info_callback(self._on_info)
+        with NoFork():
+            self._tls = self._new_tls(credentials, dialer=dialer)
+
+    def _new_tls(self, credentials: Credentials, *, dialer: bool) -> SSL.Connection:
+        tls = _Allocated(_context_for(credentials.authorities, dialer=dialer), self._socket)
+        _identify(tls, credentials)
+        tls.set_app_data(self)
+        tls.set_info_callback(self._on_info)
         # With this mode, which pyOpenSSL sets, one call reads on for as long as the peer sends
         # messages of TLS itself, and no deadline counts.
-        lib.SSL_clear_mode(self._tls._ssl, lib.SSL_MODE_AUTO_RETRY)
+        lib.SSL_clear_mode(tls._ssl, lib.SSL_MODE_AUTO_RETRY)
         if dialer:
-            self._tls.set_connect_state()
+            tls.set_connect_state()
         else:
-            self._tls.set_accept_state()
+            tls.set_accept_state()
+        return tls
 
     def handshake(self) -> x509.Certificate:
         """Run TLS's handshake; returns the certificate whose key the peer has used.
@@ -94,7 +100,7 @@ class TlsConnection(Connection):
 
     def advance(self) -> x509.Certificate | None:
         """The same without waiting; None while bytes of the peer are missing."""
-        with _NamedErrors(self):
+        with _Call(self):
             try:
                 self._tls.do_handshake()
             except (SSL.WantReadError, SSL.WantWriteError):
@@ -103,8 +109,9 @@ class TlsConnection(Connection):
 
     def _established(self) -> x509.Certificate:
         self.established = True
-        self._give_up_private_key()
-        certificate = self._tls.get_peer_certificate(as_cryptography=True)
+        with NoFork():
+            self._give_up_private_key()
+            certificate = self._tls.get_peer_certificate(as_cryptography=True)
         if certificate is None:  # VERIFY_FAIL_IF_NO_PEER_CERT makes this impossible
             raise MalformedSetup(f"{self.who} showed no certificate")
         return certificate
@@ -142,7 +149,7 @@ class TlsConnection(Connection):
 
     def export(self, label: bytes, length: int, context: bytes) -> _native.Secret:
         secret = _native.Secret.zeros(length)
-        with ffi.from_buffer(secret) as out:
+        with ffi.from_buffer(secret) as out, NoFork():
             given = (label, len(label), context, len(context), 1)
             if lib.SSL_export_keying_material(self._tls._ssl, out, length, *given) != 1:
                 _forget_errors()
@@ -152,7 +159,7 @@ class TlsConnection(Connection):
     def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
         at = 0
         while at < len(data):
-            with memoryview(data) as left, left[at:] as rest, _NamedErrors(self):
+            with memoryview(data) as left, left[at:] as rest, _Call(self):
                 try:
                     at += self._tls.send(rest)
                     continue
@@ -183,7 +190,7 @@ class TlsConnection(Connection):
             return count
         while self._late <= _MOST_LATE:
             before = self._late
-            with ffi.from_buffer(into) as out, _NamedErrors(self):
+            with ffi.from_buffer(into) as out, _Call(self):
                 try:
                     return self._read(out, len(into))
                 except (SSL.WantReadError, SSL.WantWriteError):
@@ -209,13 +216,14 @@ class TlsConnection(Connection):
             return
         overwritten = _native.FreedMemoryOverwritten()
         tls._reverse_mapping.pop(tls._ssl, None)  # the address may be another connection's soon
-        ffi.release(tls._ssl)
+        with NoFork():
+            ffi.release(tls._ssl)
         tls._ssl = tls._context = None  # type: ignore[assignment]
         del overwritten
 
     def _run(self, call: Callable[[], T]) -> T:
         while True:
-            with _NamedErrors(self):
+            with _Call(self):
                 try:
                     return call()
                 except SSL.WantReadError:
@@ -274,18 +282,20 @@ class _Allocated(SSL.Connection):
         super().__setattr__(name, value)
 
 
-class _NamedErrors:
+class _Call:
     """Raises TLS's errors by sealring's names. Every set-up message passes through several."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "_no_fork")
 
     def __init__(self, connection: TlsConnection) -> None:
         self._connection = connection
+        self._no_fork = NoFork()
 
     def __enter__(self) -> None:
-        pass
+        self._no_fork.__enter__()
 
     def __exit__(self, _: object, problem: BaseException | None, __: object) -> None:
+        self._no_fork.__exit__()
         if isinstance(problem, Exception) and (named := self._connection.named(problem)):
             raise named from problem
 

@@ -1,0 +1,69 @@
+"""fork() waits while a thread is in OpenSSL by way of pyOpenSSL, which has a copy of its own.
+
+OpenSSL's tables have locks. One that a thread of the parent held would never be free in the child,
+whose first use of `cryptography` would wait for it without end. The native core protects its own
+calls in the same way (native/keys/secret_memory.hpp). pyOpenSSL releases the interpreter's lock in
+every call, and needs it to go on, so here fork() waits before it takes part.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Final
+
+_changed = threading.Condition()
+_inside: Final[dict[int, int]] = {}
+"""The threads that are in OpenSSL, and how deep."""
+_forking = 0
+"""Threads that fork, or wait for that."""
+
+
+class NoFork:
+    """In the block no other thread forks. It must not wait for anything but a lock of OpenSSL."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        with _changed:
+            while _forking and thread not in _inside:
+                _changed.wait()
+            _inside[thread] = _inside.get(thread, 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        thread = threading.get_ident()
+        with _changed:
+            _inside[thread] -= 1
+            if not _inside[thread]:
+                del _inside[thread]
+                if _forking:
+                    _changed.notify_all()
+
+
+def _before() -> None:
+    global _forking
+    # A signal's handler may fork in the middle of a block; it must not wait for itself.
+    own = {threading.get_ident()}
+    _changed.acquire()
+    _forking += 1
+    _changed.wait_for(lambda: _inside.keys() <= own)
+
+
+def _in_parent() -> None:
+    global _forking
+    _forking -= 1
+    _changed.notify_all()
+    _changed.release()
+
+
+def _in_child() -> None:
+    global _changed, _forking
+    _changed = threading.Condition()
+    _forking = 0
+    own = threading.get_ident()
+    for thread in _inside.keys() - {own}:
+        del _inside[thread]
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

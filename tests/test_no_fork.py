@@ -1,0 +1,105 @@
+"""A forked child can use OpenSSL, whatever the parent's threads were doing at that moment."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from OpenSSL import SSL
+
+from sealring import _native, no_fork
+from sealring.no_fork import NoFork
+from tests.links.teams import Team
+
+_FORKS = 100
+_SECONDS = 60.0
+
+
+def ends_well(child: Callable[[], object]) -> bool:
+    """Whether a child that is forked now comes to an end of this."""
+    process = os.fork()
+    if process == 0:
+        try:
+            child()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.001)
+    os.kill(process, 9)
+    os.waitpid(process, 0)
+    return False
+
+
+def test_fork_waits_for_a_thread_that_is_in_openssl() -> None:
+    left = False
+    entered = threading.Event()
+
+    def stay() -> None:
+        nonlocal left
+        with NoFork():
+            entered.set()
+            while not no_fork._forking:
+                time.sleep(0.001)
+            left = True
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    entered.wait()
+
+    def has_left() -> None:
+        assert left
+        with NoFork():  # free in the child
+            pass
+
+    assert ends_well(has_left)
+    thread.join()
+    assert not no_fork._forking
+    assert not no_fork._inside
+
+
+def test_a_thread_that_is_in_openssl_itself_can_fork() -> None:
+    """A signal's handler runs in the middle of anything."""
+    with NoFork(), NoFork():
+        assert ends_well(lambda: None)
+    assert not no_fork._inside
+
+
+def use_openssl() -> None:
+    """All of its copies: Python's, which the native core has too, and that of `cryptography`."""
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    SSL.Context(SSL.TLS_METHOD)
+    key = Ed25519PrivateKey.generate()
+    key.public_key().verify(key.sign(b"said"), b"said")
+    _native.Secret.random(32).derive(b"", b"", 32)
+
+
+def test_a_child_that_is_forked_while_groups_form_can_use_openssl() -> None:
+    enough = threading.Event()
+    made = 0
+
+    def form_groups() -> None:
+        nonlocal made
+        while not enough.is_set():
+            team = Team(9)
+            team.form()
+            made += len(team.groups) == team.size
+            team.close()
+
+    thread = threading.Thread(target=form_groups)
+    thread.start()
+    try:
+        ended = [ends_well(use_openssl) for _ in range(_FORKS)]
+    finally:
+        enough.set()
+        thread.join()
+    assert ended == [True] * _FORKS
+    assert made
