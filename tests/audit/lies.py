@@ -373,6 +373,13 @@ LIES: dict[str, Lie] = {
         stated.circle,
         refuted=("no_gaps",),
     ),
+    "gives two ranks one key": Lie(
+        "the broker's operator",
+        [(Fault.SHARED_KEY, (RANK_1, RANK_2, "their authority"))],
+        stated.one_key,
+        blamed=[(1, 0), (2, 0)],
+        refuted=("ranks",),
+    ),
     "keeps a statement out of the log": Lie(
         "the log's owner",
         [(Fault.NOT_LOGGED, ("the author of the file", "the log's owner"))],

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import (
     CheckpointRef,
@@ -261,3 +263,10 @@ def circle(made: MadeRun) -> None:
 def made_twice(made: MadeRun) -> None:
     pirated = Named("pirated", sha("pirated"))
     made.made.append(stage("tokenize-again", "stage", [pirated], [CORPUS], CLEANER))
+
+
+def one_key(made: MadeRun) -> None:
+    """One worker is rank 1 and rank 2, each with a certificate of its own."""
+    key = Ed25519PrivateKey.generate()
+    for rank in (1, 2):
+        made.workers[rank] = made.authority.worker(rank, made.world, key=key)

@@ -18,6 +18,7 @@ from tests.audit.attested import (
     attested_run,
     policy,
     with_evidence_of_another,
+    with_evidence_of_another_day,
     with_other_measurement,
 )
 from tests.audit.made_runs import MadeRun
@@ -74,6 +75,10 @@ LIES: dict[str, Lie] = {
     "admits a machine that the policy does not": (
         "the broker's operator", lambda made: with_other_measurement(made, 1),
         lambda made, run: None, Fault.NOT_ADMITTED,
+    ),
+    "dates back when a machine was verified": (
+        "the broker's operator", lambda made: with_evidence_of_another_day(made, 1),
+        lambda made, run: None, Fault.EVIDENCE,
     ),
 }  # fmt: skip
 

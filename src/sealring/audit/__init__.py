@@ -5,6 +5,7 @@ In the order in which an audit goes:
 trust        whom the auditor believes
 hostile      what a folder from a stranger may hold
 log_check    the run's log
+which_run    the run and the job that all records must be of
 records      its statements, each verified once
 chains, links, collectives, data, artefacts    what statements must agree on
 attestation  the machines that workers ran on

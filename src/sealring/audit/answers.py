@@ -194,6 +194,9 @@ def _machines(claims: Claims, shown: Shown) -> Answer:
 
 
 def _ranks(claims: Claims, shown: Shown) -> Answer:
+    shared = shown.of({Fault.SHARED_KEY})
+    if shared:
+        return _contradicted("ranks", shared)
     wrong = [turn for turn in shown.records.turns if turn.interval.world != claims.ranks]
     if wrong:
         text = f"{wrong[0].where} names a world of {wrong[0].interval.world}"

@@ -26,6 +26,7 @@ from sealring.audit.records import read_records
 from sealring.audit.result import AuditResult
 from sealring.audit.spot_checks import Repetition, spot_check
 from sealring.audit.trust import AuditTrust
+from sealring.audit.which_run import wanted_run
 from sealring.provenance.runs import open_run
 
 
@@ -54,8 +55,9 @@ def audit(
         stage("the log")
         log, logged, findings = check_log(run.log, trust)
         stage("signatures")
-        records = read_records(run.head, run.statements(), logged, trust)
-        findings += records.findings
+        head, strange = wanted_run(run.head, log, trust)
+        records = read_records(head, run.statements(), logged, trust)
+        findings += [*strange, *records.findings]
         stage("contradictions")
         links = check_links(records)
         machines = check_machines(records, run, question.claims.machines, trust)
@@ -79,7 +81,7 @@ def audit(
         findings += more
     mark_faults(graph, findings)
     return AuditResult(
-        run=run.head.run,
+        run=head.run,
         jobs=tuple(sorted({turn.worker.job for turn in records.turns})),
         log=log,
         payloads=records.payloads,

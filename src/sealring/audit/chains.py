@@ -1,7 +1,7 @@
 """Each rank's chain of statements: nothing missing, nothing twice, each one naming the one before.
 
 Also what all ranks must say alike: the size of the world, the script that ran, and from which step
-to which.
+to which. And each rank has a key of its own: else one worker counts as several.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def check_chains(records: Records) -> list[Finding]:
     found += _same_steps(chains)
     found += _missing_ranks(chains)
     found += _missing_ends(chains)
+    found += _shared_keys(records)
     return found
 
 
@@ -160,6 +161,22 @@ def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
                 f"the chain of {last.party} ends after {last.where} without a final statement, and "
                 "other ranks' chains go on to theirs",
                 (last.digest,), tuple(turn.digest for turn in ended),
+            )  # fmt: skip
+
+
+def _shared_keys(records: Records) -> Iterator[Finding]:
+    holders: dict[str, dict[int, Turn]] = {}
+    for turn in records.turns:
+        key = records.keys[turn.worker.certificate]
+        holders.setdefault(key, {}).setdefault(turn.rank, turn)
+    for key, turns in holders.items():
+        if len(turns) > 1:
+            parties = tuple(turn.party for _, turn in sorted(turns.items()))
+            yield Finding(
+                Fault.SHARED_KEY, (*parties, "their authority"),
+                f"{_listed(parties)} sign with one key, {key[:12]}: one worker speaks for all of "
+                "them",
+                tuple(turn.digest for _, turn in sorted(turns.items())),
             )  # fmt: skip
 
 

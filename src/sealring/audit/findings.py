@@ -26,6 +26,7 @@ class Fault(StrEnum):
     FORGED = "forged"
     OUTSIDE_DATES = "outside-dates"
     OTHER_JOB = "other-job"
+    SHARED_KEY = "shared-key"
     EVIDENCE = "evidence"
     NOT_ADMITTED = "not-admitted"
     NOT_LOGGED = "not-logged"
@@ -51,6 +52,7 @@ WAYS: Final = {
     Fault.FORGED: Way.SIGNATURE,
     Fault.OUTSIDE_DATES: Way.SIGNATURE,
     Fault.OTHER_JOB: Way.SIGNATURE,
+    Fault.SHARED_KEY: Way.SIGNATURE,
     Fault.EVIDENCE: Way.ATTESTATION,
     Fault.NOT_ADMITTED: Way.ATTESTATION,
     Fault.NOT_LOGGED: Way.LOG,

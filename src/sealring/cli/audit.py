@@ -49,6 +49,10 @@ def audit(
     authority: Annotated[
         list[Path], typer.Option(help="An authority of the workers' certificates.")
     ],
+    job: Annotated[
+        str | None,
+        typer.Option(help="The job that the run must be of; the folder's word if not given."),
+    ] = None,
     policy: Policy = None,
     vkey: Vkey = None,
     claims: Annotated[
@@ -108,6 +112,7 @@ def audit(
         authorities=[one for path in authority for one in read_authorities(path)],
         log=logs,
         owners=[read_owner(path) for path in owner or []],
+        job=job,
         seen=[_seen(path, logs) for path in seen or []],
         vendors=read_cache(cache, datetime.now(UTC)) if cache else Cache(),
     )
@@ -169,9 +174,10 @@ def _show(result: AuditResult) -> None:
             )
         console.print(table)
     log = "no believed log" if result.log is None else f"a log of {result.log.size} entries"
+    job = printable(", ".join(result.jobs)) or "not shown"
     say(
-        f"{len(result.payloads)} statements of {result.ranks} ranks over {result.intervals} "
-        f"intervals, {log}. {_SUMMARY[result.status]}"
+        f"Run {printable(result.run)}, job {job}: {len(result.payloads)} statements of "
+        f"{result.ranks} ranks over {result.intervals} intervals, {log}. {_SUMMARY[result.status]}"
     )
 
 
