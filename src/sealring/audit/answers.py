@@ -178,7 +178,7 @@ def _code(claims: Claims, shown: Shown) -> Answer:
 def _machines(claims: Claims, shown: Shown) -> Answer:
     found = shown.machines
     assert claims.machines is not None
-    refused = shown.of({Fault.EVIDENCE, Fault.NOT_ADMITTED})
+    refused = shown.of({Fault.EVIDENCE, Fault.NOT_ADMITTED, Fault.NOT_GIVEN, Fault.REVOKED})
     if refused:
         return _contradicted("machines", refused)
     if found.unattested:

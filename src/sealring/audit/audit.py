@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sealring.audit.answers import Shown, answer_claims
 from sealring.audit.artefacts import check_artefacts
 from sealring.audit.attestation import check_machines
+from sealring.audit.broker_logs import check_brokers
 from sealring.audit.build import build_graph, mark_faults
 from sealring.audit.chains import check_chains
 from sealring.audit.claims import Claims
@@ -37,6 +38,9 @@ class Question:
     claims: Claims = field(default_factory=Claims)
     model: Path | None = None
     replay: Repetition | None = None
+    broker_logs: Sequence[Path] = ()
+    """Logs that brokers have published, to compare certificates with; `AuditTrust.brokers` says
+    which of them to believe."""
 
 
 def audit(
@@ -61,7 +65,7 @@ def audit(
         stage("contradictions")
         links = check_links(records)
         machines = check_machines(records, run, question.claims.machines, trust)
-        findings += machines.findings
+        findings += [*machines.findings, *check_brokers(question.broker_logs, records, trust)]
         findings += [*check_chains(records), *links.findings, *check_collectives(records)]
         findings += [*check_data(records), *check_artefacts(records)]
         stage("the graph")

@@ -29,6 +29,8 @@ class Fault(StrEnum):
     SHARED_KEY = "shared-key"
     EVIDENCE = "evidence"
     NOT_ADMITTED = "not-admitted"
+    NOT_GIVEN = "not-given"
+    REVOKED = "revoked"
     NOT_LOGGED = "not-logged"
     LOG_REFUSED = "log-refused"
     WITNESS_FORKED = "witness-forked"
@@ -55,6 +57,8 @@ WAYS: Final = {
     Fault.SHARED_KEY: Way.SIGNATURE,
     Fault.EVIDENCE: Way.ATTESTATION,
     Fault.NOT_ADMITTED: Way.ATTESTATION,
+    Fault.NOT_GIVEN: Way.LOG,
+    Fault.REVOKED: Way.LOG,
     Fault.NOT_LOGGED: Way.LOG,
     Fault.LOG_REFUSED: Way.LOG,
     Fault.WITNESS_FORKED: Way.LOG,

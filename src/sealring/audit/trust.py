@@ -26,5 +26,7 @@ class AuditTrust:
     authority may serve several jobs."""
     seen: Sequence[SignedCheckpoint] = ()
     """Checkpoints of the log that were seen earlier or elsewhere."""
+    brokers: LogPolicy | None = None
+    """The logs of the authorities' brokers, where `Question.broker_logs` names some."""
     vendors: Cache = field(default_factory=Cache)
     """Vendors' lists, collateral and references, for evidence."""

@@ -29,7 +29,7 @@ from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.files import read_limited
 from sealring.provenance.notes import MAX_NOTE_BYTES
 from sealring.provenance.owners import read_owner
-from sealring.provenance.policy import LogPolicy
+from sealring.provenance.policy import LogPolicy, read_policy
 
 _COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}
 _SUMMARY = {
@@ -70,6 +70,13 @@ def audit(
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of vendors' lists and references, for evidence.")
+    ] = None,
+    broker_log: Annotated[
+        list[Path] | None,
+        typer.Option(help="The log that the authority's broker published (`--log`): a folder."),
+    ] = None,
+    broker_policy: Annotated[
+        Path | None, typer.Option(help="Of that log: its key, witnesses and quorum.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write one page that opens offline; replaced if there.")
@@ -114,8 +121,11 @@ def audit(
         owners=[read_owner(path) for path in owner or []],
         job=job,
         seen=[_seen(path, logs) for path in seen or []],
+        brokers=read_policy(broker_policy) if broker_policy else None,
         vendors=read_cache(cache, datetime.now(UTC)) if cache else Cache(),
     )
+    if bool(broker_log) != bool(broker_policy):
+        raise ConfigurationError("--broker-log and --broker-policy go together")
     strange = [name for name, value in (
         ("arguments of a script", arguments), ("--replay-tolerance", replay_tolerance),
         ("--replay-vault", replay_vault), ("--replay-seed", replay_seed),
@@ -129,7 +139,9 @@ def audit(
             replay, arguments or (), replay_seconds, replay_tolerance, compare,
             seed_from(replay_seed),
         )  # fmt: skip
-    question = Question(read_claims(claims) if claims else Claims(), model, repeated)
+    question = Question(
+        read_claims(claims) if claims else Claims(), model, repeated, broker_log or ()
+    )
     with errors.status("reading the run") as status:
         result = audit_run(run, trust, question, lambda part: status.update(f"checking {part}"))
     if html is not None:
