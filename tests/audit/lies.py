@@ -275,6 +275,14 @@ LIES: dict[str, Lie] = {
         against=OTHERS,
         refuted=("trained_only_on",),
     ),
+    "starts again with all others, without a checkpoint": Lie(
+        "a worker",
+        [(Fault.GAP, tuple(ALL))],
+        stated.started_again,
+        blamed=[(rank, 1) for rank in range(4)],
+        against=[(rank, 0) for rank in range(4)],
+        refuted=("no_gaps",),
+    ),
     "signs for another rank": Lie(
         "a worker",
         [(Fault.FORGED, (author(1),))],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -270,3 +270,26 @@ def one_key(made: MadeRun) -> None:
     key = Ed25519PrivateKey.generate()
     for rank in (1, 2):
         made.workers[rank] = made.authority.worker(rank, made.world, key=key)
+
+
+def started_again(made: MadeRun, ranks: Sequence[int] = range(4)) -> None:
+    """New processes from interval 1 on, as of a second run in the folder of an unfinished one."""
+    for rank in ranks:
+        made.each(rank, _in_a_new_group, 1)
+
+
+def _in_a_new_group(one: Interval) -> Interval:
+    """Its counts begin anew."""
+
+    def fewer(way: Commitment | None) -> Commitment | None:
+        return None if way is None else replace(way, records=way.records - 30)
+
+    return replace(
+        one,
+        groups=[replace(group, epoch="e2") for group in one.groups],
+        collectives=[replace(each, epoch="e2", count=each.count - 10) for each in one.collectives],
+        links=[
+            replace(link, epoch="e2", sent=fewer(link.sent), received=fewer(link.received))
+            for link in one.links
+        ],
+    )
