@@ -227,6 +227,16 @@ def test_workers_of_two_authorities_get_no_papers(run: RunFolder) -> None:
         facts_of(run, [AUTHORITY, authority_of(key)], [OWNER.public_key()])
 
 
+def test_workers_of_another_job_write_no_papers_for_this_ones_model(
+    run: RunFolder, model: Path, model_key: Path, tmp_path: Path
+) -> None:
+    """One authority, two jobs: a worker of one says that it wrote the other one's checkpoint."""
+    with pytest.raises(MalformedRun, match="is of job job, and not of other"):
+        write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers", "other")
+    assert not (tmp_path / "papers").exists()
+    assert write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers", "job")
+
+
 def test_a_list_of_packages_that_was_removed_is_missed(run: RunFolder) -> None:
     facts = facts_of(run, [AUTHORITY], [OWNER.public_key()])
     (run.path / "evidence" / facts.code.packages).unlink()

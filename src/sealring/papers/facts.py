@@ -78,9 +78,15 @@ def facts_of(
     run: RunFolder,
     authorities: Sequence[x509.Certificate],
     owners: Sequence[Ed25519PublicKey],
+    job: str | None = None,
 ) -> RunFacts:
-    """MalformedRun where the folder or a chain is not as ranks leave it."""
+    """MalformedRun where the folder or a chain is not as ranks leave it, or is of another job."""
     check_folder(run.path)
+    if job is not None and run.head.job != job:
+        raise MalformedRun(
+            f"{run.path} is of job {run.head.job}, and not of {job}: its workers were not admitted "
+            "to that job, whatever they say of its model"
+        )
     intervals: list[tuple[int, Interval]] = []
     chains: dict[int, list[tuple[Interval, str]]] = {}
     transformations: list[tuple[Transformation, bytes]] = []
