@@ -62,12 +62,12 @@ def with_other_measurement(made: MadeRun, rank: int) -> None:
     made.evidence[rank] = evidence.encode()
 
 
-def with_evidence_of_another_day(made: MadeRun, rank: int) -> None:
+def with_evidence_of_another_day(made: MadeRun, rank: int, hours: int = -12) -> None:
     """As of then the machine passed: nothing of it had been revoked, and its chain had not ended.
 
     The authority's key is all that this takes.
     """
-    made.workers[rank], evidence = attested(made, rank, when=NOW - timedelta(hours=12))
+    made.workers[rank], evidence = attested(made, rank, when=NOW + timedelta(hours=hours))
     made.evidence[rank] = evidence.encode()
 
 

@@ -62,12 +62,12 @@ def _check(
         text = f"{type(problem).__name__}: {problem}"
         found.findings.append(Finding(kind, (party,), text, signed))
 
-    # Evidence is judged as of its date. Of another time, it may have passed what it did not then.
-    earliest, last = certificate.not_valid_before_utc - CLOCK_SKEW, certificate.not_valid_after_utc
-    if not earliest <= claimed.verified_at <= last:
-        text = f"the certificate is of {earliest:%Y-%m-%d} to {last:%Y-%m-%d}, and its evidence was"
-        problem = NotAttested(f"{text} verified on {claimed.verified_at:%Y-%m-%d}, it says")
-        return fault(Fault.EVIDENCE, problem)
+    # Evidence is judged as of its date. At another time it may pass what it did not pass then.
+    starts = certificate.not_valid_before_utc
+    if not starts - CLOCK_SKEW <= claimed.verified_at <= starts + 2 * CLOCK_SKEW:
+        text = f"the certificate begins at {starts:%Y-%m-%d %H:%M} UTC, and says that its evidence"
+        when = f"{claimed.verified_at:%Y-%m-%d %H:%M} UTC"
+        return fault(Fault.EVIDENCE, NotAttested(f"{text} was verified at {when}"))
     try:
         evidence = run.evidence(claimed.evidence_digest)
     except MalformedRun as problem:
