@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime, timedelta
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -18,7 +19,7 @@ from sealring.identity.credentials import Credentials
 from tests.audit.made_runs import NOW, MadeRun, sha
 
 MEASUREMENT = bytes(range(32))
-SIMULATOR = Simulator.create(NOW)
+SIMULATOR = Simulator.create(NOW - timedelta(days=1))
 
 
 def policy(measurement: bytes = MEASUREMENT, peers: bool = True) -> Policy:
@@ -29,14 +30,18 @@ def policy(measurement: bytes = MEASUREMENT, peers: bool = True) -> Policy:
 
 
 def attested(
-    made: MadeRun, rank: int, measurement: bytes = MEASUREMENT, other: Evidence | None = None
-) -> tuple[Credentials, Evidence]:
-    """A worker and its evidence. With `other`, its certificate names that in place of its own."""
+    made: MadeRun, rank: int, measurement: bytes = MEASUREMENT, other: Evidence | None = None,
+    when: datetime = NOW,
+) -> tuple[Credentials, Evidence]:  # fmt: skip
+    """A worker and its evidence. With `other`, its certificate names that in place of its own.
+
+    The evidence was verified at `when`, its certificate says.
+    """
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     challenge = Challenge(hashlib.sha256(b"%d" % rank).digest(), public)
     evidence = SIMULATOR.attest(challenge, measurement)
-    trust = Trust.pinned(frozenset({SIMULATOR.fingerprint}), now=NOW)
+    trust = Trust.pinned(frozenset({SIMULATOR.fingerprint}), now=when)
     worker = verify_evidence(evidence, challenge, trust)
     shown = other or evidence
     digest = hashlib.sha256(shown.encode()).hexdigest()
@@ -54,6 +59,15 @@ def attested_run(world: int, count: int) -> MadeRun:
 
 def with_other_measurement(made: MadeRun, rank: int) -> None:
     made.workers[rank], evidence = attested(made, rank, bytes(32))
+    made.evidence[rank] = evidence.encode()
+
+
+def with_evidence_of_another_day(made: MadeRun, rank: int, hours: int = -12) -> None:
+    """As of then the machine passed: nothing of it had been revoked, and its chain had not ended.
+
+    The authority's key is all that this takes.
+    """
+    made.workers[rank], evidence = attested(made, rank, when=NOW + timedelta(hours=hours))
     made.evidence[rank] = evidence.encode()
 
 

@@ -275,6 +275,14 @@ LIES: dict[str, Lie] = {
         against=OTHERS,
         refuted=("trained_only_on",),
     ),
+    "starts again with all others, without a checkpoint": Lie(
+        "a worker",
+        [(Fault.GAP, tuple(ALL))],
+        stated.started_again,
+        blamed=[(rank, 1) for rank in range(4)],
+        against=[(rank, 0) for rank in range(4)],
+        refuted=("no_gaps",),
+    ),
     "signs for another rank": Lie(
         "a worker",
         [(Fault.FORGED, (author(1),))],
@@ -372,6 +380,13 @@ LIES: dict[str, Lie] = {
         [(Fault.TRANSFORMATION, ("OWNER",)), (Fault.CYCLE, ("the signers of these records",))],
         stated.circle,
         refuted=("no_gaps",),
+    ),
+    "gives two ranks one key": Lie(
+        "the broker's operator",
+        [(Fault.SHARED_KEY, (RANK_1, RANK_2, "their authority"))],
+        stated.one_key,
+        blamed=[(1, 0), (2, 0)],
+        refuted=("ranks",),
     ),
     "keeps a statement out of the log": Lie(
         "the log's owner",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import (
@@ -261,3 +263,33 @@ def circle(made: MadeRun) -> None:
 def made_twice(made: MadeRun) -> None:
     pirated = Named("pirated", sha("pirated"))
     made.made.append(stage("tokenize-again", "stage", [pirated], [CORPUS], CLEANER))
+
+
+def one_key(made: MadeRun) -> None:
+    """One worker is rank 1 and rank 2, each with a certificate of its own."""
+    key = Ed25519PrivateKey.generate()
+    for rank in (1, 2):
+        made.workers[rank] = made.authority.worker(rank, made.world, key=key)
+
+
+def started_again(made: MadeRun, ranks: Sequence[int] = range(4)) -> None:
+    """New processes from interval 1 on, as of a second run in the folder of an unfinished one."""
+    for rank in ranks:
+        made.each(rank, _in_a_new_group, 1)
+
+
+def _in_a_new_group(one: Interval) -> Interval:
+    """Its counts begin anew."""
+
+    def fewer(way: Commitment | None) -> Commitment | None:
+        return None if way is None else replace(way, records=way.records - 30)
+
+    return replace(
+        one,
+        groups=[replace(group, epoch="e2") for group in one.groups],
+        collectives=[replace(each, epoch="e2", count=each.count - 10) for each in one.collectives],
+        links=[
+            replace(link, epoch="e2", sent=fewer(link.sent), received=fewer(link.received))
+            for link in one.links
+        ],
+    )

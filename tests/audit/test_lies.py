@@ -18,7 +18,7 @@ from sealring.provenance.intervals import CollectiveCount, GroupEpoch
 from tests.audit.folder_lies import respelled
 from tests.audit.lies import LIES, Lie
 from tests.audit.made_runs import CLEANER, MODEL, RAW, SCRIPT, MadeRun, checkpoint, commitment, sha
-from tests.audit.stated_lies import closed_group, colluding
+from tests.audit.stated_lies import closed_group, colluding, started_again
 
 CLAIMS = Claims(
     trained_only_on=frozenset({RAW.sha256}),
@@ -131,6 +131,14 @@ def test_a_group_that_failed_may_end_differently_at_its_ends(tmp_path: Path) -> 
     made.change(0, 1, links=[replace(ahead, sent=commitment(0, 1, 63))])
     result = audit(made.write(tmp_path / "run").path, made.trust)
     assert result.findings == ()
+
+
+def test_a_run_that_is_started_again_from_a_checkpoint_is_not_accused(tmp_path: Path) -> None:
+    made = MadeRun()
+    started_again(made)
+    for rank in range(4):
+        made.change(rank, 1, checkpoints_in=[checkpoint(10)])
+    assert ask(made.write(tmp_path / "run").path, made.trust).status is Status.SHOWN
 
 
 def test_a_group_that_was_closed_earlier_is_compared_as_of_then(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.audit.attested import (
     attested_run,
     policy,
     with_evidence_of_another,
+    with_evidence_of_another_day,
     with_other_measurement,
 )
 from tests.audit.made_runs import MadeRun
@@ -75,6 +76,10 @@ LIES: dict[str, Lie] = {
         "the broker's operator", lambda made: with_other_measurement(made, 1),
         lambda made, run: None, Fault.NOT_ADMITTED,
     ),
+    "dates back when a machine was verified": (
+        "the broker's operator", lambda made: with_evidence_of_another_day(made, 1),
+        lambda made, run: None, Fault.EVIDENCE,
+    ),
 }  # fmt: skip
 
 
@@ -91,3 +96,13 @@ def test_a_lie_about_a_machine(name: str, tmp_path: Path) -> None:
     assert set(finding.records) == {made.digests[1, 0], made.digests[1, 1]}
     assert [one.said for one in result.answers] == [Said.NO]
     assert result.status is Status.REFUTED
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_evidence_was_verified_when_its_certificate_was_issued(tmp_path: Path, hours: int) -> None:
+    """Not later either, while the certificate is good: what passes then may not have passed."""
+    made = small()
+    with_evidence_of_another_day(made, 0, hours)
+    result = ask(made.write(tmp_path / "run").path, made)
+    assert [(one.fault, one.parties) for one in result.findings] == [(Fault.EVIDENCE, ("rank 0",))]
+    assert [one.said for one in result.answers] == [Said.NO]

@@ -25,7 +25,6 @@ from sealring.broker.messages import (
     write_attestation,
 )
 from sealring.broker.refusals import error_of
-from sealring.broker.service import CERTIFICATE
 from sealring.broker.tls import client_context, connect
 from sealring.errors import (
     ExpiredNonce,
@@ -46,6 +45,7 @@ from sealring.errors import (
     UnknownToken,
 )
 from sealring.identity.names import WorkerName
+from sealring.provenance.broker_entries import CERTIFICATE
 from tests.broker.local import JOB, Place, Running, running
 from tests.broker.variants import variants
 

@@ -13,6 +13,7 @@ import model_signing
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -32,7 +33,7 @@ from sealring.provenance.statements import sign_statement, statement_digest, ver
 from sealring.provenance.transformations import Transformation, parameters_of
 from sealring.recording import record_transformation
 from tests.provenance.test_independent_verifier import key_of
-from tests.provenance.test_statements import AUTHORITY, interval, worker
+from tests.provenance.test_statements import AUTHORITY, authority_of, interval, worker
 
 OWNER = Ed25519PrivateKey.generate()
 NOW = int(datetime.now(UTC).timestamp())
@@ -208,6 +209,39 @@ def test_statements_of_another_run_or_job_are_not_summed_up(run: RunFolder) -> N
         facts_of(run, [AUTHORITY], [OWNER.public_key()])
     path.unlink()
     assert facts_of(run, [AUTHORITY], [OWNER.public_key()]).complete
+
+
+def test_the_builder_is_the_authority_that_issued_the_workers_certificates(run: RunFolder) -> None:
+    """A file of authorities may hold others before it, as when one takes the place of another."""
+    other = authority_of(Ed25519PrivateKey.generate())
+    facts = facts_of(run, [other, AUTHORITY], [OWNER.public_key()])
+    assert facts.authority == AUTHORITY.fingerprint(SHA256()).hex()
+
+
+def test_workers_of_two_authorities_get_no_papers(run: RunFolder) -> None:
+    """One builder is named: it would vouch for workers that it never admitted."""
+    key = Ed25519PrivateKey.generate()
+    content = interval(run="r1", final=True, end_step=10, code=FIELDS_CODE)
+    run.statement_path("rank-1").write_bytes(sign_statement(content, worker(1, authority=key)))
+    with pytest.raises(MalformedRun, match="certificates of 2 authorities"):
+        facts_of(run, [AUTHORITY, authority_of(key)], [OWNER.public_key()])
+
+
+def test_workers_of_another_job_write_no_papers_for_this_ones_model(
+    run: RunFolder, model: Path, model_key: Path, tmp_path: Path
+) -> None:
+    """One authority, two jobs: a worker of one says that it wrote the other one's checkpoint."""
+    with pytest.raises(MalformedRun, match="is of job job, and not of other"):
+        write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers", "other")
+    assert not (tmp_path / "papers").exists()
+    assert write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers", "job")
+
+
+def test_a_list_of_packages_that_was_removed_is_missed(run: RunFolder) -> None:
+    facts = facts_of(run, [AUTHORITY], [OWNER.public_key()])
+    (run.path / "evidence" / facts.code.packages).unlink()
+    with pytest.raises(MalformedRun, match="no list of the packages"):
+        facts_of(run, [AUTHORITY], [OWNER.public_key()])
 
 
 def chain_of(run: RunFolder, rank: int, *spent: str, final: int | None = None) -> None:

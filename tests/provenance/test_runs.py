@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -55,6 +57,26 @@ def test_a_statement_is_not_overwritten(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="no name for a statement"):
             run.write_statement(name, b"other")
     assert list(run.statements()) == [("rank-0-0", b"zero")]
+
+
+def test_of_two_workers_that_write_one_statement_at_once_one_is_refused(tmp_path: Path) -> None:
+    """A job that was started twice in one folder: a signed statement does not disappear."""
+    run = create_run(tmp_path / "run", "job", "r1")
+    for number in range(20):
+        together = Barrier(2)
+
+        def write(content: bytes, name: str = f"rank-0-{number}", all_: Barrier = together) -> bool:
+            all_.wait(60)
+            try:
+                run.write_statement(name, content)
+            except ConfigurationError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as threads:
+            one, other = threads.map(write, (b"one", b"other"))
+        assert one != other
+        assert run.read_statement(f"rank-0-{number}") == (b"one" if one else b"other")
 
 
 def test_a_folder_of_another_run_or_of_something_else(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def _code(claims: Claims, shown: Shown) -> Answer:
 def _machines(claims: Claims, shown: Shown) -> Answer:
     found = shown.machines
     assert claims.machines is not None
-    refused = shown.of({Fault.EVIDENCE, Fault.NOT_ADMITTED})
+    refused = shown.of({Fault.EVIDENCE, Fault.NOT_ADMITTED, Fault.NOT_GIVEN, Fault.REVOKED})
     if refused:
         return _contradicted("machines", refused)
     if found.unattested:
@@ -194,6 +194,9 @@ def _machines(claims: Claims, shown: Shown) -> Answer:
 
 
 def _ranks(claims: Claims, shown: Shown) -> Answer:
+    shared = shown.of({Fault.SHARED_KEY})
+    if shared:
+        return _contradicted("ranks", shared)
     wrong = [turn for turn in shown.records.turns if turn.interval.world != claims.ranks]
     if wrong:
         text = f"{wrong[0].where} names a world of {wrong[0].interval.world}"

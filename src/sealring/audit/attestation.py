@@ -9,7 +9,7 @@ from cryptography import x509
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.records import Records
 from sealring.audit.trust import AuditTrust
-from sealring.errors import AttestationError, MalformedRun, PolicyRefusal
+from sealring.errors import AttestationError, MalformedRun, NotAttested, PolicyRefusal
 from sealring.identity.attestation.admission import public_key_of
 from sealring.identity.attestation.claims import ClaimedWorker, claims_in
 from sealring.identity.attestation.evidence import Challenge, parse_evidence
@@ -17,7 +17,7 @@ from sealring.identity.attestation.policy import Policy, judge
 from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.verify import verify_evidence
 from sealring.identity.attestation.worker import AttestedWorker
-from sealring.identity.certificates import claims_of
+from sealring.identity.certificates import CLOCK_SKEW, claims_of
 from sealring.provenance.runs import RunFolder
 
 
@@ -56,21 +56,27 @@ def _check(
     claimed = claims_in(certificate)
     if claimed is None:
         found.unattested.append(party)
-        return
+        return None
 
     def fault(kind: Fault, problem: Exception) -> None:
         text = f"{type(problem).__name__}: {problem}"
         found.findings.append(Finding(kind, (party,), text, signed))
 
+    # Evidence is judged as of its date. At another time it may pass what it did not pass then.
+    starts = certificate.not_valid_before_utc
+    if not starts - CLOCK_SKEW <= claimed.verified_at <= starts + 2 * CLOCK_SKEW:
+        text = f"the certificate begins at {starts:%Y-%m-%d %H:%M} UTC, and says that its evidence"
+        when = f"{claimed.verified_at:%Y-%m-%d %H:%M} UTC"
+        return fault(Fault.EVIDENCE, NotAttested(f"{text} was verified at {when}"))
     try:
         evidence = run.evidence(claimed.evidence_digest)
     except MalformedRun as problem:
         fault(Fault.EVIDENCE, problem)
-        return
+        return None
     if evidence is None:
         found.without_evidence.append(party)
     if policy is None:
-        return
+        return None
     believed = trust.vendors.trust(policy, claimed.verified_at)
     try:
         judge(policy, claimed, name.rank, name.job).require()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sealring.audit.answers import Shown, answer_claims
 from sealring.audit.artefacts import check_artefacts
 from sealring.audit.attestation import check_machines
+from sealring.audit.broker_logs import check_brokers
 from sealring.audit.build import build_graph, mark_faults
 from sealring.audit.chains import check_chains
 from sealring.audit.claims import Claims
@@ -26,6 +27,7 @@ from sealring.audit.records import read_records
 from sealring.audit.result import AuditResult
 from sealring.audit.spot_checks import Repetition, spot_check
 from sealring.audit.trust import AuditTrust
+from sealring.audit.which_run import wanted_run
 from sealring.provenance.runs import open_run
 
 
@@ -36,6 +38,9 @@ class Question:
     claims: Claims = field(default_factory=Claims)
     model: Path | None = None
     replay: Repetition | None = None
+    broker_logs: Sequence[Path] = ()
+    """Logs that brokers have published, to compare certificates with; `AuditTrust.brokers` says
+    which of them to believe."""
 
 
 def audit(
@@ -54,12 +59,13 @@ def audit(
         stage("the log")
         log, logged, findings = check_log(run.log, trust)
         stage("signatures")
-        records = read_records(run.head, run.statements(), logged, trust)
-        findings += records.findings
+        head, strange = wanted_run(run.head, log, trust)
+        records = read_records(head, run.statements(), logged, trust)
+        findings += [*strange, *records.findings]
         stage("contradictions")
         links = check_links(records)
         machines = check_machines(records, run, question.claims.machines, trust)
-        findings += machines.findings
+        findings += [*machines.findings, *check_brokers(question.broker_logs, records, trust)]
         findings += [*check_chains(records), *links.findings, *check_collectives(records)]
         findings += [*check_data(records), *check_artefacts(records)]
         stage("the graph")
@@ -79,7 +85,7 @@ def audit(
         findings += more
     mark_faults(graph, findings)
     return AuditResult(
-        run=run.head.run,
+        run=head.run,
         jobs=tuple(sorted({turn.worker.job for turn in records.turns})),
         log=log,
         payloads=records.payloads,

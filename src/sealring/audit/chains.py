@@ -1,7 +1,7 @@
 """Each rank's chain of statements: nothing missing, nothing twice, each one naming the one before.
 
 Also what all ranks must say alike: the size of the world, the script that ran, and from which step
-to which.
+to which. And each rank has a key of its own: else one worker counts as several.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def check_chains(records: Records) -> list[Finding]:
     found += _same_steps(chains)
     found += _missing_ranks(chains)
     found += _missing_ends(chains)
+    found += _started_again(chains)
+    found += _shared_keys(records)
     return found
 
 
@@ -160,6 +162,55 @@ def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
                 f"the chain of {last.party} ends after {last.where} without a final statement, and "
                 "other ranks' chains go on to theirs",
                 (last.digest,), tuple(turn.digest for turn in ended),
+            )  # fmt: skip
+
+
+def _started_again(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
+    """All ranks have new processes at a step, and none of them read a checkpoint.
+
+    What the steps before came to is lost then, and the chain would join two runs into one. A rank
+    alone may get the state from another one.
+    """
+    starts: dict[int, dict[int, tuple[Turn, Turn]]] = {}
+    for rank, chain in chains.items():
+        for before, turn in pairwise(chain):
+            step = turn.interval.first_step
+            read = turn.interval.checkpoints_in
+            if step and not read and _is_another_process(before, turn):
+                starts.setdefault(step, {})[rank] = (before, turn)
+    for step, turns in starts.items():
+        if turns.keys() == chains.keys():
+            yield Finding(
+                Fault.GAP, tuple(turn.party for _, turn in turns.values()),
+                f"all ranks were started again at step {step}, and name no checkpoint that they "
+                "went on from: no record says that the steps before are in the model",
+                tuple(turn.digest for _, turn in turns.values()),
+                tuple(before.digest for before, _ in turns.values()),
+            )  # fmt: skip
+
+
+def _is_another_process(before: Turn, after: Turn) -> bool:
+    """A process names each group that was open again: as open, closed or failed."""
+    named = {(group.name, group.epoch) for group in after.interval.groups}
+    return any(
+        group.state == "open" and (group.name, group.epoch) not in named
+        for group in before.interval.groups
+    )
+
+
+def _shared_keys(records: Records) -> Iterator[Finding]:
+    holders: dict[str, dict[int, Turn]] = {}
+    for turn in records.turns:
+        key = records.keys[turn.worker.certificate]
+        holders.setdefault(key, {}).setdefault(turn.rank, turn)
+    for key, turns in holders.items():
+        if len(turns) > 1:
+            parties = tuple(turn.party for _, turn in sorted(turns.items()))
+            yield Finding(
+                Fault.SHARED_KEY, (*parties, "their authority"),
+                f"{_listed(parties)} sign with one key, {key[:12]}: one worker speaks for all of "
+                "them",
+                tuple(turn.digest for _, turn in sorted(turns.items())),
             )  # fmt: skip
 
 

@@ -26,8 +26,11 @@ class Fault(StrEnum):
     FORGED = "forged"
     OUTSIDE_DATES = "outside-dates"
     OTHER_JOB = "other-job"
+    SHARED_KEY = "shared-key"
     EVIDENCE = "evidence"
     NOT_ADMITTED = "not-admitted"
+    NOT_GIVEN = "not-given"
+    REVOKED = "revoked"
     NOT_LOGGED = "not-logged"
     LOG_REFUSED = "log-refused"
     WITNESS_FORKED = "witness-forked"
@@ -51,8 +54,11 @@ WAYS: Final = {
     Fault.FORGED: Way.SIGNATURE,
     Fault.OUTSIDE_DATES: Way.SIGNATURE,
     Fault.OTHER_JOB: Way.SIGNATURE,
+    Fault.SHARED_KEY: Way.SIGNATURE,
     Fault.EVIDENCE: Way.ATTESTATION,
     Fault.NOT_ADMITTED: Way.ATTESTATION,
+    Fault.NOT_GIVEN: Way.LOG,
+    Fault.REVOKED: Way.LOG,
     Fault.NOT_LOGGED: Way.LOG,
     Fault.LOG_REFUSED: Way.LOG,
     Fault.WITNESS_FORKED: Way.LOG,

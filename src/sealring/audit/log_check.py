@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from sealring.errors import (
 )
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.folder import StoredTree, read_checkpoint
+from sealring.provenance.policy import LogPolicy
 from sealring.provenance.statements import statement_digest
 
 OWNER = "the log's owner"
@@ -55,18 +56,14 @@ def check_log(
 
     Without a log there are no entries: that a statement is missing in it is then not said.
     """
+    places: dict[str, int] = {}
     try:
-        signed = open_checkpoint(read_checkpoint(folder), trust.log)
-        if signed.size > MAX_FILES:
-            raise NotALog(f"the log has {signed.size} entries, and an audit reads {MAX_FILES}")
-        stored = StoredTree(folder, signed.size)
-        logged = Logged(stored, signed.root)
-        stored.check_all(
-            signed.root,
-            lambda index, entry: logged.places.update({statement_digest(entry): index}),
+        signed, stored = read_log(
+            folder, trust.log, lambda index, entry: places.update({statement_digest(entry): index})
         )
     except LogError as problem:
-        return None, None, [_refused(problem)]
+        return None, None, [refused(problem)]
+    logged = Logged(stored, signed.root, places)
     findings = []
     for earlier in trust.seen:
         try:
@@ -77,14 +74,26 @@ def check_log(
                 )
             stored.check_contains(signed.root, earlier.checkpoint, "a checkpoint seen elsewhere")
         except LogError as problem:
-            findings.append(_refused(problem))
+            findings.append(refused(problem))
             if isinstance(problem, ForkedLog):
                 findings += _forked_witnesses(signed, earlier)
     return LogSeen(signed), logged, findings
 
 
-def _refused(problem: LogError) -> Finding:
-    parties = _PARTIES.get(type(problem), (OWNER,))
+def read_log(
+    folder: Path, policy: LogPolicy, show: Callable[[int, bytes], None]
+) -> tuple[SignedCheckpoint, StoredTree]:
+    """The whole log, checked. What `show` was given counts when this has returned."""
+    signed = open_checkpoint(read_checkpoint(folder), policy)
+    if signed.size > MAX_FILES:
+        raise NotALog(f"the log has {signed.size} entries, and an audit reads {MAX_FILES}")
+    stored = StoredTree(folder, signed.size)
+    stored.check_all(signed.root, show)
+    return signed, stored
+
+
+def refused(problem: LogError, parties: tuple[str, ...] = ()) -> Finding:
+    parties = parties or _PARTIES.get(type(problem), (OWNER,))
     return Finding(Fault.LOG_REFUSED, parties, f"{type(problem).__name__}: {problem}")
 
 

@@ -19,6 +19,7 @@ from sealring.errors import (
     SealringError,
 )
 from sealring.identity.certificates import claims_of
+from sealring.identity.verification import VerifiedPeer
 from sealring.limits import MAX_WORLD
 from sealring.provenance.intervals import Interval, Worker
 from sealring.provenance.runs import RunHead
@@ -73,6 +74,8 @@ class Records:
     payloads: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, x509.Certificate] = field(default_factory=dict)
     """SHA-256 of a certificate that signed a statement here, and the certificate."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """By the same digest: SHA-256 of the certificate's public key, as a broker names its holder."""
     findings: list[Finding] = field(default_factory=list)
 
     chains: dict[int, list[Turn]] = field(default_factory=dict)
@@ -149,6 +152,8 @@ def _read(
     records.payloads[digest] = found.payload.decode()
     if found.worker is not None and found.certificate is not None:
         records.certificates[found.worker.certificate] = found.certificate
+        assert isinstance(found.signer, VerifiedPeer)  # a worker's signature has no other signer
+        records.keys[found.worker.certificate] = found.signer.key
     if isinstance(found.content, Interval):
         assert found.worker is not None  # verify_statement demands a worker's signature
         records.turns.append(Turn(digest, found.worker, found.content))

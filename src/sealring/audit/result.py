@@ -103,7 +103,7 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class AuditResult:
     run: str
-    """The folder's name."""
+    """The run's name."""
     jobs: tuple[str, ...]
     log: LogSeen | None
     """None: the log cannot be believed, a finding says why."""

@@ -21,7 +21,12 @@ class AuditTrust:
     """The run's log, its witnesses, and how many of them must have cosigned."""
     owners: Sequence[Ed25519PublicKey] = ()
     """They sign what is made outside of a job."""
+    job: str | None = None
+    """The job that the run must be of; None: the one that `run.json` names, which is not signed. An
+    authority may serve several jobs."""
     seen: Sequence[SignedCheckpoint] = ()
     """Checkpoints of the log that were seen earlier or elsewhere."""
+    brokers: LogPolicy | None = None
+    """The logs of the authorities' brokers, where `Question.broker_logs` names some."""
     vendors: Cache = field(default_factory=Cache)
     """Vendors' lists, collateral and references, for evidence."""

@@ -33,7 +33,6 @@ from sealring.broker.messages import (
     write_leave,
 )
 from sealring.broker.refusals import error_of
-from sealring.broker.service import CERTIFICATE
 from sealring.broker.tls import client_context, connect
 from sealring.errors import (
     BrokerUnreachable,
@@ -47,6 +46,7 @@ from sealring.identity.attestation.attesters import Attester
 from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.identity.certificates import claims_of
 from sealring.identity.names import WorkerName
+from sealring.provenance.broker_entries import CERTIFICATE
 
 _LOG = logging.getLogger("sealring")
 _AGAIN: Final = (

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sealring.identity.authority import open_authority
+from sealring.provenance.broker_entries import broker_name, log_of_broker
 from sealring.provenance.notes import Kind, Signer
 
 _SALT: Final = b"sealring-1 broker"
@@ -37,7 +38,7 @@ class BrokerKeys:
     @property
     def name(self) -> str:
         """Tells the brokers apart that share one etcd."""
-        return _name_of(self.authority)
+        return broker_name(self.authority)
 
 
 def open_broker_keys(directory: Path) -> BrokerKeys:
@@ -47,17 +48,12 @@ def open_broker_keys(directory: Path) -> BrokerKeys:
     def derived(purpose: bytes) -> bytes:
         return HKDF(SHA256(), 32, _SALT, b"sealring-1 " + purpose).derive(secret)
 
-    name = _name_of(authority)
     audit_key = Ed25519PrivateKey.from_private_bytes(derived(b"audit log"))
     return BrokerKeys(
         authority,
         key,
         derived(b"nonces"),
         Ed25519PrivateKey.from_private_bytes(derived(b"tokens")),
-        Signer(f"broker.sealring/{name}", Kind.NOTE, audit_key),
+        Signer(log_of_broker(authority), Kind.NOTE, audit_key),
         derived(b"store"),
     )
-
-
-def _name_of(authority: x509.Certificate) -> str:
-    return authority.fingerprint(SHA256()).hex()[:16]

@@ -70,8 +70,8 @@ from sealring.identity.attestation.claims import encode_claims
 from sealring.identity.attestation.guest_challenge import HASH
 from sealring.identity.attestation.policy import granted
 from sealring.identity.names import WorkerName
+from sealring.provenance.broker_entries import CERTIFICATE
 
-CERTIFICATE: Final = "sealring/certificate/worker"
 _LOG = logging.getLogger("sealring.broker")
 _VERIFYING_THREADS: Final = 2
 

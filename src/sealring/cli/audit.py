@@ -29,7 +29,7 @@ from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.files import read_limited
 from sealring.provenance.notes import MAX_NOTE_BYTES
 from sealring.provenance.owners import read_owner
-from sealring.provenance.policy import LogPolicy
+from sealring.provenance.policy import LogPolicy, read_policy
 
 _COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}
 _SUMMARY = {
@@ -49,6 +49,10 @@ def audit(
     authority: Annotated[
         list[Path], typer.Option(help="An authority of the workers' certificates.")
     ],
+    job: Annotated[
+        str | None,
+        typer.Option(help="The job that the run must be of; the folder's word if not given."),
+    ] = None,
     policy: Policy = None,
     vkey: Vkey = None,
     claims: Annotated[
@@ -66,6 +70,13 @@ def audit(
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of vendors' lists and references, for evidence.")
+    ] = None,
+    broker_log: Annotated[
+        list[Path] | None,
+        typer.Option(help="The log that the authority's broker published (`--log`): a folder."),
+    ] = None,
+    broker_policy: Annotated[
+        Path | None, typer.Option(help="Of that log: its key, witnesses and quorum.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write one page that opens offline; replaced if there.")
@@ -108,9 +119,13 @@ def audit(
         authorities=[one for path in authority for one in read_authorities(path)],
         log=logs,
         owners=[read_owner(path) for path in owner or []],
+        job=job,
         seen=[_seen(path, logs) for path in seen or []],
+        brokers=read_policy(broker_policy) if broker_policy else None,
         vendors=read_cache(cache, datetime.now(UTC)) if cache else Cache(),
     )
+    if bool(broker_log) != bool(broker_policy):
+        raise ConfigurationError("--broker-log and --broker-policy go together")
     strange = [name for name, value in (
         ("arguments of a script", arguments), ("--replay-tolerance", replay_tolerance),
         ("--replay-vault", replay_vault), ("--replay-seed", replay_seed),
@@ -124,7 +139,9 @@ def audit(
             replay, arguments or (), replay_seconds, replay_tolerance, compare,
             seed_from(replay_seed),
         )  # fmt: skip
-    question = Question(read_claims(claims) if claims else Claims(), model, repeated)
+    question = Question(
+        read_claims(claims) if claims else Claims(), model, repeated, broker_log or ()
+    )
     with errors.status("reading the run") as status:
         result = audit_run(run, trust, question, lambda part: status.update(f"checking {part}"))
     if html is not None:
@@ -169,9 +186,10 @@ def _show(result: AuditResult) -> None:
             )
         console.print(table)
     log = "no believed log" if result.log is None else f"a log of {result.log.size} entries"
+    job = printable(", ".join(result.jobs)) or "not shown"
     say(
-        f"{len(result.payloads)} statements of {result.ranks} ranks over {result.intervals} "
-        f"intervals, {log}. {_SUMMARY[result.status]}"
+        f"Run {printable(result.run)}, job {job}: {len(result.payloads)} statements of "
+        f"{result.ranks} ranks over {result.intervals} intervals, {log}. {_SUMMARY[result.status]}"
     )
 
 

@@ -25,12 +25,16 @@ def papers(
         Path, typer.Option(help="An elliptic-curve key (PEM), for OpenSSF model signing.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    job: Annotated[
+        str | None,
+        typer.Option(help="The job that the run must be of; the folder's word if not given."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
 ) -> None:
     """Write a model's signature, provenance, card and bill of materials, from a run's records."""
     written = write_papers(
         model, open_run(run), read_authorities(authority), read_owner_key(owner_key), model_key,
-        output,
+        output, job,
     )  # fmt: skip
     if json:
         print_json({"files": [str(path) for path in written]})

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sealring.audit.hostile import check_folder
 from sealring.errors import MalformedRun
+from sealring.identity.verification import is_issued_by
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import Attestation, CheckpointRef, Code, Interval, Privacy
 from sealring.provenance.runs import RunFolder
@@ -77,13 +78,20 @@ def facts_of(
     run: RunFolder,
     authorities: Sequence[x509.Certificate],
     owners: Sequence[Ed25519PublicKey],
+    job: str | None = None,
 ) -> RunFacts:
-    """MalformedRun where the folder or a chain is not as ranks leave it."""
+    """MalformedRun where the folder or a chain is not as ranks leave it, or is of another job."""
     check_folder(run.path)
+    if job is not None and run.head.job != job:
+        raise MalformedRun(
+            f"{run.path} is of job {run.head.job}, and not of {job}: its workers were not admitted "
+            "to that job, whatever they say of its model"
+        )
     intervals: list[tuple[int, Interval]] = []
     chains: dict[int, list[tuple[Interval, str]]] = {}
     transformations: list[tuple[Transformation, bytes]] = []
     attestations: dict[Attestation, None] = {}
+    issuers: dict[x509.Certificate, None] = {}
     for name, envelope in run.statements():
         found = verify_statement(envelope, authorities, owners=owners)
         if strange := of_another_run(found, run.head.run, run.head.job):
@@ -98,16 +106,30 @@ def facts_of(
             chains.setdefault(found.worker.rank, []).append((found.content, found.digest))
             if found.worker.attestation is not None:
                 attestations[found.worker.attestation] = None
+            if found.certificate is not None:
+                issuers[_issuer(found.certificate, authorities)] = None
     if not intervals:
         raise MalformedRun(f"{run.path} has no statement of a worker")
     for rank, chain in chains.items():
         _require_unbroken(rank, chain)
+    (authority, *others) = issuers
+    if others:
+        raise MalformedRun(
+            f"the workers of {run.path} have certificates of {len(issuers)} authorities, and "
+            "papers name the one that built the model: give the authority of this run alone"
+        )
     contents = [interval for _, interval in intervals]
     last = max(contents, key=lambda one: (one.end_step, one.finished))
+    packages = run.evidence(last.code.packages)
+    if packages is None:
+        raise MalformedRun(
+            f"{run.path} has no list of the packages that ran ({last.code.packages}): restore it "
+            "in evidence/, a bill of materials without it would name none"
+        )
     return RunFacts(
         run=run.head.run,
         job=run.head.job,
-        authority=authorities[0].fingerprint(hashes.SHA256()).hex(),
+        authority=authority.fingerprint(hashes.SHA256()).hex(),
         world=last.world,
         steps=last.end_step,
         started=min(one.started for one in contents),
@@ -115,7 +137,7 @@ def facts_of(
         complete=all(_has_end(chains.get(rank, [])) for rank in range(last.world)),
         statements=len(intervals) + len(transformations),
         code=last.code,
-        packages=run.evidence(last.code.packages) or b"",
+        packages=packages,
         configuration=last.configuration,
         datasets=tuple(
             dict.fromkeys(Named(part.name, part.sha256) for one in contents for part in one.data)
@@ -126,6 +148,13 @@ def facts_of(
         transformations=tuple(one for one, _ in transformations),
         envelopes=tuple(envelope for _, envelope in transformations),
     )
+
+
+def _issuer(
+    certificate: x509.Certificate, authorities: Sequence[x509.Certificate]
+) -> x509.Certificate:
+    """Of these authorities, the one that signed a certificate which one of them signed."""
+    return next(one for one in authorities if is_issued_by(certificate, (one,)))
 
 
 def _require_unbroken(rank: int, chain: Sequence[tuple[Interval, str]]) -> None:

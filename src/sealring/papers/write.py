@@ -35,10 +35,14 @@ def write_papers(
     owner: Ed25519PrivateKey,
     model_key: Path,
     out: Path,
+    job: str | None = None,
 ) -> list[Path]:
-    """The files written. `model` is a file that an export of the run wrote, or a folder of such."""
+    """The files written. `model` is a file that an export of the run wrote, or a folder of such.
+
+    `job` is the one that the run must be of; None: what `run.json` names, which is not signed.
+    """
     files = files_of(model)
-    facts = facts_of(run, authorities, [owner.public_key()])
+    facts = facts_of(run, authorities, [owner.public_key()], job)
     (export, envelope), *others = [facts.export_of(one.sha256) for one in files]
     if any(other != envelope for _, other in others):
         raise ConfigurationError(

@@ -19,6 +19,7 @@ intervals    what a worker did over an interval of steps
 transformations  what an ingest, a stage, an export or an evaluation made
 statements   both as in-toto statements, signed and checked
 owners       keys of owners
+broker_entries   what a broker's log says of workers
 runs         the folder of a run: statements, log, evidence
 replay       parts of a run, drawn at random, executed again
 

@@ -96,6 +96,7 @@ class Batch:
         waiting = f"{self._waiting.name}/{secrets.token_hex(8)}.new"
         self.write(waiting, content)
         path = self._root / name
+        self._make(path.parent)
         try:
             os.link(self._root / waiting, path)
         except FileExistsError:

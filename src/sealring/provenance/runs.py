@@ -30,6 +30,7 @@ VERSION: Final = 1
 SUFFIX: Final = ".dsse.json"
 MAX_EVIDENCE_BYTES: Final = 16 << 20
 _MAX_HEAD_BYTES: Final = 64 << 10
+_LOG_ORIGIN: Final = "sealring.run/"
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,99}")
 
 
@@ -97,7 +98,9 @@ class RunFolder:
             )
         digest = hashlib.sha256(content).hexdigest()
         if not (self.path / "evidence" / digest).exists():
-            self._write(f"evidence/{digest}", content)
+            batch = Batch(self.path)
+            batch.write(f"evidence/{digest}", content)
+            batch.sync()
         return digest
 
     def evidence(self, digest: str) -> bytes | None:
@@ -110,8 +113,15 @@ class RunFolder:
             raise MalformedRun(f"{path} is not the file that its name says: it was changed")
         return content
 
-    def _write(self, name: str, content: bytes) -> None:
-        _write_file(self.path, name, content)
+
+def log_of_run(run: str) -> str:
+    """The origin of the log that a run's recording makes."""
+    return f"{_LOG_ORIGIN}{run}"
+
+
+def run_of_log(origin: str) -> str | None:
+    """The run that a log is of by its origin; None for a log that was made in another way."""
+    return origin.removeprefix(_LOG_ORIGIN) if origin.startswith(_LOG_ORIGIN) else None
 
 
 def write_statement(run: Path, name: str, envelope: bytes) -> Path:
@@ -120,19 +130,16 @@ def write_statement(run: Path, name: str, envelope: bytes) -> Path:
     The run may have no name yet: what is made of raw data comes before the job that trains on it.
     """
     path = run / "statements" / f"{name}{SUFFIX}"
-    if _NAME.fullmatch(name) is None or path.exists():
-        raise ConfigurationError(f"{path} exists, or is no name for a statement")
     try:
-        _write_file(run, f"statements/{name}{SUFFIX}", envelope)
+        # Two workers of one rank, as of a job that was started twice, may write at the same moment.
+        new = _NAME.fullmatch(name) is not None and Batch(run).write_new(
+            f"statements/{name}{SUFFIX}", envelope
+        )
     except OSError as problem:
         raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from None
+    if not new:
+        raise ConfigurationError(f"{path} exists, or is no name for a statement")
     return path
-
-
-def _write_file(run: Path, name: str, content: bytes) -> None:
-    batch = Batch(run)
-    batch.write(name, content)
-    batch.sync()
 
 
 def create_run(path: Path, job: str, run: str | None = None) -> RunFolder:

@@ -14,7 +14,7 @@ from sealring.identity.private_files import write_public
 from sealring.provenance.envelopes import is_of_worker
 from sealring.provenance.folder import CHECKPOINT
 from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.runs import RunFolder
+from sealring.provenance.runs import RunFolder, log_of_run
 from sealring.provenance.statements import (
     VerifiedStatement,
     of_another_run,
@@ -24,7 +24,6 @@ from sealring.provenance.statements import (
 from sealring.provenance.writer import LogWriter, create_log, read_signer, write_signer
 from sealring.recording.chain import interval_of, place_of, rank_of, statement_name
 
-_ORIGIN: Final = "sealring.run/"
 _WAIT_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.1
 
@@ -51,10 +50,10 @@ class RunLog:
     def _open(self) -> None:
         run = self._run
         if not run.key.exists():
-            signer = Signer.generate(f"{_ORIGIN}{run.head.run}", Kind.NOTE)
+            signer = Signer.generate(log_of_run(run.head.run), Kind.NOTE)
             write_signer(run.key, signer)
         self._signer = read_signer(run.key)
-        if self._signer.name != f"{_ORIGIN}{run.head.run}":
+        if self._signer.name != log_of_run(run.head.run):
             raise ConfigurationError(
                 f"{run.key} is the key of the log {self._signer.name}, and not of run "
                 f"{run.head.run}: one key must not sign two logs. Move it away"
