@@ -148,8 +148,9 @@ def test_one_identity_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="unset one"):
         load_credentials(1, 4, {"SEALRING_SECRET": SECRET, "SEALRING_SECRET_FILE": "x"})
     del files["SEALRING_KEY"]
-    with pytest.raises(ConfigurationError, match="SEALRING_KEY must be set too"):
-        load_credentials(1, 4, files)
+    for key in ({}, {"SEALRING_KEY": ""}):
+        with pytest.raises(ConfigurationError, match="SEALRING_KEY must be set too"):
+            load_credentials(1, 4, files | key)
 
 
 def test_an_operators_files_are_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
 from sealring.errors import (
     ConfigurationError,
@@ -26,6 +26,7 @@ from sealring.errors import (
 )
 from sealring.store import meeting
 from sealring.store.meeting import Launcher, Meeting, parse_launcher
+from sealring.store.rendezvous import create_handler
 from tests.ports import free_port
 
 
@@ -36,7 +37,8 @@ def launcher(port: int, machine: int, machines: int = 2, **changed: Any) -> Meet
         "sealed": lambda store, _: store,
         "timeout": 20.0,
     }
-    return Meeting("127.0.0.1", port, machine, machines, **{**options, **changed})
+    host = changed.pop("host", "127.0.0.1")
+    return Meeting(host, port, machine, machines, **{**options, **changed})
 
 
 def outcomes(*meetings: Meeting) -> list[RendezvousInfo | SealringError]:
@@ -129,6 +131,26 @@ def test_a_port_that_is_taken(mute_port: int) -> None:
     (one,) = outcomes(launcher(mute_port, 0))
     assert type(one) is ConfigurationError
     assert f"the first machine cannot listen on 127.0.0.1:{mute_port}" in str(one)
+
+
+def test_an_endpoint_that_the_first_machine_does_not_reach(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    port = free_port()
+    with caplog.at_level(logging.WARNING, "sealring"):
+        (one,) = outcomes(launcher(port, 0, host="no-such-machine.invalid", timeout=2.0))
+    assert type(one) is PeerUnreachable
+    told = f"an answer of this machine's own store at no-such-machine.invalid:{port}"
+    assert f"{told} did not come within 2 s" in str(one)
+    assert "--node-rank on every machine" in str(one)
+    assert f"waiting for {told}" in caplog.text
+
+
+@pytest.mark.parametrize("endpoint", ["host0:99999", "host0:port", "http://host0:29400"])
+def test_an_endpoint_that_cannot_be_read(endpoint: str) -> None:
+    params = RendezvousParameters("sealring", endpoint, "gpt", 2, 2, rank="0")
+    with pytest.raises(ConfigurationError, match=r"--rdzv-endpoint is .*; pass HOST:PORT"):
+        create_handler(params)
 
 
 def test_a_first_machine_that_is_lost() -> None:

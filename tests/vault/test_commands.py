@@ -204,3 +204,17 @@ def test_names_are_shown_as_they_are(name: str, sh: Shell) -> None:
     assert name in sh("ls", "v")
     sh("open", "v", name, "--out", "out")
     assert Path("out").read_bytes() == b"content"
+
+
+def test_a_refused_init_leaves_no_key(sh: Shell) -> None:
+    with pytest.raises(OutputExists, match="choose another place"):
+        sh("init", "v", "--key", "another")
+    assert not (sh.folder / "another").exists()
+    with pytest.raises(OutputExists):
+        sh("init", "v", "--key", "k")
+    assert (sh.folder / "k").exists()  # it was there before
+
+
+def test_a_command_in_a_pipe_writes_no_empty_lines(sh: Shell) -> None:
+    result = CliRunner().invoke(app, ["vault", "seal", "v", "f"])
+    assert result.stderr == ""

@@ -19,6 +19,7 @@ from sealring import limits
 from sealring.bench.floor import aes_rate
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json
+from sealring.cli.variables import unknown_variables
 from sealring.errors import SealringError
 
 if TYPE_CHECKING:
@@ -184,6 +185,11 @@ def _torch() -> Iterator[Finding]:
             "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall: pip install --force-reinstall "
             "sealring",
         )
+
+
+def _variables() -> Iterator[Finding]:
+    for sentence in unknown_variables(os.environ):
+        yield Finding("settings", "warning", "a variable that sealring does not read", sentence)
 
 
 def _identity() -> Iterator[Finding]:
@@ -353,6 +359,7 @@ CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _aes,
     _openssl,
     _torch,
+    _variables,
     _identity,
     _ports,
     _shared_memory,

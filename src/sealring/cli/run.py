@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,6 +18,7 @@ import typer
 from sealring.cli import terminal
 from sealring.cli.placement import PORT, Placement, placement
 from sealring.cli.terminal import errors
+from sealring.cli.variables import unknown_variables
 from sealring.errors import ConfigurationError, NoIdentity
 from sealring.group.settings import read_settings
 from sealring.identity.process import shut_out_debuggers
@@ -139,6 +143,8 @@ def run(
     Every process group of the script is sealed, whichever backend it names (docs/sealed-only.md).
     """
     shut_out_debuggers()  # the job's secret may be made here
+    for sentence in unknown_variables(os.environ):
+        errors.print(f"sealring: {sentence}", markup=False, highlight=False, soft_wrap=True)
     given = Placement() if standalone else placement(os.environ)
     for name in [each for each in os.environ if each.startswith("PET_")]:
         del os.environ[name]  # torchrun would take them for options that we pass as well
@@ -150,7 +156,8 @@ def run(
         endpoint = f"{master_addr or 'localhost'}:{master_port or PORT}"
     if not 0 <= machine < machines:
         raise ConfigurationError(
-            f"--node-rank is {machine}, and there are {machines} machines: they are numbered from 0"
+            f"--node-rank is {machine}, and --nnodes is {machines}: machines are numbered from 0 "
+            f"to {machines - 1}"
         )
     if job is not None:
         os.environ["SEALRING_JOB"] = job
@@ -188,9 +195,26 @@ def run(
     }  # fmt: skip
     for option, value in passed_on.items():
         if value is not None:
+            _check_passed_on(option, value)
             arguments += [option, value]
     arguments += ["--module"] * module + ["--no-python"] * no_python
-    _launch([*arguments, script, *context.args], several=workers != "1")
+    arguments += [script, *context.args]
+    with ExitStack() as launched:
+        if log_dir is None and redirects is None and tee is None:
+            # torchrun makes a folder for its workers' error files, and leaves it behind.
+            folder = launched.enter_context(_errors_folder())
+            arguments = ["--log-dir", folder, *arguments]
+        _launch(arguments, several=workers != "1")
+
+
+def _errors_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="sealring-run-", ignore_cleanup_errors=True)
+    except OSError as problem:
+        raise ConfigurationError(
+            f"no folder for temporary files can be made ({problem.strerror}): free some space, or "
+            "set TMPDIR to a folder that this user may write to"
+        ) from None
 
 
 def _launch(arguments: list[str], several: bool) -> None:
@@ -254,8 +278,34 @@ def _check_script(script: str, *, module: bool, no_python: bool) -> None:
         )
 
 
+_STREAMS: Final = (
+    r"[0-3]|\d+:[0-3](,\d+:[0-3])*",
+    "1 for standard output, 2 for errors, 3 for both, or so for some workers: 0:3,1:2",
+)
+_PASSED_ON: Final = {
+    "--redirects": _STREAMS,
+    "--tee": _STREAMS,
+    "--local-ranks-filter": (r"\d+(,\d+)*", "the local ranks of workers: 0,1"),
+}
+"""What torchrun takes for its options, and the same in words."""
+
+
+def _check_passed_on(option: str, value: str) -> None:
+    form, words = _PASSED_ON.get(option, (".*", ""))
+    if re.fullmatch(form, value) is None:
+        raise ConfigurationError(f"{option} is {value!r}; pass {words}")
+
+
 def _check_workers(text: str) -> str:
     """What torchrun takes: a number, or what it counts by itself."""
+    if text == "gpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigurationError(
+                "--nproc-per-node is 'gpu', and torch finds no GPU here: pass a number, or see "
+                "what `sealring doctor` says of GPUs"
+            )
     if text in COUNTED or (text.isdecimal() and int(text) > 0):
         return text
     raise ConfigurationError(
@@ -283,7 +333,13 @@ def _identity(machines: int, secret_file: Path | None) -> dict[str, str]:
     """What to add to the workers' environment so that they can prove who they are."""
     if secret_file is not None:
         chosen = {"SEALRING_SECRET_FILE": str(secret_file.resolve())}
-        read_secret(chosen)  # a bad file is better refused here than once per worker
+        # What is wrong is better refused here than once per worker.
+        for other in ("SEALRING_SECRET", "SEALRING_CERTIFICATE"):
+            if other in os.environ:
+                raise ConfigurationError(
+                    f"--secret-file is given and {other} is set: leave out one of them"
+                )
+        read_secret(chosen)
         return chosen
     if read_secret(os.environ) is not None or "SEALRING_CERTIFICATE" in os.environ:
         return {}

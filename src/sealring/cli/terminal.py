@@ -29,6 +29,7 @@ def progress_bar(*columns: str) -> Progress:
         console=errors,
         expand=True,
         transient=True,
+        disable=not errors.is_terminal,  # else it leaves an empty line in a log
     )
 
 

@@ -33,7 +33,7 @@ from sealring.cli.vault_options import (
     presented,
     public_key,
 )
-from sealring.errors import ConfigurationError, VaultError
+from sealring.errors import ConfigurationError, OutputExists, VaultError
 from sealring.vault import keys, trees
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
@@ -66,7 +66,12 @@ def init(
     made = not os.path.lexists(key)
     if made:
         keys.make_key_file(key)
-    opened = Vault.create(vault, keys.key_file(key), name, CHACHA if gpu else AES)
+    try:
+        opened = Vault.create(vault, keys.key_file(key), name, CHACHA if gpu else AES)
+    except OutputExists:
+        if made:
+            key.unlink()  # it opens nothing
+        raise
     say(f"The vault {opened.header.id} is in {vault}.")
     say(f"Its key is in {key}{', which was made now' if made else ''}: keep a copy elsewhere.")
 

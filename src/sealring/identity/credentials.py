@@ -137,7 +137,7 @@ def _from_secret(secret: _native.Secret, job: str | None, rank: int, world: int)
 
 
 def _from_files(environ: Mapping[str, str], job: str | None, rank: int, world: int) -> Credentials:
-    if missing := [name for name in _FILES if name not in environ]:
+    if missing := [name for name in _FILES if not environ.get(name)]:
         raise ConfigurationError(
             f"{' and '.join(missing)} must be set too: {', '.join(_FILES)} go together"
         )

@@ -124,6 +124,10 @@ def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
         # The variable itself stays in the environment, where this copy came from.
         encoded = bytearray(value.encode("utf-8", "surrogateescape"))
         return _check(_native.Secret(encoded), "SEALRING_SECRET")
+    if path == "":
+        raise ConfigurationError(
+            "SEALRING_SECRET_FILE is set and empty: set it to the secret's file, or unset it"
+        )
     if path is not None:
         content = read_secret_file(Path(path), "the job secret", BadSecret)
         return _check(content, f"the job secret in {path}")

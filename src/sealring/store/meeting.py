@@ -41,6 +41,7 @@ _LOG = logging.getLogger("sealring")
 _POLL_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 10.0
 """How long the first machine's store may take to answer a connection."""
+_ALIKE: Final = "Start `sealring run` on every machine with the same --rdzv-endpoint and --nnodes"
 _MOST_BYTES: Final = 4096
 """Of what one launcher writes about itself."""
 
@@ -159,7 +160,9 @@ class Meeting(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         deadline = time.monotonic() + self._timeout
         if self._tcp is None:
-            self._tcp = self._serve() if self._own.machine == 0 else self._connect(deadline)
+            if self._own.machine == 0:
+                self._serve()
+            self._tcp = self._connect(deadline)
         self._meet(self._tcp, deadline)
         store = self._sealed(PrefixStore(f"sealring/{self._round}", self._tcp), self._round)
         self._kept.append(store)
@@ -169,21 +172,35 @@ class Meeting(RendezvousHandler):
 
     # ---- the meeting
 
-    def _serve(self) -> TCPStore:
+    def _serve(self) -> None:
+        """torch's store listens on all addresses of this machine, whatever the endpoint's host."""
         try:
-            return TCPStore(
-                self._host, self._port, is_master=True, wait_for_workers=False, multi_tenant=True
+            # Its own client would try an unknown or silent host for five minutes, deaf to Ctrl-C.
+            server = TCPStore(
+                "127.0.0.1", self._port, is_master=True, wait_for_workers=False, multi_tenant=True
             )
         except DistError as problem:
             raise ConfigurationError(
                 f"the first machine cannot listen on {self._host}:{self._port}: another program, "
-                "or an earlier run, has the port, or the name is another machine's. Choose "
-                f"another --rdzv-endpoint ({str(problem).splitlines()[0]})"
+                "or an earlier run, has the port. Choose another --rdzv-endpoint "
+                f"({str(problem).splitlines()[0]})"
             ) from None
+        self._kept.append(server)
+        self._port = server.port
 
     def _connect(self, deadline: float) -> TCPStore:
-        whom = f"machine 0 at {self._host}:{self._port}"
-        waiting = _Waiting(whom, deadline, self._timeout)
+        """The first machine connects too: with a wrong endpoint no other machine would find it."""
+        waiting = _Waiting(
+            f"machine 0 at {self._host}:{self._port}", deadline, self._timeout, _ALIKE
+        )
+        if self._own.machine == 0:
+            waiting = _Waiting(
+                f"an answer of this machine's own store at {self._host}:{self._port}",
+                deadline,
+                self._timeout,
+                "Pass --rdzv-endpoint with a name or an address of machine 0 that all machines "
+                "reach, and --node-rank on every machine: without it, this is machine 0",
+            )
         while True:
             try:
                 with socket.create_connection((self._host, self._port), _ANSWER_SECONDS):
@@ -223,7 +240,7 @@ class Meeting(RendezvousHandler):
         text = json.dumps(asdict(own))
         problem = f"{prefix}/problem"
         known: dict[int, Launcher] = {}
-        waiting = _Waiting("the other machines", deadline, self._timeout)
+        waiting = _Waiting("the other machines", deadline, self._timeout, _ALIKE)
         try:
             first = store.compare_set(f"{prefix}/{own.machine}", "", text)
             if (error := own.contradiction(parse_launcher(first))) is not None:
@@ -266,8 +283,9 @@ def _told(text: bytes) -> HandshakeError:
 class _Waiting:
     """Says whom this launcher waits for: after a second, and then ever less often."""
 
-    def __init__(self, whom: str, deadline: float, seconds: float) -> None:
+    def __init__(self, whom: str, deadline: float, seconds: float, advice: str) -> None:
         self._whom = whom
+        self._advice = advice
         self._deadline = deadline
         self._seconds = seconds
         self._said = ""
@@ -278,8 +296,7 @@ class _Waiting:
         now = time.monotonic()
         if now >= self._deadline:
             raise PeerUnreachable(
-                f"{self._whom} did not come within {self._seconds:.0f} s ({why}). Start "
-                "`sealring run` on every machine with the same --rdzv-endpoint and --nnodes"
+                f"{self._whom} did not come within {self._seconds:.0f} s ({why}). {self._advice}"
             )
         if now - self._start >= self._next or (self._said and why != self._said):
             _LOG.warning("sealring: waiting for %s: %s", self._whom, why)

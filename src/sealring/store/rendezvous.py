@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
+from sealring.errors import ConfigurationError
 from sealring.identity.secret import fingerprint, read_secret
 from sealring.store.keys import keys_from_secret, open_sealed_store
 from sealring.store.meeting import Meeting
@@ -67,7 +68,12 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _meeting(params: RendezvousParameters) -> Meeting:
-    host, port = parse_rendezvous_endpoint(params.endpoint, default_port=29400)
+    try:
+        host, port = parse_rendezvous_endpoint(params.endpoint, default_port=29400)
+    except ValueError:
+        raise ConfigurationError(
+            f"--rdzv-endpoint is {params.endpoint!r}; pass HOST:PORT, with a port below 65536"
+        ) from None
     secret = read_secret(os.environ)
 
     def sealed(store: Store, round_number: int) -> Store:
