@@ -52,6 +52,7 @@ def test_a_connection_without_a_thread_does_not_end_the_listener(
 
     class Stranger:
         is_session = False
+        rank = None
 
         def advance(self) -> bool:
             begun.append(self)
