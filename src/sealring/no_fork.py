@@ -3,13 +3,15 @@
 OpenSSL's tables have locks. One that a thread of the parent held would never be free in the child,
 whose first use of `cryptography` would wait for it without end. The native core protects its own
 calls in the same way (native/keys/secret_memory.hpp). pyOpenSSL releases the interpreter's lock in
-every call, and needs it to go on, so here fork() waits before it takes part.
+every call and needs it to return. The native core's handler holds that lock while it waits, so it
+cannot wait for pyOpenSSL; Python's handler, which runs before it, can.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from contextlib import ContextDecorator
 from typing import Final
 
 _changed = threading.Condition()
@@ -19,10 +21,11 @@ _forking = 0
 """Threads that fork, or wait for that."""
 
 
-class NoFork:
-    """In the block no other thread forks. It must not wait for anything but a lock of OpenSSL."""
+class NoFork(ContextDecorator):
+    """In the block, or in the function, no other thread forks.
 
-    __slots__ = ()
+    There a thread must not wait for anything but a lock of OpenSSL.
+    """
 
     def __enter__(self) -> None:
         thread = threading.get_ident()

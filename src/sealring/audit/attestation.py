@@ -56,7 +56,7 @@ def _check(
     claimed = claims_in(certificate)
     if claimed is None:
         found.unattested.append(party)
-        return None
+        return
 
     def fault(kind: Fault, problem: Exception) -> None:
         text = f"{type(problem).__name__}: {problem}"
@@ -67,16 +67,17 @@ def _check(
     if not starts - CLOCK_SKEW <= claimed.verified_at <= starts + 2 * CLOCK_SKEW:
         text = f"the certificate begins at {starts:%Y-%m-%d %H:%M} UTC, and says that its evidence"
         when = f"{claimed.verified_at:%Y-%m-%d %H:%M} UTC"
-        return fault(Fault.EVIDENCE, NotAttested(f"{text} was verified at {when}"))
+        fault(Fault.EVIDENCE, NotAttested(f"{text} was verified at {when}"))
+        return
     try:
         evidence = run.evidence(claimed.evidence_digest)
     except MalformedRun as problem:
         fault(Fault.EVIDENCE, problem)
-        return None
+        return
     if evidence is None:
         found.without_evidence.append(party)
     if policy is None:
-        return None
+        return
     believed = trust.vendors.trust(policy, claimed.verified_at)
     try:
         judge(policy, claimed, name.rank, name.job).require()

@@ -154,7 +154,7 @@ def gpu(
     if "kernels" in parts:
         jobs.append(Job(f"kernels of {one.name}", 1, partial(gpu_kernels.measure_kernels, one)))
     for ranks in worlds if "allreduce" in parts else ():
-        # A run for each: groups of all of them take more memory than a machine has for many ranks.
+        # Workers of its own for each wire: with many ranks, one wire's groups take much memory.
         for wire in wires if ranks <= most else [wire for wire in wires if wire in BY_NCCL]:
             measure = partial(gpu_allreduce.measure_allreduces, one, ranks, size, [wire], blocks)
             jobs.append(Job(f"all-reduce, {ranks} ranks on one GPU, {wire}", 1, measure))

@@ -106,34 +106,34 @@ class TlsStream:
         await self._writer.drain()
 
 
+@NoFork()
 def server_context(certificate: x509.Certificate, key: Ed25519PrivateKey) -> SSL.Context:
-    with NoFork():
-        context = _context()
-        context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-        context.use_certificate(certificate)
-        context.use_privatekey(key)
-        return context
+    context = _context()
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    context.use_certificate(certificate)
+    context.use_privatekey(key)
+    return context
 
 
+@NoFork()
 def answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: SSL.Context
 ) -> TlsStream:
-    with NoFork():
-        connection = SSL.Connection(context, None)
-        connection.set_accept_state()
+    connection = SSL.Connection(context, None)
+    connection.set_accept_state()
     return TlsStream(reader, writer, connection)
 
 
+@NoFork()
 def client_context(authorities: Sequence[x509.Certificate]) -> SSL.Context:
-    with NoFork():
-        context = _context()
-        store = context.get_cert_store()
-        assert store is not None
-        for authority in authorities:
-            store.add_cert(crypto.X509.from_cryptography(authority))
-        store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
-        context.set_verify(SSL.VERIFY_PEER, _remember_why)
-        return context
+    context = _context()
+    store = context.get_cert_store()
+    assert store is not None
+    for authority in authorities:
+        store.add_cert(crypto.X509.from_cryptography(authority))
+    store.set_flags(crypto.X509StoreFlags.X509_STRICT | crypto.X509StoreFlags.PARTIAL_CHAIN)
+    context.set_verify(SSL.VERIFY_PEER, _remember_why)
+    return context
 
 
 def _remember_why(

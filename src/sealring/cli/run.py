@@ -291,7 +291,9 @@ _PASSED_ON: Final = {
 
 
 def _check_passed_on(option: str, value: str) -> None:
-    form, words = _PASSED_ON.get(option, (".*", ""))
+    if option not in _PASSED_ON:
+        return
+    form, words = _PASSED_ON[option]
     if re.fullmatch(form, value) is None:
         raise ConfigurationError(f"{option} is {value!r}; pass {words}")
 

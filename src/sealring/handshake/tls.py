@@ -73,9 +73,9 @@ class TlsConnection(Connection):
         """Turns of TLS's own state after its handshake: two for each ticket or new key."""
         self._ahead = bytearray()
         """What a record held beyond the bytes that were taken."""
-        with NoFork():
-            self._tls = self._new_tls(credentials, dialer=dialer)
+        self._tls = self._new_tls(credentials, dialer=dialer)
 
+    @NoFork()
     def _new_tls(self, credentials: Credentials, *, dialer: bool) -> SSL.Connection:
         tls = _Allocated(_context_for(credentials.authorities, dialer=dialer), self._socket)
         _identify(tls, credentials)
@@ -283,7 +283,10 @@ class _Allocated(SSL.Connection):
 
 
 class _Call:
-    """Raises TLS's errors by sealring's names. Every set-up message passes through several."""
+    """A call of TLS: no fork in it, and its errors get sealring's names.
+
+    Every set-up message takes several.
+    """
 
     __slots__ = ("_connection", "_no_fork")
 

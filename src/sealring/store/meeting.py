@@ -175,7 +175,7 @@ class Meeting(RendezvousHandler):
     def _serve(self) -> None:
         """torch's store listens on all addresses of this machine, whatever the endpoint's host."""
         try:
-            # Its own client would try an unknown or silent host for five minutes, deaf to Ctrl-C.
+            # Its own client would try a host that does not answer for minutes, despite Ctrl-C.
             server = TCPStore(
                 "127.0.0.1", self._port, is_master=True, wait_for_workers=False, multi_tenant=True
             )
