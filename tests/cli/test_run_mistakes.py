@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +17,13 @@ from sealring.cli.variables import KNOWN, unknown_variables
 from sealring.errors import ConfigurationError
 from tests.cli.test_commands import sealring
 from tests.test_docs import BUILD_OPTIONS, ROOT
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """`sealring run` sets variables for its workers, in this process."""
+    with patch.dict(os.environ):
+        yield
 
 
 def refused(*arguments: str, **environment: str) -> str:
