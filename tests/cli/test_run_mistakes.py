@@ -1,38 +1,30 @@
-"""`sealring run` with a wrong option or variable: one sentence that says what to do."""
+"""`sealring run` with a wrong option or variable: one sentence that says what to do.
+
+A run makes its process one for sealed groups alone, for good. So a whole run is a process of its
+own here, and the single checks are called as functions.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from sealring.cli import app
+from sealring.cli.run import _check_passed_on, _check_workers, _errors_folder, _identity
 from sealring.cli.variables import KNOWN, unknown_variables
 from sealring.errors import ConfigurationError
 from tests.cli.test_commands import sealring
 from tests.test_docs import BUILD_OPTIONS, ROOT
 
 
-@pytest.fixture(autouse=True)
-def own_environment() -> Iterator[None]:
-    """`sealring run` sets variables for its workers, in this process."""
-    with patch.dict(os.environ):
-        yield
-
-
-def refused(*arguments: str, **environment: str) -> str:
-    clean: dict[str, str | None] = {
-        name: None for name in os.environ if name.startswith("SEALRING_")
-    }
-    done = CliRunner().invoke(app, ["run", *arguments], env={**clean, **environment})
-    assert type(done.exception) is ConfigurationError
-    return str(done.exception)
+def refused(check: Callable[[], object]) -> str:
+    with pytest.raises(ConfigurationError) as refusal:
+        check()
+    return str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -41,36 +33,64 @@ def refused(*arguments: str, **environment: str) -> str:
         ("--tee", "x", "3 for both"),
         ("--redirects", "4", "3 for both"),
         ("--local-ranks-filter", "one", "local ranks of workers: 0,1"),
-        ("--node-rank", "1", "--nnodes is 1: machines are numbered from 0 to 0"),
     ],
 )
-def test_an_option_that_cannot_be(option: str, value: str, told: str) -> None:
-    message = refused(option, value, __file__)
-    assert message.startswith(f"{option} is ")
+def test_an_option_that_torchrun_does_not_take(option: str, value: str, told: str) -> None:
+    message = refused(lambda: _check_passed_on(option, value))
+    assert message.startswith(f"{option} is {value!r}; pass ")
     assert told in message
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--tee", "3"), ("--redirects", "0:3,1:2"), ("--local-ranks-filter", "0,1"), ("--other", "x")],
+)
+def test_an_option_that_torchrun_takes(option: str, value: str) -> None:
+    _check_passed_on(option, value)
 
 
 def test_workers_for_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "torch finds no GPU here: pass a number" in refused("-n", "gpu", __file__)
+    assert "torch finds no GPU here: pass a number" in refused(lambda: _check_workers("gpu"))
 
 
 @pytest.mark.parametrize("other", ["SEALRING_SECRET", "SEALRING_CERTIFICATE"])
-def test_a_secret_file_beside_another_identity(other: str, tmp_path: Path) -> None:
+def test_a_secret_file_beside_another_identity(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     secret = tmp_path / "job.secret"
     secret.touch(mode=0o600)
     secret.write_text(os.urandom(32).hex())
-    message = refused("--secret-file", str(secret), __file__, **{other: "something"})
+    monkeypatch.delenv("SEALRING_SECRET", raising=False)
+    monkeypatch.setenv(other, "something")
+    message = refused(lambda: _identity(1, secret))
     assert f"--secret-file is given and {other} is set" in message
 
 
-def test_a_secret_file_without_a_name() -> None:
-    assert "SEALRING_SECRET_FILE is set and empty" in refused(__file__, SEALRING_SECRET_FILE="")
+def test_a_secret_file_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SEALRING_SECRET", raising=False)
+    monkeypatch.setenv("SEALRING_SECRET_FILE", "")
+    assert "SEALRING_SECRET_FILE is set and empty" in refused(lambda: _identity(1, None))
 
 
 def test_nowhere_to_write_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-folder")
-    assert "set TMPDIR to a folder" in refused(__file__)
+    assert "set TMPDIR to a folder" in refused(_errors_folder)
+
+
+def test_a_run_names_a_misspelled_variable_and_a_wrong_option() -> None:
+    done = sealring("run", "--tee", "x", __file__, SEALRING_TRANSPRT="tcp")
+    assert done.returncode == 2
+    told = " ".join(done.stderr.split())
+    assert "sealring: SEALRING_TRANSPRT is set, but sealring does not read it" in told
+    assert "ConfigurationError: --tee is 'x'; pass 1 for standard output" in told
+
+
+def test_a_machine_that_there_is_not() -> None:
+    done = sealring("run", "--node-rank", "1", __file__)
+    assert done.returncode == 2
+    told = "--node-rank is 1, and --nnodes is 1: machines are numbered from 0 to 0"
+    assert told in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -88,8 +108,6 @@ def test_a_misspelled_variable_is_named() -> None:
         "SEALRING_SECRETFILE is set, but sealring does not read it: SEALRING_SECRET_FILE is the "
         "nearest name that it reads"
     ]
-    done = CliRunner().invoke(app, ["run", "no-such.py"], env={"SEALRING_TRANSPRT": "tcp"})
-    assert "sealring: SEALRING_TRANSPRT is set, but sealring does not read it" in done.output
 
 
 def test_what_kubernetes_or_a_user_sets_is_left_alone() -> None:
