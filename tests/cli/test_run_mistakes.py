@@ -93,6 +93,12 @@ def test_a_machine_that_there_is_not() -> None:
     assert told in " ".join(done.stderr.split())
 
 
+def test_a_wrong_transport_names_the_option() -> None:
+    done = sealring("run", "--transport", "tpc", __file__)
+    assert done.returncode == 2
+    assert "'--transport': Value error, 'tpc' is not one of 'auto'" in done.stderr
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_run_leaves_no_temporary_folder(code: int, tmp_path: Path) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "temporary"

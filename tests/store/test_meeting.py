@@ -146,7 +146,7 @@ def test_an_endpoint_that_the_first_machine_does_not_reach(
     assert f"waiting for {told}" in caplog.text
 
 
-@pytest.mark.parametrize("endpoint", ["host0:99999", "host0:port", "http://host0:29400"])
+@pytest.mark.parametrize("endpoint", ["host0:99999", "host0:port", "http://host0:29400", "host0:0"])
 def test_an_endpoint_that_cannot_be_read(endpoint: str) -> None:
     params = RendezvousParameters("sealring", endpoint, "gpt", 2, 2, rank="0")
     with pytest.raises(ConfigurationError, match=r"--rdzv-endpoint is .*; pass HOST:PORT"):

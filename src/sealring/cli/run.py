@@ -20,7 +20,7 @@ from sealring.cli.placement import PORT, Placement, placement
 from sealring.cli.terminal import errors
 from sealring.cli.variables import unknown_variables
 from sealring.errors import ConfigurationError, NoIdentity
-from sealring.group.settings import read_settings
+from sealring.group.settings import Transport, read_settings
 from sealring.identity.process import shut_out_debuggers
 from sealring.identity.secret import read_secret
 from sealring.last_words import LAUNCHED, told_beside
@@ -90,7 +90,9 @@ def run(
         typer.Option(help="With --broker: what this machine's workers demand of peers."),
     ] = None,
     job: Annotated[Text, typer.Option(help="The job's name, the same everywhere.")] = None,
-    transport: Annotated[Text, typer.Option(help="auto (the default), tcp or shm.")] = None,
+    transport: Annotated[
+        Transport | None, typer.Option(help="How workers are linked; auto if not given.")
+    ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(

@@ -70,9 +70,11 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 def _meeting(params: RendezvousParameters) -> Meeting:
     try:
         host, port = parse_rendezvous_endpoint(params.endpoint, default_port=29400)
+        if port == 0 and params.max_nodes > 1:
+            raise ValueError("no other machine would know which port was free")
     except ValueError:
         raise ConfigurationError(
-            f"--rdzv-endpoint is {params.endpoint!r}; pass HOST:PORT, with a port below 65536"
+            f"--rdzv-endpoint is {params.endpoint!r}; pass HOST:PORT, with a port from 1 to 65535"
         ) from None
     secret = read_secret(os.environ)
 
