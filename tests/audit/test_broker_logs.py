@@ -33,7 +33,8 @@ from sealring.identity.credentials import Credentials
 from sealring.identity.kept_key import KeptKey
 from sealring.identity.names import WorkerName
 from sealring.provenance.broker_entries import BrokerHistory
-from sealring.provenance.folder import StoredTree
+from sealring.provenance.checkpoints import open_checkpoint
+from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.notes import Kind, Signer
 from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.writer import LogWriter, create_log
@@ -253,6 +254,33 @@ def test_the_log_of_another_broker(job: Job, tmp_path: Path) -> None:
         assert [fault for fault, _ in faults(result)] == [Fault.NOT_GIVEN] * 2
 
 
+@pytest.mark.parametrize("rewrite", ["cut", "other_kind"])
+def test_a_log_that_contradicts_what_was_seen_of_it(job: Job, rewrite: str) -> None:
+    """The operator hides that a worker was revoked, in a log that is whole and signed."""
+    job.publish()
+    before = job.entries()
+    job.broker.revoke(1)
+    job.publish()
+    job.write(time.time() + 2)
+    seen = open_checkpoint(read_checkpoint(job.log), LogPolicy((Log(job.key.verifier),)))
+    believed = replace(job.trust, seen=[seen])
+    assert faults(job.audit(believed)) == [(Fault.REVOKED, ("rank 1",))]
+    hidden = {"cut": before, "other_kind": other_kind(job.entries())}[rewrite]
+    job.publish_instead(hidden)
+    (finding,) = job.audit(believed).findings
+    assert (finding.fault, finding.parties) == REFUSED
+    assert finding.text.startswith({"cut": "TruncatedLog", "other_kind": "ForkedLog"}[rewrite])
+
+
+def test_a_checkpoint_of_a_brokers_log_that_is_not_shown(job: Job) -> None:
+    job.publish()
+    job.write(time.time())
+    seen = open_checkpoint(read_checkpoint(job.log), LogPolicy((Log(job.key.verifier),)))
+    result = job.audit(replace(job.trust, seen=[seen]), logs=0)
+    assert faults(result) == [REFUSED]
+    assert result.findings[0].text.startswith("WrongLog: ")
+
+
 def test_entries_signed_by_another_key_under_the_brokers_name(job: Job) -> None:
     job.publish()
     job.write(time.time())
@@ -312,6 +340,12 @@ def test_the_command(job: Job) -> None:
     status, text = run_command([*arguments, *given])
     assert status == 1
     assert "not-given" in text
+    seen = job.folder / "seen"
+    seen.write_bytes(read_checkpoint(job.log))
+    job.publish_instead(cut(job.entries()))
+    status, text = run_command([*arguments, *given, "--seen", str(seen)])
+    assert status == 1
+    assert "TruncatedLog" in text
 
 
 def _public(key: Ed25519PrivateKey) -> bytes:

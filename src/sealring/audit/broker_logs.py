@@ -6,14 +6,14 @@ it is given, so that one which is in no log was made in another way, or the log 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 
 from sealring.audit.findings import Fault, Finding
-from sealring.audit.log_check import read_log, refused
+from sealring.audit.log_check import check_seen, read_log, refused
 from sealring.audit.records import Records, Turn
 from sealring.audit.trust import AuditTrust
 from sealring.errors import LogError, WrongLog
@@ -23,24 +23,25 @@ from sealring.identity.verification import is_issued_by
 from sealring.provenance.broker_entries import BrokerHistory, log_of_broker
 
 OPERATOR = "the broker's operator"
+_PARTIES = (OPERATOR, "the disk")
 _ISSUED_WITHIN = CLOCK_SKEW + timedelta(seconds=1)
 """A certificate begins so long before it is issued, at most. Its dates have whole seconds."""
 
 
 def check_brokers(folders: Sequence[Path], records: Records, trust: AuditTrust) -> list[Finding]:
     """Where no log is given, nothing is said. Where one is refused, nothing is compared with it."""
-    if not folders:
-        return []
     histories: dict[str, BrokerHistory] = {}
     findings = []
     for folder in folders:
         try:
-            origin, history = _history(folder, trust)
+            origin, history, contradicted = _history(folder, trust)
         except LogError as problem:
-            findings.append(refused(problem, (OPERATOR, "the disk")))
+            findings.append(refused(problem, _PARTIES))
         else:
             histories[origin] = history
-    if findings:
+            findings += contradicted
+    findings += _seen_of_no_log(histories, trust)
+    if findings or not folders:
         return findings
     signed: dict[str, list[Turn]] = {}
     for turn in records.turns:
@@ -54,17 +55,32 @@ def check_brokers(folders: Sequence[Path], records: Records, trust: AuditTrust) 
     return findings
 
 
-def _history(folder: Path, trust: AuditTrust) -> tuple[str, BrokerHistory]:
+def _history(folder: Path, trust: AuditTrust) -> tuple[str, BrokerHistory, list[Finding]]:
+    """Of which log, what it says, and what was seen elsewhere that contradicts it."""
     history = BrokerHistory()
     assert trust.brokers is not None  # the caller of `audit` gives both or none
-    signed, _ = read_log(folder, trust.brokers, history.add)
+    signed, stored = read_log(folder, trust.brokers, history.add)
     origin = signed.checkpoint.origin
-    if origin not in {log_of_broker(one) for one in trust.authorities}:
+    if origin not in trust.broker_origins:
         raise WrongLog(
             f"{origin} is not the log of a broker of these authorities: another broker's log says "
             "nothing of their certificates"
         )
-    return origin, history
+    seen = [one for one in trust.seen if one.checkpoint.origin == origin]
+    return origin, history, check_seen(signed, stored, seen, _PARTIES)
+
+
+def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
+    """Checkpoints of a broker's log whose folder was not given, or is refused."""
+    seen = {one.checkpoint.origin for one in trust.seen} & trust.broker_origins
+    return [
+        refused(
+            WrongLog(f"a checkpoint of {origin} was seen, and that log is none of those here"),
+            _PARTIES,
+        )
+        for origin in sorted(seen)
+        if origin not in read
+    ]
 
 
 def _check(

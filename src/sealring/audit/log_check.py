@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,8 +64,20 @@ def check_log(
     except LogError as problem:
         return None, None, [refused(problem)]
     logged = Logged(stored, signed.root, places)
+    brokers = trust.broker_origins
+    seen = [one for one in trust.seen if one.checkpoint.origin not in brokers]
+    return LogSeen(signed), logged, check_seen(signed, stored, seen)
+
+
+def check_seen(
+    signed: SignedCheckpoint,
+    stored: StoredTree,
+    seen: Sequence[SignedCheckpoint],
+    parties: tuple[str, ...] = (),
+) -> list[Finding]:
+    """Whether the log goes on from what was seen of it elsewhere."""
     findings = []
-    for earlier in trust.seen:
+    for earlier in seen:
         try:
             if earlier.checkpoint.origin != signed.checkpoint.origin:
                 raise WrongLog(
@@ -74,10 +86,10 @@ def check_log(
                 )
             stored.check_contains(signed.root, earlier.checkpoint, "a checkpoint seen elsewhere")
         except LogError as problem:
-            findings.append(refused(problem))
+            findings.append(refused(problem, parties))
             if isinstance(problem, ForkedLog):
                 findings += _forked_witnesses(signed, earlier)
-    return LogSeen(signed), logged, findings
+    return findings
 
 
 def read_log(

@@ -9,6 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sealring.identity.attestation.cache import Cache
+from sealring.provenance.broker_entries import log_of_broker
 from sealring.provenance.checkpoints import SignedCheckpoint
 from sealring.provenance.policy import LogPolicy
 
@@ -25,8 +26,13 @@ class AuditTrust:
     """The job that the run must be of; None: the one that `run.json` names, which is not signed. An
     authority may serve several jobs."""
     seen: Sequence[SignedCheckpoint] = ()
-    """Checkpoints of the log that were seen earlier or elsewhere."""
+    """Checkpoints of the run's log, or of a broker's, that were seen earlier or elsewhere."""
     brokers: LogPolicy | None = None
     """The logs of the authorities' brokers, where `Question.broker_logs` names some."""
     vendors: Cache = field(default_factory=Cache)
     """Vendors' lists, collateral and references, for evidence."""
+
+    @property
+    def broker_origins(self) -> frozenset[str]:
+        """The names that the logs of these authorities' brokers have."""
+        return frozenset(map(log_of_broker, self.authorities))

@@ -66,7 +66,7 @@ def audit(
     ] = None,
     seen: Annotated[
         list[Path] | None,
-        typer.Option(help="A checkpoint of the log that was seen earlier or elsewhere."),
+        typer.Option(help="A checkpoint of a log that was seen earlier or elsewhere."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of vendors' lists and references, for evidence.")
@@ -115,13 +115,14 @@ def audit(
     cannot be read.
     """
     logs = whom_to_believe(policy, vkey)
+    brokers = read_policy(broker_policy) if broker_policy else None
     trust = AuditTrust(
         authorities=[one for path in authority for one in read_authorities(path)],
         log=logs,
         owners=[read_owner(path) for path in owner or []],
         job=job,
-        seen=[_seen(path, logs) for path in seen or []],
-        brokers=read_policy(broker_policy) if broker_policy else None,
+        seen=[_seen(path, logs, brokers or LogPolicy(())) for path in seen or []],
+        brokers=brokers,
         vendors=read_cache(cache, datetime.now(UTC)) if cache else Cache(),
     )
     if bool(broker_log) != bool(broker_policy):
@@ -155,12 +156,14 @@ def audit(
     raise typer.Exit(result.status.value)
 
 
-def _seen(path: Path, logs: LogPolicy) -> SignedCheckpoint:
+def _seen(path: Path, *believed: LogPolicy) -> SignedCheckpoint:
     content = read_limited(path, MAX_NOTE_BYTES)
     if content is None:
         raise ConfigurationError(f"there is no file {path}")
     # It may not have been cosigned by a quorum; whose cosignatures it has is kept.
-    return open_checkpoint(content, LogPolicy(logs.logs, logs.witnesses))
+    logs = tuple(log for policy in believed for log in policy.logs)
+    witnesses = tuple(witness for policy in believed for witness in policy.witnesses)
+    return open_checkpoint(content, LogPolicy(logs, witnesses))
 
 
 def _show(result: AuditResult) -> None:
