@@ -136,8 +136,9 @@ void bind_engine(nb::module_& m) {
           },
           "lane"_a, "peer"_a, "socket"_a, "own"_a.none(), "theirs"_a.none(),
           nb::call_guard<nb::gil_scoped_release>())
-      .def("complete_lanes", &Engine::complete_lanes, nb::call_guard<nb::gil_scoped_release>())
-      .def("drop_lanes", &Engine::drop_lanes, nb::call_guard<nb::gil_scoped_release>())
+      .def("complete_lanes", &Engine::complete_lanes, "peers"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("drop_lanes", &Engine::drop_lanes, "peers"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("launch_rest", &Engine::launch_rest, nb::call_guard<nb::gil_scoped_release>())
       .def("mark_end", &Engine::mark_end, "collective"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("release_streams", &Engine::release_streams, "collective"_a,

@@ -52,11 +52,11 @@ class Engine final : public Endpoint {
 
   // One more pipe to a rank that has a link: of lane 1, 2 and so on, each on all ranks alike.
   void add_lane_link(size_t lane, int peer, std::unique_ptr<Pipe> pipe);
-  // All lanes are made: forgets the keys from which theirs came. With those, one who reads this process's
-  // memory later could open what the lanes' replaced keys have sealed.
-  void complete_lanes();
-  // The same, and closes them: this group has one lane from here on.
-  void drop_lanes();
+  // All pipes of all lanes to these ranks are made: forgets the keys from which theirs came. With those, one
+  // who reads this process's memory later could open what the lanes' replaced keys have sealed.
+  void complete_lanes(const std::vector<int>& peers);
+  // The same, and closes them: these pairs have one lane from here on.
+  void drop_lanes(const std::vector<int>& peers);
 
   // A collective that will be run: by the thread that calls wait_on_host, in the order submitted. Where
   // streams are to wait, kernels are launched for it, after the work of the caller's stream; it must then
@@ -111,7 +111,7 @@ class Engine final : public Endpoint {
   void run_lanes(const Call& call, size_t used);
   void run_lane(const Call& call);
   void wipe_all();
-  void forget_lanes_keys();
+  void forget_lanes_keys(const std::vector<int>& peers);
   std::vector<Link*> all_links() const;
   void end_with(Failure& failure, const View& view);
   void say_where_last_seen(Failure& failure) const;

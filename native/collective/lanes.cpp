@@ -19,8 +19,7 @@ constexpr std::chrono::milliseconds kLookForSignals{50};
 
 }  // namespace
 
-Lane::Lane(const Keyring& first, size_t number, size_t payload_bytes, const KeyBytes& own_lanes_key,
-           uint64_t rekey_bytes)
+Lane::Lane(const Keyring& first, size_t number, size_t payload_bytes, uint64_t rekey_bytes)
     : pool(payload_bytes),
       keyring{.rank = first.rank,
               .context = first.context,
@@ -30,14 +29,17 @@ Lane::Lane(const Keyring& first, size_t number, size_t payload_bytes, const KeyB
               .commitments = first.commitments,
               .lane = cpu_lane(number)},
       links(first.groups.size()) {
-  keyring.own_group =
-      std::make_unique<SealingKey>(lane_key(own_lanes_key, keyring.lane), rekey_bytes);
+  keyring.own_group = std::make_unique<SealingKey>(
+      lane_key(first.lanes_keys[first.rank].value(), keyring.lane), rekey_bytes);
   keyring.groups.resize(first.groups.size());
+  for (size_t member = 0; member < first.groups.size(); ++member) {
+    if (!first.groups[member]) continue;
+    keyring.groups[member] =
+        std::make_unique<OpeningKey>(lane_key(first.lanes_keys[member].value(), keyring.lane));
+  }
 }
 
-void Lane::add(const Link& first, std::unique_ptr<Pipe> pipe, const KeyBytes& peer_lanes_key,
-               uint64_t rekey_bytes) {
-  keyring.groups[first.peer] = std::make_unique<OpeningKey>(lane_key(peer_lanes_key, keyring.lane));
+void Lane::add(const Link& first, std::unique_ptr<Pipe> pipe, uint64_t rekey_bytes) {
   links[first.peer] =
       std::make_unique<Link>(first.peer, std::move(pipe), first.lane_send_key(keyring.lane),
                              first.lane_receive_key(keyring.lane), rekey_bytes, keyring, pool);
@@ -78,38 +80,46 @@ void Engine::add_lane_link(size_t lane, int peer, std::unique_ptr<Pipe> pipe) {
   require_process();
   const std::lock_guard<RunLock> lock(running_);
   require_alive();
+  if (late_.waiting()) place_late_links(late_.take());
   if (peer < 0 || peer >= world() || lane == 0 || lane >= kMaxLanes || lane > lanes_.size() + 1) {
     throw std::invalid_argument("a lane without those before it, or to a rank that is not there");
   }
   // A lane's keys come into use once.
-  if (!links_[peer] || !keyring_.lanes_keys[peer] || !keyring_.lanes_keys[rank_]) {
+  const bool made = lane <= lanes_.size();
+  if (!links_[peer] || !links_[peer]->has_lanes_keys() || (!made && !keyring_.lanes_keys[rank_])) {
     throw std::invalid_argument("a lane needs the first one, and keys that were not forgotten");
   }
-  if (lane > lanes_.size()) {
-    lanes_.push_back(std::make_unique<Lane>(keyring_, lane, pool_.payload_bytes(),
-                                            *keyring_.lanes_keys[rank_], rekey_bytes_));
+  if (!made) {
+    lanes_.push_back(std::make_unique<Lane>(keyring_, lane, pool_.payload_bytes(), rekey_bytes_));
   }
   Lane& into = *lanes_[lane - 1];
   if (into.links[peer]) throw std::invalid_argument("a lane has a link to this rank already");
-  into.add(*links_[peer], std::move(pipe), *keyring_.lanes_keys[peer], rekey_bytes_);
+  if (!into.keyring.own_group) throw std::invalid_argument("the lane was dropped");
+  into.add(*links_[peer], std::move(pipe), rekey_bytes_);
 }
 
-void Engine::complete_lanes() {
+void Engine::complete_lanes(const std::vector<int>& peers) {
   require_process();
   const std::lock_guard<RunLock> lock(running_);
-  forget_lanes_keys();
+  forget_lanes_keys(peers);
 }
 
-void Engine::drop_lanes() {
+void Engine::drop_lanes(const std::vector<int>& peers) {
   require_process();
   const std::lock_guard<RunLock> lock(running_);
-  for (auto& lane : lanes_) lane->wipe();
-  forget_lanes_keys();
+  for (auto& lane : lanes_) {
+    for (const int peer : peers) lane->links.at(peer).reset();
+    if (links_in(lane->links).empty()) lane->wipe();
+  }
+  forget_lanes_keys(peers);
 }
 
-void Engine::forget_lanes_keys() {
+// The members' keys went into all lanes that there will be; a link's go into those of its pair.
+void Engine::forget_lanes_keys(const std::vector<int>& peers) {
   for (auto& key : keyring_.lanes_keys) key.reset();
-  for (Link* link : links_in(links_)) link->forget_lanes_keys();
+  for (const int peer : peers) {
+    if (links_.at(peer)) links_[peer]->forget_lanes_keys();
+  }
 }
 
 void Engine::wipe_all() {

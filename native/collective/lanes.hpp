@@ -14,13 +14,12 @@
 namespace sealring {
 
 struct Lane {
-  // `first` is the keyring of the group's first lane.
-  Lane(const Keyring& first, size_t number, size_t payload_bytes, const KeyBytes& own_lanes_key,
-       uint64_t rekey_bytes);
+  // `first` is the keyring of the group's first lane. All members have a key in this lane: what one publishes
+  // comes over other members' links too.
+  Lane(const Keyring& first, size_t number, size_t payload_bytes, uint64_t rekey_bytes);
 
   // The pipe to `first.peer` in this lane, under keys of its own.
-  void add(const Link& first, std::unique_ptr<Pipe> pipe, const KeyBytes& peer_lanes_key,
-           uint64_t rekey_bytes);
+  void add(const Link& first, std::unique_ptr<Pipe> pipe, uint64_t rekey_bytes);
   // Closes the pipes; the keys' destructors overwrite them.
   void wipe();
   size_t memory_bytes() const;

@@ -265,16 +265,46 @@ TEST(lanes_that_do_not_fit_are_refused) {
   std::vector<float> tensor(2, 1.0f);
   CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 3));
   CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 0));
-  engine.drop_lanes();
+  engine.drop_lanes({1});
   CHECK_THROWS(std::invalid_argument, add(2, 1));  // their keys must not come into use again
   CHECK_THROWS(std::invalid_argument, all_reduce(engine, program, tensor, 1, 1, 2));
+}
+
+TEST(a_pair_whose_lanes_are_dropped_leaves_the_others_theirs) {
+  LanedWorld world(3, Transport::tcp, 2);
+  world.engines[0]->drop_lanes({1});
+  world.engines[1]->drop_lanes({0});
+  const auto program_to = [](int receiver, int rank) {
+    std::vector<Step> steps;
+    if (rank == 0) steps = {{Action::send, 0, {receiver}, 0, -1, -1, {}}};
+    if (rank == receiver) steps = {{Action::receive, 0, {0}, 0, -1, -1, {}}};
+    return Program(6, 2, rank, 3, 1, {}, std::move(steps));
+  };
+  const auto run = [](Engine& engine, const Program& program, std::vector<uint8_t>& memory) {
+    Call call = call_of(program, {{memory.data(), memory.size()}}, 0, 2);
+    call.number = 1;
+    call.timeout_s = 20;
+    call.total = memory.size();
+    engine.run(call);
+  };
+  const auto failures = world.run([&](int rank, Engine& engine) {
+    std::vector<uint8_t> memory(8 * kSegment, rank == 0 ? 7 : 0);
+    run(engine, program_to(2, rank), memory);
+    if (rank == 2) CHECK(memory == std::vector<uint8_t>(8 * kSegment, 7));
+  });
+  CHECK(none(failures));
+  std::vector<uint8_t> memory(8 * kSegment);
+  CHECK_THROWS(std::invalid_argument, run(*world.engines[0], program_to(1, 0), memory));
+  const auto [a, b] = tcp_pair();
+  CHECK_THROWS(std::invalid_argument, world.engines[0]->add_lane_link(1, 1, make_tcp_pipe(a)));
+  ::close(b);
 }
 
 // With those keys, what lanes sealed under keys that they have replaced could be opened later.
 TEST(keys_of_lanes_are_forgotten_when_all_are_made) {
   LanedWorld world(2, Transport::tcp, 2);
   const auto [a, b] = tcp_pair();
-  for (auto& engine : world.engines) engine->complete_lanes();
+  for (int rank : {0, 1}) world.engines[rank]->complete_lanes({1 - rank});
   CHECK_THROWS(std::invalid_argument, world.engines[0]->add_lane_link(2, 1, make_tcp_pipe(a)));
   ::close(b);
   const auto failures = world.run([&](int rank, Engine& engine) {

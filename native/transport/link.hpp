@@ -67,6 +67,7 @@ class Link {
   KeyBytes lane_receive_key(uint32_t lane) const {
     return lane_key(lanes_receive_key_.value(), lane);
   }
+  bool has_lanes_keys() const { return lanes_send_key_.has_value(); }
   void forget_lanes_keys();
   size_t promised = 0;  // records that a device is still sealing for this link
 

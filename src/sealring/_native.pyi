@@ -369,10 +369,10 @@ class Engine(Endpoint):
         theirs: LinkMemory | None,
     ) -> None:
         """One more pipe to a rank that has a link, under keys of its own."""
-    def complete_lanes(self) -> None:
-        """All are made: forgets the keys from which theirs came."""
-    def drop_lanes(self) -> None:
-        """Closes the further lanes; there will be none from here on."""
+    def complete_lanes(self, peers: Sequence[int]) -> None:
+        """All to these ranks are made: forgets the keys from which theirs came."""
+    def drop_lanes(self, peers: Sequence[int]) -> None:
+        """Closes the further lanes to these ranks; there will be none from here on."""
     def launch_rest(self) -> None: ...
     def mark_end(self, collective: Completion) -> None: ...
     def release_streams(self, collective: Completion) -> None:

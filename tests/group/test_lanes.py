@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, Unsupported
 from sealring.group.cores import usable_cores
 from sealring.group.settings import read_settings
-from sealring.links import lanes
+from sealring.links import forming, lanes
 from sealring.recording.traffic import traffic_so_far
 from tests.group.test_dropped import make, open_after_a_group, returns_to, what_is_open
 from tests.workers import Workers
@@ -71,6 +72,32 @@ def test_results_are_those_of_one_thread(workers: Workers, world: int, transport
     assert workers.run(every_large_collective, world=world, env=env) == [2] * world
 
 
+def linked_when_needed(rank: int, world: int, what: Callable[[int, int], Any]) -> Any:
+    """As in a large group: its links, and their lanes, come when they are first needed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forming, "MOST_LINKED_AT_ONCE", 1)
+        dist.init_process_group("sealring")
+    try:
+        return what(rank, world)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("algorithm", ["", "ring", "hierarchical"])
+def test_groups_that_make_their_links_later(
+    workers: Workers, algorithm: str, transport: str
+) -> None:
+    env = {
+        "SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2", "SEALRING_ALGORITHM": algorithm,
+    }  # fmt: skip
+    hosts = {rank: {"SEALRING_HOST": f"host-{rank // 2}"} for rank in range(4)}
+    threads = workers.run(
+        linked_when_needed, every_large_collective, world=4, env=env, rank_env=hosts, group=False
+    )
+    assert threads == [2] * 4
+
+
 def accounts_of_links(rank: int, world: int) -> list[Any]:
     every_large_collective(rank, world)
     return [(link.peer, link.sent, link.received) for link in group()._engine.commitments()]
@@ -92,6 +119,17 @@ def test_both_ends_of_a_pair_have_the_same_account_of_all_lanes(workers: Workers
     for rank, account in enumerate(one_thread):
         # The lanes' agreement is by introductions, which count too.
         assert records[rank] >= sum(sent[0] for _, sent, _ in account) > 0
+
+
+def test_both_ends_have_the_same_account_in_groups_that_make_their_links_later(
+    workers: Workers,
+) -> None:
+    env = {"SEALRING_THREADS": "2", "SEALRING_ALGORITHM": "ring"}
+    accounts = workers.run(linked_when_needed, accounts_of_links, world=4, env=env, group=False)
+    for rank, account in enumerate(accounts):
+        for peer, sent, received in account:
+            back = {other: (s, r) for other, s, r in accounts[peer]}[rank]
+            assert (sent, received) == (back[1], back[0])
 
 
 def counted(rank: int, world: int) -> dict[str, int]:
@@ -139,6 +177,40 @@ def cannot_make_lanes(rank: int, world: int) -> int:
 def test_without_further_pipes_one_thread_does_all(workers: Workers) -> None:
     env = {"SEALRING_THREADS": "2", "SEALRING_TRANSPORT": "auto"}
     assert workers.run(cannot_make_lanes, world=2, env=env) == [1, 1]
+
+
+def cannot_make_lanes_twice(rank: int, world: int) -> tuple[list[int], list[tuple[str, int]]]:
+    """The first program's ranks have their lanes. One of the second's cannot make them."""
+    seen = [agrees(rank, world)]
+    works = lanes.Lanes.leave_pipes
+
+    def fails(*_: Any) -> None:
+        raise Unsupported("no further pipe today")
+
+    if rank == 2:
+        lanes.Lanes.leave_pipes = fails  # type: ignore[assignment]
+    try:
+        for root in (1, 1, 3):  # a second time, and another program
+            tensor = torch.full((LARGE,), float(rank))
+            dist.broadcast(tensor, root)
+            assert tensor.eq(root).all()
+    finally:
+        lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
+    seen.append(agrees(rank, world))
+    made = group()._engine._lanes._counts
+    return seen, sorted((uses[0].name, count) for uses, count in made.items())
+
+
+def test_what_has_no_further_pipes_uses_one_thread_and_the_rest_goes_on(workers: Workers) -> None:
+    env = {
+        "SEALRING_THREADS": "2", "SEALRING_ALGORITHM": "all_reduce=ring,broadcast=tree",
+    }  # fmt: skip
+    results = workers.run(
+        linked_when_needed, cannot_make_lanes_twice, world=4, env=env, group=False
+    )
+    assert [seen for seen, _ in results] == [[2, 2]] * 4
+    assert len({tuple(made) for _, made in results}) == 1  # all ranks know the same
+    assert set(results[0][1]) == {("ALL_REDUCE", 2), ("BROADCAST", 1)}
 
 
 def ends(rank: int, world: int, folder: str) -> None:

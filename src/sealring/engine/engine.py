@@ -20,6 +20,8 @@ from sealring.engine.objections import first_objection
 from sealring.engine.routes import Routes
 from sealring.errors import GroupError, Unsupported
 from sealring.links.late import LateLinks
+from sealring.links.late_kind import Rest
+from sealring.links.link import Link
 from sealring.schedule import Algorithm, Operation, Topology
 
 MIN_RECORD_BYTES: Final = 4 << 10
@@ -55,7 +57,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         how many this rank may use for a large collective.
         """
         links = list(links)
-        self._lanes = GroupLanes(rank, world, links, threads)
+        self._lanes = GroupLanes(rank, world, links, threads, self._peers_of)
         self._rank = rank
         self._prelaunch_stream = 0
         self.shares_gpu: bool | None = None
@@ -191,14 +193,23 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         return self._lanes.missing_for(collective)
 
     def with_lanes(self, collective: Collective) -> Generator[Collective, None, None]:
-        """The collectives by which ranks agree on their lanes, once per group; then this one."""
-        self.link_sockets += yield from self._lanes.agree(self._native, self._names)
+        """The collectives by which ranks agree on their lanes, once per program; then this one."""
+        self.link_sockets += yield from self._lanes.agree(self._native, self._names, collective)
         yield collective
+
+    def _peers_of(self, collective: Collective) -> set[int]:
+        """Whom this rank exchanges a collective's records with, over links."""
+        steps = self._routes.program(collective, wired=False).steps
+        return {peer for step in steps for peer in step.peers}
+
+    def add_late_link(self, peer: int, link: Link) -> Rest | None:
+        self._lanes.add_first(peer, link)
+        return super().add_late_link(peer, link)
 
     @property
     def threads(self) -> int:
         """How many share a large collective, each with pipes of its own, as ranks have agreed."""
-        return self._lanes.count or 1
+        return self._lanes.most
 
     def launch_rest(self) -> None:
         """Launches the remaining kernels of the last prelaunched collective. May block."""

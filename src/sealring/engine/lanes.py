@@ -1,37 +1,48 @@
 """How many lanes a group has, and how its ranks come to have them.
 
 Every rank says how many threads it may use for a large collective; the least of them is the number
-of lanes. A rank that cannot make one says why, and the group stays with the lane that it has. The
-rounds are small collectives of the group itself (rounds.py), at its first large collective.
+of lanes. A rank that cannot make one says why, and the collective stays with the lane that it has.
+The rounds are small collectives of the group itself, before its first large collective.
+
+In a group whose ranks are all linked, each pair then has all lanes. In a larger one (forming.py)
+those pairs have them that the collective's program uses, and other pairs get theirs before the
+first large collective of another program. All ranks know which programs have their lanes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
-import struct
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from sealring import _native, limits
 from sealring.engine.collective import Collective
+from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import Names
 from sealring.engine.link_ends import LinkEnds, LinkSocket
+from sealring.engine.objections import first_objection
 from sealring.engine.rounds import Round, judged
-from sealring.links.forming import MOST_LINKED_AT_ONCE
-from sealring.links.lanes import Lanes, first_end
+from sealring.links import forming
+from sealring.links.lanes import FirstEnd, Lanes, first_end
+from sealring.schedule import Algorithm, Operation
 
 _LOG = logging.getLogger("sealring")
-_COUNT: Final = struct.Struct("<I")
 
-
-MAX_LANED_WORLD: Final = MOST_LINKED_AT_ONCE
-"""A larger group has one lane: its ranks are not all linked to each other."""
+MAX_LANED_WORLD: Final = 256
+"""A larger group has one lane: in each, a rank has a key of every member."""
 LANED_BYTES: Final = 2 * _native.STRIPE_SEGMENTS * limits.RECORD_BYTES
 """Of a slot: what is shorter has segments for one lane, or hardly for two."""
 MOST_THREADS: Final = 8
 """Of a large collective, unless set otherwise: more move no more bytes, the memory is busy then."""
+_MOST_PIPES: Final = 64
+"""Further ones of a rank's in a group whose ranks are not all linked. Each takes memory and a
+descriptor. In a group whose ranks are, 8 ranks with 8 threads each have 49."""
+_SHORT_BYTES: Final = 16
+"""A multiple of every element's size."""
 
 
 def threads_by_default(cores: int, local_ranks: int) -> int:
@@ -39,31 +50,66 @@ def threads_by_default(cores: int, local_ranks: int) -> int:
     return max(1, min(MOST_THREADS, cores // max(1, local_ranks)))
 
 
-def lanes_for(longest_slot_bytes: float, world: int, threads: int) -> int:
-    """The lanes that share a collective, where every rank may use so many threads."""
-    large = longest_slot_bytes >= LANED_BYTES and world <= MAX_LANED_WORLD
-    return min(threads, _native.MAX_LANES) if large else 1
+def lanes_for(longest_slot_bytes: float, world: int, threads: int, peers_of_a_rank: int = 1) -> int:
+    """The lanes that share a collective, where every rank may use so many threads.
+
+    A rank exchanges records with so many others.
+    """
+    if longest_slot_bytes < LANED_BYTES or world > MAX_LANED_WORLD:
+        return 1
+    return min(threads, _most_lanes(world, peers_of_a_rank), _native.MAX_LANES)
+
+
+def _most_lanes(world: int, peers: int) -> int:
+    """That a rank can have with so many others: all are linked, or few of them."""
+    if world <= forming.MOST_LINKED_AT_ONCE:
+        return _native.MAX_LANES
+    return 1 + _MOST_PIPES // max(1, peers)
+
+
+Uses = tuple[Operation, Algorithm, int]
+"""Which program, and so which pairs: the same on all ranks."""
 
 
 class GroupLanes:
     def __init__(
-        self, rank: int, world: int, links: Sequence[tuple[int, LinkEnds]], threads: int
+        self,
+        rank: int,
+        world: int,
+        links: Iterable[tuple[int, LinkEnds]],
+        threads: int,
+        peers_of: Callable[[Collective], Iterable[int]],
     ) -> None:
-        """`threads` is how many this rank may use."""
-        self._rank, self._world, self._threads = rank, world, threads
-        self._ends = {
-            peer: first_end(link.socket, link.memory)
-            for peer, link in links
-            if world <= MAX_LANED_WORLD
-        }
-        self.count: int | None = None
-        """None until the ranks have agreed."""
+        """`threads` is how many this rank may use; `peers_of` has whom it exchanges records with.
+
+        Ranks are the group's.
+        """
+        self._rank, self._world = rank, world
+        self._peers_of = peers_of
+        self._all_linked = world <= forming.MOST_LINKED_AT_ONCE
+        self._ends: dict[int, FirstEnd] = {}
+        """Of the first lane's links, also of those that have come late."""
+        for peer, link in links:
+            self.add_first(peer, link)
+        self._counts: dict[Uses | None, int] = {}
+        """The lanes that ranks have agreed on for a program; None stands for all programs where
+        all pairs have the same."""
+        self._made: dict[int, int] = {}
+        """The lanes with each rank that this one has made some with; 1 where that failed."""
+        self._most = threads
+        """The lanes that this rank can have in a program."""
+
+    def add_first(self, peer: int, link: LinkEnds) -> None:
+        """Called before the link is handed over, from any thread."""
+        if 1 < self._world <= MAX_LANED_WORLD:
+            self._ends[peer] = first_end(link.socket, link.memory)
 
     def missing_for(self, collective: Collective) -> bool:
         """Whether ranks must agree before this one; all ranks say the same."""
-        if self.count is not None or not 1 < self._world <= MAX_LANED_WORLD:
+        if not 1 < self._world <= MAX_LANED_WORLD or collective.ready is not None:
             return False
-        return collective.total is not None and collective.ready is None and _is_large(collective)
+        large = collective.total is not None and _is_large(collective)
+        return large and self._uses(collective) not in self._counts
 
     def count_for(self, collective: Collective) -> int:
         """The lanes that share this collective; all ranks say the same.
@@ -71,43 +117,80 @@ class GroupLanes:
         Where ranks do not know each other's slots, the core keeps the short ones on one lane.
         """
         small = collective.total is not None and not _is_large(collective)
-        return 1 if collective.ready is not None or small else self.count or 1
+        if collective.ready is not None or small:
+            return 1
+        return self._counts.get(self._uses(collective), 1)
+
+    @property
+    def most(self) -> int:
+        """The lanes of the programs that have most of them, as far as ranks have agreed."""
+        return max(self._counts.values(), default=1)
+
+    def _uses(self, collective: Collective) -> Uses | None:
+        if self._all_linked:
+            return None
+        return collective.operation, collective.algorithm, collective.root
 
     def agree(
-        self, native: _native.Engine, names: Names
+        self, native: _native.Engine, names: Names, collective: Collective
     ) -> Generator[Collective, None, list[LinkSocket]]:
-        """The collectives by which ranks agree, once per group; returns the lanes' sockets."""
-        if self.count is not None:
-            return []
-        members = names.members
-        counts = Round(len(members), _COUNT.pack(self._threads))
-        yield counts.collective()
-        least = min(_COUNT.unpack(letter)[0] for letter in counts.letters())
-        count = max(1, min(least, _native.MAX_LANES))
-        sockets: list[LinkSocket] = []
-        if count > 1:
-            taken: list[tuple[int, int]] = []
-            why = yield from self._make(native, members, count, taken)
-            if why:
-                count = 1
-                _LOG.warning("sealring: large collectives use one thread: %s", why)
-            else:
-                sockets = [self._described(names, peer, inode) for peer, inode in taken]
+        """The collectives by which ranks agree, once per program; returns the lanes' sockets."""
+        if not self.missing_for(collective):
+            return []  # ranks agreed after this call was made, and before its turn
+        uses = self._uses(collective)
+        peers = set(self._ends) if uses is None else set(self._peers_of(collective)) - {self._rank}
+        new = sorted(peers - self._made.keys())
+        count = yield from self._least(self._most_with(peers))
         if count == 1:
-            native.drop_lanes()
+            self._counts[uses] = 1
+            if uses is None:  # there will be no others
+                native.drop_lanes(new)
+            return []
+        if uses is not None:
+            yield from _run_short(collective)  # links that are missing come with it
+        taken: list[tuple[int, int]] = []
+        why = yield from self._make(native, names.members, new, count, taken)
+        if why:
+            _LOG.warning("sealring: large collectives use one thread: %s", why)
+            native.drop_lanes(new)
+            count, taken = 1, []
         else:
-            native.complete_lanes()
-        self.count = count
-        return sockets
+            native.complete_lanes(new)
+        if self.most == 1:  # the core makes no more lanes than at first, none if that failed
+            self._most = count
+        self._counts[uses] = count
+        self._made.update(dict.fromkeys(new, count))
+        return [self._described(names, peer, inode) for peer, inode in taken]
+
+    def _most_with(self, peers: set[int]) -> int:
+        """The lanes that this rank can have in a program with these."""
+        made = [self._made[peer] for peer in peers & self._made.keys()]
+        return min([self._most, _most_lanes(self._world, len(peers)), *made]) if peers else 1
 
     def _described(self, names: Names, peer: int, inode: int) -> LinkSocket:
         host, transport = names.hosts.get(peer, ""), self._ends[peer].transport
         return LinkSocket(names.members[peer], host, transport, inode)
 
+    def _least(self, own: int) -> Generator[Collective, None, int]:
+        """What every rank can have."""
+        if self._all_linked:
+            counts = Round(self._world, own.to_bytes(4, "little"))
+            yield counts.collective()
+            least = min(int.from_bytes(letter, "little") for letter in counts.letters())
+        else:
+            value = ctypes.c_uint32(own)
+            slot = (ctypes.addressof(value), ctypes.sizeof(value))
+            yield Collective(
+                Operation.ALL_REDUCE, Algorithm.TREE, [slot], slot[1], DType.UINT32, ReduceKind.MIN
+            )
+            least = value.value
+        return max(1, min(least, _native.MAX_LANES))
+
     def _make(
         self,
         native: _native.Engine,
         members: Sequence[int],
+        peers: Sequence[int],
         count: int,
         taken: list[tuple[int, int]],
     ) -> Generator[Collective, None, str]:
@@ -115,7 +198,7 @@ class GroupLanes:
 
         `taken` gets the peer and the inode of each socket that the core has.
         """
-        lanes = Lanes(self._rank, self._ends, count)
+        lanes = Lanes(self._rank, {peer: self._ends[peer] for peer in peers}, count)
         letters: list[bytes] = []
 
         def offer() -> None:
@@ -133,26 +216,37 @@ class GroupLanes:
                     native.add_lane_link(pipe.lane, pipe.peer, pipe.socket.detach(), own, theirs)
 
         try:
-            if why := (yield from _tried(members, offer)):
+            if why := (yield from self._tried(members, offer)):
                 return why
-            offers = Round(len(members), letters[0])
+            offers = Round(len(members), letters[0], all_linked=self._all_linked)
             yield offers.collective()
-            if why := (yield from _tried(members, lambda: lanes.leave_pipes(offers.letters()))):
+            told = offers.letters
+            if why := (yield from self._tried(members, lambda: lanes.leave_pipes(told()))):
                 return why
-            return (yield from _tried(members, take))
+            return (yield from self._tried(members, take))
         finally:
             lanes.close()
+
+    def _tried(
+        self, members: Sequence[int], step: Callable[[], None]
+    ) -> Generator[Collective, None, str]:
+        """Takes a step; returns why it could not be taken, by the first rank that could not."""
+        problem = ""
+        try:
+            step()
+        except Exception as error:  # whatever it is, the others must not wait for a pipe
+            problem = str(error) or repr(error)
+        if self._all_linked:
+            return (yield from judged(members, problem))
+        return (yield from first_objection(self._rank, members, problem))
+
+
+def _run_short(collective: Collective) -> Generator[Collective, None, None]:
+    """The same program with next to nothing to do."""
+    memory = [ctypes.create_string_buffer(_SHORT_BYTES) for _ in collective.slots]
+    slots = [(ctypes.addressof(each), _SHORT_BYTES) for each in memory]
+    yield replace(collective, slots=slots, total=_SHORT_BYTES)
 
 
 def _is_large(collective: Collective) -> bool:
     return max([size for _, size in collective.slots], default=0) >= LANED_BYTES
-
-
-def _tried(members: Sequence[int], step: Callable[[], None]) -> Generator[Collective, None, str]:
-    """Takes a step; returns why it could not be taken, by the first rank that could not."""
-    problem = ""
-    try:
-        step()
-    except Exception as error:  # whatever it is, the others must not wait for a pipe
-        problem = str(error) or repr(error)
-    return (yield from judged(members, problem))

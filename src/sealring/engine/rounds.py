@@ -23,15 +23,19 @@ _VERDICT: Final = struct.Struct(f"<B{_REASON_BYTES}s")
 class Round:
     """One all-gather of a short letter per rank."""
 
-    def __init__(self, world: int, own: bytes) -> None:
+    def __init__(self, world: int, own: bytes, *, all_linked: bool = True) -> None:
+        """`all_linked`: all pairs have links, or shall have. Else a ring of them does."""
         size = len(own)
+        self._all_linked = all_linked
         self._own = ctypes.create_string_buffer(own, size)
         self._all = [ctypes.create_string_buffer(size) for _ in range(world)]
 
     def collective(self) -> Collective:
         slots = [(ctypes.addressof(each), len(each)) for each in (*self._all, self._own)]
         total = len(self._own) * len(self._all)
-        return Collective(Operation.INTRODUCTION, Algorithm.DIRECT, slots, total, DType.BYTES)
+        if self._all_linked:
+            return Collective(Operation.INTRODUCTION, Algorithm.DIRECT, slots, total, DType.BYTES)
+        return Collective(Operation.ALL_GATHER, Algorithm.RING, slots, total, DType.BYTES)
 
     def letters(self) -> list[bytes]:
         return [each.raw for each in self._all]

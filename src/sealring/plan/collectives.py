@@ -16,7 +16,7 @@ from typing import Final
 
 from sealring._native import STRIPE_SEGMENTS
 from sealring.engine.engine import largest_segment
-from sealring.engine.lanes import lanes_for
+from sealring.engine.lanes import MAX_LANED_WORLD, lanes_for
 from sealring.engine.simulate import WINDOW, Costs, Outcome, simulate
 from sealring.schedule import (
     Algorithm,
@@ -74,10 +74,6 @@ class Cutting:
         size = segment_bytes(max(1, math.ceil(slot_bytes)), largest)
         return max(1, math.ceil(slot_bytes / size))
 
-    def lanes(self, slot_bytes: float, world: int) -> int:
-        """Threads that share a tensor with such slots, a stripe of segments each in turn."""
-        return lanes_for(slot_bytes, world, self.threads)
-
 
 @lru_cache(maxsize=4096)
 def collective(
@@ -105,7 +101,8 @@ def collective(
     segments = cutting.segments(slot, cluster.ranks)
     size = slot / segments
     # The first lane has the most. Each is an engine of its own, with pipes of its own.
-    rounds, rest = divmod(segments, STRIPE_SEGMENTS * cutting.lanes(slot, cluster.ranks))
+    lanes = lanes_of(operation, algorithm, cluster, slot, cutting)
+    rounds, rest = divmod(segments, STRIPE_SEGMENTS * lanes)
     segments = rounds * STRIPE_SEGMENTS + min(STRIPE_SEGMENTS, rest)
 
     def at(world: Cluster, count: int) -> Outcome:
@@ -190,6 +187,24 @@ def _run(
         for rank in range(_unit(algorithm, cluster))
     ]
     return simulate(programs, slot, segments, costs, hosts)
+
+
+def lanes_of(
+    operation: Operation, algorithm: Algorithm, cluster: Cluster, slot: float, cutting: Cutting
+) -> int:
+    """Threads that share a tensor with such slots, a stripe of segments each in turn."""
+    peers = _most_peers(operation, algorithm, cluster) if cutting.threads > 1 else 1
+    return lanes_for(slot, cluster.ranks, cutting.threads, peers)
+
+
+@lru_cache(maxsize=4096)
+def _most_peers(operation: Operation, algorithm: Algorithm, cluster: Cluster) -> int:
+    """With how many others a rank exchanges records: the first, which no other exceeds."""
+    if cluster.ranks > MAX_LANED_WORLD:
+        return cluster.ranks - 1
+    topology = _topology(algorithm, cluster.host_of())
+    program = program_for(operation, algorithm, cluster.ranks, 0, topology=topology)
+    return len({peer for step in program.steps for peer in step.peers} - {0})
 
 
 def _topology(algorithm: Algorithm, hosts: tuple[int, ...]) -> Topology | None:

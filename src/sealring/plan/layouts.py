@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from sealring import limits
 from sealring.plan.buckets import Bucket
-from sealring.plan.collectives import Cluster, collective, longest_slot
+from sealring.plan.collectives import Cluster, collective, lanes_of, longest_slot
 from sealring.plan.memory import ITEMSIZE, Precision
 from sealring.plan.model import Model
 from sealring.plan.profiles import Network, Profile, Route, Way, costs_of, cutting_of
@@ -100,7 +100,7 @@ class Setting:
             call -= route.prepared_s.value
         busy = call if self.profile.device.kind == "cpu" else 0.0
         slot = longest_slot(operation, algorithm, self.cluster, nbytes)
-        lanes = cutting.lanes(slot, self.cluster.ranks)
+        lanes = lanes_of(operation, algorithm, self.cluster, slot, cutting)
         return Taken(outcome.seconds + call, outcome.engine_s + busy, algorithm, lanes)
 
     def exchange(
