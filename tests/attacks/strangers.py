@@ -186,7 +186,7 @@ def measure() -> None:
         joined.wait()
         around: Any = contextlib.nullcontext()
         if surrounded:
-            while not (addresses := AddressBook(store, "0.1").lookup(0)):
+            while not (addresses := AddressBook(store, "0.1", time.monotonic() + 60).lookup(0)):
                 time.sleep(0.01)
             around = strangers(addresses[0])
         with around:

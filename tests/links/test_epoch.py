@@ -11,7 +11,7 @@ import pytest
 
 from sealring.errors import PeerUnreachable
 from sealring.links import Store, agreed_epoch
-from tests.links.worlds import DictStore, busy_threads
+from tests.links.worlds import DictStore, SilentStore, busy_threads
 
 MEMBERS = (3, 1, 2)
 
@@ -122,3 +122,21 @@ def test_a_second_token_of_a_rank_is_answered_as_well() -> None:
             store.set("sealring/epoch/ask/3", token)
             while store.values.get("sealring/epoch/answer/3") != f"{epoch} {token}".encode():
                 time.sleep(0.01)
+
+
+@pytest.mark.parametrize("asked_for", ["set", "check", "get"])
+def test_a_store_that_answers_no_more_is_not_waited_for(asked_for: str) -> None:
+    with SilentStore(asked_for) as store:
+        with (
+            pytest.raises(PeerUnreachable, match="does not answer"),
+            agreed_epoch(store, MEMBERS, 2, time.monotonic() + 0.5),
+        ):
+            pytest.fail("there is no epoch")
+        assert not store.ended.is_set()
+
+
+def test_the_lowest_rank_leaves_a_store_behind_that_answers_no_more() -> None:
+    with SilentStore("check") as store:
+        with agreed_epoch(store, MEMBERS, 1, time.monotonic() + 600):
+            assert store.asked.wait(20)
+        assert not store.ended.is_set()

@@ -14,7 +14,7 @@ from sealring.errors import MalformedSetup, PeerUnreachable
 from sealring.handshake import dial
 from tests.handshake.meeting import soon
 from tests.links.test_mesh import assert_linked
-from tests.links.worlds import ISSUER, World, address_key, world
+from tests.links.worlds import ISSUER, SilentStore, World, address_key, world
 
 
 def stranger(address: tuple[str, int], send: Callable[[socket.socket], None]) -> threading.Thread:
@@ -165,3 +165,15 @@ def test_a_store_that_fails() -> None:
     assert mesh.errors() == {0: PeerUnreachable, 1: PeerUnreachable}
     for outcome in mesh.outcomes.values():
         assert "store is gone" in str(outcome)
+
+
+@pytest.mark.parametrize("asked_for", ["set", "check", "get"])
+def test_a_store_that_answers_no_more(asked_for: str) -> None:
+    """torch's client would wait for it without end."""
+    with SilentStore(asked_for) as store:
+        mesh = World(2, timeout=0.5)
+        mesh.store = store
+        mesh.start_all()
+        mesh.close()
+        assert mesh.errors() == {0: PeerUnreachable, 1: PeerUnreachable}
+        assert not store.ended.is_set()

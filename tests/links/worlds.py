@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 from sealring.handshake import Terms
 from sealring.identity import Credentials
@@ -58,6 +58,33 @@ class DictStore:
             time.sleep(0.005)
         host, port = eval(self.values[key])[0]
         return host, port
+
+
+class SilentStore(DictStore):
+    """Takes one kind of request and does not answer it, until the block ends."""
+
+    def __init__(self, silent: str) -> None:
+        super().__init__()
+        self.asked, self.ended = threading.Event(), threading.Event()
+        if silent == "get":  # all that can be read must be there
+            self.overlay = {f"sealring/epoch/answer/{rank}": b"" for rank in range(8)}
+            self.overlay |= {address_key(rank): b"" for rank in range(8)}
+        setattr(self, silent, self._wait)
+
+    def _wait(self, *_: object) -> None:
+        self.asked.set()
+        if not self.ended.wait(60):
+            raise OSError("the test should have ended")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        until = time.monotonic() + 20
+        while any(each.name == "sealring-store" for each in threading.enumerate()):
+            assert time.monotonic() < until
+            time.sleep(0.005)
 
 
 def address_key(rank: int) -> str:

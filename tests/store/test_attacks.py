@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from typing import Any
 
 import pytest
@@ -283,7 +284,8 @@ def test_without_a_secret_there_is_no_key_before_the_group() -> None:
 
 def test_a_forged_address_is_refused_and_read_again(server: Server) -> None:
     """A group that is made over a sealed store meets forgeries as it does over a plain one."""
-    book, others = (AddressBook(store, "1") for store in (server.worker(), server.worker()))
+    until = time.monotonic() + 60
+    book, others = (AddressBook(server.worker(), "1", until) for _ in range(2))
     book.publish(0, [("127.0.0.1", 1)])
     assert others.lookup(0) == (("127.0.0.1", 1),)
     server.put("sealring/1/address/0", b'[["127.0.0.1",2]]')

@@ -2,6 +2,7 @@
 
 addresses   where this worker listens: one address, never all of them
 epoch       one name for one attempt to make a group
+store_calls calls of the store that end in time, whether it answers or not
 rendezvous  addresses through the store, which is the adversary's
 memory      a link's shared memory: made, offered, checked
 agreement   what two verified workers settle before records flow: the transport

@@ -13,6 +13,7 @@ lies can only make the ranks disagree, which the handshake tells them.
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import threading
@@ -24,6 +25,7 @@ from typing import Final
 from sealring.errors import PeerUnreachable
 from sealring.handshake.terms import is_instance
 from sealring.links.rendezvous import Store
+from sealring.links.store_calls import StoreCalls
 from sealring.links.threads import borrow
 
 _LOG = logging.getLogger("sealring")
@@ -44,8 +46,9 @@ _MAX_VALUE_BYTES: Final = 128
 def agreed_epoch(store: Store, members: Sequence[int], rank: int, deadline: float) -> Iterator[str]:
     """The epoch; held open while the group is made, because others may still have to ask."""
     lowest = min(members)
+    calls = StoreCalls(deadline)
     if rank != lowest:
-        yield _ask(store, rank, lowest, deadline)
+        yield _ask(store, calls, rank, lowest, deadline)
         return
     epoch = secrets.token_hex(16)
     others = [member for member in members if member != rank]
@@ -53,15 +56,16 @@ def agreed_epoch(store: Store, members: Sequence[int], rank: int, deadline: floa
     if not others:
         yield epoch
         return
-    answering = borrow("sealring-epoch", lambda: _answer(store, others, epoch, ended))
+    answering = borrow("sealring-epoch", lambda: _answer(store, calls, others, epoch, ended))
     try:
         yield epoch
     finally:
         ended.set()
+        calls.end()
         answering.join()
 
 
-def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
+def _ask(store: Store, calls: StoreCalls, rank: int, lowest: int, deadline: float) -> str:
     token = secrets.token_hex(16)
     pause = _FIRST_PAUSE_SECONDS
     began = next_write = time.monotonic()
@@ -69,12 +73,13 @@ def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
         try:
             # Again and again: another writer there must not make us wait for ever.
             if time.monotonic() >= next_write:
-                store.set(_ask_key(rank), token)
+                calls.make(lambda: store.set(_ask_key(rank), token))
                 next_write = time.monotonic() + _AGAIN_SECONDS
             time.sleep(pause)
-            epoch, _, answered = _read(store, f"sealring/epoch/answer/{rank}").partition(" ")
+            answer = calls.make(lambda: _read(store, f"sealring/epoch/answer/{rank}"))
         except Exception as problem:
             raise PeerUnreachable(f"the rendezvous store cannot be used: {problem}") from problem
+        epoch, _, answered = answer.partition(" ")
         if answered == token and is_instance(epoch):
             return epoch
         if time.monotonic() >= deadline:
@@ -87,7 +92,9 @@ def _ask(store: Store, rank: int, lowest: int, deadline: float) -> str:
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Event) -> None:
+def _answer(
+    store: Store, calls: StoreCalls, others: Sequence[int], epoch: str, ended: threading.Event
+) -> None:
     answered: dict[int, str] = {}
     pause, pause_of_answered = _FIRST_PAUSE_SECONDS, _FIRST_AGAIN_SECONDS
     next_look = time.monotonic() + pause_of_answered
@@ -100,28 +107,34 @@ def _answer(store: Store, others: Sequence[int], epoch: str, ended: threading.Ev
             next_look = time.monotonic() + pause_of_answered
         new: dict[int, str] = {}
         try:
-            keys = [_ask_key(rank) for rank in asking]
-            tokens: list[str] = []
-            if keys and store.check(keys):
-                tokens = [_text(raw) for raw in store.multi_get(keys)]
-            elif pause >= _TOGETHER_SECONDS:
-                tokens = [_read(store, key) for key in keys]
+            tokens = calls.make(
+                functools.partial(_tokens, store, asking, singly=pause >= _TOGETHER_SECONDS)
+            )
             new = {
                 rank: token
                 for rank, token in zip(asking, tokens, strict=False)
                 if is_instance(token) and answered.get(rank) != token
             }
             if new:
-                store.multi_set(
-                    [f"sealring/epoch/answer/{rank}" for rank in new],
-                    [f"{epoch} {token}" for token in new.values()],
-                )
+                keys = [f"sealring/epoch/answer/{rank}" for rank in new]
+                values = [f"{epoch} {token}" for token in new.values()]
+                calls.make(functools.partial(store.multi_set, keys, values))
                 answered |= new
         except Exception as problem:  # those who ask say so as well, and they fail by it
+            if ended.is_set():
+                return
             _LOG.warning("sealring: the rendezvous store cannot be used: %s", problem)
             return
         if not new:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _tokens(store: Store, asking: Sequence[int], *, singly: bool) -> list[str]:
+    """Of those who ask: all of them if all have come, else none, or `singly` those who have."""
+    keys = [_ask_key(rank) for rank in asking]
+    if keys and store.check(keys):
+        return [_text(raw) for raw in store.multi_get(keys)]
+    return [_read(store, key) for key in keys] if singly else []
 
 
 def _ask_key(rank: int) -> str:

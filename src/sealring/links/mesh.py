@@ -113,9 +113,8 @@ def build_mesh(
     if agreed is not None:
         terms = replace(terms, transcript=agreed.transcript.hex())
     addresses = own_addresses(os.environ if environ is None else environ)
-    book = AddressBook(store, terms.epoch)
     mesh = _Mesh(
-        book,
+        store,
         credentials,
         terms,
         timeout,
@@ -135,7 +134,7 @@ class _Mesh:
 
     def __init__(
         self,
-        book: AddressBook,
+        store: Store,
         credentials: Credentials,
         terms: Terms,
         timeout: float,
@@ -170,6 +169,7 @@ class _Mesh:
         self._connections = Connections(
             credentials, later, terms, transport, sessions, self._waiting, self._deadline
         )
+        self._book = book = AddressBook(store, terms.epoch, self._deadline)
         self._dialer = Dialer(book, self._connections.dialed, self._waiting.fail)
         try:
             # A member that no other dials does not listen.
@@ -195,7 +195,7 @@ class _Mesh:
                 self._prepare(link)
             keys = [agreed.group_key(link.rank) for link in links]
             if self._sparse:
-                self._dialer.stop()
+                self._stop_dialing()
                 group = FormedGroup(
                     self._later, agreed, self._transport, self._sessions, self._timeout
                 )
@@ -352,8 +352,12 @@ class _Mesh:
     def _stop(self, until: float = 0.0) -> None:
         """Those that were refused have until then to read why."""
         self._waiting.close()
-        self._dialer.stop()
+        self._stop_dialing()
         self._listener.stop(until)
+
+    def _stop_dialing(self) -> None:
+        self._book.close()
+        self._dialer.stop()
 
     def _abort(self, error: BaseException) -> None:
         told = (

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
 from sealring.errors import MalformedSetup, PeerUnreachable
 from sealring.links.addresses import MAX_ADDRESSES
+from sealring.links.store_calls import StoreCalls
 
 MAX_VALUE_BYTES: Final = 1024
 _MAX_ADDRESS: Final = 45
@@ -42,17 +42,17 @@ class Store(Protocol):
 class AddressBook:
     """The group's addresses in one epoch. torch's stores put the group's name before each key."""
 
-    def __init__(self, store: Store, epoch: str) -> None:
+    def __init__(self, store: Store, epoch: str, deadline: float) -> None:
         self._store = store
         self._epoch = epoch
-        # A store is one connection; and a key is only read once it is there, because reading one
-        # that is not would block every other thread's call as well.
-        self._lock = threading.Lock()
+        # A key is only read once it is there, because reading one that is not would block every
+        # other thread's call as well.
+        self._calls = StoreCalls(deadline)
 
     def publish(self, rank: int, addresses: Sequence[Address]) -> None:
+        key, said = self._key(rank), encode_addresses(addresses)
         try:
-            with self._lock:
-                self._store.set(self._key(rank), encode_addresses(addresses))
+            self._calls.make(lambda: self._store.set(key, said))
         except Exception as problem:
             raise PeerUnreachable(f"the rendezvous store cannot be written: {problem}") from problem
 
@@ -60,11 +60,16 @@ class AddressBook:
         """Where the store says that `rank` listens; nothing if it says nothing yet."""
         key = self._key(rank)
         try:
-            with self._lock:
-                raw = bytes(self._store.get(key)) if self._store.check([key]) else None
+            raw = self._calls.make(
+                lambda: bytes(self._store.get(key)) if self._store.check([key]) else None
+            )
         except Exception as problem:
             raise PeerUnreachable(f"the rendezvous store cannot be read: {problem}") from problem
         return () if raw is None else parse_addresses(raw)
+
+    def close(self) -> None:
+        """The store is not asked any more."""
+        self._calls.end()
 
     def _key(self, rank: int) -> str:
         return f"sealring/{self._epoch}/address/{rank}"
