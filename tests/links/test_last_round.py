@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -144,3 +145,30 @@ def test_a_member_that_says_nothing_is_named_by_all(
             error = mesh.outcomes[rank]
             assert isinstance(error, PeerUnreachable)
             assert f"rank {mute} did not finish" in str(error)
+
+
+def test_half_a_word_of_one_member_loses_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 1 of 4 says half of its "ready". What the others say comes while rank 0 waits for it."""
+    say, hear = settling.Settling.say_ready, settling.Settling.hear_ready
+    waits = threading.Event()
+
+    def say_ready(self: Any, links: Any) -> None:
+        if self._terms.rank == 1:
+            for link in links:
+                link.channel._connection.send(bytes(2))  # half of a length
+        elif self._terms.rank == 0 or waits.wait(20.0):
+            say(self, links)
+
+    def hear_ready(self: Any, link: Any) -> None:
+        if (self._terms.rank, link.rank) == (0, 1):
+            waits.set()
+        hear(self, link)
+
+    monkeypatch.setattr(settling.Settling, "say_ready", say_ready)
+    monkeypatch.setattr(settling.Settling, "hear_ready", hear_ready)
+    with world(4, timeout=3.0) as one:
+        one.start_all()
+        one.join()
+    assert set(re.findall(r"rank (\d+) was lost", caplog.text)) == {"1"}

@@ -69,11 +69,16 @@ class SecureChannel:
             raw = yield from awaited_message(self._connection)
             return understood(raw, self._connection.who, self.peer.rank)
 
-    def receive_any(self, deadline: float, most: int) -> Message | bytearray:
-        """The same, or a message that is no JSON: those begin with a byte below 0x20."""
+    def heard(self, deadline: float, most: int) -> Message | bytearray | None:
+        """The same, or a message that is no JSON: those begin with a byte below 0x20.
+
+        It does not wait: None while some of the message is missing.
+        """
         self._connection.deadline = deadline
         with Attributed(self._connection):
-            raw = receive_message(self._connection, max(most, MAX_SETUP_BYTES))
+            raw = self._connection.message_now(max(most, MAX_SETUP_BYTES))
+            if raw is None:
+                return None
             if raw and raw[0] < 0x20:
                 return raw
             return understood(raw, self._connection.who, self.peer.rank)

@@ -255,11 +255,13 @@ class _Mesh:
     def _await_ready(self, links: list[WaitingLink]) -> None:
         """The group exists here, with all members or with some that are lost to it."""
         while waiting := [link for link in links if not (link.ready or link.lost)]:
-            if time.monotonic() >= self._deadline:
+            heard = self._readable(waiting, self._deadline)
+            # What has come counts, also if it came while this worker waited for another.
+            if not heard and time.monotonic() >= self._deadline:
                 for link in waiting:
                     self._settling.lose(link, "it did not say that it is ready in time")
                 return
-            for link, is_cut in self._readable(waiting, self._deadline):
+            for link, is_cut in heard:
                 if is_cut:
                     self._settling.lose(link, "its connection was cut")
                 else:

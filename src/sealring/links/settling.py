@@ -19,6 +19,7 @@ from typing import Final
 from sealring.errors import DuplicateRank, MalformedSetup, SealringError
 from sealring.handshake.messages import Message, digest, exactly, instances
 from sealring.handshake.terms import Terms
+from sealring.limits import MAX_SETUP_BYTES
 from sealring.links.forming import Agreed, Conversation, Proven
 from sealring.links.tree import TreeExchange, most_bytes, other_transcript
 from sealring.links.waiting import WaitingLink
@@ -93,10 +94,15 @@ class Settling:
         return self._exchange
 
     def hear(self, link: WaitingLink) -> None:
-        """Take the next message of a neighbour, before the members have agreed."""
+        """Take what has come of a neighbour's next message, before the members have agreed.
+
+        One that says half of it holds up no other.
+        """
         most = most_bytes(len(self._terms.members))
         with _LaidTo(link.rank):
-            message = link.channel.receive_any(self._deadline, most)
+            message = link.channel.heard(self._deadline, most)
+            if message is None:
+                return
             if isinstance(message, bytearray):
                 link.closed, self._heard_last = True, link.rank
                 self.exchange.take(link.rank, message)
@@ -144,13 +150,18 @@ class Settling:
             link.channel.say_no_more()
 
     def hear_ready(self, link: WaitingLink) -> None:
-        """Take what should be a neighbour's "ready"; for anything else the link is lost.
+        """Take what has come of a neighbour's "ready"; for anything else the link is lost.
 
         Of one that is not in the tree, "linked" may still be on its way before that.
         """
         try:
             with _LaidTo(link.rank):
-                self._hear_words(link, link.channel.receive(self._deadline))
+                message = link.channel.heard(self._deadline, MAX_SETUP_BYTES)
+                if message is None:
+                    return
+                if isinstance(message, bytearray):
+                    raise _out_of_step(link)
+                self._hear_words(link, message)
                 if link.ready:
                     self._check_transcript(link)
         except SealringError as error:
