@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 
 from sealring.engine.engine import CollectiveEngine
-from sealring.errors import GroupClosed, OutOfStep, PeerSilent
+from sealring.errors import (
+    ConfigurationError,
+    GroupClosed,
+    GroupError,
+    OutOfStep,
+    PeerLost,
+    PeerSilent,
+)
 from sealring.group import create
 from sealring.handshake import process_sessions
 from tests.workers import Workers
@@ -43,7 +50,7 @@ def total(group: dist.ProcessGroup | None = None) -> float:
     return tensor[-1].item()
 
 
-def twice(group: dist.ProcessGroup) -> None:
+def twice(group: dist.ProcessGroup | None = None) -> None:
     """All that the first needs may have come before the news that the group is closed."""
     total(group)
     total(group)
@@ -204,3 +211,29 @@ def aborts(rank: int, world: int) -> str:
 
 def test_abort_ends_what_is_under_way_on_both_sides(workers: Workers) -> None:
     assert workers.run(aborts, world=2) == ["aborted"] * 2
+
+
+def form_where_one_cannot_record(rank: int, world: int, done: Path) -> type:
+    """The rank that fails keeps its error, and with it all that the traceback refers to."""
+    try:
+        dist.init_process_group("sealring", timeout=timedelta(seconds=10))
+        with pytest.raises(GroupError) as caught:
+            twice()
+    except ConfigurationError as error:
+        kept = error
+        while not done.exists():
+            time.sleep(0.01)
+        return type(kept)
+    done.touch()
+    dist.destroy_process_group()
+    return caught.type
+
+
+def test_a_rank_that_fails_after_the_group_was_made_is_not_waited_for(
+    workers: Workers, tmp_path: Path
+) -> None:
+    nowhere = {0: {"SEALRING_RECORD": "/proc/nowhere/record"}}
+    kinds = workers.run(
+        form_where_one_cannot_record, tmp_path / "done", group=False, rank_env=nowhere
+    )
+    assert kinds == [ConfigurationError, PeerLost]

@@ -169,15 +169,20 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
     if late is not None:
         # Messages have no links yet over which the members could hear of an objection.
         _require_agreement(group, objection)
-    restore_errors_in_backward()
-    pass_calls_to_groups(SealedProcessGroup)
-    interrupt_on_signal(engine)
-    record_from_environment(rank, world, os.environ)
-    if enrolment is not None:
-        # Every other member, also those that this worker has no session and no link with.
-        keys = {place_of[each]: member.key for each, member in agreed.members.items()}
-        keys.pop(group_rank)
-        enrolment.watch(group, keys)
+    try:
+        restore_errors_in_backward()
+        pass_calls_to_groups(SealedProcessGroup)
+        interrupt_on_signal(engine)
+        record_from_environment(rank, world, os.environ)
+        if enrolment is not None:
+            # Every other member, also those that this worker has no session and no link with.
+            keys = {place_of[each]: member.key for each, member in agreed.members.items()}
+            keys.pop(group_rank)
+            enrolment.watch(group, keys)
+    except BaseException:
+        # The others have the group. The error's traceback may keep this end of it.
+        group.abort()
+        raise
     return group
 
 
