@@ -166,6 +166,36 @@ def test_a_first_machine_that_is_lost() -> None:
     assert "was lost while the machines met" in str(found[0])
 
 
+class SilentStore:
+    """Takes what a launcher writes, and answers no question."""
+
+    port = 1
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def compare_set(self, _: str, __: str, desired: str) -> bytes:
+        return desired.encode()
+
+    def check(self, _: list[str]) -> bool:
+        if not self.ended.wait(60):
+            raise OSError("the test should have ended")
+        return False
+
+
+def test_a_first_machine_that_answers_no_more() -> None:
+    """torch's client would wait for it without end."""
+    one, store = launcher(1, 1, timeout=0.5), SilentStore()
+    one._tcp = store  # type: ignore[assignment]
+    try:
+        (found,) = outcomes(one)
+        assert type(found) is PeerUnreachable
+        assert "was lost while the machines met: it does not answer" in str(found)
+        assert not store.ended.is_set()
+    finally:
+        store.ended.set()
+
+
 OWN = Launcher(0, 2, "host", "gpt", "00112233", "1234")
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
@@ -35,6 +35,7 @@ from sealring.errors import (
     WrongJob,
     WrongWorldSize,
 )
+from sealring.links.store_calls import StoreCalls
 
 _LOG = logging.getLogger("sealring")
 
@@ -241,31 +242,39 @@ class Meeting(RendezvousHandler):
         problem = f"{prefix}/problem"
         known: dict[int, Launcher] = {}
         waiting = _Waiting("the other machines", deadline, self._timeout, _ALIKE)
+        calls = StoreCalls(deadline)
+
+        def read(key: str) -> bytes | None:
+            return calls.make(lambda: store.get(key) if store.check([key]) else None)
+
+        def put(key: str, value: str) -> bytes:
+            return calls.make(lambda: store.compare_set(key, "", value))
+
+        def refuse(error: HandshakeError) -> NoReturn:
+            put(problem, json.dumps([type(error).__name__, str(error)]))
+            raise error
+
         try:
-            first = store.compare_set(f"{prefix}/{own.machine}", "", text)
+            first = put(f"{prefix}/{own.machine}", text)
             if (error := own.contradiction(parse_launcher(first))) is not None:
-                self._tell(store, problem, error)
+                refuse(error)
             while len(known) < own.machines:
-                if store.check([problem]):
-                    raise _told(store.get(problem))
+                if (told := read(problem)) is not None:
+                    raise _told(told)
                 for machine in set(range(own.machines)) - known.keys():
-                    if store.check([f"{prefix}/{machine}"]):
-                        known[machine] = parse_launcher(store.get(f"{prefix}/{machine}"))
+                    if (wrote := read(f"{prefix}/{machine}")) is not None:
+                        known[machine] = parse_launcher(wrote)
                         if (error := own.contradiction(known[machine])) is not None:
-                            self._tell(store, problem, error)
+                            refuse(error)
                 if missing := sorted(set(range(own.machines)) - known.keys()):
                     came = ", ".join(f"{one.machine} ({one.host})" for one in known.values())
                     numbers = ", ".join(map(str, missing))
                     waiting.go_on(f"came: {came}; not yet: {numbers}")
-        except DistError as error:
+        except (DistError, TimeoutError) as lost:
             raise PeerUnreachable(
                 f"the store of machine 0 at {self._host}:{self._port} was lost while the machines "
-                f"met: {str(error).splitlines()[0]}"
+                f"met: {str(lost).splitlines()[0]}"
             ) from None
-
-    def _tell(self, store: TCPStore, problem: str, error: HandshakeError) -> None:
-        store.compare_set(problem, "", json.dumps([type(error).__name__, str(error)]))
-        raise error
 
 
 def _told(text: bytes) -> HandshakeError:
