@@ -23,9 +23,11 @@ from sealring.errors import (
 )
 from sealring.vault import Vault, keys, objects, trees
 from sealring.vault import header as headers
+from sealring.vault.datasets import building
 from sealring.vault.keys import Grant
 from sealring.vault.sealed import AES, Place
 from tests.vault import slow
+from tests.vault.datasets.made import json_lines, sealed
 
 
 def nothing(count: int) -> None:
@@ -92,6 +94,42 @@ def test_nothing_in_a_header_that_a_holder_kept_opens_a_later_one(
         Vault.open(vault.path, alice)
     with pytest.raises(NotGranted):
         Vault.open(vault.path, Hoarder(kept))
+
+
+@pytest.mark.parametrize("change", ["revoke", "a damaged object", "rotate"])
+def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_holder_knows(
+    change: str, vault: Vault, tmp_path: Path
+) -> None:
+    keys.make_key_file(tmp_path / "bob")
+    vault.grant("bob", keys.key_file(tmp_path / "bob"))
+    put(vault, tmp_path, "other", "text")
+    (other,) = (vault.path / "objects").glob("*/*/*")
+    source = json_lines(tmp_path / "lines")
+    real = building._keep
+    with pytest.MonkeyPatch.context() as patch:
+        answers = iter([True, True])
+        patch.setattr(building, "_keep", lambda *given: next(answers) and real(*given))
+        with pytest.raises(StopIteration):  # as killed: with two shards and their receipts
+            sealed(vault, source)
+    (unfinished,) = {one.parent for one in (vault.path / "objects").glob("*/*/*/*.receipt")}
+    bob = Vault.open(vault.path, keys.key_file(tmp_path / "bob"))
+    kept = objects.open_copy(unfinished, bob.ring, bob.header.vault)
+    if change == "a damaged object":
+        (other / "key.json").write_text("{}")
+        with pytest.raises(NotAVault):  # the older keys are kept
+            vault.revoke("bob")
+    else:
+        vault.revoke("bob")
+    if change == "rotate":
+        trees.rotate(vault, nothing)
+    sealed(vault, source)
+    made = vault.find("data")
+    copy = dataclasses.replace(kept, folder=made.copy.folder)
+    with pytest.raises(WrongKey):
+        copy.manifest()
+    with pytest.raises(WrongKey), copy.opened(made.manifest.parts[0], made.whose):
+        pass
+    assert not unfinished.exists()
 
 
 def test_holders_whose_secrets_are_not_presented_are_dropped_and_named(

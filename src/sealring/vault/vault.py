@@ -117,8 +117,11 @@ class Vault(OpenedHeader):
         problems: list[VaultError] = []
         for copy in self.copies(problems):
             try:
-                objects.write_key(copy.folder, self.ring, copy.place)
-                count += 1
+                if copy.complete or not storage_of(copy.folder).locks:
+                    objects.write_key(copy.folder, self.ring, copy.place)
+                    count += 1
+                else:
+                    _remove_unfinished(copy)
             except OSError as problem:
                 problems.append(objects.not_written(copy.folder, problem))
         self.end_rotation(problems)
@@ -347,6 +350,16 @@ class Vault(OpenedHeader):
                 "the ledger is another copy's"
             )
         return stored
+
+
+def _remove_unfinished(copy: Copy) -> None:
+    """A holder that was revoked may know its key: nothing more is sealed under that.
+
+    One that a save still works in stays under the older key, with which that save fails.
+    """
+    storage = storage_of(copy.folder)
+    if not any(storage.claimed(one, superseded=False) for one in (copy.folder, copy.folder.parent)):
+        objects.remove(copy.folder)
 
 
 def _entry(copy: Copy, manifest: str) -> Entry:

@@ -167,6 +167,8 @@ def _left_behind(vault: Vault, plan: Plan, stack: contextlib.ExitStack) -> Copy 
             for folder in entries(version, COPY):
                 with contextlib.suppress(VaultError):
                     copy = objects.open_copy(folder, vault.ring, vault.header.vault)
+                    # Under an older key of the vault, a holder that was revoked may know its key.
+                    vault.require_key(copy.vault_key, plan.name)
                     if found is None and int(version.name) > last and not claimed(folder):
                         found = copy
                         stack.enter_context(claim(folder))
