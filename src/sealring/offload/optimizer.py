@@ -194,11 +194,19 @@ def _unchanged(bucket: _Bucket, flat: torch.Tensor | None) -> bool:
         for value in state.values():
             if isinstance(value, torch.Tensor) and value.device == flat.device:
                 count += value.nbytes >= _SMALLEST_BYTES
-    first, end = flat.data_ptr(), flat.data_ptr() + flat.nbytes
     return count == len(bucket.pieces) and all(
-        first <= bucket.optimizer.state[piece.parameter][piece.name].data_ptr() < end
+        _is_same(bucket.optimizer.state[piece.parameter].get(piece.name), bucket.view(flat, piece))
         for piece in bucket.pieces
     )
+
+
+def _is_same(value: Any, attached: torch.Tensor) -> bool:
+    """Whether a value is still what was attached: the same memory, seen in the same way."""
+    return isinstance(value, torch.Tensor) and _layout(value) == _layout(attached)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _dealt(

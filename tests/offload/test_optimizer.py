@@ -1,0 +1,52 @@
+"""The optimizer whose state is parked, with a parking of the CPU that seals nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sealring.offload import OffloadedOptimizer
+
+
+class OnCpu:
+    """In the place of a Parking."""
+
+    device = torch.device("cpu")
+
+    def park(self, tensor: torch.Tensor) -> Any:
+        return SimpleNamespace(kept=tensor.clone())
+
+    def prefetch(self, parked: Any) -> None: ...
+
+    def fetch(self, parked: Any) -> torch.Tensor:
+        kept: torch.Tensor = parked.kept
+        return kept.clone()
+
+
+class Exchanging(torch.optim.Optimizer):
+    """Keeps two tensors of each parameter, and exchanges or views them anew in each step."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["one"] = torch.zeros(32, 64)
+                state["other"] = torch.arange(32.0 * 64).view(32, 64)
+            state["one"], state["other"] = state["other"].T, state["one"].T
+            parameter += state["one"].reshape(-1)[: parameter.numel()]
+
+
+def test_state_that_an_optimizer_exchanges_or_views_otherwise() -> None:
+    one, other = (torch.nn.Parameter(torch.zeros(300)) for _ in range(2))
+    parking: Any = OnCpu()
+    offloaded, plain = OffloadedOptimizer([one], Exchanging, parking), Exchanging([other])
+    for _ in range(4):
+        offloaded.step()
+        plain.step()
+        assert torch.equal(one, other)
