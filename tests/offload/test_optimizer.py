@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from sealring.errors import ConfigurationError
 from sealring.offload import OffloadedOptimizer
 
 
@@ -50,3 +52,28 @@ def test_state_that_an_optimizer_exchanges_or_views_otherwise() -> None:
         offloaded.step()
         plain.step()
         assert torch.equal(one, other)
+
+
+def test_a_group_that_is_added_later_is_trained() -> None:
+    """A scheduler made before, and a saved state, know it too."""
+    ours, theirs = (
+        [torch.nn.Parameter(torch.ones(1000)) for _ in range(4)] for _ in range(2)
+    )  # fmt: skip
+    parking: Any = OnCpu()
+    offloaded = OffloadedOptimizer(
+        iter(ours[:2]), lambda groups: torch.optim.AdamW(groups, lr=0.1), parking, bucket_bytes=4096
+    )
+    plain = torch.optim.AdamW(theirs[:2], lr=0.1)
+    for step in range(3):
+        for one in (*ours, *theirs):
+            one.grad = torch.full_like(one, step + 1.0)
+        offloaded.step()
+        plain.step()
+        if step == 0:
+            offloaded.add_param_group({"params": iter(ours[2:]), "lr": 0.5})
+            plain.add_param_group({"params": theirs[2:], "lr": 0.5})
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+    assert len(offloaded.state_dict()["state"]) == 4
+    with pytest.raises(ConfigurationError, match="more than one group"):
+        offloaded.add_param_group({"params": ours[0]})

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from sealring.errors import ConfigurationError
 from sealring.offload.parking import Parked, Parking
 
 BUCKET_BYTES: Final = 64 << 20
@@ -93,22 +94,22 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         *,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        listed: list[Any] = list(parameters)
-        groups: Groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
-        self._parking = parking
-        self._buckets = [
-            _Bucket(make([{**group, "params": part}]))
-            for group in groups
-            for part in _dealt(list(group["params"]), bucket_bytes)
-        ]
-        super().__init__(
-            [parameter for group in groups for parameter in group["params"]],
-            dict(self._buckets[0].optimizer.defaults) if self._buckets else {},
-        )
-        # The buckets' own, so that a scheduler that changes a group changes what is used.
-        self.param_groups = [
-            group for bucket in self._buckets for group in bucket.optimizer.param_groups
-        ]
+        self._parking, self._make, self._bucket_bytes = parking, make, bucket_bytes
+        self._buckets: list[_Bucket] = []
+        super().__init__(parameters, {})  # it calls add_param_group
+        self.defaults = dict(self._buckets[0].optimizer.defaults) if self._buckets else {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        given = param_group["params"]
+        parameters: list[Any] = [given] if isinstance(given, torch.Tensor) else list(given)
+        known = {id(one) for group in self.param_groups for one in group["params"]}
+        if any(id(one) in known for one in parameters):
+            raise ConfigurationError("a parameter is in more than one group")
+        for part in _dealt(parameters, self._bucket_bytes):
+            bucket = _Bucket(self._make([{**param_group, "params": part}]))
+            self._buckets.append(bucket)
+            # The bucket's own, so that a scheduler that changes a group changes what is used.
+            self.param_groups += bucket.optimizer.param_groups
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
