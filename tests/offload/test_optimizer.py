@@ -77,3 +77,19 @@ def test_a_group_that_is_added_later_is_trained() -> None:
     assert len(offloaded.state_dict()["state"]) == 4
     with pytest.raises(ConfigurationError, match="more than one group"):
         offloaded.add_param_group({"params": ours[0]})
+
+
+def test_a_state_of_other_buckets_is_refused() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(1000)) for _ in range(3)]
+    parking: Any = OnCpu()
+
+    def made(count: int, bucket_bytes: int) -> OffloadedOptimizer:
+        return OffloadedOptimizer(
+            parameters[:count], torch.optim.AdamW, parking, bucket_bytes=bucket_bytes
+        )
+
+    saved = made(3, 4096).state_dict()
+    for other in (made(2, 4096), made(3, 8192), made(1, 4096)):
+        with pytest.raises(ConfigurationError, match=r"has 3 groups, .* bucket_bytes"):
+            other.load_state_dict(saved)
+    made(3, 4096).load_state_dict(saved)

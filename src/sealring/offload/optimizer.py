@@ -141,6 +141,12 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return {"state": states, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if len(state_dict["param_groups"]) != len(self.param_groups):
+            raise ConfigurationError(
+                f"the state has {len(state_dict['param_groups'])} groups, and this optimizer has "
+                f"{len(self.param_groups)}, one for each bucket: make it of the same parameters, "
+                "with the bucket_bytes that the state was saved with"
+            )
         saved = iter(state_dict["param_groups"])
         shift = 0
         for bucket in self._buckets:
