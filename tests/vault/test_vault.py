@@ -446,6 +446,25 @@ def test_rotation_leaves_nothing_under_old_keys(vault: Vault, key: Path, tmp_pat
         assert (tmp_path / name).read_bytes() == name.encode()
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_seal_that_is_interrupted_behind_its_commit(
+    recorded: bool, vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = a_file(tmp_path, b"x")
+    seal(vault, source)
+    record = vault.ledger.record
+
+    def interrupted(*given: Any) -> None:
+        if recorded:
+            record(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vault.ledger, "record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        seal(vault, source)
+    assert Vault.open(vault.path, keys.key_file(key)).find("object").manifest.object_version == 2
+
+
 @pytest.mark.parametrize("what", ["rotate", "rekey", "seal"])
 def test_killed_at_every_step_the_vault_opens(
     what: str, vault: Vault, key: Path, tmp_path: Path

@@ -81,7 +81,8 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
             content = json.dumps({"tree": source.is_dir(), "files": files, "folders": folders})
             vault.commit(copy, KIND, name, parts, content)
         except BaseException:
-            vault.remove_version(copy.folder.parent)
+            if not copy.complete:  # else the ledger may know it: without it all would look older
+                vault.remove_version(copy.folder.parent)
             raise
     return copy.place.version
 
