@@ -30,11 +30,12 @@ from sealring.errors import (
     TamperedHeader,
     TruncatedFile,
     UnsafePath,
+    Unsupported,
     WrongKey,
 )
 from sealring.identity.private_files import write_private
 from sealring.vault import header as headers
-from sealring.vault import keys, trees
+from sealring.vault import keys, ledger, objects, opened, trees
 from sealring.vault.vault import Vault
 from tests.crashes import killed_at
 
@@ -444,6 +445,34 @@ def test_rotation_leaves_nothing_under_old_keys(vault: Vault, key: Path, tmp_pat
     for name in ("one", "two"):
         trees.open_object(fresh.find(name), tmp_path / name, nothing)
         assert (tmp_path / name).read_bytes() == name.encode()
+
+
+def test_nothing_is_written_that_is_too_large_to_be_read_again(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal(vault, a_file(tmp_path, b"x"))
+    for number in range(30):
+        (tmp_path / "many").mkdir(exist_ok=True)
+        (tmp_path / "many" / f"{number}").touch()
+    monkeypatch.setattr(objects, "LARGEST_MANIFEST", 4000)
+    with pytest.raises(Unsupported, match="divide it into several objects"):
+        seal(vault, tmp_path / "many", "many")
+    size = (vault.path / "ledger.json").stat().st_size
+    monkeypatch.setattr(ledger, "LARGEST_LEDGER", size)
+    seal(vault, tmp_path / "source")
+    with pytest.raises(Unsupported, match="make a second vault"):
+        seal(vault, tmp_path / "source", "more")
+    monkeypatch.undo()
+    person = keys.make_identity(tmp_path / "person").public
+    size = (vault.path / "vault.json").stat().st_size + len(person)
+    monkeypatch.setattr(opened, "LARGEST_DOCUMENT", size)
+    with pytest.raises(Unsupported, match="the vault's header would have"):
+        vault.grant("person", keys.PublicKey(person))
+    monkeypatch.undo()
+    again = Vault.open(vault.path, keys.key_file(key))
+    assert "object" in [one.manifest.name for one in again.newest()]
+    with pytest.raises(NoSuchObject):
+        again.find("many")
 
 
 @pytest.mark.parametrize("recorded", [True, False])

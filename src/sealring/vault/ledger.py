@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from sealring.errors import ConfigurationError, ForeignVault, NotAVault
 from sealring.strict import strictly
 from sealring.vault.files import locked, write_file
-from sealring.vault.sealed import parse, read_small
+from sealring.vault.sealed import LARGEST_LEDGER, check_small, parse, read_small
 from sealring.vault.storage import VaultPath
 from sealring.vault.stores import StorePath
 
@@ -161,14 +161,16 @@ class LocalLedger:
                 entries[entry.object] = entry
             key, generation = max((key, generation), (ledger.key, ledger.generation))
             made = Recorded(self._vault, generation, key, list(entries.values()))
+            content = json.dumps(asdict(made)).encode() + b"\n"
+            check_small(content, f"the ledger {self.path}", "make a second vault", LARGEST_LEDGER)
             # One that is behind the vault is caught up by the next reader.
-            write_file(self.path, json.dumps(asdict(made)).encode() + b"\n", lasting=False)
+            write_file(self.path, content, lasting=False)
 
     def _read(self) -> Recorded:
         if not self.path.exists():
             return Recorded(self._vault, 0, 0, [])
         try:
-            document = parse(read_small(self.path, "the ledger"))
+            document = parse(read_small(self.path, "the ledger", LARGEST_LEDGER))
             ledger: Recorded = strictly(Recorded, document, str(self.path), "ledger")
         except (ValueError, ConfigurationError):
             raise NotAVault(

@@ -43,6 +43,7 @@ from sealring.vault.sealed import (
     LARGEST_MANIFEST,
     SUITES,
     Place,
+    check_small,
     parse,
     wrapping_key,
 )
@@ -152,6 +153,8 @@ class Copy:
 
     def complete_with(self, sealed: bytes) -> None:
         """Writes the manifest, when the key and the parts are on the disk."""
+        advice = "divide it into several objects"
+        check_small(sealed, f"the manifest of {self.folder}", advice, LARGEST_MANIFEST)
         storage = storage_of(self.folder)
         storage.settle(self.folder, KEY_FILE)
         storage.write(self.folder / MANIFEST, sealed)

@@ -23,7 +23,7 @@ from sealring.vault.closing import Closable
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
 from sealring.vault.ledger import Entry, Ledger
 from sealring.vault.ledgers import ledger_of
-from sealring.vault.sealed import LARGEST_DOCUMENT
+from sealring.vault.sealed import LARGEST_DOCUMENT, check_small
 from sealring.vault.storage import VaultPath, storage_of
 
 _LOG = logging.getLogger("sealring")
@@ -234,6 +234,9 @@ class OpenedHeader(Closable):
         self._write(header)
 
     def _write(self, header: headers.Header) -> None:
+        advice = "revoke grants, or give several people one key"
+        content = headers.write_header(header)
+        check_small(content, "the vault's header", advice, LARGEST_DOCUMENT)
         try:
             # A ledger that cannot be written must not stop a change of keys half way.
             self.ledger.record(*self._seen)
@@ -242,7 +245,7 @@ class OpenedHeader(Closable):
                 f"the ledger {self.ledger.where} cannot be written: {problem.strerror}. Nothing "
                 "was changed"
             ) from problem
-        storage_of(self.path).write(self.path / HEADER, headers.write_header(header))
+        storage_of(self.path).write(self.path / HEADER, content)
         self.header = header
         self._seen = header.key, header.generation
         self.ledger.record(header.key, header.generation)

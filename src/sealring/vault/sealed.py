@@ -18,7 +18,7 @@ from typing import Any, Final
 from typing_extensions import Buffer
 
 from sealring import _native
-from sealring.errors import NotAVault, TruncatedFile
+from sealring.errors import NotAVault, TruncatedFile, Unsupported
 
 AES: Final = "AEAD_AES_256_GCM"
 CHACHA: Final = "AEAD_CHACHA20_POLY1305"
@@ -28,6 +28,8 @@ ID_BYTES: Final = 16
 _PREFIX: Final = b"sealring vault 1"
 LARGEST_DOCUMENT: Final = 16 << 20
 LARGEST_MANIFEST: Final = 512 << 20
+LARGEST_LEDGER: Final = 512 << 20
+"""Of more than three million objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,15 @@ def parse(content: bytes) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def check_small(content: bytes, what: str, advice: str, largest: int) -> None:
+    """Refuses to write what `read_small` would not read again."""
+    if len(content) > largest:
+        raise Unsupported(
+            f"{what} would have {len(content)} bytes, and no more than {largest} are read again: "
+            f"{advice}"
+        )
 
 
 def read_small(path: Path, what: str, largest: int = LARGEST_DOCUMENT) -> bytes:
