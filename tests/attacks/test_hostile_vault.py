@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from sealring import _native
 from sealring.errors import (
+    ConfigurationError,
     ForeignPart,
     NotAVault,
     NotGranted,
@@ -106,6 +107,10 @@ def test_a_revocation_that_is_killed_never_shares_the_next_key(
         gone = all(grant.name != "second" for grant in left.header.grants)
         assert gone == (left.header.key == 2)
         trees.verify(left.find("object"), lambda _: None)
+        if gone:
+            advice = "sealring vault rekey" if left.header.older else "it has owner$"
+            with pytest.raises(ConfigurationError, match=advice):
+                left.revoke("second")
         shutil.rmtree(place)
         if not killed:
             break

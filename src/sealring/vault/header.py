@@ -134,7 +134,14 @@ def without_grant(header: Header, ring: KeyRing, name: str) -> Header:
     left = [grant for grant in header.grants if grant.name != name]
     if len(left) == len(header.grants):
         names = ", ".join(grant.name for grant in header.grants)
-        raise ConfigurationError(f"the vault has no grant named {name!r}; it has {names}")
+        unfinished = (
+            ". An earlier change of keys is not finished: run `sealring vault rekey`"
+            if header.older
+            else ""
+        )
+        raise ConfigurationError(
+            f"the vault has no grant named {name!r}; it has {names}{unfinished}"
+        )
     return changed(header, ring, grants=left)
 
 
