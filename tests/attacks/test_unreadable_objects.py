@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -179,3 +180,39 @@ def test_a_manifest_with_anothers_name_or_version(
     (stored.copy.folder / "manifest").write_bytes(place.seal("manifest", text))
     with pytest.raises(ForeignPart, match="is that of version 7"):
         vault.find("one")
+
+
+@pytest.mark.parametrize("lacking", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_process_that_lacks_something_is_not_given_an_older_version(
+    lacking: int, vault: Vault, key: keys.SymmetricKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever call fails: nothing was learned of what is there."""
+    recorded = (vault.path / "ledger.json").read_bytes()
+    trees.seal_path(vault, Path(__file__), "one", None, nothing)
+    real = {name: getattr(os, name) for name in ("open", "scandir")}
+    left = 0
+
+    def calling(name: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise OSError(lacking, os.strerror(lacking))
+            return real[name](*given, **named)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, calling(name))
+    for step in range(100):
+        left = 1000
+        (vault.path / "ledger.json").write_bytes(recorded)  # as that of another machine
+        opened = Vault.open(vault.path, key)
+        left = step
+        try:
+            assert opened.find("one").manifest.object_version == 2
+        except OSError as problem:
+            assert problem.errno == lacking  # noqa: PT017
+        if left >= 0:
+            break
+    assert 5 < step < 99

@@ -16,7 +16,7 @@ from typing import Final
 from sealring.errors import MissingPart, NotAVault, UnsafePath
 from sealring.vault import files
 from sealring.vault.files import NEW_FILE
-from sealring.vault.sealed import read_small
+from sealring.vault.sealed import raise_own_lack, read_small
 
 
 class DiskFile:
@@ -121,6 +121,7 @@ class Disk:
         except FileNotFoundError:
             raise MissingPart(f"{name} is missing: restore {path} from a copy") from None
         except OSError as problem:
+            raise_own_lack(problem)
             raise UnsafePath(f"{name} cannot be read: {path}: {problem.strerror}") from None
         return DiskFile(file)
 
@@ -145,4 +146,5 @@ def _link(path: Path) -> UnsafePath:
 
 
 def _unreadable(path: Path, problem: OSError) -> NotAVault:
+    raise_own_lack(problem)
     return NotAVault(f"{path} cannot be read: {problem.strerror}")

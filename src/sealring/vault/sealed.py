@@ -6,6 +6,7 @@ place: another part of the same object, another version, another object, another
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -115,6 +116,15 @@ def parse(content: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def raise_own_lack(problem: OSError) -> None:
+    """Raises what this process lacks as it is: nothing was learned of the vault.
+
+    As an error of the vault, it would leave out what is there in favour of something older.
+    """
+    if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise problem
+
+
 def check_small(content: bytes, what: str, advice: str, largest: int) -> None:
     """Refuses to write what `read_small` would not read again."""
     if len(content) > largest:
@@ -136,6 +146,7 @@ def read_small(path: Path, what: str, largest: int = LARGEST_DOCUMENT) -> bytes:
             too_large = status.st_size > largest
             content = b"" if too_large else file.read(largest + 1)
     except OSError as problem:
+        raise_own_lack(problem)
         raise NotAVault(f"{what} {path} cannot be read: {problem.strerror}") from problem
     if too_large or len(content) > largest:
         raise NotAVault(f"{what} {path} is larger than {largest} bytes")
