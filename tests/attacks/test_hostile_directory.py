@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlan
 
+from sealring import _native
 from sealring.errors import (
     ConfigurationError,
     ForeignVault,
@@ -90,6 +92,23 @@ def test_symlinks_in_the_place_of_an_object(vault: Vault, tmp_path: Path) -> Non
     assert sorted(elsewhere.rglob("*")) == before
     with pytest.raises(UnsafePath, match="is a symlink"):
         vault.find("run")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_something_else_than_a_file_in_the_place_of_a_part(
+    make: Callable[[Path], None], vault: Vault, tmp_path: Path
+) -> None:
+    """A directory can be as long as the part was."""
+    (tmp_path / "like").mkdir()
+    size = (tmp_path / "like").stat().st_size
+    length = next((n for n in range(size) if _native.sealed_length(n) == size), 100)
+    put(vault, tmp_path, "x" * length)
+    stored = vault.find("data")
+    part = stored.copy.folder / stored.manifest.parts[0].name
+    part.unlink()
+    make(part)
+    with pytest.raises(UnsafePath, match="is not a regular file"):
+        trees.verify(stored, lambda _: None)
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])

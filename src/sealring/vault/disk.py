@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -123,6 +124,9 @@ class Disk:
         except OSError as problem:
             raise_own_lack(problem)
             raise UnsafePath(f"{name} cannot be read: {path}: {problem.strerror}") from None
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise UnsafePath(f"{name} cannot be read: {path} is not a regular file")
         return DiskFile(file)
 
     def settle(self, folder: Path, unsynced: str) -> None:
