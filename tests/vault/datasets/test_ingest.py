@@ -196,6 +196,22 @@ def test_killed_at_every_step_it_goes_on_and_ends_the_same(tmp_path: Path, key: 
     assert {1, 2} <= set(made)
 
 
+def test_junk_in_what_a_killed_ingest_has_left(vault: Vault, key: Path, tmp_path: Path) -> None:
+    source = json_lines(tmp_path / "source", count=12, files=1)
+    killed_at(30, lambda: sealed(reopened(vault, key), source, shard=140))
+    (left,) = (vault.path / "objects").glob("*/*/*")
+    assert not (left / "manifest").exists()
+    for name in ("junk", "shard-00000003", "shard-00000000.receipt"):
+        (left / name).unlink(missing_ok=True)
+        (left / name / "below").mkdir(parents=True)
+    (left / "link").symlink_to(tmp_path)
+    sealed(vault, source, shard=140)
+    assert vault.find("data").copy.folder == left
+    assert [sample["n"] for sample in content(vault)] == list(range(12))
+    assert not (left / "junk").exists()
+    assert source.exists()
+
+
 def test_a_worker_process_that_is_killed_is_named_and_the_rest_is_kept(
     vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from sealring.vault.datasets.fields import Field
 from sealring.vault.datasets.index import KIND, VERSION, Index, Input, Shard, index_of
 from sealring.vault.datasets.running import Run, Task
 from sealring.vault.datasets.shards import SealedPlace, Written
-from sealring.vault.files import claim, claimed, write_file
+from sealring.vault.files import claim, claimed, remove_directory, write_file
 from sealring.vault.layout import COPY, entries
 from sealring.vault.objects import Copy, Part
 from sealring.vault.sealed import parse, read_small
@@ -226,7 +226,10 @@ def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Re
     keep |= {part + _RECEIPT for part in keep} | {objects.KEY_FILE}
     for name in os.listdir(copy.folder):
         if name not in keep:
-            os.unlink(copy.folder / name)
+            try:
+                os.unlink(copy.folder / name)
+            except IsADirectoryError:  # a build makes none
+                remove_directory(copy.folder, copy.folder / name)
     return found
 
 
