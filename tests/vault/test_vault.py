@@ -447,6 +447,25 @@ def test_rotation_leaves_nothing_under_old_keys(vault: Vault, key: Path, tmp_pat
         assert (tmp_path / name).read_bytes() == name.encode()
 
 
+@pytest.mark.parametrize("bytes_each", [1, 2, 3, 4])
+def test_names_as_long_as_the_file_system_takes(bytes_each: int, tmp_path: Path) -> None:
+    name = "aé漢😀"[bytes_each - 1] * (255 // bytes_each)
+    key = tmp_path / f"k{name[1:]}"
+    keys.make_key_file(key)
+    vault = Vault.create(tmp_path / f"v{name[1:]}", keys.key_file(key), "owner")
+    seal(vault, a_file(tmp_path, b"x"))
+    killed_at(8, lambda: open_with(key, vault.path, tmp_path / name))
+    assert any("sealring-unfinished" in one.name for one in tmp_path.iterdir())
+    open_with(key, vault.path, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == b"x"
+    assert not any("sealring-unfinished" in one.name for one in tmp_path.iterdir())
+
+
+def open_with(key: Path, vault: Path, out: Path) -> None:
+    opened = Vault.open(vault, keys.key_file(key))
+    trees.open_object(opened.find("object"), out, nothing)
+
+
 def test_nothing_is_written_that_is_too_large_to_be_read_again(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,8 @@ from sealring.errors import ConfigurationError
 from sealring.identity.process import shut_out_debuggers
 
 _MAX_FILE_BYTES = 1 << 20
+_LONGEST_NAME = 255
+"""Bytes: what Linux's file systems take."""
 
 
 def read_private(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
@@ -72,6 +74,12 @@ def write_private(path: Path, content: bytes | bytearray) -> None:
     finally:
         os.unlink(temporary)
     _sync_parent(path)
+
+
+def name_beside(name: str, ending: str) -> str:
+    """A hidden name that begins as this one does and is no longer than a file's name may be."""
+    room = _LONGEST_NAME - len(".") - len(ending)
+    return f".{os.fsencode(name)[:room].decode(errors='ignore')}{ending}"
 
 
 def sync_directory(path: Path) -> None:
@@ -134,7 +142,7 @@ def _check_private(
 
 
 def _write_temporary(path: Path, content: bytes | bytearray, mode: int) -> Path:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(name_beside(path.name, f".{secrets.token_hex(8)}"))
     try:
         fd = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600

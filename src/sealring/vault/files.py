@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from sealring.errors import OutputExists, UnsafePath, VaultBusy
-from sealring.identity.private_files import sync_directory
+from sealring.identity.private_files import name_beside, sync_directory
 from sealring.vault import freeing
 from sealring.vault.freeing import not_for_children
 
@@ -70,7 +70,7 @@ def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
 
 def beside(path: Path) -> Path:
     """A new name in the same directory, for what is not finished."""
-    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
+    return path.with_name(name_beside(path.name, f".{secrets.token_hex(8)}"))
 
 
 def move_into_place(finished: Path, target: Path) -> None:

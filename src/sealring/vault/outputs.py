@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from sealring.identity.private_files import name_beside
 from sealring.vault.files import claim, claimed
 
 _MARK: Final = ".sealring-unfinished-"
+_RANDOM_BYTES: Final = 8
 _OTHERS: Final = frozenset(
     {
         # They cannot be handled, or do not end a process.
@@ -35,7 +37,7 @@ def unfinished(out: Path) -> Iterator[Path]:
     killed has left of this output is removed first.
     """
     _remove_left(out)
-    folder = out.with_name(f".{out.name[:150]}{_MARK}{secrets.token_hex(8)}")
+    folder = out.with_name(_name_of(out) + secrets.token_hex(_RANDOM_BYTES))
     with _Ending() as ending:
         try:
             try:
@@ -49,12 +51,18 @@ def unfinished(out: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _name_of(out: Path) -> str:
+    """How all names begin under which this output is not finished."""
+    random = "0" * 2 * _RANDOM_BYTES
+    return name_beside(out.name, _MARK + random).removesuffix(random)
+
+
 def _remove_left(out: Path) -> None:
     """Removes the directories of this output whose processes have ended: they hold no lock."""
     if not out.parent.is_dir():
         return
     for name in os.listdir(out.parent):
-        if not name.startswith(f".{out.name[:150]}{_MARK}"):
+        if not name.startswith(_name_of(out)):
             continue
         with contextlib.suppress(OSError):  # it is another's, or gone meanwhile
             if not claimed(out.parent / name):
