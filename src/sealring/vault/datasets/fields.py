@@ -11,7 +11,10 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 
@@ -57,9 +60,27 @@ def fields_of(kinds: dict[str, str]) -> list[Field]:
     return [Field(name, kind) for name, kind in kinds.items()]
 
 
+class JsonText(bytes):
+    """A JSON value as it was read, found to be one."""
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, int):  # Python would make so many zeros of it
+        raise TypeError("it is a number, and no bytes")
+    return bytes(value)
+
+
+def _bool(value: Any) -> bytes:
+    if value not in (True, False):
+        raise ValueError("it is neither true nor false")
+    return b"\1" if value else b"\0"
+
+
 def _files(value: dict[str, bytes]) -> bytes:
-    names = json.dumps([[name, len(content)] for name, content in value.items()]).encode()
-    return _SIZE.pack(len(names)) + names + b"".join(value.values())
+    contents = [bytes(memoryview(one)) for one in value.values()]
+    sizes = [[name, len(content)] for name, content in zip(value, contents, strict=True)]
+    names = json.dumps(sizes).encode()
+    return _SIZE.pack(len(names)) + names + b"".join(contents)
 
 
 def _as_files(value: memoryview) -> dict[str, bytes]:
@@ -76,19 +97,19 @@ def _json(value: Any) -> bytes:
 
 
 def _as_text(value: Any) -> str:
-    """Of dates, decimals and the like. Bytes have none: another value would come back."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError("JSON has no bytes")
-    return str(value)
+    """Of dates, decimals and the like. Of others another value would come back."""
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return str(value)
+    raise TypeError(f"JSON has no {type(value).__name__}")
 
 
 _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
-    "bytes": bytes,
+    "bytes": _bytes,
     "text": str.encode,
-    "json": lambda value: value if isinstance(value, bytes) else _json(value),
+    "json": lambda value: value if isinstance(value, JsonText) else _json(value),
     "int64": _INTEGER.pack,
     "float64": _FLOAT.pack,
-    "bool": lambda value: b"\1" if value else b"\0",
+    "bool": _bool,
     "files": _files,
 }
 _DECODERS: Final[dict[str, Callable[[memoryview], Any]]] = {
@@ -174,7 +195,7 @@ def _decoder(field: Field) -> Callable[[memoryview], Any]:
 
 
 class _Array:
-    """An array's bytes, if no element changes by the conversion."""
+    """An array's bytes, if no element changes by the conversion. Floats may be rounded."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
@@ -185,7 +206,14 @@ class _Array:
             raise ValueError(f"it has {given.ndim} dimensions and not one")
         if given.dtype == self._dtype:
             return given.tobytes()
-        made = given.astype(self._dtype)
-        if given.dtype.kind in "iu" and not np.array_equal(made, given):
+        if given.size and given.dtype.kind not in "biuf":
+            raise ValueError("an element is no number")
+        with np.errstate(all="ignore"):
+            made = given.astype(self._dtype)
+        if given.dtype.kind == self._dtype.kind == "f":
+            same = np.array_equal(np.isfinite(made), np.isfinite(given))
+        else:
+            same = np.array_equal(made, given)
+        if not same:
             raise ValueError(f"an element does not fit {self._dtype.name}")
         return made.tobytes()

@@ -17,7 +17,7 @@ import numpy as np
 
 from sealring.errors import BadSource, ConfigurationError, UnsafePath
 from sealring.strict import unique_keys
-from sealring.vault.datasets.fields import Field
+from sealring.vault.datasets.fields import Field, JsonText
 from sealring.vault.datasets.parquet_source import Parquet
 from sealring.vault.datasets.sources import (
     Limits,
@@ -86,7 +86,7 @@ class JsonLines:
                         ) from None
                     if not isinstance(value, dict):
                         raise BadSource(f"{file.name}: the line at byte {at} is no JSON object")
-                    yield text
+                    yield JsonText(text)
                 at += len(line)
 
 
