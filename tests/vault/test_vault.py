@@ -390,6 +390,24 @@ def test_a_ledger_elsewhere(vault: Vault, key: Path, tmp_path: Path,
 # ---- paths ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("folder", [True, False])
+def test_names_that_are_not_unicode_are_not_sealed(
+    folder: bool, vault: Vault, tmp_path: Path
+) -> None:
+    """No manifest with such a name is read again."""
+    odd = tmp_path / "source" / os.fsdecode(b"x\xff")
+    odd.mkdir(parents=True)
+    if not folder:
+        odd.rmdir()
+        odd.touch()
+    with pytest.raises(UnsafePath, match="has a name that is not UTF-8"):
+        seal(vault, tmp_path / "source")
+    odd.rename(tmp_path / "source" / "\n漢\x1b")
+    seal(vault, tmp_path / "source")
+    trees.open_object(vault.find("object"), tmp_path / "out", nothing)
+    assert os.listdir(tmp_path / "out") == ["\n漢\x1b"]
+
+
 def test_links_and_devices_are_not_sealed(vault: Vault, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

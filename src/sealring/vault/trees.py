@@ -67,6 +67,8 @@ class Content:
 def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress: Progress) -> int:
     """Seals a file or a folder as the next version of an object; its number."""
     found = list(files_below(source))
+    for path, inside in found:
+        check_text(path, inside)
     with vault.held(alone=False):
         vault.refresh()
         copy = vault.new_version(name, suite)
@@ -275,6 +277,14 @@ def files_below(source: Path) -> Iterator[tuple[Path, str]]:
             path = Path(folder, name)
             _refuse_special(path, folder=False)
             yield path, path.relative_to(source).as_posix()
+
+
+def check_text(path: Path, inside: str) -> None:
+    """Linux takes any bytes for a name; a manifest is JSON, and is not read with others."""
+    try:
+        inside.encode()
+    except UnicodeEncodeError:
+        raise UnsafePath(f"{path} has a name that is not UTF-8: rename it") from None
 
 
 def _refuse_unreadable(problem: OSError) -> NoReturn:

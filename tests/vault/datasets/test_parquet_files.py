@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from sealring.errors import (
     MissingPart,
     OutputExists,
     TamperedChunk,
+    UnsafePath,
     Unsupported,
 )
 from sealring.vault import ParquetFiles, keys, trees
@@ -54,6 +56,13 @@ def test_pyarrow_reads_the_files_with_their_keys(
         assert pq.read_table(encrypted / inside, decryption_properties=properties) == wanted
         assert b"secret" not in (encrypted / inside).read_bytes()
         assert b"text" not in (encrypted / inside).read_bytes()  # the footer is encrypted too
+
+
+def test_a_name_that_is_not_unicode(vault: Vault, tables: Path, tmp_path: Path) -> None:
+    (tables / "a.parquet").rename(tables / os.fsdecode(b"\xff.parquet"))
+    with pytest.raises(UnsafePath, match="has a name that is not UTF-8"):
+        seal_parquet(vault, tables, tmp_path / "out", "tables", lambda count: None)
+    assert not (tmp_path / "out").exists()
 
 
 def test_after_a_rotation_the_keys_are_those_of_the_files(vault: Vault, encrypted: Path) -> None:

@@ -35,6 +35,7 @@ from sealring.vault.keys import KEY_BYTES
 from sealring.vault.objects import Copy
 from sealring.vault.outputs import unfinished
 from sealring.vault.sealed import parse
+from sealring.vault.trees import check_text
 from sealring.vault.vault import Stored, Vault
 
 KIND: Final = "parquet"
@@ -58,6 +59,7 @@ def seal_parquet(
     for file in files:
         if file.path.suffix != ".parquet":
             raise BadSource(f"{file.path} is no .parquet file: move it away")
+        check_text(file.path, file.inside)
     check_output(out)
     with vault.held(alone=False):
         vault.refresh()
