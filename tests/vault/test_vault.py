@@ -390,6 +390,24 @@ def test_a_ledger_elsewhere(vault: Vault, key: Path, tmp_path: Path,
 # ---- paths ---------------------------------------------------------------------------------------
 
 
+def test_a_folder_that_is_renamed_while_it_is_sealed(vault: Vault, tmp_path: Path) -> None:
+    """What was read is there, and it opens as the folder that it was."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a", "b"):
+        (source / name).write_text(name)
+    left = [1, 1]
+
+    def rename(count: int) -> None:
+        left.pop()
+        if not left:
+            source.rename(tmp_path / "renamed")
+
+    trees.seal_path(vault, source, "object", None, rename)
+    trees.open_object(vault.find("object"), tmp_path / "out", nothing)
+    assert sorted(os.listdir(tmp_path / "out")) == ["a", "b"]
+
+
 @pytest.mark.parametrize("folder", [True, False])
 def test_names_that_are_not_unicode_are_not_sealed(
     folder: bool, vault: Vault, tmp_path: Path

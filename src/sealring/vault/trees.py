@@ -80,7 +80,8 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
                 part, executable = _seal_file(copy, path, f"{number:08}", progress)
                 parts.append(part)
                 files.append({"path": inside, "part": part.name, "executable": executable})
-            content = json.dumps({"tree": source.is_dir(), "files": files, "folders": folders})
+            tree = [inside for _, inside in found] != [""]  # as it was listed
+            content = json.dumps({"tree": tree, "files": files, "folders": folders})
             vault.commit(copy, KIND, name, parts, content)
         except BaseException:
             if not copy.complete:  # else the ledger may know it: without it all would look older
