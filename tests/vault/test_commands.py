@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,10 @@ def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> Non
         ("open v f --out o --identity k", BadKeyFile, "vault identity"),
         ("ls v --key other.key", NotGranted, "not open to this key file"),
         ("verify v nothing", NoSuchObject, "is not in v"),
+        ("verify v --version 1", ConfigurationError, "name the object too"),
+        ("verify v f --version 7", NoSuchObject, "it has 1"),
         ("grant v --name x", ConfigurationError, "name one of"),
+        ("grant v --name x --to-key k3 --data-key k", ConfigurationError, "name the resource too"),
         ("grant v --name x --to-person x", ConfigurationError, "no person's public key"),
         ("grant v --name x --to-broker a/b/c", ConfigurationError, "--data-key"),
         ("grant v --name owner --to-key k3", ConfigurationError, "has a grant named"),
@@ -128,6 +132,27 @@ def test_bad_input_is_refused_by_name(
         sh(*("" if word == "''" else word for word in line.split()))
     after = sorted(path.name for path in sh.folder.iterdir() if path.name != "k3")
     assert before == after
+
+
+def test_every_version_of_one_object_is_verified(sh: Shell) -> None:
+    for name in ("f", "f", "other"):
+        sh("seal", "v", "f", "--name", name)
+    first, second, other = sorted(
+        sh.folder.glob("v/objects/*/*/*/00000000"), key=lambda path: path.stat().st_mtime_ns
+    )
+
+    def verified() -> list[tuple[int | None, str | None]]:
+        rows = json.loads(sh("verify", "v", "f", "--json"))["objects"]
+        return [(row["version"], row["error"]) for row in rows]
+
+    assert (verified(), sh.status) == ([(1, None), (2, None)], 0)
+    for path in (first, other):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert (verified(), sh.status) == ([(1, "TruncatedFile"), (2, None)], 2)
+    sh("verify", "v", "f", "--version", "2")
+    assert sh.status == 0
+    shutil.rmtree(second.parents[1])
+    assert (verified(), sh.status) == ([(None, "RolledBack"), (1, "TruncatedFile")], 2)
 
 
 def test_without_a_key_the_error_says_what_to_name(

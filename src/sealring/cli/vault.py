@@ -33,7 +33,7 @@ from sealring.cli.vault_options import (
     presented,
     public_key,
 )
-from sealring.errors import ConfigurationError, OutputExists, VaultError
+from sealring.errors import ConfigurationError, NoSuchObject, OutputExists, VaultError
 from sealring.vault import keys, trees
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
@@ -168,7 +168,7 @@ def ls(
 def verify(
     vault: Directory,
     name: Annotated[str | None, typer.Argument(help="One object; else all of them.")] = None,
-    version: Version = None,
+    version: Annotated[int | None, typer.Option(help="Of the object; else all of its.")] = None,
     key: Key = None,
     vault_id: VaultId = None,
     broker: Broker = None,
@@ -210,6 +210,8 @@ def grant(
     """Open the vault to another key file, a person, or workers that a broker admits."""
     if sum(one is not None for one in (to_key, to_person, to_broker)) != 1:
         raise ConfigurationError("name one of --to-key, --to-person and --to-broker")
+    if data_key is not None and to_broker is None:
+        raise ConfigurationError("--data-key is that of --to-broker: name the resource too")
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     if to_person is not None:
         opened.grant(name, public_key(to_person))
@@ -289,13 +291,14 @@ def _naming_dropped(vault: str) -> Tell:
 
 def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict[str, Any]]:
     problems: list[VaultError] = []
-    if name is not None:
+    if version is not None:
+        if name is None:
+            raise ConfigurationError("--version is that of one object: name the object too")
         wanted = [opened.find(name, version)]
     else:
-        wanted = list(opened.stored(problems))
+        wanted = list(opened.stored(problems, name))
         # Also what the ledger misses; what does not open is known by now.
-        missing: list[VaultError] = []
-        list(opened.newest(missing))
+        missing = _not_found(opened, name)
         problems += [one for one in missing if str(one) not in map(str, problems)]
     rows: list[dict[str, Any]] = [
         dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
@@ -311,6 +314,21 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
                 row |= {"error": type(problem).__name__, "message": str(problem)}
             rows.append(row)
     return rows
+
+
+def _not_found(opened: Vault, name: str | None) -> list[VaultError]:
+    """What is wrong with the newest version of an object, or of all."""
+    problems: list[VaultError] = []
+    if name is None:
+        list(opened.newest(problems))
+        return problems
+    try:
+        opened.find(name)
+    except NoSuchObject:
+        raise
+    except VaultError as problem:
+        problems.append(problem)
+    return problems
 
 
 def _length(stored: Stored) -> int:

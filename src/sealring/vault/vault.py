@@ -229,9 +229,17 @@ class Vault(OpenedHeader):
                 else:
                     yield copy
 
-    def stored(self, problems: list[VaultError]) -> Iterator[Stored]:
-        """All complete versions of all objects; what is wrong with one is put into `problems`."""
-        for version in self._versions(problems):
+    def stored(self, problems: list[VaultError], name: str | None = None) -> Iterator[Stored]:
+        """All complete versions of all objects, or of one.
+
+        What is wrong with a version is put into `problems`.
+        """
+        versions = (
+            self._versions(problems)
+            if name is None
+            else collected(self.folder_of(name), VERSION, problems)
+        )
+        for version in versions:
             try:
                 stored = self._open_version(version) if complete_copies(version) else None
             except VaultError as problem:
