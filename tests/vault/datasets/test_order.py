@@ -194,6 +194,26 @@ def test_a_state_of_other_data_is_refused(dataset: Dataset, vault: Vault, tmp_pa
     other.close()
 
 
+def test_numbers_of_numpy_and_torch_are_the_same_numbers(vault: Vault, tmp_path: Path) -> None:
+    sealed(vault, tokens(tmp_path / "source"), dtype="uint16")
+
+    def made(number: Any, weight: Any) -> Stream:
+        packed = [Dataset(vault, "data", length=number(16), pad=number(7)) for _ in range(2)]
+        weights, block = [weight(3), weight(1)], number(8)
+        return stream(packed, 0, 1, weights=weights, seed=number(1), block=block, collate=list)
+
+    state = made(int, float).state_dict()
+    (first,) = next(iter(made(int, float)))
+    for number, weight in ((np.int64, np.float32), (torch.tensor, torch.tensor), (int, int)):
+        other = made(number, weight)
+        assert other.state_dict() == state
+        assert {type(value) for value in other.state_dict().values()} == {int}
+        (found,) = next(iter(other))
+        assert torch.equal(found["tokens"], first["tokens"])
+    with pytest.raises(TypeError, match="integer"):
+        made(float, float)
+
+
 def test_the_seed_of_the_state_is_kept(dataset: Dataset) -> None:
     first = stream(dataset, 0, 1, seed=3)
     wanted = [number for step in steps([first]) for number in step]

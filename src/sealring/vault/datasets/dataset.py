@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.sharedctypes import RawArray
+from operator import index
 from typing import Any, Final
 
 import numpy as np
@@ -54,6 +55,7 @@ class Dataset(Closable, TorchDataset[Any]):
     ) -> None:
         if threads < 0:
             raise ConfigurationError("threads= is a number of threads, or 0 for one for each CPU")
+        length, pad = None if length is None else int(index(length)), int(index(pad))
         self._opened = OpenDataset(vault, name, version, threads)
         note_opened(name, self._opened.digest)
         fields = self._opened.index.fields
@@ -162,7 +164,9 @@ class Stream(IterableDataset[Any]):
             raise ConfigurationError("a stream has at least one dataset")
         for dataset in self._datasets:
             dataset.require_open()
-        self._weights = [1.0] * len(self._datasets) if weights is None else list(weights)
+        # Numbers of numpy or torch, as Python's: the order and the state come from how they look.
+        seed, block = int(index(seed)), int(index(block))
+        self._weights = [1.0] * len(self._datasets) if weights is None else [*map(float, weights)]
         if len(self._weights) != len(self._datasets):
             raise ConfigurationError("there is one weight for each dataset")
         if block < 1 or seed < 0 or (batch_size is not None and batch_size < 1):
@@ -283,7 +287,7 @@ class Stream(IterableDataset[Any]):
                 "the state belongs to other data: to other datasets or versions of them, another "
                 "length of packed sequences or other weights. Open what it was saved with"
             )
-        self._arrange(state_dict["seed"], state_dict["block"])
+        self._arrange(int(state_dict["seed"]), int(state_dict["block"]))
         self._absolute = state_dict["epoch"] * self._mixture.length + state_dict["position"]
         self._aligned = self._absolute
         self._finished[0] = -1
