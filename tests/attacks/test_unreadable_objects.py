@@ -23,7 +23,7 @@ from sealring.errors import (
     UnsafePath,
     VaultError,
 )
-from sealring.vault import Vault, keys, objects, trees
+from sealring.vault import Vault, files, keys, objects, removal, trees
 
 
 def nothing(count: int) -> None:
@@ -180,6 +180,30 @@ def test_a_manifest_with_anothers_name_or_version(
     (stored.copy.folder / "manifest").write_bytes(place.seal("manifest", text))
     with pytest.raises(ForeignPart, match="is that of version 7"):
         vault.find("one")
+
+
+@pytest.mark.parametrize("verb", ["seal", "rm", "rotate"])
+def test_a_disk_that_is_full_at_an_objects_key(
+    verb: str, vault: Vault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:7])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    verbs: dict[str, Callable[[], object]] = {
+        "seal": lambda: trees.seal_path(vault, Path(__file__), "one", None, nothing),
+        "rm": lambda: removal.remove(vault, "one"),
+        "rotate": lambda: trees.rotate(vault, nothing),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_new", full)
+        error = VaultError if verb == "rotate" else OSError
+        with pytest.raises(error, match="No space left on device"):
+            verbs[verb]()
+    assert len(list(vault.path.rglob("key.json"))) == 2
+    vault.rekey()
+    assert not caplog.records
+    verbs[verb]()
 
 
 @pytest.mark.parametrize("lacking", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])

@@ -241,7 +241,11 @@ def new_copy(version: VaultPath, ring: KeyRing, vault: bytes, suite: str) -> Cop
     storage = storage_of(folder)
     storage.make_folder(folder)
     place = Place(vault, object_bytes, number, suite, key)
-    storage.write_new(folder / KEY_FILE, _wrapped(ring, place))  # `commit` settles it
+    try:
+        storage.write_new(folder / KEY_FILE, _wrapped(ring, place))  # `commit` settles it
+    except BaseException:
+        remove(folder)
+        raise
     return Copy(folder, place, ring.newest)
 
 
