@@ -390,6 +390,21 @@ def test_a_ledger_elsewhere(vault: Vault, key: Path, tmp_path: Path,
 # ---- paths ---------------------------------------------------------------------------------------
 
 
+def test_other_users_are_let_into_no_folder_of_the_output(vault: Vault, tmp_path: Path) -> None:
+    for folder in ("a/b/c", "d/e"):
+        (tmp_path / "source" / folder).mkdir(parents=True)
+    (tmp_path / "source" / "a" / "b" / "c" / "file").touch()
+    seal(vault, tmp_path / "source")
+    before = os.umask(0)
+    try:
+        trees.open_object(vault.find("object"), tmp_path / "out", nothing)
+    finally:
+        os.umask(before)
+    found = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    assert len(found) == 7
+    assert not any(one.stat().st_mode & 0o077 for one in found)
+
+
 def test_a_folder_that_is_renamed_while_it_is_sealed(vault: Vault, tmp_path: Path) -> None:
     """What was read is there, and it opens as the folder that it was."""
     source = tmp_path / "source"

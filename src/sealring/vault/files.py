@@ -151,6 +151,13 @@ def check_inside(path: str) -> PurePosixPath:
     return pure
 
 
+def make_folders(path: Path) -> None:
+    """With those above it that are missing; pathlib would let other users into those."""
+    for folder in reversed((path, *path.parents)):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
 @contextlib.contextmanager
 def _lockable(path: Path, flags: int) -> Iterator[int]:
     """A descriptor whose lock ends with the context, also if forked children have copies of it."""

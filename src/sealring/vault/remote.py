@@ -22,7 +22,7 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.vault import objects
-from sealring.vault.files import locked, remove_directory, write_new
+from sealring.vault.files import locked, make_folders, remove_directory, write_new
 from sealring.vault.header import Header, read_header, write_header
 from sealring.vault.layout import COPY, VERSION
 from sealring.vault.objects import KEY_FILE, MANIFEST
@@ -121,7 +121,8 @@ def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None
     key = store.read(f"{where}/{KEY_FILE}", _LARGEST_KEY)
     sealed = store.read(f"{where}/{MANIFEST}", LARGEST_MANIFEST)
     remove_directory(vault.path, target)  # what a fetch that was killed has left
-    target.mkdir(mode=0o700, parents=True)
+    make_folders(target.parent)
+    target.mkdir(mode=0o700)
     try:
         write_new(target / KEY_FILE, key)
         copy = objects.open_copy(target, vault.ring, vault.header.vault)

@@ -26,6 +26,7 @@ from sealring.vault.files import (
     NEW_FILE,
     check_inside,
     check_output,
+    make_folders,
     move_into_place,
 )
 from sealring.vault.keys import Presented
@@ -103,11 +104,11 @@ def open_object(stored: Stored, out: Path, progress: Progress) -> None:
                 target = temporary
                 if content.tree:
                     target = temporary / check_inside(file.path)
-                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    make_folders(target.parent)
                 mode = 0o700 if file.executable else 0o600
                 _open_file(stored, parts[file.part], target, mode, progress)
             for name in content.folders if content.tree else []:
-                (temporary / check_inside(name)).mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folders(temporary / check_inside(name))
             for folder, _, _ in os.walk(temporary):
                 sync_directory(Path(folder))
             move_into_place(temporary, out)

@@ -30,7 +30,7 @@ from sealring.vault.closing import Closable
 from sealring.vault.datasets.parquet_source import check_content, pyarrow, readable
 from sealring.vault.datasets.sources import SourceFile, Watched, source_files
 from sealring.vault.datasets.stages import canonical
-from sealring.vault.files import check_inside, check_output, move_into_place
+from sealring.vault.files import check_inside, check_output, make_folders, move_into_place
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.objects import Copy
 from sealring.vault.outputs import unfinished
@@ -98,7 +98,7 @@ def _encrypt(
     progress: Callable[[int], None],
 ) -> None:  # fmt: skip
     encryption, parquet = pyarrow("pyarrow.parquet.encryption"), pyarrow("pyarrow.parquet")
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(target.parent)
     watched = Watched()
     check_content(watched, str(source.path))
     with watched.open(str(source.path)) as file, readable(file) as opened:
