@@ -16,7 +16,7 @@ from sealring.errors import ForkedProcess, Unsupported
 from sealring.vault import Dataset, Loader, Stream
 from sealring.vault.children import Door, connect_to_parent, is_child
 from sealring.vault.vault import Vault
-from tests.vault.datasets.made import COUNT, numbers
+from tests.vault.datasets.made import COUNT, json_lines, numbers, sealed
 
 
 def stream(dataset: Dataset) -> Stream:
@@ -35,6 +35,15 @@ def test_workers_give_the_same_batches(dataset: Dataset, workers: int, how: str)
         again = stream(dataset)
         list(again)
         assert list(loader) == list(again)  # the next epoch
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_workers_get_the_keys_of_many_shards(vault: Vault, tmp_path: Path, how: str) -> None:
+    built = sealed(vault, json_lines(tmp_path / "source", count=300), shard=1)
+    assert built.shards > 2 * 128
+    wanted = list(stream(Dataset(vault, "data")))
+    made = stream(Dataset(vault, "data"))
+    assert list(Loader(made, num_workers=1, multiprocessing_context=how)) == wanted
 
 
 def test_the_state_counts_what_was_taken_and_not_what_workers_read_ahead(dataset: Dataset) -> None:

@@ -25,6 +25,8 @@ from sealring.vault.closing import Closable
 from sealring.vault.keys import KEY_BYTES
 
 _FORKING: Final = "multiprocessing.popen_fork"
+_WRAPPED_BYTES: Final = 128 * KEY_BYTES
+"""Of keys that are wrapped together: no more are taken for a key."""
 
 
 class ReadingKeys(Closable):
@@ -129,7 +131,10 @@ class _Offer:
 
     def __init__(self, keys: _native.Secret) -> None:
         self._once = _native.Secret.random(KEY_BYTES)
-        self._wrapped = _native.wrap_key(self._once, keys)
+        self._wrapped = [
+            _native.wrap_key(self._once, keys.part(start, min(_WRAPPED_BYTES, len(keys) - start)))
+            for start in range(0, len(keys), _WRAPPED_BYTES)
+        ]
         self._parent, self._child = socket.socketpair()
 
     def give(self) -> None:
@@ -144,10 +149,16 @@ class _Offer:
         with self._child:
             self._child.settimeout(60)
             fill(self._child, memoryview(once))
-        keys = _native.unwrap_key(once, self._wrapped)
+        opened = [_native.unwrap_key(once, one) for one in self._wrapped]
         once.wipe()
-        if keys is None:
-            raise ConnectionError("what came is not the key that was offered")
+        keys = _native.Secret.zeros(sum(len(one) for one in opened if one is not None))
+        at = 0
+        with memoryview(keys) as room:
+            for one in opened:
+                if one is None:
+                    raise ConnectionError("what came is not the key that was offered")
+                room[at : at + len(one)] = memoryview(one)
+                at += len(one)
         return keys
 
     def close(self) -> None:
