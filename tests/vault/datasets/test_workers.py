@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_workers_get_the_keys_of_many_shards(vault: Vault, tmp_path: Path, how: 
     wanted = list(stream(Dataset(vault, "data")))
     made = stream(Dataset(vault, "data"))
     assert list(Loader(made, num_workers=1, multiprocessing_context=how)) == wanted
+
+
+def late(worker: int) -> None:
+    time.sleep(worker)
+
+
+def test_a_worker_that_begins_when_another_has_ended(dataset: Dataset) -> None:
+    """As at the end of an epoch, where a worker has few batches or none."""
+    state = {**stream(dataset).state_dict(), "position": COUNT - 5}
+    alone = stream(dataset)
+    alone.load_state_dict(state)
+    loader = Loader(stream(dataset), num_workers=3, worker_init_fn=late)
+    loader.load_state_dict(state)
+    assert list(loader) == list(alone)
 
 
 def test_the_state_counts_what_was_taken_and_not_what_workers_read_ahead(dataset: Dataset) -> None:

@@ -29,6 +29,8 @@ BLOCK: Final = 1 << 14
 """Samples that are shuffled among each other."""
 _AHEAD_BYTES: Final = 64 << 20
 """A whole block of windows of 1,024 tokens, so that its chunks are read once."""
+_WORKERS: Final = 1024
+"""Of a loader, that are told apart."""
 _STATE: Final = ("epoch", "position", "seed", "block", "data")
 
 
@@ -183,8 +185,9 @@ class Stream(IterableDataset[Any]):
         """Items that all ranks together have had, of all epochs."""
         self._aligned = 0
         """Where the steps of this number of ranks began."""
-        self._finished = RawArray("q", [-1])
-        """Where the epoch began that workers have read to its end; shared with them."""
+        self._finished = RawArray("q", [-1] * _WORKERS)
+        """Of each worker: where the epoch began whose share it has read to its end; shared with
+        them. Each looks at its own: another one may have ended before it has begun."""
         self._epoch: int | None = None
         """In a worker, the one that it reads; it may have had its share of it already."""
         self._arrange(seed, block if shuffle else 0)
@@ -290,8 +293,10 @@ class Stream(IterableDataset[Any]):
         self._arrange(int(state_dict["seed"]), int(state_dict["block"]))
         self._absolute = state_dict["epoch"] * self._mixture.length + state_dict["position"]
         self._aligned = self._absolute
-        self._finished[0] = -1
-        self._epoch = state_dict["epoch"] if get_worker_info() is not None else None
+        worker = get_worker_info()
+        for number in range(_WORKERS) if worker is None else [worker.id % _WORKERS]:
+            self._finished[number] = -1
+        self._epoch = state_dict["epoch"] if worker is not None else None
 
     # ---- items -----------------------------------------------------------------------------------
 
@@ -309,7 +314,7 @@ class Stream(IterableDataset[Any]):
         worker = get_worker_info()
         workers, mine = (worker.num_workers, worker.id) if worker is not None else (1, 0)
         base, finish = self._absolute, self._finish()
-        if worker is not None and self._finished[0] == base:
+        if worker is not None and self._finished[mine % _WORKERS] == base:
             raise Unsupported(
                 "workers have read this epoch to its end, and the loader has not told the stream: "
                 "it would give the same samples again. Use sealring.vault.Loader, which counts "
@@ -328,7 +333,7 @@ class Stream(IterableDataset[Any]):
                 yield batch
             first = numbers[-1] + workers
         if worker is not None:
-            self._finished[0] = base
+            self._finished[mine % _WORKERS] = base
         self._absolute, self._epoch = finish, None
 
     def together(self, position: int, workers: int) -> int:
