@@ -32,6 +32,8 @@ _LOG = logging.getLogger("sealring")
 
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.25
+_BEYOND_SECONDS: Final = 2 * _LONGEST_PAUSE_SECONDS
+"""How long after the deadline a rank that asks has found that it was not answered."""
 _TOGETHER_SECONDS: Final = 0.008
 """So long the lowest rank asks the store whether all have come, which is one request. All who have
 are read with one more, and answered with one. From then on it looks at each that is missing."""
@@ -66,30 +68,42 @@ def agreed_epoch(store: Store, members: Sequence[int], rank: int, deadline: floa
 
 
 def _ask(store: Store, calls: StoreCalls, rank: int, lowest: int, deadline: float) -> str:
+    began, ended = time.monotonic(), threading.Event()
+    try:
+        # All questions in one call: each of its own would take longer than its answer.
+        epoch = calls.make(lambda: _answered(store, rank, deadline, ended), _BEYOND_SECONDS)
+    except Exception as problem:
+        raise PeerUnreachable(f"the rendezvous store cannot be used: {problem}") from problem
+    finally:
+        ended.set()
+    if epoch is None:
+        raise PeerUnreachable(
+            f"rank {lowest} did not appear in the rendezvous store within "
+            f"{deadline - began:.3g} s: look at its log, and check that all workers use one "
+            "rendezvous",
+            peer=lowest,
+        )
+    return epoch
+
+
+def _answered(store: Store, rank: int, deadline: float, ended: threading.Event) -> str | None:
+    """None if the lowest rank does not answer in time."""
     token = secrets.token_hex(16)
     pause = _FIRST_PAUSE_SECONDS
-    began = next_write = time.monotonic()
-    while True:
-        try:
-            # Again and again: another writer there must not make us wait for ever.
-            if time.monotonic() >= next_write:
-                calls.make(lambda: store.set(_ask_key(rank), token))
-                next_write = time.monotonic() + _AGAIN_SECONDS
-            time.sleep(pause)
-            answer = calls.make(lambda: _read(store, f"sealring/epoch/answer/{rank}"))
-        except Exception as problem:
-            raise PeerUnreachable(f"the rendezvous store cannot be used: {problem}") from problem
-        epoch, _, answered = answer.partition(" ")
+    next_write = time.monotonic()
+    while not ended.is_set():
+        # Again and again: another writer there must not make us wait for ever.
+        if time.monotonic() >= next_write:
+            store.set(_ask_key(rank), token)
+            next_write = time.monotonic() + _AGAIN_SECONDS
+        ended.wait(pause)
+        epoch, _, answered = _read(store, f"sealring/epoch/answer/{rank}").partition(" ")
         if answered == token and is_instance(epoch):
             return epoch
         if time.monotonic() >= deadline:
-            raise PeerUnreachable(
-                f"rank {lowest} did not appear in the rendezvous store within "
-                f"{deadline - began:.3g} s: look at its log, and check that all workers use one "
-                "rendezvous",
-                peer=lowest,
-            )
+            break
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    return None
 
 
 def _answer(

@@ -32,8 +32,11 @@ class StoreCalls:
         self._given_up = False
         """A call was not answered in time, or is not waited for any more."""
 
-    def make(self, call: Callable[[], T]) -> T:
-        """What it returns or raises; TimeoutError if the store does not answer in time."""
+    def make(self, call: Callable[[], T], beyond: float = 0.0) -> T:
+        """What it returns or raises; TimeoutError if the store does not answer in time.
+
+        A call that looks at the deadline itself may take so many seconds `beyond` it.
+        """
         results: list[T] = []
         problems: list[BaseException] = []
 
@@ -57,7 +60,7 @@ class StoreCalls:
         except RuntimeError:  # no thread can be started: better without a bound than not at all
             run()
         with self._changed:
-            self._wait_for(lambda: results or problems)
+            self._wait_for(lambda: results or problems, beyond)
         if job is not None:
             job.join()  # its thread serves the next call
         if problems:
@@ -72,8 +75,8 @@ class StoreCalls:
             self._changed.wait_for(lambda: not self._busy, min(left, _LAST_SECONDS))
             self._give_up()
 
-    def _wait_for(self, condition: Callable[[], object]) -> None:
-        left = max(_LEAST_SECONDS, self._deadline - time.monotonic())
+    def _wait_for(self, condition: Callable[[], object], beyond: float = 0.0) -> None:
+        left = max(_LEAST_SECONDS, self._deadline + beyond - time.monotonic())
         self._changed.wait_for(lambda: condition() or self._given_up, left)
         if not condition():
             self._give_up()
