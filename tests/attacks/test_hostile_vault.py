@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -66,6 +67,16 @@ def test_json_nested_too_deeply(file: str, vault: Vault, key: Path) -> None:
     path.write_bytes(b"[" * 200_000)
     with pytest.raises(NotAVault):
         Vault.open(vault.path, keys.key_file(key)).find("object")
+
+
+def test_a_list_of_files_nested_too_deeply(vault: Vault, tmp_path: Path) -> None:
+    """By a holder of the key: a person may open an attacker's vault."""
+    seal(vault, "object")
+    stored = vault.find("object")
+    stored.copy.commit("files", "object", stored.manifest.parts, "[" * 200_000)
+    hostile = dataclasses.replace(stored, manifest=stored.copy.manifest())
+    with pytest.raises(NotAVault, match="nested too deeply"):
+        trees.open_object(hostile, tmp_path / "out", lambda _: None)
 
 
 def test_a_persons_grant_with_a_key_that_is_none(vault: Vault, tmp_path: Path) -> None:

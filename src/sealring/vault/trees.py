@@ -34,6 +34,7 @@ from sealring.vault.layout import complete_copies
 from sealring.vault.objects import Copy, Part
 from sealring.vault.opened import KeyChange, Tell, tell_later
 from sealring.vault.outputs import unfinished
+from sealring.vault.sealed import parse
 from sealring.vault.vault import Stored, Vault
 
 KIND: Final = "files"
@@ -121,7 +122,7 @@ def content_of(stored: Stored) -> Content:
         how = _OTHER_KINDS.get(stored.manifest.kind, "a later sealring may open it")
         raise Unsupported(f"{stored.whose} is a {stored.manifest.kind}, not files: {how}")
     try:
-        document: Any = json.loads(stored.manifest.content)
+        document: Any = parse(stored.manifest.content.encode())
         content: Content = strictly(Content, document, stored.whose, "manifest")
     except (ValueError, ConfigurationError) as problem:
         raise NotAVault(f"the manifest of {stored.whose} cannot be read: {problem}") from None
