@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -54,3 +55,31 @@ def test_all_missing_ranks_are_named_where_asked() -> None:
             give_up=lambda: closed.append(True),
         )
     assert closed
+
+
+class SilentStore(dist.HashStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = threading.Event()
+
+    def wait(self, *_: object) -> None:
+        if not self.ended.wait(60):
+            raise OSError("the test should have ended")
+
+
+def test_a_store_that_answers_no_more_is_not_waited_for() -> None:
+    """torch's client would wait for it without end, whatever its timeout."""
+    store = SilentStore()
+    try:
+        with pytest.raises(PeerSilent, match="Rank 1 failed to pass monitoredBarrier"):
+            monitored.pass_barrier(
+                monitored.Arrivals(store, 0, 2, "0.1"),
+                0,
+                0.5,
+                wait_all_ranks=False,
+                meet=lambda: pytest.fail("it met no rank"),
+                give_up=lambda: None,
+            )
+        assert not store.ended.is_set()
+    finally:
+        store.ended.set()

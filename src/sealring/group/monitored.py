@@ -2,18 +2,21 @@
 
 A rank that does not come cannot be asked over its link, so arrivals are written to the store, and
 rank 0 looks there for whom to name. The store is not believed: the ranks then meet in a sealed
-barrier, and only that lets them pass. A store that lies can at most make rank 0 name a wrong rank.
+barrier, and only that lets them pass. A store that lies, or answers no more, can at most make rank
+0 name a wrong rank.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
 from sealring.errors import GroupClosed, GroupError, PeerSilent
+from sealring.links.store_calls import StoreCalls
 
 ROOT = 0
 
@@ -32,31 +35,38 @@ class Arrivals:
         """Lets the store go: an error's traceback may keep the group for longer than its life."""
         self._store = None
 
-    def note_own(self) -> None:
+    def note_own(self, timeout_s: float) -> None:
         self._count += 1
-        self.store.set(self._key(self._rank), "here")
+        key, store = self._key(self._rank), self.store
+        calls = StoreCalls(time.monotonic() + timeout_s)
+        # A store that does not answer: rank 0 may name this rank, and the ranks do not meet.
+        with suppress(TimeoutError):
+            calls.make(lambda: store.set(key, "here"))
 
     def missing(self, timeout_s: float, *, wait_all_ranks: bool) -> list[int]:
         """The ranks that have not come in time: the first of them, or all."""
         deadline = time.monotonic() + timeout_s
+        calls = StoreCalls(deadline)
         missing = []
         for rank in range(self._world):
-            if rank == self._rank or self._came(rank, deadline - time.monotonic()):
+            if rank == self._rank or self._came(calls, rank, deadline):
                 continue
             missing.append(rank)
             if not wait_all_ranks:
                 break
         return missing
 
-    def _came(self, rank: int, remaining_s: float) -> bool:
-        # A store counts milliseconds, and takes none of them for "without end".
-        if remaining_s >= 0.001:
-            try:
-                self.store.wait([self._key(rank)], timedelta(seconds=remaining_s))
-            except RuntimeError:
-                return False
-            return True
-        return bool(self.store.check([self._key(rank)]))
+    def _came(self, calls: StoreCalls, rank: int, deadline: float) -> bool:
+        keys, store = [self._key(rank)], self.store
+        remaining_s = deadline - time.monotonic()
+        try:
+            # A store counts milliseconds, and takes none of them for "without end".
+            if remaining_s >= 0.001:
+                calls.make(lambda: store.wait(keys, timedelta(seconds=remaining_s)))
+                return True
+            return bool(calls.make(lambda: store.check(keys)))
+        except (RuntimeError, TimeoutError):
+            return False
 
     @property
     def store(self) -> Store:
@@ -82,7 +92,7 @@ def pass_barrier(
     if timeout_s <= 0:
         give_up()
         raise PeerSilent(f"Rank {rank} timed out in monitoredBarrier {in_time}")
-    arrivals.note_own()
+    arrivals.note_own(timeout_s)
     if rank != ROOT:
         try:
             meet()
