@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import ssl
 import threading
 import time
 from collections.abc import Callable
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from OpenSSL import SSL
 
@@ -103,3 +105,23 @@ def test_a_child_that_is_forked_while_groups_form_can_use_openssl() -> None:
         thread.join()
     assert ended == [True] * _FORKS
     assert made
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("sealring.identity.secret", "_own_lock"),
+        ("sealring.handshake.sessions", "_tables_lock"),
+        ("sealring.broker.enrolment", "_making"),
+        ("sealring.group.operators", "_registering"),
+    ],
+)
+def test_no_lock_on_the_way_to_a_group_is_held_in_a_child(module: str, name: str) -> None:
+    """A thread that holds it does not exist in the child, which would wait for it without end."""
+    place = importlib.import_module(module)
+
+    def take() -> None:
+        assert getattr(place, name).acquire(blocking=False)
+
+    with getattr(place, name):
+        assert ends_well(take)

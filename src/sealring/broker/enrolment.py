@@ -292,6 +292,15 @@ _enrolments: Final[dict[tuple[int, str, str, int, int], Enrolment]] = {}
 _making = threading.Lock()
 
 
+def _unlock_in_child() -> None:
+    """A thread of the parent may hold it, and does not exist in a forked child."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
 def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float) -> Enrolment:
     """This process's enrolment as that rank; the first call joins."""
     settings = read_settings(environ)

@@ -8,6 +8,7 @@ never needs the operators (entry.py) does not have these kernels.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -81,7 +82,16 @@ _IN_OPTIONS: Final = {
 """By the name of an operator's argument: the attribute of the options that it stands for."""
 
 _library: Any = None
-_registering: Final = threading.Lock()
+_registering = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """A thread of the parent may hold it, and does not exist in a forked child."""
+    global _registering
+    _registering = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def register() -> None:

@@ -13,6 +13,7 @@ is judged anew for each connection (channel.py).
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -201,6 +202,15 @@ def _now() -> datetime:
 
 _tables: Final[dict[tuple[str, int], SessionTable]] = {}
 _tables_lock = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """A thread of the parent may hold it, and does not exist in a forked child."""
+    global _tables_lock
+    _tables_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def process_sessions(job: str, rank: int) -> SessionTable:

@@ -109,7 +109,16 @@ _SHOWN_FOR: Final = timedelta(hours=1)
 one, which every peer verifies once."""
 _own_identities: Final[dict[tuple[int, bytes, str, int, int], _OwnIdentity]] = {}
 """By process, authority, job, rank and world."""
-_own_lock: Final = threading.Lock()
+_own_lock = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """A thread of the parent may hold it, and does not exist in a forked child."""
+    global _own_lock
+    _own_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
