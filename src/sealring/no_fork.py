@@ -5,6 +5,8 @@ whose first use of `cryptography` would wait for it without end. The native core
 calls in the same way (native/keys/secret_memory.hpp). pyOpenSSL releases the interpreter's lock in
 every call and needs it to return. The native core's handler holds that lock while it waits, so it
 cannot wait for pyOpenSSL; Python's handler, which runs before it, can.
+
+What a fork need not wait for is made anew in the child: locks of this package's own.
 """
 
 from __future__ import annotations
@@ -70,3 +72,26 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+
+
+class OwnLock:
+    """A lock of a module's, free in a forked child: the thread that held it does not exist there.
+
+    There is one for each module that has one, for as long as the process lives.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()

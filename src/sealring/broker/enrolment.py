@@ -55,6 +55,7 @@ from sealring.identity.credentials import Credentials, read_authorities
 from sealring.identity.kept_key import KeptKey
 from sealring.identity.names import WorkerName, check_job
 from sealring.identity.process import shut_out_debuggers
+from sealring.no_fork import OwnLock
 
 T = TypeVar("T")
 _LOG = logging.getLogger("sealring")
@@ -289,16 +290,7 @@ def _in_an_event_loop() -> bool:
 
 
 _enrolments: Final[dict[tuple[int, str, str, int, int], Enrolment]] = {}
-_making = threading.Lock()
-
-
-def _unlock_in_child() -> None:
-    """A thread of the parent may hold it, and does not exist in a forked child."""
-    global _making
-    _making = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
+_making: Final = OwnLock()
 
 
 def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float) -> Enrolment:

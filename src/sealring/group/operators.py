@@ -8,8 +8,6 @@ never needs the operators (entry.py) does not have these kernels.
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Final
@@ -37,6 +35,7 @@ from sealring.group.entry import current_call
 from sealring.group.memory import NoMemory
 from sealring.group.names import SINGLE
 from sealring.group.work import SealedWork
+from sealring.no_fork import OwnLock
 
 _KEY: Final = "BackendSelect"
 _BELOW: Final = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
@@ -82,16 +81,7 @@ _IN_OPTIONS: Final = {
 """By the name of an operator's argument: the attribute of the options that it stands for."""
 
 _library: Any = None
-_registering = threading.Lock()
-
-
-def _unlock_in_child() -> None:
-    """A thread of the parent may hold it, and does not exist in a forked child."""
-    global _registering
-    _registering = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
+_registering: Final = OwnLock()
 
 
 def register() -> None:

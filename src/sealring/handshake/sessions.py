@@ -13,7 +13,6 @@ is judged anew for each connection (channel.py).
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from sealring.errors import PeerUnreachable
 from sealring.handshake.secrets import Wiped
 from sealring.identity.verification import KnownCertificates, fingerprint_of
 from sealring.limits import KEY_BYTES
+from sealring.no_fork import OwnLock
 
 ID_BYTES: Final = 16
 EXPORTER_LABEL: Final = b"EXPORTER-sealring-2-session"
@@ -201,16 +201,7 @@ def _now() -> datetime:
 
 
 _tables: Final[dict[tuple[str, int], SessionTable]] = {}
-_tables_lock = threading.Lock()
-
-
-def _unlock_in_child() -> None:
-    """A thread of the parent may hold it, and does not exist in a forked child."""
-    global _tables_lock
-    _tables_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
+_tables_lock: Final = OwnLock()
 
 
 def process_sessions(job: str, rank: int) -> SessionTable:

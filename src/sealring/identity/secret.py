@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import string
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -34,6 +33,7 @@ from sealring.identity.names import WorkerName
 from sealring.identity.private_files import read_secret_file
 from sealring.identity.process import shut_out_debuggers
 from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES
+from sealring.no_fork import OwnLock
 
 _SALT: Final = b"sealring-1 job secret"
 _MAKE_ONE: Final = (
@@ -109,16 +109,7 @@ _SHOWN_FOR: Final = timedelta(hours=1)
 one, which every peer verifies once."""
 _own_identities: Final[dict[tuple[int, bytes, str, int, int], _OwnIdentity]] = {}
 """By process, authority, job, rank and world."""
-_own_lock = threading.Lock()
-
-
-def _unlock_in_child() -> None:
-    """A thread of the parent may hold it, and does not exist in a forked child."""
-    global _own_lock
-    _own_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
+_own_lock: Final = OwnLock()
 
 
 def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
