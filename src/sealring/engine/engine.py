@@ -57,7 +57,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         how many this rank may use for a large collective.
         """
         links = list(links)
-        self._lanes = GroupLanes(rank, world, links, threads, self._peers_of)
+        self._lanes = GroupLanes(rank, world, links, threads)
         self._rank = rank
         self._prelaunch_stream = 0
         self.shares_gpu: bool | None = None
@@ -194,7 +194,9 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     def with_lanes(self, collective: Collective) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on their lanes, once per program; then this one."""
-        self.link_sockets += yield from self._lanes.agree(self._native, self._names, collective)
+        self.link_sockets += yield from self._lanes.agree(
+            self._native, self._names, collective, self._peers_of
+        )
         yield collective
 
     def _peers_of(self, collective: Collective) -> set[int]:

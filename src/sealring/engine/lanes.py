@@ -78,14 +78,9 @@ class GroupLanes:
         world: int,
         links: Iterable[tuple[int, LinkEnds]],
         threads: int,
-        peers_of: Callable[[Collective], Iterable[int]],
     ) -> None:
-        """`threads` is how many this rank may use; `peers_of` has whom it exchanges records with.
-
-        Ranks are the group's.
-        """
+        """`threads` is how many this rank may use. Ranks are the group's."""
         self._rank, self._world = rank, world
-        self._peers_of = peers_of
         self._all_linked = world <= forming.MOST_LINKED_AT_ONCE
         self._ends: dict[int, FirstEnd] = {}
         """Of the first lane's links, also of those that have come late."""
@@ -132,13 +127,20 @@ class GroupLanes:
         return collective.operation, collective.algorithm, collective.root
 
     def agree(
-        self, native: _native.Engine, names: Names, collective: Collective
+        self,
+        native: _native.Engine,
+        names: Names,
+        collective: Collective,
+        peers_of: Callable[[Collective], set[int]],
     ) -> Generator[Collective, None, list[LinkSocket]]:
-        """The collectives by which ranks agree, once per program; returns the lanes' sockets."""
+        """The collectives by which ranks agree, once per program; returns the lanes' sockets.
+
+        `peers_of` has whom this rank exchanges records with.
+        """
         if not self.missing_for(collective):
             return []  # ranks agreed after this call was made, and before its turn
         uses = self._uses(collective)
-        peers = set(self._ends) if uses is None else set(self._peers_of(collective)) - {self._rank}
+        peers = set(self._ends) if uses is None else peers_of(collective) - {self._rank}
         new = sorted(peers - self._made.keys())
         count = yield from self._least(self._most_with(peers))
         if count == 1:
