@@ -39,8 +39,8 @@ LANED_BYTES: Final = 2 * _native.STRIPE_SEGMENTS * limits.RECORD_BYTES
 MOST_THREADS: Final = 8
 """Of a large collective, unless set otherwise: more move no more bytes, the memory is busy then."""
 _MOST_PIPES: Final = 64
-"""Further ones of a rank's in a group whose ranks are not all linked. Each takes memory and a
-descriptor. In a group whose ranks are, 8 ranks with 8 threads each have 49."""
+"""That a rank makes for one program, in a group whose ranks are not all linked. Each takes memory
+and a descriptor. In a group of 8 ranks with 8 threads each, all linked, a rank has 49."""
 _SHORT_BYTES: Final = 16
 """A multiple of every element's size."""
 
@@ -53,7 +53,7 @@ def threads_by_default(cores: int, local_ranks: int) -> int:
 def lanes_for(longest_slot_bytes: float, world: int, threads: int, peers_of_a_rank: int = 1) -> int:
     """The lanes that share a collective, where every rank may use so many threads.
 
-    A rank exchanges records with so many others.
+    `peers_of_a_rank` is the number of others with which a rank exchanges its records.
     """
     if longest_slot_bytes < LANED_BYTES or world > MAX_LANED_WORLD:
         return 1
@@ -61,14 +61,14 @@ def lanes_for(longest_slot_bytes: float, world: int, threads: int, peers_of_a_ra
 
 
 def _most_lanes(world: int, peers: int) -> int:
-    """That a rank can have with so many others: all are linked, or few of them."""
+    """The lanes that a rank can have in a program with so many peers."""
     if world <= forming.MOST_LINKED_AT_ONCE:
         return _native.MAX_LANES
     return 1 + _MOST_PIPES // max(1, peers)
 
 
 Uses = tuple[Operation, Algorithm, int]
-"""Which program, and so which pairs: the same on all ranks."""
+"""A program by its operation, algorithm and root, which are the same on all ranks."""
 
 
 class GroupLanes:
@@ -135,7 +135,7 @@ class GroupLanes:
     ) -> Generator[Collective, None, list[LinkSocket]]:
         """The collectives by which ranks agree, once per program; returns the lanes' sockets.
 
-        `peers_of` has whom this rank exchanges records with.
+        `peers_of` returns the ranks with which this one exchanges a collective's records.
         """
         if not self.missing_for(collective):
             return []  # ranks agreed after this call was made, and before its turn
@@ -153,7 +153,7 @@ class GroupLanes:
         taken: list[tuple[int, int]] = []
         why = yield from self._make(native, names.members, new, count, taken)
         if why:
-            _LOG.warning("sealring: large collectives use one thread: %s", why)
+            _LOG.warning("sealring: a large collective uses one thread: %s", why)
             native.drop_lanes(new)
             count, taken = 1, []
         else:
@@ -174,7 +174,7 @@ class GroupLanes:
         return LinkSocket(names.members[peer], host, transport, inode)
 
     def _least(self, own: int) -> Generator[Collective, None, int]:
-        """What every rank can have."""
+        """The lanes that every rank can have."""
         if self._all_linked:
             counts = Round(self._world, own.to_bytes(4, "little"))
             yield counts.collective()
